@@ -1,0 +1,40 @@
+"""The `agentrl` command. Heavy imports live inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from agentrl import __version__
+from agentrl.errors import AgentRLError
+
+app = typer.Typer(
+    name="agentrl",
+    help="Train any LLM agent: record it through an OpenAI-compatible proxy, learn from its rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"agentrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: errors that we raise on purpose become one line on stderr and exit status 2."""
+    try:
+        app()
+    except AgentRLError as error:
+        print(f"agentrl: {error}", file=sys.stderr)
+        sys.exit(2)

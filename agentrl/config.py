@@ -1,0 +1,239 @@
+"""A run's configuration: strict, frozen, one class per part. `load_config` reads YAML and `section.key=value`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from agentrl.errors import ConfigError, did_you_mean
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, values are not coerced across kinds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class SamplingConfig(Section):
+    """How training sessions sample. The defaults keep the recorded logprobs exact (no top-p, top-k, penalties)."""
+
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Softmax temperature; forced on training sessions so that an agent that asks for 0 still explores."""
+    max_tokens: Positive | None = None
+    """Upper bound on new tokens of one call; the agent may ask for fewer."""
+
+
+class EngineConfig(Section):
+    """SGLang servers that `agentrl train` starts."""
+
+    count: Positive = 1
+    """How many servers."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where torch sees a GPU."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Weights and activations of the engine; float32 on a CPU."""
+    max_total_tokens: Positive = 16384
+    """Key/value cache size, in tokens."""
+    max_running_requests: Positive = 64
+    """Requests decoded together; more wait in the engine's queue."""
+    start_timeout_s: Seconds = 300.0
+    """Give up on a server that is not healthy after this long."""
+    urls: list[str] = Field(default_factory=list)
+    """Servers that already run; when given, none is started."""
+    extra_args: list[str] = Field(default_factory=list)
+    """Passed to `sglang.launch_server` as they are."""
+
+
+class ProxyConfig(Section):
+    """The recording proxy."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Off loopback an admin key must be set."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port to listen on; 0 picks a free one."""
+    request_timeout_s: Seconds = 600.0
+    """Deadline of one model call, waiting for an engine included."""
+    max_body_bytes: Positive = 32 * 1024 * 1024
+    """Larger requests are refused with 413."""
+    session_timeout_s: Seconds = 900.0
+    """An open session without a call for this long is abandoned."""
+    reward_timeout_s: Annotated[float, Field(ge=0)] = 0.0
+    """How long an ended session without any reward waits for one before it is rejected."""
+    end_grace_s: Seconds = 30.0
+    """How long an ended session waits for its running calls before its trajectories are built."""
+
+
+class RolloutConfig(Section):
+    """How agents run."""
+
+    group_size: Positive = 8
+    """Sessions per task."""
+    min_group_size: Positive = 2
+    """A group with failed sessions is trained if this many remain."""
+    max_concurrent_groups: Positive = 16
+    """Groups that may run at once, over all workers."""
+    timeout_s: Seconds = 300.0
+    """One episode; a slower one fails."""
+    turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """γ in R_i = r_i + γ·R_{i+1} over the calls of a session."""
+    sampling: SamplingConfig = SamplingConfig()
+
+
+class TrainerConfig(Section):
+    """The policy update."""
+
+    groups_per_step: Positive = 8
+    """Groups in one batch."""
+    max_staleness: NonNegative = 1
+    """No token older than this many weight versions is trained (AReaL: max_head_offpolicyness)."""
+    lr: Annotated[float, Field(gt=0)] = 5e-5
+    """AdamW learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW moment decays."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW weight decay."""
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    """Global gradient norm is clipped to this."""
+    train_layers: Positive | None = None
+    """Train only the top N decoder blocks (and the final norm); null trains everything."""
+    minibatches: Positive = 1
+    """Optimizer updates per step; the batch is split by whole groups."""
+    tokens_per_microbatch: Positive = 4096
+    """Packing budget: tokens of one forward pass."""
+    eps_clip: Annotated[float, Field(gt=0)] = 0.2
+    """PPO clip below 1 (ε)."""
+    eps_clip_higher: Annotated[float, Field(gt=0)] | None = None
+    """PPO clip above 1; null means eps_clip."""
+    behavior_weight_cap: Annotated[float, Field(gt=0)] = 5.0
+    """Truncation of the importance weight π_prox/π_behaviour of the decoupled objective."""
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """Group-relative estimator."""
+    ranks: Positive = 1
+    """Processes (torchrun); 1 runs the same FSDP2 code in one."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where torch sees a GPU."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type; master weights stay float32."""
+    threads: NonNegative = 0
+    """CPU threads per rank; 0 leaves torch's choice."""
+    checkpoint_every: Positive = 1
+    """Steps between durable checkpoints; a step becomes trained in the store with its checkpoint."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 2
+    """Newest checkpoints kept on disk."""
+
+
+class EvalConfig(Section):
+    """Held-out evaluation before and after training."""
+
+    tasks: str | None = None
+    """JSONL file or `module:function` that yields held-out tasks; null evaluates nothing."""
+    size: Positive = 64
+    """The first N tasks are used."""
+    unseen_tasks: str | None = None
+    """A second task set, with phrasings that training never shows."""
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Sampling temperature of the main evaluation; a greedy one is always added."""
+    max_concurrent: Positive = 32
+    """Episodes at once."""
+
+
+class RunConfig(Section):
+    """A whole run: what `agentrl train` starts."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """The run's name and folder under `runs_dir`."""
+    model: str
+    """`smollm2`, `tiny` (made from what the installed packages ship), or a local Hugging Face folder."""
+    agent: str
+    """`module:Class` with `async def run(self, data, **extra)`."""
+    agent_args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the agent class."""
+    tasks: str
+    """JSONL file or `module:function` that yields the training tasks."""
+    steps: Positive = 10
+    """Optimizer steps of the whole run."""
+    seed: int = 0
+    """Seeds task order, sampling and initialisation."""
+    runs_dir: Path = Path("runs")
+    """Where run folders live."""
+    database_url: str | None = None
+    """SQLAlchemy URL; null takes AGENTRL_DATABASE_URL, else SQLite in the run's folder."""
+    engine: EngineConfig = EngineConfig()
+    proxy: ProxyConfig = ProxyConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    evaluation: EvalConfig = EvalConfig()
+
+    @property
+    def run_dir(self) -> Path:
+        """`runs_dir/name`."""
+        return self.runs_dir / self.name
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read YAML from `path`, apply `section.key=value` overrides (values are YAML), validate.
+
+    Raises ConfigError, one line, naming the field and the nearest valid key.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read config {path}: {error.strerror}") from error
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys, got {type(data).__name__}")
+    for item in overrides or []:
+        apply_override(data, item)
+    return parse_config(data)
+
+
+def apply_override(data: dict[str, Any], item: str) -> None:
+    """Set `a.b=value` in nested mappings. Raises ConfigError when `item` has no `=` or walks into a value."""
+    key, sep, raw = item.partition("=")
+    if not sep or not key:
+        raise ConfigError(f"override {item!r} must look like section.key=value")
+    *parents, leaf = key.split(".")
+    node = data
+    for part in parents:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {item!r}: {part!r} is a value, not a section")
+        node = child
+    try:
+        node[leaf] = yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {item!r}: {raw!r} is not a YAML value") from error
+
+
+def parse_config(data: dict[str, Any]) -> RunConfig:
+    """Validate a mapping. Raises ConfigError naming the first bad field."""
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(
+                f"unknown config key {where!r}{did_you_mean(str(first['loc'][-1]), _keys_at(first['loc'][:-1]))}"
+            ) from None
+        raise ConfigError(f"config key {where!r}: {first['msg']}") from None
+
+
+def _keys_at(path: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] = RunConfig
+    for part in path:
+        field: FieldInfo = section.model_fields[str(part)]
+        assert isinstance(field.annotation, type)
+        section = field.annotation
+    return list(section.model_fields)

@@ -1,0 +1,74 @@
+"""Every error that agentrl raises on purpose.
+
+AgentRLError
+├── UserError (ValueError)        bad input; the message is one line and names the field
+│   ├── ConfigError               a config file, an override, a flag
+│   └── ModelFolderError          a model folder that is missing or incomplete
+├── RequestError                  an HTTP answer with a status and a code, in the caller's dialect
+├── StoreError                    the database refused, is damaged, or is too old
+│   └── FencedError               an older trainer epoch met a newer one
+└── EngineError                   an inference engine failed a call
+    ├── EngineUnavailable         nobody answers, or no engine is in the pool
+    └── EngineRejected            the engine refused the request (its own 4xx)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AgentRLError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class UserError(AgentRLError, ValueError):
+    """Bad input. The message is one line, names the field, and is shown without a traceback."""
+
+
+class ConfigError(UserError):
+    """A config file, an override or a flag is wrong."""
+
+
+class ModelFolderError(UserError):
+    """A model folder is missing or incomplete."""
+
+
+class RequestError(AgentRLError):
+    """An HTTP answer: `status`, a machine-readable `code`, the `param` at fault, seconds to `retry_after_s`."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class StoreError(AgentRLError):
+    """The database refused, is damaged, or has an older schema."""
+
+
+class FencedError(StoreError):
+    """This trainer's epoch is over: a newer trainer has started."""
+
+
+class EngineError(AgentRLError):
+    """An inference engine failed a call."""
+
+
+class EngineUnavailable(EngineError):
+    """Nobody answers at the engine's address, or no engine is in the pool."""
+
+
+class EngineRejected(EngineError):
+    """The engine refused the request with a 4xx of its own."""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest choice, else the list of choices."""
+    options = sorted(choices)
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(options)}"

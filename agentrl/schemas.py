@@ -1,0 +1,147 @@
+"""Domain types that cross module borders. Arrays are numpy, one entry per token unless a field says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+Json = dict[str, Any]
+
+PROMPT_VERSION = -1
+"""The weight version of a token that no policy sampled."""
+
+
+class SessionStatus(StrEnum):
+    """Life of a session: open → closing → completed | failed | abandoned."""
+
+    OPEN = "open"
+    CLOSING = "closing"  # ended by its agent; calls that still run may commit
+    COMPLETED = "completed"
+    FAILED = "failed"  # the agent raised or timed out
+    ABANDONED = "abandoned"  # nobody ended it
+
+
+class InteractionStatus(StrEnum):
+    """Life of a model call: running → complete | aborted | lost | failed."""
+
+    RUNNING = "running"  # the intent row
+    COMPLETE = "complete"
+    ABORTED = "aborted"  # stopped before its end: the tokens so far are kept
+    LOST = "lost"  # its proxy died before the commit; never trained
+    FAILED = "failed"  # the engine or the recorder refused
+
+
+class TrajectoryState(StrEnum):
+    """Every trajectory is in exactly one."""
+
+    READY = "ready"
+    LEASED = "leased"
+    TRAINED = "trained"
+    STALE = "stale"
+    REJECTED = "rejected"
+
+
+class VersionState(StrEnum):
+    """Life of a weight version: pending → published; rolled back when its step did not survive."""
+
+    PENDING = "pending"
+    PUBLISHED = "published"
+    ROLLED_BACK = "rolled_back"
+
+
+class StepState(StrEnum):
+    """Life of an optimizer step: started → trained → published; or rolled back."""
+
+    STARTED = "started"
+    TRAINED = "trained"
+    PUBLISHED = "published"
+    ROLLED_BACK = "rolled_back"
+
+
+class ForkReason(StrEnum):
+    """Why a call could not extend an earlier call's tokens."""
+
+    HISTORY_EDITED = "history_edited"  # the conversation is no extension of any recorded one
+    TEMPLATE_REWROTE = "template_rewrote"  # the chat template changes earlier turns when new ones follow
+    TRUNCATED = "truncated"  # the earlier output has no end-of-turn token
+    TOOLS_CHANGED = "tools_changed"  # same messages, other tools or template options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionSpan:
+    """Output tokens `[start, end)` of one interaction were sampled by weight `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryTokens:
+    """One root-to-leaf path of a session, ready for the loss. All arrays share one length T.
+
+    `loss_mask` is true for tokens that this trajectory trains: sampled by the policy, owned by this path (an output
+    shared by several paths belongs to exactly one), of an unmodified distribution, and young enough.
+    """
+
+    trajectory_id: str
+    session_id: str
+    group_id: str
+    input_ids: Int32  # (T,)
+    loss_mask: Bool  # (T,)
+    logprobs: Float32  # (T,) behaviour logprob, 0 where not sampled
+    versions: Int32  # (T,) weight version, PROMPT_VERSION where not sampled
+    turn_ids: Int32  # (T,) index of the interaction in the path, -1 where not sampled
+    temperatures: Float32  # (T,) sampling temperature, 1 where not sampled
+    turn_returns: Float32  # (n_turns,) discounted return of each interaction of the path
+    session_return: float  # the return of the session's first main call: what group baselines use
+
+    def __post_init__(self) -> None:
+        lengths = {
+            len(a)
+            for a in (self.input_ids, self.loss_mask, self.logprobs, self.versions, self.turn_ids, self.temperatures)
+        }
+        if len(lengths) != 1:
+            raise ValueError(f"arrays of a trajectory must share one length, got {sorted(lengths)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedTrajectory:
+    """What a step did with a trajectory. Staleness in versions, over the tokens trained."""
+
+    trajectory_id: str
+    advantage: float  # mean over its trained tokens
+    staleness_max: int
+    staleness_mean: float
+    tokens_trained: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What a lease returned: whole groups, oldest first. `version` is the policy's version before the step."""
+
+    step_id: str
+    step: int
+    version: int
+    trajectories: list[TrajectoryTokens]
+    wasted_tokens: int = 0  # sampled, but too old to train
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumePlan:
+    """What a starting trainer does: load the checkpoint of `step` (0: base model), then go on at `step + 1`.
+
+    `republish` names a version that is trained and durable but that the engines may not serve yet.
+    """
+
+    step: int
+    version: int
+    republish: int | None
+    rolled_back_steps: list[int] = field(default_factory=list)
