@@ -138,10 +138,13 @@ class Batch:
 class ResumePlan:
     """What a starting trainer does: load the checkpoint of `step` (0: base model), then go on at `step + 1`.
 
-    `republish` names a version that is trained and durable but that the engines may not serve yet.
+    `republish` names a version that is trained and durable but that the engines may not serve yet. `roll_forward`
+    says that the checkpoint's own step was never completed in the store: the trainer completes it, from what the
+    checkpoint names, before anything else.
     """
 
     step: int
     version: int
     republish: int | None
+    roll_forward: bool = False
     rolled_back_steps: list[int] = field(default_factory=list)

@@ -1,0 +1,16 @@
+"""The store: plain functions over a SQLAlchemy connection, grouped by what they touch.
+
+database        transactions, migrations, the group-commit writer
+runs            runs, tasks, weight versions
+sessions        admission, groups, sessions and how they end
+interactions    one model call: intent, commit, failure, and a session's token tree
+rewards         append-only rewards
+trajectories    paths of a session: built at its end, loaded for the loss
+steps           trainer epochs, leases, completion, publishing, resume
+events          the timeline
+codec           arrays, JSON, ids and hashes
+"""
+
+from agentrl.store.database import Database
+
+__all__ = ["Database"]

@@ -1,0 +1,36 @@
+"""How old a token is, and whether another group may start: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def ancestors(version: int, parents: Mapping[int, int | None]) -> list[int]:
+    """`version`, its parent, … down to the base weights."""
+    chain = [version]
+    while (parent := parents.get(chain[-1])) is not None:
+        chain.append(parent)
+    return chain
+
+
+def ages(version: int, parents: Mapping[int, int | None]) -> dict[int, int]:
+    """Age of every known version as seen by a step that starts from `version`: updates since they parted.
+
+    A version on the surviving lineage is as old as the number of updates that followed it. A version of a rolled-back
+    branch is as old as the newest ancestor that it shares with the surviving lineage.
+    """
+    lineage = {v: age for age, v in enumerate(ancestors(version, parents))}
+    result: dict[int, int] = {}
+    for candidate in parents:
+        shared = next((v for v in ancestors(candidate, parents) if v in lineage), None)
+        if shared is not None:
+            result[candidate] = lineage[shared]
+    return result
+
+
+def capacity(*, max_staleness: int, published_step: int, groups_per_step: int, target_steps: int) -> int:
+    """Groups that may have been admitted (and not returned) so far.
+
+    (η + published_step + 1)·B, AReaL's admission bound (arXiv 2505.24298, eq. 3), never more than the run trains.
+    """
+    return min(max_staleness + published_step + 1, target_steps) * groups_per_step

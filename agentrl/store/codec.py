@@ -1,0 +1,82 @@
+"""Bulk numbers and JSON as bytes: packed little-endian arrays, compressed with zstd."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import orjson
+import zstandard
+
+from agentrl.schemas import Float32, Int32
+
+_local = threading.local()  # zstd contexts must not be shared between threads
+
+
+def _compress(raw: bytes) -> bytes:
+    if not hasattr(_local, "compressor"):
+        _local.compressor = zstandard.ZstdCompressor(level=1)
+    return bytes(_local.compressor.compress(raw))
+
+
+def _decompress(blob: bytes) -> bytes:
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor()
+    return bytes(_local.decompressor.decompress(blob))
+
+
+def pack_ids(ids: list[int] | Int32) -> bytes:
+    """Token ids as zstd of little-endian int32."""
+    return _compress(np.asarray(ids, dtype="<i4").tobytes())
+
+
+def unpack_ids(blob: bytes) -> Int32:
+    """Inverse of `pack_ids`."""
+    return np.frombuffer(_decompress(blob), dtype="<i4").astype(np.int32, copy=False)
+
+
+def pack_logprobs(logprobs: list[float] | Float32) -> bytes:
+    """Logprobs as zstd of little-endian float32."""
+    return _compress(np.asarray(logprobs, dtype="<f4").tobytes())
+
+
+def unpack_logprobs(blob: bytes) -> Float32:
+    """Inverse of `pack_logprobs`."""
+    return np.frombuffer(_decompress(blob), dtype="<f4").astype(np.float32, copy=False)
+
+
+def pack_json(value: Any) -> bytes:
+    """Any JSON value as zstd of its UTF-8 text."""
+    return _compress(orjson.dumps(value))
+
+
+def unpack_json(blob: bytes) -> Any:
+    """Inverse of `pack_json`."""
+    return orjson.loads(_decompress(blob))
+
+
+def content_hash(body: bytes) -> str:
+    """Address of a body in `contents`."""
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+def hash_key(key: str) -> str:
+    """What the store keeps of a key. Keys are random 192-bit tokens, so a fast hash is enough."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+_last_id = 0
+_id_lock = threading.Lock()
+
+
+def new_id() -> str:
+    """32 hex digits: 48 bits of milliseconds, 16 of a counter within this process, 64 random. Sorts by creation."""
+    global _last_id
+    with _id_lock:
+        stamp = max(int(time.time() * 1000) << 16, _last_id + 1)
+        _last_id = stamp
+    return f"{stamp:016x}{os.urandom(8).hex()}"

@@ -1,0 +1,225 @@
+"""One model call: the intent row before it is sampled, the commit before it is delivered, the tree that they form."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from agentrl.errors import RequestError, StoreError
+from agentrl.schemas import InteractionStatus, Json, VersionSpan
+from agentrl.store import codec
+from agentrl.tables import contents, interaction_data, interactions, sessions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Intent:
+    """What is known about a call before it is sampled."""
+
+    id: str
+    run_id: str
+    session_id: str
+    parent_id: str | None
+    dialect: str
+    role: str
+    digest: str
+    replica: str
+    params: Json
+    temperature: float
+    tools: list[Json] | None
+    fork_reason: str | None
+    bridged: bool
+    distribution_modified: bool
+    trainable: bool
+    prompt_tokens: int
+    created_at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a call sampled. `output_ids` and `logprobs` have one length; `spans` cover it without gaps."""
+
+    status: InteractionStatus
+    conversation_key: bytes
+    new_messages: list[Json]
+    answer: Json
+    prompt_delta_ids: list[int]
+    output_ids: list[int]
+    logprobs: list[float]
+    spans: list[VersionSpan]
+    finish_reason: str
+    engine_url: str
+    cached_tokens: int | None
+    first_token_at: float | None
+
+    def __post_init__(self) -> None:
+        if len(self.output_ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.output_ids)} output ids but {len(self.logprobs)} logprobs")
+        covered = 0
+        for span in self.spans:
+            if span.start != covered or span.end <= span.start:
+                raise ValueError(f"version spans do not cover the output: {self.spans}")
+            covered = span.end
+        if covered != len(self.output_ids):
+            raise ValueError(f"version spans cover {covered} of {len(self.output_ids)} output tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A delivered call in a session's token tree."""
+
+    id: str
+    conversation_key: bytes
+    token_ids: list[int]  # prompt + output
+
+
+def begin(conn: Connection, intent: Intent) -> None:
+    """Write the intent row. Raises RequestError 409 when the session no longer takes calls."""
+    now = intent.created_at
+    touched = conn.execute(
+        update(sessions).where(sessions.c.id == intent.session_id, sessions.c.status == "open").values(last_seen_at=now)
+    )
+    if touched.rowcount != 1:
+        raise RequestError(409, f"session {intent.session_id} is sealed: it has ended", code="session_sealed")
+    conn.execute(
+        insert(interactions).values(
+            id=intent.id, run_id=intent.run_id, session_id=intent.session_id, parent_id=intent.parent_id,
+            dialect=intent.dialect, status=InteractionStatus.RUNNING, role=intent.role, digest=intent.digest,
+            replica=intent.replica, params=intent.params, temperature=intent.temperature,
+            tools_hash=_put_content(conn, intent.tools) if intent.tools else None, fork_reason=intent.fork_reason,
+            bridged=intent.bridged, distribution_modified=intent.distribution_modified, trainable=intent.trainable,
+            prompt_tokens=intent.prompt_tokens, created_at=now,
+        )
+    )  # fmt: skip
+
+
+def finish(conn: Connection, interaction_id: str, session_id: str, outcome: Outcome) -> int:
+    """Commit what was sampled; returns the session's new sequence number. After this the answer may be delivered.
+
+    Raises RequestError 409 when the session was sealed meanwhile, StoreError when the intent row is not running.
+    """
+    now = time.time()
+    seq = conn.execute(
+        update(sessions)
+        .where(sessions.c.id == session_id, sessions.c.built.is_(False))
+        .values(seq=sessions.c.seq + 1, last_seen_at=now)
+        .returning(sessions.c.seq)
+    ).scalar_one_or_none()
+    if seq is None:
+        raise RequestError(409, f"session {session_id} is sealed: it ended while this call ran", code="session_sealed")
+    versions = [span.version for span in outcome.spans]
+    changed = conn.execute(
+        update(interactions)
+        .where(interactions.c.id == interaction_id, interactions.c.status == InteractionStatus.RUNNING)
+        .values(
+            status=outcome.status, seq=seq, conversation_key=outcome.conversation_key.hex(),
+            output_tokens=len(outcome.output_ids), cached_tokens=outcome.cached_tokens,
+            min_version=min(versions, default=None), max_version=max(versions, default=None),
+            finish_reason=outcome.finish_reason, engine_url=outcome.engine_url,
+            first_token_at=outcome.first_token_at, finished_at=now,
+        )
+    )  # fmt: skip
+    if changed.rowcount != 1:
+        raise StoreError(f"interaction {interaction_id} is not running: another proxy has declared it lost")
+    conn.execute(
+        insert(interaction_data).values(
+            interaction_id=interaction_id,
+            new_messages=codec.pack_json(outcome.new_messages),
+            answer=codec.pack_json(outcome.answer),
+            prompt_delta_ids=codec.pack_ids(outcome.prompt_delta_ids),
+            output_ids=codec.pack_ids(outcome.output_ids),
+            logprobs=codec.pack_logprobs(outcome.logprobs),
+            spans=[[s.version, s.start, s.end] for s in outcome.spans],
+        )
+    )
+    return int(seq)
+
+
+def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error: str) -> None:
+    """Close an intent row that has no answer."""
+    conn.execute(
+        update(interactions)
+        .where(interactions.c.id == interaction_id, interactions.c.status == InteractionStatus.RUNNING)
+        .values(status=status, error=error, finished_at=time.time())
+    )
+
+
+def declare_lost(conn: Connection, replica: str) -> int:
+    """Calls that a dead proxy left running become `lost`; returns how many. A starting replica calls it for itself."""
+    result = conn.execute(
+        update(interactions)
+        .where(interactions.c.replica == replica, interactions.c.status == InteractionStatus.RUNNING)
+        .values(status=InteractionStatus.LOST, error="the proxy stopped before the answer was recorded",
+                finished_at=time.time())
+    )  # fmt: skip
+    return result.rowcount
+
+
+def load_tree(conn: Connection, session_id: str) -> tuple[int, list[Node]]:
+    """The session's sequence number and its delivered calls, oldest first, each with its full token sequence."""
+    seq = conn.execute(select(sessions.c.seq).where(sessions.c.id == session_id)).scalar_one()
+    rows = conn.execute(
+        select(
+            interactions.c.id, interactions.c.parent_id, interactions.c.conversation_key,
+            interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids,
+        )
+        .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
+        .where(interactions.c.session_id == session_id, interactions.c.status == InteractionStatus.COMPLETE)
+        .order_by(interactions.c.seq)
+    )  # fmt: skip
+    nodes: dict[str, Node] = {}
+    for row in rows:
+        before = nodes[row.parent_id].token_ids if row.parent_id else []
+        delta, output = codec.unpack_ids(row.prompt_delta_ids), codec.unpack_ids(row.output_ids)
+        nodes[row.id] = Node(row.id, bytes.fromhex(row.conversation_key), [*before, *delta.tolist(), *output.tolist()])
+    return int(seq), list(nodes.values())
+
+
+def of_session(conn: Connection, session_id: str) -> list[Row[Any]]:
+    """Every call of a session, in the order they were made."""
+    return list(
+        conn.execute(
+            select(interactions).where(interactions.c.session_id == session_id).order_by(interactions.c.created_at)
+        )
+    )
+
+
+def trace(conn: Connection, session_id: str) -> list[Json]:
+    """The calls of a session with messages, ids, logprobs and version spans, for people and exports."""
+    rows = conn.execute(
+        select(interactions, interaction_data)
+        .outerjoin(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
+        .where(interactions.c.session_id == session_id)
+        .order_by(interactions.c.created_at)
+    )
+    result: list[Json] = []
+    for row in rows:
+        item: Json = {
+            "id": row.id, "parent_id": row.parent_id, "status": row.status, "role": row.role,
+            "fork_reason": row.fork_reason, "bridged": row.bridged, "finish_reason": row.finish_reason,
+            "prompt_tokens": row.prompt_tokens, "output_tokens": row.output_tokens, "params": row.params,
+            "error": row.error, "created_at": row.created_at, "finished_at": row.finished_at,
+        }  # fmt: skip
+        if row.output_ids is not None:
+            item |= {
+                "new_messages": codec.unpack_json(row.new_messages),
+                "answer": codec.unpack_json(row.answer),
+                "prompt_delta_ids": codec.unpack_ids(row.prompt_delta_ids).tolist(),
+                "output_ids": codec.unpack_ids(row.output_ids).tolist(),
+                "logprobs": codec.unpack_logprobs(row.logprobs).astype(np.float64).tolist(),
+                "version_spans": row.spans,
+            }
+        result.append(item)
+    return result
+
+
+def _put_content(conn: Connection, value: Any) -> str:
+    body = codec.pack_json(value)
+    key = codec.content_hash(body)
+    upsert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    conn.execute(upsert(contents).values(hash=key, body=body).on_conflict_do_nothing())
+    return key

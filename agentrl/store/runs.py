@@ -1,0 +1,140 @@
+"""Runs, their tasks and their weight versions."""
+
+from __future__ import annotations
+
+import random
+import time
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from agentrl.errors import UserError, did_you_mean
+from agentrl.schemas import Json, VersionState
+from agentrl.store.codec import hash_key, new_id
+from agentrl.tables import groups, runs, tasks, trajectories, weight_versions
+
+
+def create(
+    conn: Connection,
+    *,
+    name: str,
+    config: Json,
+    task_data: list[Json],
+    base_model: str,
+    key: str,
+    seed: int,
+    steps: int,
+) -> str:
+    """Insert a run with its tasks and base weights (version 0); returns its id. Raises UserError on a taken name."""
+    if conn.execute(select(runs.c.id).where(runs.c.name == name)).first():
+        raise UserError(f"a run named {name!r} already exists in this database")
+    if not task_data:
+        raise UserError("tasks: the task source is empty")
+    run_id, now = new_id(), time.time()
+    conn.execute(
+        insert(runs).values(
+            id=run_id, name=name, config=config, base_model=base_model, status="running", key_hash=hash_key(key),
+            seed=seed, target_steps=steps, created_at=now,
+        )
+    )  # fmt: skip
+    conn.execute(
+        insert(tasks),
+        [{"id": new_id(), "run_id": run_id, "position": i, "data": data} for i, data in enumerate(task_data)],
+    )
+    conn.execute(
+        insert(weight_versions).values(
+            run_id=run_id, version=0, parent_version=None, step=0, path=None, state=VersionState.PUBLISHED,
+            created_at=now, published_at=now,
+        )
+    )  # fmt: skip
+    return run_id
+
+
+def reopen(conn: Connection, run_id: str, *, key: str, config: Json, steps: int) -> None:
+    """Resume a run under a new run key; a finished one goes on when `steps` grew."""
+    row = get(conn, run_id)
+    done = row.status == "finished" and steps <= row.target_steps
+    conn.execute(
+        update(runs)
+        .where(runs.c.id == run_id)
+        .values(
+            key_hash=hash_key(key), config=config, target_steps=steps, status="finished" if done else "running",
+            finished_at=row.finished_at if done else None, error=None,
+        )
+    )  # fmt: skip
+
+
+def by_name(conn: Connection, name: str) -> Row[Any]:
+    """The run called `name`. Raises UserError naming the nearest one."""
+    row = conn.execute(select(runs).where(runs.c.name == name)).first()
+    if row is None:
+        names = list(conn.execute(select(runs.c.name)).scalars())
+        hint = did_you_mean(name, names) if names else "; the database holds no run"
+        raise UserError(f"no run named {name!r}{hint}")
+    return row
+
+
+def find(conn: Connection, name: str) -> Row[Any] | None:
+    """The run called `name`, or None."""
+    return conn.execute(select(runs).where(runs.c.name == name)).first()
+
+
+def get(conn: Connection, run_id: str) -> Row[Any]:
+    """The run with this id; it must exist."""
+    return conn.execute(select(runs).where(runs.c.id == run_id)).one()
+
+
+def all_runs(conn: Connection) -> list[Row[Any]]:
+    """Every run, newest first."""
+    return list(conn.execute(select(runs).order_by(runs.c.id.desc())))
+
+
+def set_status(conn: Connection, run_id: str, status: str, error: str | None = None) -> None:
+    """Move a run to `status`."""
+    finished_at = time.time() if status in ("finished", "failed") else None
+    conn.execute(update(runs).where(runs.c.id == run_id).values(status=status, error=error, finished_at=finished_at))
+
+
+def task_at(conn: Connection, run_id: str, cursor: int, seed: int) -> Row[Any]:
+    """The task at a position of the data cursor: every pass visits each task once, in a seeded order of its own."""
+    count = conn.execute(select(func.count()).select_from(tasks).where(tasks.c.run_id == run_id)).scalar_one()
+    epoch, offset = divmod(cursor, count)
+    position = _order(seed, epoch, count)[offset]
+    return conn.execute(select(tasks).where(tasks.c.run_id == run_id, tasks.c.position == position)).one()
+
+
+@lru_cache(maxsize=8)
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    order = list(range(count))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def version(conn: Connection, run_id: str, number: int) -> Row[Any] | None:
+    """One weight version."""
+    return conn.execute(
+        select(weight_versions).where(weight_versions.c.run_id == run_id, weight_versions.c.version == number)
+    ).first()
+
+
+def version_parents(conn: Connection, run_id: str) -> dict[int, int | None]:
+    """Version → parent, for `staleness.ages`."""
+    rows = conn.execute(
+        select(weight_versions.c.version, weight_versions.c.parent_version).where(weight_versions.c.run_id == run_id)
+    )
+    return {row.version: row.parent_version for row in rows}
+
+
+def state_counts(conn: Connection, run_id: str) -> Json:
+    """How many groups and trajectories are in each state (evaluation groups apart)."""
+    by_group = conn.execute(
+        select(groups.c.state, func.count()).where(groups.c.run_id == run_id).group_by(groups.c.state)
+    )
+    by_trajectory = conn.execute(
+        select(trajectories.c.state, func.count()).where(trajectories.c.run_id == run_id).group_by(trajectories.c.state)
+    )
+    return {
+        "groups": {row[0]: row[1] for row in by_group},
+        "trajectories": {row[0]: row[1] for row in by_trajectory},
+    }

@@ -1,0 +1,171 @@
+"""Trajectories: the root-to-leaf paths of an ended session, and their tokens as the loss needs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, insert, select
+
+from agentrl import credit
+from agentrl.schemas import PROMPT_VERSION, InteractionStatus, TrajectoryState, TrajectoryTokens
+from agentrl.store import codec, rewards
+from agentrl.store.codec import new_id
+from agentrl.tables import interaction_data, interactions, trajectories, trajectory_interactions
+
+
+def paths(parents: Mapping[str, str | None]) -> list[list[str]]:
+    """Root-to-leaf paths of a forest given as node → parent in order of creation; oldest leaf first."""
+    inner = set(parents.values())
+    result: list[list[str]] = []
+    for leaf in parents:
+        if leaf in inner:
+            continue
+        path: list[str] = []
+        node: str | None = leaf
+        while node is not None:
+            path.append(node)
+            node = parents[node]
+        result.append(path[::-1])
+    return result
+
+
+def build(conn: Connection, session: Row[Any], *, rewarded: bool) -> None:
+    """Insert the trajectories of a session. An output that several paths share is owned by the first of them.
+
+    A path is rejected at once when the session has no reward, or when it owns no token that can be trained.
+    """
+    calls = {
+        row.id: row
+        for row in conn.execute(
+            select(interactions)
+            .where(interactions.c.session_id == session.id, interactions.c.status == InteractionStatus.COMPLETE)
+            .order_by(interactions.c.seq)
+        )
+    }
+    owned_already: set[str] = set()
+    for path in paths({row.id: row.parent_id for row in calls.values()}):
+        owned = [calls[i] for i in path if i not in owned_already]
+        owned_already.update(path)
+        trained = [row for row in owned if row.trainable and row.output_tokens]
+        reason = None if rewarded else "no_reward"
+        if reason is None and not trained:
+            reason = "no_trainable_tokens"
+        trajectory_id, leaf = new_id(), calls[path[-1]]
+        conn.execute(
+            insert(trajectories).values(
+                id=trajectory_id, run_id=session.run_id, group_id=session.group_id, session_id=session.id,
+                leaf_id=leaf.id, tokens=leaf.prompt_tokens + leaf.output_tokens,
+                trainable_tokens=sum(row.output_tokens for row in trained),
+                min_version=min((row.min_version for row in trained), default=None),
+                max_version=max((row.max_version for row in trained), default=None),
+                state=TrajectoryState.REJECTED if reason else TrajectoryState.READY, reason=reason,
+                created_at=time.time(),
+            )
+        )  # fmt: skip
+        owned_ids = {row.id for row in owned}
+        conn.execute(
+            insert(trajectory_interactions),
+            [
+                {
+                    "trajectory_id": trajectory_id,
+                    "position": i,
+                    "interaction_id": call_id,
+                    "owned": call_id in owned_ids,
+                }
+                for i, call_id in enumerate(path)
+            ],
+        )
+
+
+def load(
+    conn: Connection, trajectory_ids: Sequence[str], *, ages: Mapping[int, int], max_staleness: int, discount: float
+) -> list[TrajectoryTokens]:
+    """Tokens, masks and returns of trajectories, in the order given.
+
+    `ages` maps a weight version to its age; a token whose version is missing there, or older than `max_staleness`,
+    leaves the loss.
+    """
+    rows = conn.execute(
+        select(
+            trajectories.c.id.label("trajectory_id"), trajectories.c.session_id, trajectories.c.group_id,
+            trajectory_interactions.c.owned, interactions.c.id.label("interaction_id"), interactions.c.trainable,
+            interactions.c.temperature, interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids,
+            interaction_data.c.logprobs, interaction_data.c.spans,
+        )
+        .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
+        .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
+        .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
+        .where(trajectories.c.id.in_(trajectory_ids))
+        .order_by(trajectories.c.id, trajectory_interactions.c.position)
+    )  # fmt: skip
+    by_id: dict[str, list[Any]] = {tid: [] for tid in trajectory_ids}
+    for row in rows:
+        by_id[row.trajectory_id].append(row)
+    returns = session_returns(conn, sorted({turns[0].session_id for turns in by_id.values()}), discount)
+    return [
+        _assemble(turns, returns[turns[0].session_id], ages=ages, max_staleness=max_staleness)
+        for turns in by_id.values()
+    ]
+
+
+def session_returns(conn: Connection, session_ids: Sequence[str], discount: float) -> dict[str, dict[str, float]]:
+    """For each session, the return of each of its main calls (credit.turn_returns), first call first."""
+    facts = rewards.of_sessions(conn, list(session_ids))
+    main: dict[str, list[str]] = {sid: [] for sid in session_ids}
+    rows = conn.execute(
+        select(interactions.c.id, interactions.c.session_id)
+        .where(
+            interactions.c.session_id.in_(session_ids),
+            interactions.c.status == InteractionStatus.COMPLETE,
+            interactions.c.role == "main",
+        )
+        .order_by(interactions.c.seq)
+    )
+    for row in rows:
+        main[row.session_id].append(row.id)
+    return {
+        sid: dict(
+            zip(
+                calls,
+                credit.turn_returns([facts[sid].calls.get(c) for c in calls], facts[sid].session, discount),
+                strict=True,
+            )
+        )
+        for sid, calls in main.items()
+    }
+
+
+def _assemble(
+    turns: Sequence[Row[Any]], returns: Mapping[str, float], *, ages: Mapping[int, int], max_staleness: int
+) -> TrajectoryTokens:
+    ids, mask, logprobs, versions, turn_ids, temperatures = ([] for _ in range(6))
+    for position, turn in enumerate(turns):
+        delta, output = codec.unpack_ids(turn.prompt_delta_ids), codec.unpack_ids(turn.output_ids)
+        sampled_by = np.empty(len(output), np.int32)
+        young = np.zeros(len(output), np.bool_)
+        for version, start, end in turn.spans:
+            sampled_by[start:end] = version
+            young[start:end] = ages.get(version, max_staleness + 1) <= max_staleness
+        trains = turn.owned and turn.trainable
+        ids += [delta, output]
+        mask += [np.zeros(len(delta), np.bool_), young & trains]
+        logprobs += [np.zeros(len(delta), np.float32), codec.unpack_logprobs(turn.logprobs)]
+        versions += [np.full(len(delta), PROMPT_VERSION, np.int32), sampled_by]
+        turn_ids += [np.full(len(delta), -1, np.int32), np.full(len(output), position, np.int32)]
+        temperatures += [np.ones(len(delta), np.float32), np.full(len(output), turn.temperature, np.float32)]
+    return TrajectoryTokens(
+        trajectory_id=turns[0].trajectory_id,
+        session_id=turns[0].session_id,
+        group_id=turns[0].group_id,
+        input_ids=np.concatenate(ids),
+        loss_mask=np.concatenate(mask),
+        logprobs=np.concatenate(logprobs),
+        versions=np.concatenate(versions),
+        turn_ids=np.concatenate(turn_ids),
+        temperatures=np.concatenate(temperatures),
+        turn_returns=np.array([returns.get(turn.interaction_id, 0.0) for turn in turns], np.float32),
+        session_return=next(iter(returns.values()), 0.0),
+    )

@@ -1,0 +1,320 @@
+"""The schema: one lineage from a model call to the optimizer step that trained on it (SQLAlchemy Core).
+
+    runs ─┬─ weight_versions
+          ├─ tasks ── groups ── sessions ─┬─ interactions ── interaction_data
+          │                               ├─ rewards
+          │                               └─ trajectories ── trajectory_interactions → interactions
+          ├─ steps ── step_trajectories → trajectories
+          └─ engines, events, contents
+
+Ids are 32 hex digits, time-ordered. Times are seconds since the epoch. Token arrays are packed (see `codec`) and live
+in `interaction_data`, apart from the rows that are scanned and claimed. Alembic builds the database; a test asserts
+that it finds no difference to this module.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Id = String(32)
+
+
+def _one_of(column: str, *values: str) -> CheckConstraint:
+    return CheckConstraint(f"{column} IN ({', '.join(repr(v) for v in values)})", name=column)
+
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", String(200), nullable=False, unique=True),
+    Column("config", JSON, nullable=False),
+    Column("base_model", Text, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("error", Text),
+    Column("key_hash", String(64), nullable=False, index=True),
+    Column("seed", BigInteger, nullable=False),
+    Column("target_steps", Integer, nullable=False),
+    # Weights: the version that every serving engine has, and the step that made it.
+    Column("current_version", Integer, nullable=False, default=0),
+    Column("published_step", Integer, nullable=False, default=0),
+    Column("trainer_epoch", Integer, nullable=False, default=0),
+    # Admission (staleness.py). Derivable from the rows of `groups`; kept here so that one UPDATE decides.
+    Column("data_cursor", Integer, nullable=False, default=0),
+    Column("admitted", Integer, nullable=False, default=0),
+    Column("returned", Integer, nullable=False, default=0),
+    Column("running", Integer, nullable=False, default=0),
+    Column("created_at", Float, nullable=False),
+    Column("finished_at", Float),
+    _one_of("status", "running", "stopping", "paused", "finished", "failed"),
+)
+
+weight_versions = Table(
+    "weight_versions",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("parent_version", Integer),
+    Column("step", Integer, nullable=False),
+    Column("path", Text),
+    Column("checksum", String(64)),
+    Column("state", String(16), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("published_at", Float),
+    _one_of("state", "pending", "published", "rolled_back"),
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("data", JSON, nullable=False),
+    UniqueConstraint("run_id", "position"),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("task_id", ForeignKey("tasks.id")),
+    Column("cursor", Integer),  # position of the run's data cursor; null outside the run's own data
+    Column("task", JSON),  # the data of a task that is not the run's own
+    Column("size", Integer, nullable=False),
+    Column("is_eval", Boolean, nullable=False),
+    Column("external", Boolean, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("sampling", JSON),
+    Column("created_at", Float, nullable=False),
+    Column("finished_at", Float),
+    UniqueConstraint("run_id", "cursor"),
+    _one_of("state", "running", "ready", "leased", "trained", "stale", "rejected", "evaluated"),
+)
+Index("ix_groups_ready", groups.c.run_id, groups.c.id, sqlite_where=groups.c.state == "ready",
+      postgresql_where=groups.c.state == "ready")  # fmt: skip
+Index("ix_groups_leased", groups.c.run_id, groups.c.id, sqlite_where=groups.c.state == "leased",
+      postgresql_where=groups.c.state == "leased")  # fmt: skip
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("group_id", ForeignKey("groups.id"), nullable=False, index=True),
+    Column("sample_index", Integer, nullable=False),
+    Column("key_hash", String(64), nullable=False, index=True),
+    Column("status", String(16), nullable=False),
+    Column("seq", Integer, nullable=False, default=0),  # grows with every committed change of the session's tree
+    Column("is_eval", Boolean, nullable=False),
+    Column("built", Boolean, nullable=False, default=False),  # its trajectories exist (or never will)
+    Column("metadata", JSON, nullable=False),
+    Column("error", Text),
+    Column("parent_session_id", ForeignKey("sessions.id")),
+    Column("created_at", Float, nullable=False),
+    Column("last_seen_at", Float, nullable=False),
+    Column("ended_at", Float),
+    UniqueConstraint("group_id", "sample_index"),
+    _one_of("status", "open", "closing", "completed", "failed", "abandoned"),
+)
+Index("ix_sessions_unbuilt", sessions.c.run_id, sessions.c.last_seen_at, sqlite_where=sessions.c.built.is_(False),
+      postgresql_where=sessions.c.built.is_(False))  # fmt: skip
+
+contents = Table(  # tool lists and other JSON that many calls share, by content hash
+    "contents",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+interactions = Table(
+    "interactions",
+    metadata,
+    Column("id", Id, primary_key=True),  # also the engine's rid and the completion id
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("session_id", ForeignKey("sessions.id"), nullable=False, index=True),
+    Column("parent_id", ForeignKey("interactions.id")),
+    Column("seq", Integer),  # the session's sequence number at its commit
+    Column("dialect", String(32), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("digest", String(64), nullable=False),  # of the request body: finds retries
+    Column("replica", String(64), nullable=False),  # the proxy that serves it
+    Column("engine_url", Text),
+    Column("params", JSON, nullable=False),
+    Column("temperature", Float, nullable=False),
+    Column("tools_hash", ForeignKey("contents.hash")),
+    Column("conversation_key", String(64)),  # chained hash of the messages, this answer included
+    Column("fork_reason", String(32)),
+    Column("bridged", Boolean, nullable=False, default=False),
+    Column("distribution_modified", Boolean, nullable=False),
+    Column("kv_mixed", Boolean, nullable=False, default=False),
+    Column("trainable", Boolean, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False, default=0),
+    Column("cached_tokens", Integer),
+    Column("min_version", Integer),
+    Column("max_version", Integer),
+    Column("finish_reason", String(32)),
+    Column("error", Text),
+    Column("created_at", Float, nullable=False),
+    Column("first_token_at", Float),
+    Column("finished_at", Float),
+    _one_of("status", "running", "complete", "aborted", "lost", "failed"),
+)
+Index("ix_interactions_running", interactions.c.replica, sqlite_where=interactions.c.status == "running",
+      postgresql_where=interactions.c.status == "running")  # fmt: skip
+
+interaction_data = Table(
+    "interaction_data",
+    metadata,
+    Column("interaction_id", ForeignKey("interactions.id"), primary_key=True),
+    Column("new_messages", LargeBinary, nullable=False),  # what follows the parent's messages; zstd JSON
+    Column("answer", LargeBinary, nullable=False),  # the delivered message; zstd JSON
+    Column("prompt_delta_ids", LargeBinary, nullable=False),  # int32, follows the parent's prompt + output
+    Column("output_ids", LargeBinary, nullable=False),  # int32
+    Column("logprobs", LargeBinary, nullable=False),  # float32, one per output id
+    Column("spans", JSON, nullable=False),  # [[version, start, end], …] over the output ids
+)
+
+rewards = Table(  # append-only facts; the newest of a (session, interaction, name) counts
+    "rewards",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("session_id", ForeignKey("sessions.id"), nullable=False, index=True),
+    Column("interaction_id", ForeignKey("interactions.id")),
+    Column("name", String(100), nullable=False),
+    Column("value", Float, nullable=False),
+    Column("source", String(100), nullable=False),
+    Column("idempotency_key", String(200)),
+    Column("applied", Boolean, nullable=False),
+    Column("created_at", Float, nullable=False),
+    UniqueConstraint("session_id", "idempotency_key"),
+)
+
+trajectories = Table(
+    "trajectories",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("group_id", ForeignKey("groups.id"), nullable=False, index=True),
+    Column("session_id", ForeignKey("sessions.id"), nullable=False, index=True),
+    Column("leaf_id", ForeignKey("interactions.id"), nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("trainable_tokens", Integer, nullable=False),
+    Column("min_version", Integer),
+    Column("max_version", Integer),
+    Column("return", Float),
+    Column("state", String(16), nullable=False),
+    Column("reason", String(100)),  # why it is stale or rejected
+    Column("lease_epoch", Integer),
+    Column("lease_step_id", ForeignKey("steps.id")),
+    Column("created_at", Float, nullable=False),
+    _one_of("state", "ready", "leased", "trained", "stale", "rejected"),
+)
+
+trajectory_interactions = Table(
+    "trajectory_interactions",
+    metadata,
+    Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("interaction_id", ForeignKey("interactions.id"), nullable=False, index=True),
+    Column("owned", Boolean, nullable=False),  # false: another trajectory trains this output
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False, index=True),
+    Column("epoch", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("version_before", Integer, nullable=False),
+    Column("version_after", Integer),
+    Column("wasted_tokens", Integer, nullable=False, default=0),
+    Column("metrics", JSON, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("trained_at", Float),
+    Column("published_at", Float),
+    _one_of("state", "started", "trained", "published", "rolled_back"),
+)
+Index("uq_steps_surviving", steps.c.run_id, steps.c.step, unique=True, sqlite_where=steps.c.state != "rolled_back",
+      postgresql_where=steps.c.state != "rolled_back")  # fmt: skip
+
+step_trajectories = Table(
+    "step_trajectories",
+    metadata,
+    Column("step_id", ForeignKey("steps.id"), primary_key=True),
+    Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True, index=True),
+    Column("advantage", Float, nullable=False),
+    Column("staleness_max", Integer, nullable=False),
+    Column("staleness_mean", Float, nullable=False),
+    Column("tokens_trained", Integer, nullable=False),
+)
+
+engines = Table(
+    "engines",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("url", String(300), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("version", Integer),
+    Column("error", Text),
+    Column("last_seen_at", Float, nullable=False),
+    _one_of("state", "serving", "updating", "dead"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("kind", String(50), nullable=False),
+    Column("source", String(100), nullable=False),
+    Column("data", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index("ix_events_run_id_kind", "run_id", "kind", "id"),
+)
+
+LINEAGE_VIEW = """
+CREATE VIEW lineage AS
+SELECT s.run_id, s.step, s.state AS step_state, s.version_before, s.version_after,
+       t.id AS trajectory_id, t.group_id, t.session_id, t."return", st.advantage, st.staleness_max, st.staleness_mean,
+       st.tokens_trained, ti.position, ti.owned, i.id AS interaction_id, i.status AS interaction_status, i.min_version,
+       i.max_version, i.prompt_tokens, i.output_tokens, i.finish_reason, i.fork_reason
+FROM steps s
+JOIN step_trajectories st ON st.step_id = s.id
+JOIN trajectories t ON t.id = st.trajectory_id
+JOIN trajectory_interactions ti ON ti.trajectory_id = t.id
+JOIN interactions i ON i.id = ti.interaction_id
+"""
+"""From a step to the calls it trained: one row per step, trajectory and call."""
