@@ -1,0 +1,70 @@
+"""The process group of the trainer: gloo on CPU, NCCL on CUDA, one rank without torchrun."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among the trainer's ranks."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0: the one that talks to the store, writes files and prints."""
+        return self.rank == 0
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's object, on every rank. Collective."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def total(self, values: dict[str, float]) -> dict[str, float]:
+        """Sums over ranks, by name. Collective; every rank passes the same names."""
+        names = sorted(values)
+        sums = torch.tensor([values[n] for n in names], dtype=torch.float64)
+        dist.all_reduce(sums)  # a CPU tensor: the gloo half of the group
+        return dict(zip(names, sums.tolist(), strict=True))
+
+
+@contextmanager
+def join_world(device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0) -> Iterator[World]:
+    """Start the process group (from torchrun's environment, or alone), leave it at the end."""
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if threads:
+        torch.set_num_threads(threads)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(chosen)
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{_free_port()}", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh(kind, (dist.get_world_size(),))
+        yield World(dist.get_rank(), dist.get_world_size(), chosen, mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

@@ -1,0 +1,88 @@
+"""Logprobs of given tokens from hidden states, over the vocabulary in chunks, so that memory stays bounded.
+
+P: predictions, H: hidden size, V: vocabulary, C: predictions of one chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 256
+"""Predictions whose (C, V) logits exist at once."""
+
+
+def token_logprobs(
+    hidden_PH: Tensor, weight_VH: Tensor, targets_P: Tensor, temperatures_P: Tensor, chunk: int = CHUNK
+) -> tuple[Tensor, Tensor]:
+    """log softmax(hidden · weightᵀ / temperature)[target], and the entropy of that distribution (no gradient). P >= 1."""
+    assert len(targets_P) > 0
+    if weight_VH.requires_grad and torch.is_grad_enabled():
+        return _checkpointed(hidden_PH, weight_VH, targets_P, temperatures_P, chunk)
+    logprobs_P, entropy_P = _FrozenHead.apply(  # type: ignore[no-untyped-call]
+        hidden_PH, weight_VH, targets_P, temperatures_P, chunk, hidden_PH.requires_grad and torch.is_grad_enabled()
+    )
+    return logprobs_P, entropy_P
+
+
+def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperatures_C: Tensor) -> Tensor:
+    return (hidden_CH @ weight_VH.T).float() / temperatures_C[:, None]
+
+
+class _FrozenHead(torch.autograd.Function):
+    """With a frozen head d logprob / d hidden = (W[target] − p·W) / T is known in the forward: logits never recur."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_PH: Tensor,
+        weight_VH: Tensor,
+        targets_P: Tensor,
+        temperatures_P: Tensor,
+        chunk: int,
+        needs_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_P = torch.empty(len(targets_P), dtype=torch.float32, device=hidden_PH.device)
+        entropy_P = torch.empty_like(logprobs_P)
+        slope_PH = torch.empty_like(hidden_PH) if needs_grad else None
+        for start in range(0, len(targets_P), chunk):
+            part = slice(start, start + chunk)
+            logits_CV = _logits(hidden_PH[part], weight_VH, temperatures_P[part])
+            lse_C = logits_CV.logsumexp(-1)
+            logprobs_P[part] = logits_CV.gather(-1, targets_P[part, None]).squeeze(-1) - lse_C
+            p_CV = (logits_CV - lse_C[:, None]).exp_()
+            entropy_P[part] = lse_C - torch.einsum("cv,cv->c", p_CV, logits_CV)
+            if slope_PH is not None:
+                mean_CH = p_CV.to(weight_VH.dtype) @ weight_VH
+                slope_PH[part] = (weight_VH[targets_P[part]] - mean_CH) / temperatures_P[part, None]
+        if slope_PH is not None:
+            ctx.save_for_backward(slope_PH)
+        ctx.mark_non_differentiable(entropy_P)
+        return logprobs_P, entropy_P
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (slope_PH,) = ctx.saved_tensors
+        return (grads[0][:, None] * slope_PH).to(slope_PH.dtype), None, None, None, None, None
+
+
+def _checkpointed(
+    hidden_PH: Tensor, weight_VH: Tensor, targets_P: Tensor, temperatures_P: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    def one(hidden_CH: Tensor, weight: Tensor, targets_C: Tensor, temperatures_C: Tensor) -> tuple[Tensor, Tensor]:
+        log_p_CV = torch.log_softmax(_logits(hidden_CH, weight, temperatures_C), -1)
+        with torch.no_grad():
+            entropy_C = -torch.einsum("cv,cv->c", log_p_CV.exp(), log_p_CV)
+        return log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1), entropy_C
+
+    parts = [
+        checkpoint(
+            one, hidden_PH[s : s + chunk], weight_VH, targets_P[s : s + chunk], temperatures_P[s : s + chunk],
+            use_reentrant=False,
+        )
+        for s in range(0, len(targets_P), chunk)
+    ]  # fmt: skip
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])

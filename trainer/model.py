@@ -1,0 +1,110 @@
+"""The policy: any causal language model of transformers, sharded per block with FSDP2, asked for logprobs only.
+
+One process runs the same code: its mesh has one rank. H: hidden size; other letters as in packing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from agentrl.errors import ModelFolderError
+from agentrl.trainer.head import token_logprobs
+from agentrl.trainer.packing import Microbatch
+
+
+class Policy(nn.Module):
+    """Wraps a causal LM. Its forward is the FSDP root: the body on packed rows, the head on the predictions only."""
+
+    def __init__(self, lm: Any) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+        """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions."""
+        dtype = self.lm.get_input_embeddings().weight.dtype
+        hidden_BLH = self.lm.base_model(
+            input_ids=batch.input_ids_BL,
+            position_ids=batch.positions_BL,
+            attention_mask=tree_mask(batch.ends_BL, dtype),
+            use_cache=False,
+        ).last_hidden_state
+        hidden_PH = hidden_BLH.flatten(0, 1)[batch.sources_P]
+        return token_logprobs(
+            hidden_PH, self.lm.get_output_embeddings().weight, batch.targets_P, batch.temperatures_P
+        )
+
+    def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Trained parameters by their Hugging Face name, in a fixed order."""
+        for name, parameter in self.lm.named_parameters():
+            if parameter.requires_grad:
+                yield name, parameter
+
+
+def tree_mask(ends_BL: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, 1, L, L) additive mask: query i sees key j iff j <= i < ends[j]."""
+    i_L = torch.arange(ends_BL.shape[1], device=ends_BL.device)
+    sees_BLL = (i_L[None, None, :] <= i_L[None, :, None]) & (i_L[None, :, None] < ends_BL[:, None, :])
+    mask_BLL = torch.zeros(sees_BLL.shape, dtype=dtype, device=ends_BL.device)
+    return mask_BLL.masked_fill_(~sees_BLL, torch.finfo(dtype).min)[:, None]
+
+
+def load_policy(
+    folder: Path, mesh: DeviceMesh, *, train_layers: int | None = None, dtype: torch.dtype = torch.float32
+) -> Policy:
+    """Load, freeze, shard. Master weights are float32; `dtype` is what the forward computes in.
+
+    With `train_layers` only the top blocks and the final norm train. The graph then starts at the first trained block:
+    nothing below it asks for a gradient, so nothing below it is kept.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise ModelFolderError(f"model folder {folder} has no config.json")
+    lm = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+    ).eval()  # no dropout: the recomputed logprobs are of the policy that sampled
+    _refuse_unsupported(lm, folder)
+    blocks = _blocks(lm)
+    if train_layers is not None:
+        _freeze_all_but_top(lm, blocks, train_layers)
+    policy = Policy(lm)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    # One rank owns everything anyway: gathering again for the backward would only copy.
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=precision, reshard_after_forward=mesh.size() > 1)
+    fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    return policy
+
+
+def _blocks(lm: Any) -> nn.ModuleList:
+    layers = getattr(lm.base_model, "layers", None) or getattr(lm.base_model, "h", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelFolderError(f"{type(lm).__name__}: no list of decoder blocks found to shard")
+    return layers
+
+
+def _refuse_unsupported(lm: Any, folder: Path) -> None:
+    """The head is applied by us: refuse models whose logits are more than hidden · weightᵀ."""
+    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(lm.config, key, None) not in (None, 1, 1.0):
+            raise ModelFolderError(f"model folder {folder}: config key {key!r} is not supported by the trainer")
+    if getattr(lm.get_output_embeddings(), "bias", None) is not None:
+        raise ModelFolderError(f"model folder {folder}: an output head with a bias is not supported by the trainer")
+
+
+def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
+    if top > len(blocks):
+        raise ModelFolderError(f"trainer.train_layers is {top}, but the model has {len(blocks)} blocks")
+    lm.requires_grad_(False)
+    for block in blocks[len(blocks) - top :]:
+        block.requires_grad_(True)
+    norms = [m for name, m in lm.base_model.named_children() if "norm" in name or name == "ln_f"]
+    for norm in norms:
+        norm.requires_grad_(True)
