@@ -1,0 +1,84 @@
+"""Model folders by name: `resolve_model("tiny" | "smollm2" | folder)` needs no download."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from agentrl.errors import ModelFolderError, did_you_mean
+
+BUILT_IN = ("smollm2", "tiny")
+
+
+def cache_dir() -> Path:
+    """`$AGENTRL_CACHE/models`, by default `~/.cache/agentrl/models`."""
+    return Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl") / "models"
+
+
+def resolve_model(name_or_dir: str, cache: Path | None = None) -> Path:
+    """The Hugging Face folder of a model; a built-in one is made in `cache` on first use.
+
+    Raises ModelFolderError, one line that names what is missing.
+    """
+    if name_or_dir in BUILT_IN:
+        return make_model(name_or_dir, (cache or cache_dir()) / name_or_dir)
+    folder = Path(name_or_dir).expanduser()
+    if not folder.exists() and os.sep not in name_or_dir:
+        raise ModelFolderError(f"no model {name_or_dir!r}{did_you_mean(name_or_dir, BUILT_IN)}, or give a local folder")
+    check_model_folder(folder)
+    return folder.resolve()
+
+
+def make_model(name: str, out: Path) -> Path:
+    """Build the model `name` at `out`, or return `out` as it is when it is already there.
+
+    It is built beside `out` under a lock and renamed, so that `out` is complete or absent.
+    """
+    if out.exists():
+        check_model_folder(out)
+        return out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (out.parent / f".{out.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if out.exists():  # another process made it while we waited
+            return out
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        try:
+            _builder(name)(staging)
+            check_model_folder(staging)
+            staging.chmod(0o755)
+            staging.rename(out)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return out
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise ModelFolderError unless `folder` has a config, weights and a tokenizer."""
+    if not folder.is_dir():
+        raise ModelFolderError(f"model folder {folder} does not exist")
+    missing = [
+        what
+        for what, patterns in {
+            "config.json": ["config.json"],
+            "weights (*.safetensors)": ["*.safetensors"],
+            "a tokenizer (tokenizer.json)": ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"],
+        }.items()
+        if not any(any(folder.glob(pattern)) for pattern in patterns)
+    ]
+    if missing:
+        raise ModelFolderError(f"model folder {folder} has no {', no '.join(missing)}")
+
+
+def _builder(name: str) -> Callable[[Path], None]:
+    if name == "smollm2":
+        from agentrl.models.smollm2 import build
+    elif name == "tiny":
+        from agentrl.models.tiny import build
+    else:
+        raise ModelFolderError(f"no built-in model {name!r}{did_you_mean(name, BUILT_IN)}")
+    return build

@@ -1,0 +1,31 @@
+"""The platform class that SGLang loads on a plain CPU. Imported by SGLang only: it pulls torch in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+
+class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang ships no types
+    """A CPU without AMX: pure torch kernels, no graph capture, no Triton, no pinned memory.
+
+    It calls itself out-of-tree because SGLang's own CPU platform imports wheels that exist for CUDA and AMX only.
+    """
+
+    _enum = PlatformEnum.OOT
+    capabilities = PlatformCapabilities()
+
+    def is_pin_memory_available(self, device: Any = None) -> bool:
+        """There is no device to pin host memory for."""
+        return False
+
+    def get_default_attention_backend(self) -> str:
+        """Attention through torch's scaled_dot_product_attention."""
+        return "torch_native"
+
+    def get_dispatch_key_name(self) -> str:
+        """Fused operators run their `forward_native`."""
+        return "native"
