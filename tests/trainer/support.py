@@ -1,0 +1,72 @@
+"""What the trainer's tests share: a small Qwen2, random groups of trajectories, a one-rank world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
+from agentrl.trainer.packing import Sample
+
+VOCABULARY = 97
+
+
+def save_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
+    """A Qwen2 with random weights: 3 blocks, 32 wide."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=tied, initializer_range=0.2,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def random_trajectory(
+    rng: np.random.Generator, prompt: list[int], *, group: str = "g0", name: str = "t0", turns: int = 2,
+    output: int = 5, version: int = 0, temperature: float = 1.0, outputs: list[list[int]] | None = None,
+) -> TrajectoryTokens:  # fmt: skip
+    """Turns of `output` sampled tokens, each after the prompt or three tokens of tool result."""
+    ids, turn_ids = list(prompt), [-1] * len(prompt)
+    for turn in range(turns):
+        if turn:
+            ids += rng.integers(3, VOCABULARY, 3).tolist()
+            turn_ids += [-1] * 3
+        sampled = outputs[turn] if outputs else rng.integers(3, VOCABULARY, output).tolist()
+        ids += sampled
+        turn_ids += [turn] * len(sampled)
+    turns_T = np.array(turn_ids, np.int32)
+    sampled_T = turns_T >= 0
+    return TrajectoryTokens(
+        trajectory_id=f"{group}-{name}",
+        session_id=f"{group}-{name}-s",
+        group_id=group,
+        input_ids=np.array(ids, np.int32),
+        loss_mask=sampled_T,
+        logprobs=np.where(sampled_T, rng.normal(-4, 0.5, len(ids)), 0).astype(np.float32),
+        versions=np.where(sampled_T, version, PROMPT_VERSION).astype(np.int32),
+        turn_ids=turns_T,
+        temperatures=np.where(sampled_T, temperature, 1).astype(np.float32),
+        turn_returns=np.full(turns, rng.normal(), np.float32),
+        session_return=0.0,
+    )
+
+
+def random_samples(seed: int = 0, groups: int = 3, size: int = 4) -> list[Sample]:
+    """Groups with a shared prompt, random advantages, two temperatures, and two samples alike in their first turn."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for g in range(groups):
+        prompt = rng.integers(3, VOCABULARY, 6 + g).tolist()
+        first = rng.integers(3, VOCABULARY, 4).tolist()
+        for k in range(size):
+            outputs = [first if k < 2 else rng.integers(3, VOCABULARY, 2 + k).tolist(), [5 + k, 7, 2]]
+            t = random_trajectory(
+                rng, prompt, group=f"g{g}", name=f"t{k}", outputs=outputs, temperature=1.0 if g else 0.7, version=k % 2
+            )
+            samples.append(Sample(t, np.where(t.loss_mask, rng.normal(), 0).astype(np.float32)))
+    return samples
