@@ -1,0 +1,197 @@
+"""What rendering promises: messages → ids, ids → message, and how one turn extends another."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentrl.schemas import ForkReason, Json
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """Text that follows the content sent so far."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Text that follows the reasoning sent so far."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of tool call `index`. The first one of an index names the call; later ones extend its arguments."""
+
+    index: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+Delta = ContentDelta | ReasoningDelta | ToolCallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A finished tool call; `arguments` is JSON text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedOutput:
+    """A whole output as a message. `deltas` are the last ones, not yet returned by `push`.
+
+    `content` is None only beside tool calls or reasoning; an output without anything has the content "".
+    """
+
+    content: str | None
+    reasoning: str | None
+    tool_calls: list[ToolCall]
+    deltas: list[Delta]
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """How the next prompt extends `previous_ids`: by `delta_ids`, or not at all, for `reason`."""
+
+    delta_ids: list[int] | None
+    reason: ForkReason | None = None
+
+    def __post_init__(self) -> None:
+        if (self.delta_ids is None) == (self.reason is None):
+            raise ValueError("a bridge has either delta_ids or a reason to fork")
+
+
+class OutputParser(ABC):
+    """Reads sampled ids into deltas. Every id is read alone, so how the stream was cut cannot matter.
+
+    The finished message is the concatenation of all deltas: what was streamed is what is recorded. The first stop
+    token ends the message and is no part of its text.
+    """
+
+    def __init__(self, stop_token_ids: Iterable[int]) -> None:
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._stopped = False
+        self._finished = False
+        self._sent: list[Delta] = []
+
+    def push(self, ids: Sequence[int]) -> list[Delta]:
+        """The deltas that `ids`, which follow those pushed before, make certain."""
+        assert not self._finished, "push after finish"
+        return self._send(delta for token in ids for delta in self._read(token))
+
+    def finish(self) -> ParsedOutput:
+        """The whole message. Call once, after the last id."""
+        assert not self._finished, "finish called twice"
+        self._finished = True
+        last = self._send(self._end())
+        return gather(self._sent, last)
+
+    def _read(self, token: int) -> Iterator[Delta]:
+        self._stopped = self._stopped or token in self._stop_token_ids
+        if not self._stopped:
+            yield from self._step(token)
+
+    def _send(self, deltas: Iterable[Delta]) -> list[Delta]:
+        merged = merge(deltas)
+        self._sent += merged
+        return merged
+
+    @abstractmethod
+    def _step(self, token: int) -> Iterator[Delta]:
+        """The deltas that one more id, never a stop token, makes certain."""
+
+    @abstractmethod
+    def _end(self) -> Iterator[Delta]:
+        """What was held back until no more ids can come."""
+
+
+class Renderer(Protocol):
+    """Messages ↔ ids of one model. `messages` have passed `validate_messages`; tools are in OpenAI's shape."""
+
+    name: str
+    stop_token_ids: list[int]
+    vocab_size: int  # ids are below it
+    max_context: int | None  # tokens, prompt and output together
+
+    def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
+        """The prompt: the whole conversation, ending with the generation prompt."""
+        ...
+
+    def bridge(
+        self,
+        previous_ids: Sequence[int],
+        messages_after: list[Json],
+        tools: list[Json] | None,
+        *,
+        messages_before: list[Json] | None = None,
+    ) -> Bridge:
+        """What follows `previous_ids` (an earlier call's prompt and output) when `messages_after` were added.
+
+        The delta ends with the generation prompt. `messages_before` is the conversation that `previous_ids` stand
+        for, the sampled reply included; renderers that must ask a chat template prove stability on it.
+        """
+        ...
+
+    def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
+        """A parser for one output of this prompt."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        ...
+
+
+def new_call_id() -> str:
+    """An id for a tool call, unique over all interactions: it tells equal conversations apart."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def merge(deltas: Iterable[Delta]) -> list[Delta]:
+    """The same stream with neighbours of one kind joined and empty ones left out."""
+    merged: list[Delta] = []
+    for delta in deltas:
+        match delta, merged[-1] if merged else None:
+            case (ContentDelta("") | ReasoningDelta(""), _):
+                pass
+            case ContentDelta(text), ContentDelta(before):
+                merged[-1] = ContentDelta(before + text)
+            case ReasoningDelta(text), ReasoningDelta(before):
+                merged[-1] = ReasoningDelta(before + text)
+            case _:
+                merged.append(delta)
+    return merged
+
+
+def gather(deltas: Iterable[Delta], last: list[Delta]) -> ParsedOutput:
+    """The message that a stream of deltas adds up to."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: dict[int, ToolCall] = {}
+    for delta in deltas:
+        match delta:
+            case ContentDelta(text):
+                content.append(text)
+            case ReasoningDelta(text):
+                reasoning.append(text)
+            case ToolCallDelta(index, str(id), str(name), arguments):
+                calls[index] = ToolCall(id, name, arguments)
+            case ToolCallDelta(index, _, _, arguments):
+                call = calls[index]
+                calls[index] = ToolCall(call.id, call.name, call.arguments + arguments)
+    return ParsedOutput(
+        content="".join(content) if content or not (calls or reasoning) else None,
+        reasoning="".join(reasoning) if reasoning else None,
+        tool_calls=[calls[index] for index in sorted(calls)],
+        deltas=last,
+    )

@@ -1,0 +1,129 @@
+"""Call syntax: how models without a tool format of their own write a tool call, as plain text.
+
+`calc(12+35)` calls a tool whose only parameter is a string; `add({"a": 1, "b": 2})` calls any other. An output is a
+call when its whole text, outer white space aside, is one. With a bare string the bracket that closes the first one
+must be the last character, so `f(1) + f(2)` is content.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from agentrl.rendering.messages import function_of, parse_arguments
+from agentrl.schemas import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How calls of one tool are written."""
+
+    name: str
+    bare: str | None  # the only parameter, a string written without quotes; None: arguments are a JSON object
+    shown: str  # what a prompt shows, e.g. `calc(expression)`
+
+
+def signature(tool: Json) -> Signature:
+    """The signature of a tool in OpenAI's shape."""
+    function = function_of(tool)
+    name: str = function["name"]
+    properties: Json = (function.get("parameters") or {}).get("properties") or {}
+    match list(properties.items()):
+        case []:
+            return Signature(name, None, f"{name}()")
+        case [(key, {**schema})] if schema.get("type", "string") == "string":
+            return Signature(name, key, f"{name}({key})")
+    fields = ", ".join(f'"{key}": {_type_name(schema)}' for key, schema in properties.items())
+    return Signature(name, None, f"{name}({{{fields}}})")
+
+
+def signatures(tools: Sequence[Json] | None) -> dict[str, Signature]:
+    """Signatures by tool name, in order."""
+    return {found.name: found for found in map(signature, tools or [])}
+
+
+def tools_line(tools: Sequence[Json]) -> str:
+    """The line of the system message that names the tools."""
+    return "Tools: " + ", ".join(found.shown for found in signatures(tools).values())
+
+
+def write_call(call: Json, known: Mapping[str, Signature]) -> str:
+    """An assistant's tool call as text. A tool that is not known is written bare if it could be."""
+    function = function_of(call)
+    name, arguments = function["name"], function.get("arguments")
+    match parse_arguments(arguments):
+        case {**items} if not items:
+            return f"{name}()"
+        case {**items} if len(items) == 1:
+            [(key, value)] = items.items()
+            if isinstance(value, str) and (name not in known or known[name].bare == key):
+                return f"{name}({value})"
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"{name}({text})"
+
+
+class _State(Enum):
+    NAME = auto()  # white space, or the beginning of a tool's name
+    INSIDE = auto()  # after `name(`
+    CLOSED = auto()  # after the bracket that closes the call
+    CONTENT = auto()  # cannot be a call any more
+
+
+class CallReader:
+    """Holds text back for as long as it may be a call, and no longer."""
+
+    def __init__(self, known: Mapping[str, Signature]) -> None:
+        self._known = known
+        self._state = _State.NAME if known else _State.CONTENT
+        self._held: list[str] = []
+        self._name = ""
+        self._depth = 0
+
+    def push(self, text: str) -> str:
+        """The text that is content for certain."""
+        if self._state is _State.CONTENT:
+            return text
+        self._held.append(text)
+        for char in text:
+            self._state = self._advance(char)
+            if self._state is _State.CONTENT:
+                return self._release()
+        return ""
+
+    def finish(self) -> tuple[str, str] | str:
+        """The call, as name and JSON arguments, or the text held back that turned out to be none."""
+        text = "".join(self._held).strip()
+        inside = text[len(self._name) + 1 : -1]
+        if self._state is _State.CLOSED:
+            key = self._known[self._name].bare
+            return self._name, json.dumps({key: inside}, ensure_ascii=False)
+        if self._state is _State.INSIDE and text.endswith(")") and isinstance(parse_arguments(inside), dict):
+            return self._name, inside.strip() or "{}"
+        return self._release()
+
+    def _advance(self, char: str) -> _State:
+        if self._state is _State.NAME:
+            if char == "(" and self._name in self._known:
+                self._depth = 1
+                return _State.INSIDE
+            if char.isspace() and not self._name:
+                return _State.NAME
+            self._name += char
+            return _State.NAME if any(name.startswith(self._name) for name in self._known) else _State.CONTENT
+        if self._state is _State.INSIDE:
+            if self._known[self._name].bare is None:
+                return _State.INSIDE  # brackets inside JSON strings do not count: only the end can tell
+            self._depth += (char == "(") - (char == ")")
+            return _State.INSIDE if self._depth else _State.CLOSED
+        return _State.CLOSED if char.isspace() else _State.CONTENT
+
+    def _release(self) -> str:
+        held, self._held = "".join(self._held), []
+        return held
+
+
+def _type_name(schema: object) -> str:
+    kind = schema.get("type", "any") if isinstance(schema, dict) else "any"
+    return kind if isinstance(kind, str) else "any"

@@ -1,0 +1,102 @@
+"""Chat templates: Jinja in a sandbox, with the filters and globals that model folders count on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from agentrl.errors import ModelFolderError, RequestError
+from agentrl.rendering.messages import function_of, parse_arguments, role_of, text_of
+from agentrl.schemas import Json
+
+
+class ChatTemplate:
+    """One model's chat template: messages → text."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Compile `source`; `special_tokens` (`bos_token`, …) are visible to it by name."""
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateError as error:
+            raise ModelFolderError(f"chat template does not compile: {error}") from error
+
+    def render(self, messages: list[Json], tools: list[Json] | None = None, *, generation_prompt: bool = True) -> str:
+        """The conversation as text. Raises RequestError(400) when the template refuses it."""
+        try:
+            return self._template.render(
+                **self._special_tokens,
+                messages=[for_template(message) for message in messages],
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+            )
+        except (
+            TemplateError,
+            TypeError,
+            KeyError,
+            AttributeError,
+        ) as error:  # a template may do anything with a message
+            raise RequestError(
+                400, f"the model's chat template refuses these messages: {error}", code="invalid_messages"
+            ) from error
+
+
+def for_template(message: Json) -> Json:
+    """A message as templates expect it: content a string, no nulls, tool arguments as values."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    plain |= {"role": role_of(message), "content": text_of(message)}
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [call | {"function": _with_values(function_of(call))} for call in calls]
+    return plain
+
+
+def _with_values(function: Json) -> Json:
+    return function | {"arguments": parse_arguments(function.get("arguments"))}
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks what the model says; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as in the training data: Jinja's own filter escapes HTML and sorts keys."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

@@ -1,0 +1,43 @@
+"""Ids → text, one id at a time, without ever cutting a character in half."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer decodes an incomplete or invalid byte sequence to."""
+
+
+class TextDecoder:
+    """Incremental decoding: the pieces add up to the text of all ids.
+
+    Ids whose text ends with U+FFFD may be the first bytes of a character, so they wait for the next one; `flush`
+    gives them up as they are. The ids of the last piece are kept as context, for decoders that look one id back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty while a character is incomplete."""
+        self._pending.append(token)
+        text = self._pending_text()
+        if text.endswith(REPLACEMENT):
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        """The text of the ids that still wait: there will be no more, or something else than text follows."""
+        text = self._pending_text() if self._pending else ""
+        self._context, self._pending = [], []
+        return text
+
+    def _pending_text(self) -> str:
+        before = self._decode(self._context)
+        return self._decode(self._context + self._pending)[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
