@@ -7,6 +7,7 @@ import sys
 import typer
 
 from agentrl import __version__
+from agentrl.cli import rollout
 from agentrl.errors import AgentRLError
 
 app = typer.Typer(
@@ -29,6 +30,9 @@ def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     pass
+
+
+app.command("rollout")(rollout.rollout)
 
 
 def main() -> None:

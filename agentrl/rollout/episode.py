@@ -1,0 +1,106 @@
+"""Play one session: run the agent under a deadline, send its rewards, end it. A failure stays inside its session."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from agentrl.client import AsyncClient
+from agentrl.errors import RequestError
+from agentrl.rollout.agent import Agent, rewards_of
+from agentrl.schemas import Json
+
+CONNECT_PATIENCE_S = 120.0
+"""How long an agent's call waits for a proxy that is being restarted."""
+ABANDON_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How an episode ended. `reward` is the sum of what `run` returned; None when it returned nothing or failed."""
+
+    session_id: str
+    reward: float | None
+    error: str | None
+
+
+class PatientTransport(httpx.AsyncHTTPTransport):
+    """Waits for a server that refuses connections. Nothing was sent then, so a retry cannot sample twice."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        deadline, pause_s = time.monotonic() + CONNECT_PATIENCE_S, 0.1
+        while True:
+            try:
+                return await super().handle_async_request(request)
+            except httpx.ConnectError:
+                if time.monotonic() + pause_s > deadline:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 2.0)
+
+
+def agent_http_client(timeout_s: float) -> httpx.AsyncClient:
+    """The HTTP client that agents share."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+    return httpx.AsyncClient(transport=PatientTransport(limits=limits), timeout=timeout_s)
+
+
+async def play(
+    client: AsyncClient,
+    agent: Agent,
+    data: Json,
+    session: Json,
+    *,
+    http: httpx.AsyncClient,
+    timeout_s: float,
+    **extra: Any,
+) -> Outcome:
+    """Run `agent` on a session that the proxy opened. Cancelled: the session is abandoned."""
+    session_id = str(session["session_id"])
+    try:
+        error: str | None = None
+        rewards: list[tuple[str | None, float]] = []
+        try:
+            async with asyncio.timeout(timeout_s):
+                rewards = rewards_of(
+                    await agent.run(
+                        data, base_url=session["base_url"], api_key=session["api_key"], http_client=http, **extra
+                    )
+                )
+        except Exception as problem:  # noqa: BLE001 - an agent is foreign code: whatever it raises fails its session only
+            error = (
+                f"the agent ran longer than {timeout_s:g} s" if isinstance(problem, TimeoutError) else _text(problem)
+            )
+        for interaction_id, value in rewards:
+            body = {"value": value, "interaction_id": interaction_id, "source": "agent"}
+            body["idempotency_key"] = f"{session_id}:{interaction_id or 'session'}"
+            await client.request("POST", f"/sessions/{session_id}/reward", _without_nulls(body))
+        end = _without_nulls({"status": "failed" if error else "completed", "error": error})
+        await client.request("POST", f"/sessions/{session_id}/end", end)
+    except RequestError as refused:
+        return Outcome(session_id=session_id, reward=None, error=_text(refused))
+    except asyncio.CancelledError:
+        await _abandon(client, session_id)
+        raise
+    reward = sum(value for _, value in rewards) if rewards else None
+    return Outcome(session_id=session_id, reward=reward, error=error)
+
+
+async def _abandon(client: AsyncClient, session_id: str) -> None:
+    """Tell the proxy that nobody plays on; it finds out by itself if it cannot be told."""
+    try:
+        await client.request("DELETE", f"/sessions/{session_id}", timeout_s=ABANDON_TIMEOUT_S)
+    except RequestError:
+        return
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:2000]
+
+
+def _without_nulls(body: Json) -> Json:
+    return {key: value for key, value in body.items() if value is not None}

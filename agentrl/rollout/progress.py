@@ -1,0 +1,95 @@
+"""What a rollout worker shows: groups, sessions per second, mean reward, failures, and what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from rich.console import Console
+
+from agentrl.rollout.episode import Outcome
+
+RECENT = 128
+TTY_EVERY_S, LINE_EVERY_S = 0.5, 10.0
+
+
+class Progress:
+    """Counters of one worker, and the line they make."""
+
+    def __init__(self) -> None:
+        self.groups = 0
+        self.sessions = 0
+        self.errors: Counter[str] = Counter()
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.waiting_for: str | None = None
+        self.phase = "rollouts"
+        self._started = time.monotonic()
+
+    def group_done(self, outcomes: Sequence[Outcome]) -> None:
+        """Count a group whose sessions have all ended."""
+        self.groups += 1
+        for outcome in outcomes:
+            self.session_done(outcome)
+
+    def session_done(self, outcome: Outcome) -> None:
+        """Count one session."""
+        self.sessions += 1
+        if outcome.error is not None:
+            self.errors[outcome.error] += 1
+        elif outcome.reward is not None:
+            self.recent.append(outcome.reward)
+
+    def waits(self, _seconds: float, why: str) -> None:
+        """`on_wait` of the client."""
+        self.waiting_for = why
+
+    def line(self) -> str:
+        """One line of text."""
+        rate = self.sessions / max(time.monotonic() - self._started, 1e-9)
+        parts = [f"{self.phase}: {self.groups} groups", f"{self.sessions} sessions ({rate:.1f}/s)"]
+        if self.recent:
+            parts.append(f"reward {sum(self.recent) / len(self.recent):.3f} over the last {len(self.recent)}")
+        if self.errors:
+            worst, times = self.errors.most_common(1)[0]
+            parts.append(f"{self.errors.total()} failed, {times}× {worst[:120]}")
+        if self.waiting_for:
+            parts.append(f"waiting: {self.waiting_for}")
+        return " · ".join(parts)
+
+
+@asynccontextmanager
+async def shown(progress: Progress, console: Console) -> AsyncIterator[None]:
+    """Keep the line on the screen; where there is no terminal, print it when it changed, now and then."""
+    if console.is_terminal:
+        with console.status(progress.line()) as status:
+
+            async def refresh() -> None:
+                while True:
+                    await asyncio.sleep(TTY_EVERY_S)
+                    status.update(progress.line())
+
+            async with _background(refresh()):
+                yield
+    else:
+
+        async def lines() -> None:
+            while True:
+                await asyncio.sleep(LINE_EVERY_S)
+                console.print(progress.line(), markup=False, highlight=False, soft_wrap=True)
+
+        async with _background(lines()):
+            yield
+    console.print(progress.line(), markup=False, highlight=False, soft_wrap=True)
+
+
+@asynccontextmanager
+async def _background(work: object) -> AsyncIterator[None]:
+    assert asyncio.iscoroutine(work)
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -1,0 +1,93 @@
+"""The rollout worker: pulls groups from the proxy and plays their sessions until the run needs no more.
+
+    proxy ── POST /groups ──► runner ── one task per session ──► agent.run() ── OpenAI calls ──► proxy
+      ▲   429: wait (admission)   │                                                │
+      └───────────────────────────┴──────────── reward, end ◄──────────────────────┘
+
+The runner waits for admission when the policy is too far behind, for `max_concurrent_groups` when it has enough to do,
+and for the proxy when that is being restarted. It holds no state that a successor needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from agentrl.client import AsyncClient
+from agentrl.errors import RequestError
+from agentrl.rollout.agent import Agent
+from agentrl.rollout.episode import play
+from agentrl.rollout.progress import Progress
+from agentrl.schemas import Json
+
+POLL_S = 0.5
+FOREVER_S = 10.0**9
+
+
+async def run_groups(
+    client: AsyncClient,
+    agent: Agent,
+    *,
+    http: httpx.AsyncClient,
+    timeout_s: float,
+    max_concurrent_groups: int,
+    progress: Progress,
+) -> None:
+    """Play groups until the proxy says that the run is finished and its last step is published."""
+    free = asyncio.Semaphore(max_concurrent_groups)
+    async with asyncio.TaskGroup() as playing:
+        while (group := await _next_group(client, free, progress)) is not None:
+            playing.create_task(_play_group(client, agent, group, free, progress, http=http, timeout_s=timeout_s))
+    progress.waiting_for = None
+
+
+async def _next_group(client: AsyncClient, free: asyncio.Semaphore, progress: Progress) -> Json | None:
+    """The next group, or None at the end of the run. Holds one slot of `free` when it returns a group."""
+    progress.waiting_for = "running groups to end" if free.locked() else None
+    await free.acquire()
+    while True:
+        progress.waiting_for = progress.waiting_for or "admission"
+        try:
+            group = await client.request("POST", "/groups", {"is_eval": False}, timeout_s=FOREVER_S)
+        except RequestError as refused:
+            if not refused.code.startswith("run_"):  # run_finished, run_paused, run_stopping
+                free.release()
+                raise
+        else:
+            progress.waiting_for = None
+            return group
+        if is_finished(await client.request("GET", "/api/run")):
+            free.release()
+            return None
+        progress.waiting_for = "the trainer's last steps"
+        await asyncio.sleep(POLL_S)
+
+
+def is_finished(run: Mapping[str, Any]) -> bool:
+    """Whether every step of the run is trained and served."""
+    return run["status"] in ("finished", "completed") or int(run["published_step"]) >= int(run["steps"])
+
+
+async def _play_group(
+    client: AsyncClient,
+    agent: Agent,
+    group: Json,
+    free: asyncio.Semaphore,
+    progress: Progress,
+    *,
+    http: httpx.AsyncClient,
+    timeout_s: float,
+) -> None:
+    data = group["task"]["data"]
+    try:
+        async with asyncio.TaskGroup() as sessions:
+            started = [
+                sessions.create_task(play(client, agent, data, session, http=http, timeout_s=timeout_s, is_eval=False))
+                for session in group["sessions"]
+            ]
+        progress.group_done([task.result() for task in started])
+    finally:
+        free.release()

@@ -1,0 +1,73 @@
+"""One worker of a run: evaluation before, rollouts until the run is finished, evaluation after."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from rich.console import Console
+
+from agentrl.client import AsyncClient
+from agentrl.config import RunConfig
+from agentrl.rollout.agent import load_agent
+from agentrl.rollout.episode import agent_http_client
+from agentrl.rollout.evaluate import evaluate, settings_of
+from agentrl.rollout.progress import Progress, shown
+from agentrl.rollout.runner import is_finished, run_groups
+
+START_PATIENCE_S = 900.0
+"""How long to wait for a proxy that is not up yet, or for its engines."""
+
+
+async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, console: Console) -> None:
+    """Do all that the run still needs; safe to call again after a crash."""
+    agent, settings = load_agent(config.agent, config.agent_args), settings_of(config)
+    progress = Progress()
+    async with (
+        AsyncClient(base_url, api_key, timeout_s=START_PATIENCE_S, on_wait=progress.waits) as client,
+        agent_http_client(config.proxy.request_timeout_s) as http,
+        shown(progress, console),
+    ):
+
+        async def evaluation(when: str) -> None:
+            await evaluate(
+                client,
+                agent,
+                settings,
+                when=when,
+                http=http,
+                timeout_s=config.rollout.timeout_s,
+                max_concurrent=config.evaluation.max_concurrent,
+                progress=progress,
+            )
+
+        run = await client.request("GET", "/api/run")
+        if int(run["published_step"]) == 0:
+            await evaluation("before")
+        progress.phase = "rollouts"
+        if not is_finished(run):
+            await run_groups(
+                client,
+                agent,
+                http=http,
+                timeout_s=config.rollout.timeout_s,
+                max_concurrent_groups=config.rollout.max_concurrent_groups,
+                progress=progress,
+            )
+        await evaluation("after")
+
+
+def run_worker(config: RunConfig, *, base_url: str | None = None, api_key: str | None = None) -> None:
+    """Run `work` to its end; SIGTERM and Ctrl-C abandon the open sessions first."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(work(config, base_url=base_url, api_key=api_key, console=Console()))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        await task
+
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:
+        raise SystemExit(143) from None

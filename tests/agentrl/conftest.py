@@ -1,0 +1,122 @@
+"""A proxy in a hundred lines: the HTTP API that rollouts use, over real sockets, with faults on request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+Json = dict[str, Any]
+
+
+def refusal(status: int, code: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": code, "type": code, "param": None, "code": code}}, status, headers)
+
+
+class StandIn:
+    """Keeps what it was told. `faults` are answers to give, once each, before a path's own."""
+
+    def __init__(self, groups: int = 2, size: int = 2) -> None:
+        self.groups_left, self.size = groups, size
+        self.sessions: dict[str, Json] = {}
+        self.rewards: list[Json] = []
+        self.seen_keys: Counter[str] = Counter()
+        self.faults: dict[str, list[JSONResponse]] = {}
+        self.steps, self.published_step = 1, 0
+        self.url = ""
+
+    def _new_session(self, is_eval: bool, metadata: Json) -> Json:
+        sid = f"{len(self.sessions):032x}"
+        self.sessions[sid] = {"status": "open", "is_eval": is_eval, "metadata": metadata, "error": None}
+        base_url = f"{self.url}/sessions/{sid}/v1"
+        return {"session_id": sid, "api_key": f"key-{sid}", "base_url": base_url, "sample_index": 0, "group_id": "g"}
+
+    async def groups(self, request: Request) -> JSONResponse:
+        body = await request.json()
+        if body["is_eval"]:
+            task, sessions = body["task"], [self._new_session(True, body["metadata"] | {"sampling": body["sampling"]})]
+        elif self.groups_left == 0:
+            self.published_step = self.steps
+            return refusal(409, "run_finished")
+        else:
+            self.groups_left -= 1
+            task = {"n": self.groups_left}
+            sessions = [self._new_session(False, {}) for _ in range(self.size)]
+        return JSONResponse({"group_id": "g", "task": {"id": "t", "data": task}, "sessions": sessions}, 201)
+
+    async def new_session(self, request: Request) -> JSONResponse:
+        return JSONResponse(self._new_session(False, (await request.json()).get("metadata", {})), 201)
+
+    async def reward(self, request: Request) -> JSONResponse:
+        body = await request.json() | {"session_id": request.path_params["sid"]}
+        self.seen_keys[body["idempotency_key"]] += 1
+        if self.seen_keys[body["idempotency_key"]] == 1:
+            self.rewards.append(body)
+        return JSONResponse({"applied": True, "reward_id": "r"})
+
+    async def end(self, request: Request) -> JSONResponse:
+        self.sessions[request.path_params["sid"]] |= await request.json()
+        return JSONResponse({"status": "completed", "interactions": 0})
+
+    async def delete(self, request: Request) -> JSONResponse:
+        self.sessions[request.path_params["sid"]]["status"] = "abandoned"
+        return JSONResponse({"status": "abandoned"})
+
+    async def run(self, request: Request) -> JSONResponse:
+        body = {"id": "run", "status": "running", "published_step": self.published_step, "steps": self.steps}
+        return JSONResponse(body)
+
+    async def evaluations(self, request: Request) -> JSONResponse:
+        rewards = {reward["session_id"]: reward["value"] for reward in self.rewards}
+        rows = [
+            {**s["metadata"], "status": s["status"], "session_id": sid, "reward": rewards.get(sid, 0.0)}
+            for sid, s in self.sessions.items()
+            if s["is_eval"] and s["status"] in ("completed", "failed")
+        ]
+        return JSONResponse({"data": rows})
+
+    def app(self) -> Starlette:
+        def faulty(path: str, endpoint: Any, method: str) -> Route:
+            async def answer(request: Request) -> JSONResponse:
+                waiting = self.faults.get(path)
+                if waiting:
+                    return waiting.pop(0)
+                result: JSONResponse = await endpoint(request)
+                return result
+
+            return Route(path, answer, methods=[method])
+
+        return Starlette(
+            routes=[
+                faulty("/groups", self.groups, "POST"),
+                faulty("/sessions", self.new_session, "POST"),
+                faulty("/sessions/{sid}/reward", self.reward, "POST"),
+                faulty("/sessions/{sid}/end", self.end, "POST"),
+                faulty("/sessions/{sid}", self.delete, "DELETE"),
+                faulty("/api/run", self.run, "GET"),
+                faulty("/api/runs/run/evaluations", self.evaluations, "GET"),
+            ]
+        )
+
+
+@pytest.fixture
+def proxy() -> Iterator[StandIn]:
+    stand_in = StandIn()
+    server = uvicorn.Server(uvicorn.Config(stand_in.app(), port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    stand_in.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield stand_in
+    server.should_exit = True
+    thread.join()

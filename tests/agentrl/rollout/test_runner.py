@@ -1,0 +1,142 @@
+"""Groups are played to the end of the run; an agent that fails or hangs fails alone; evaluation resumes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from agentrl.client import AsyncClient
+from agentrl.rollout.episode import agent_http_client, play
+from agentrl.rollout.evaluate import Setting, evaluate, missing
+from agentrl.rollout.progress import Progress, shown
+from agentrl.rollout.runner import run_groups
+
+
+class Scripted:
+    """Does what `act` says for its n-th episode."""
+
+    def __init__(self, *acts: Any) -> None:
+        self.acts = list(acts)
+        self.calls: list[Any] = []
+
+    async def run(self, data: dict[str, Any], **extra: Any) -> float | Mapping[str, float] | None:
+        self.calls.append((data, extra))
+        act = self.acts.pop(0) if self.acts else 1.0
+        if isinstance(act, Exception):
+            raise act
+        if isinstance(act, asyncio.Event):
+            act.set()
+            await asyncio.Event().wait()
+        result: float | None = act
+        return result
+
+
+@pytest.fixture
+async def client(proxy: Any) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(proxy.url, "k", timeout_s=5) as made:
+        yield made
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with agent_http_client(5) as made:
+        yield made
+
+
+async def rollouts(client: AsyncClient, http: httpx.AsyncClient, agent: Scripted, timeout_s: float = 5) -> Progress:
+    progress = Progress()
+    await run_groups(client, agent, http=http, timeout_s=timeout_s, max_concurrent_groups=2, progress=progress)
+    return progress
+
+
+async def test_every_group_is_played_until_the_run_is_finished(
+    proxy: Any, client: AsyncClient, http: httpx.AsyncClient
+) -> None:
+    agent = Scripted(1.0, {"chatcmpl-1": 0.5}, None, 0)
+    progress = await rollouts(client, http, agent)
+    assert (progress.groups, progress.sessions) == (2, 4)
+    assert {s["status"] for s in proxy.sessions.values()} == {"completed"}
+    assert sorted(r["value"] for r in proxy.rewards) == [0.0, 0.5, 1.0]
+    assert {r.get("interaction_id") for r in proxy.rewards} == {None, "chatcmpl-1"}
+    _, extra = agent.calls[0]
+    assert {"base_url", "api_key", "http_client", "is_eval"} <= set(extra)
+
+
+async def test_a_failing_agent_hurts_nobody(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+    progress = await rollouts(client, http, Scripted(RuntimeError("boom"), float("nan")))
+    assert progress.errors.total() == 2
+    errors = sorted(s["error"] for s in proxy.sessions.values() if s["status"] == "failed")
+    assert errors == ["RuntimeError: boom", "UserError: an agent returned the reward nan"]
+    assert len(proxy.rewards) == 2
+    assert "2 failed" in progress.line()
+
+
+async def test_a_hanging_agent_times_out(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+    await rollouts(client, http, Scripted(asyncio.Event()), timeout_s=0.05)
+    assert [s["error"] for s in proxy.sessions.values() if s["status"] == "failed"] == [
+        "the agent ran longer than 0.05 s"
+    ]
+
+
+async def test_cancelling_abandons_the_session(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+    entered = asyncio.Event()
+    session = await client.request("POST", "/sessions", {})
+    task = asyncio.create_task(play(client, Scripted(entered), {}, session, http=http, timeout_s=60))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert proxy.sessions[session["session_id"]]["status"] == "abandoned"
+
+
+async def test_evaluation_plays_each_task_once_per_setting_and_resumes(
+    proxy: Any, client: AsyncClient, http: httpx.AsyncClient
+) -> None:
+    tasks = [{"n": 0}, {"n": 1}]
+    settings = [
+        Setting(name="sampled", tasks=tasks, temperature=1.0),
+        Setting(name="greedy", tasks=tasks, temperature=0.0),
+    ]
+
+    async def go(agent: Scripted, when: str) -> None:
+        await evaluate(
+            client, agent, settings, when=when, http=http, timeout_s=5, max_concurrent=2, progress=Progress()
+        )
+
+    await go(Scripted(RuntimeError("once")), "before")
+    played = [s["metadata"] for s in proxy.sessions.values() if s["status"] == "completed"]
+    assert sorted((m["eval"], m["setting"], m["index"], m["sampling"]["temperature"]) for m in played) == [
+        ("before", "greedy", 0, 0.0),
+        ("before", "greedy", 1, 0.0),
+        ("before", "sampled", 0, 1.0),
+        ("before", "sampled", 1, 1.0),
+    ]
+    again = Scripted()
+    await go(again, "before")
+    assert again.calls == []
+    await go(again, "after")
+    assert len(again.calls) == 4
+
+
+def test_failed_episodes_are_tried_again_only_so_often() -> None:
+    settings = [Setting(name="s", tasks=[{}], temperature=1.0)]
+    row = {"eval": "before", "setting": "s", "index": 0, "status": "failed", "reward": 0.0}
+    assert len(list(missing(settings, "before", [row]))) == 1
+    assert list(missing(settings, "before", [row] * 3)) == []
+
+
+async def test_without_a_terminal_progress_is_plain_lines() -> None:
+    out = io.StringIO()
+    progress = Progress()
+    progress.waits(0.5, "no capacity")
+    async with shown(progress, Console(file=out)):
+        pass
+    assert out.getvalue().startswith("rollouts: 0 groups · 0 sessions")
+    assert "waiting: no capacity" in out.getvalue()
+    assert "\x1b" not in out.getvalue()

@@ -1,0 +1,95 @@
+"""The client waits when told to, retries what may be retried, and counts nothing twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrl.client import AsyncClient, Client
+from agentrl.errors import RequestError, UserError
+
+
+@pytest.fixture
+def client(proxy: Any) -> Any:
+    with Client(proxy.url, "run-key", timeout_s=5) as made:
+        yield made
+
+
+def refuse(status: int, code: str, **headers: str) -> Any:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"error": {"message": code, "type": code, "param": None, "code": code}}, status, headers)
+
+
+def test_a_session_is_opened_rewarded_and_completed(proxy: Any, client: Client) -> None:
+    with client.session(task={"q": 1}, metadata={"who": "me"}) as s:
+        assert s.base_url.endswith(f"/sessions/{s.id}/v1")
+        assert s.reward(0.5, "chatcmpl-1", name="style")
+    assert proxy.sessions[s.id]["status"] == "completed"
+    assert proxy.sessions[s.id]["metadata"] == {"who": "me"}
+    (reward,) = proxy.rewards
+    assert (reward["value"], reward["interaction_id"], reward["name"]) == (0.5, "chatcmpl-1", "style")
+
+
+def test_a_block_that_raises_fails_its_session(proxy: Any, client: Client) -> None:
+    with pytest.raises(ZeroDivisionError), client.session() as s:
+        _ = 1 / 0
+    assert proxy.sessions[s.id]["status"] == "failed"
+    assert proxy.sessions[s.id]["error"] == "ZeroDivisionError: division by zero"
+
+
+def test_admission_is_waited_out_and_said(proxy: Any) -> None:
+    proxy.faults["/sessions"] = [refuse(429, "no_capacity", **{"retry-after": "0.01"})]
+    waits: list[str] = []
+    with (
+        Client(proxy.url, "k", timeout_s=5, on_wait=lambda _, why: waits.append(why)) as client,
+        client.session() as s,
+    ):
+        pass
+    assert waits == ["no_capacity"]
+    assert proxy.sessions[s.id]["status"] == "completed"
+
+
+def test_waiting_is_bounded(proxy: Any, client: Client) -> None:
+    proxy.faults["/sessions"] = [refuse(429, "no_capacity", **{"retry-after": "60"})]
+    with pytest.raises(RequestError, match="no_capacity") as caught, client.session():
+        pass
+    assert caught.value.status == 429
+
+
+def test_a_reward_survives_a_restarting_proxy_and_counts_once(proxy: Any, client: Client) -> None:
+    with client.session() as s:
+        proxy.faults["/sessions/{sid}/reward"] = [refuse(503, "starting"), refuse(502, "no_engine")]
+        s.reward(1.0)
+    assert len(proxy.rewards) == 1
+    assert list(proxy.seen_keys.values()) == [1]
+
+
+def test_refusals_are_not_retried(proxy: Any, client: Client) -> None:
+    proxy.faults["/sessions"] = [refuse(401, "invalid_api_key")]
+    with pytest.raises(RequestError) as caught, client.session():
+        pass
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+
+
+def test_nobody_answers() -> None:
+    with (
+        Client("http://127.0.0.1:9", "k", timeout_s=0.3) as client,
+        pytest.raises(RequestError, match="does not answer"),
+        client.session(),
+    ):
+        pass
+
+
+async def test_the_async_client_follows_the_same_rules(proxy: Any) -> None:
+    proxy.faults["/sessions"] = [refuse(503, "starting")]
+    async with AsyncClient(proxy.url, "k", timeout_s=5) as client, client.session() as s:
+        assert await s.reward(1.0)
+    assert proxy.sessions[s.id]["status"] == "completed"
+
+
+def test_missing_settings_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENTRL_PROXY_URL", raising=False)
+    with pytest.raises(UserError, match="AGENTRL_PROXY_URL"):
+        Client()
