@@ -28,6 +28,10 @@ def function_of(tool: Json) -> Json:
     return function
 
 
+MAX_DEPTH = 100
+"""Arguments nested deeper are text: no tool asks for them, and walking them would end in a RecursionError."""
+
+
 def parse_arguments(arguments: Any) -> Any:
     """Tool arguments as a value. Text that is not JSON stays the text it is; no text means no arguments."""
     if not isinstance(arguments, str):
@@ -35,6 +39,20 @@ def parse_arguments(arguments: Any) -> Any:
     if not arguments.strip():
         return {}
     try:
-        return json.loads(arguments)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):  # models write anything, also a thousand brackets
         return arguments
+    return arguments if _deeper_than(MAX_DEPTH, value) else value
+
+
+def _deeper_than(depth: int, value: Any) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+        ]
+        if not level:
+            return False
+    return True

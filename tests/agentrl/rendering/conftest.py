@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Property tests judge results, never the speed of a busy machine."""
 
 SMOLLM2_TEMPLATE = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -19,7 +19,7 @@ from agentrl.rendering.base import gather
 from agentrl.rendering.chatml import ChatMLRenderer
 from agentrl.schemas import ForkReason
 
-from .conftest import CHATML_TOKENS, byte_tokenizer, call, tool
+from .conftest import CHATML_TOKENS, byte_tokenizer, call, patient, tool
 
 CALC = tool("calc", expression="string")
 ADD = tool("add", a="integer", b="integer")
@@ -188,6 +188,7 @@ def test_half_a_character_is_never_sent() -> None:
     assert parser.finish().content == "�"
 
 
+@patient
 @given(outputs, st.booleans(), st.lists(st.integers(0, 40)), st.booleans())
 def test_streamed_equals_unstreamed_for_every_split(text: str, stop: bool, cuts: list[int], tools: bool) -> None:
     ids = encode(text) + RENDERER.stop_token_ids * stop
@@ -201,6 +202,7 @@ def test_streamed_equals_unstreamed_for_every_split(text: str, stop: bool, cuts:
         assert whole.content == text
 
 
+@patient
 @given(st.lists(st.integers(0, RENDERER.vocab_size - 1), max_size=20), st.lists(st.integers(0, 20)))
 def test_any_ids_can_be_parsed(ids: list[int], cuts: list[int]) -> None:
     parsed, _ = parse(ids, cuts, None)
@@ -228,7 +230,7 @@ turns = st.lists(
 )
 
 
-@settings(deadline=None)
+@patient
 @given(st.sampled_from([None, "Be kind."]), words, turns, st.sampled_from([None, TOOLS]))
 def test_append_only_conversations_never_fork(
     default: str | None, first: str, turns: list[Any], tools: list[Any] | None

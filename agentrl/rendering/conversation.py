@@ -1,0 +1,98 @@
+"""Which conversation is this? Canonical messages, and a hash that grows with them.
+
+An agent sends the whole conversation with every call, re-serialised by its SDK. The parent of a call is found by
+hashing canonical messages one by one: `root_key`, then `chain_key` for every message. Two spellings that mean the same
+have the same key; two conversations that differ have different ones. The rules:
+
+- content: a string, a list of text parts, and their concatenation are equal; so are null, "", [] and no content;
+- fields that are null do not count, nor do fields that no model sees (`refusal`, `annotations`, `index`, …);
+- `developer` is `system`; the `name` of a user or system message counts, that of other roles repeats what is known;
+- tool calls: id, name, and arguments as parsed JSON (white space, key order, `1.0` for `1` are spelling); arguments
+  that are not JSON count as text; none at all are `{}`. A tool message counts with its `tool_call_id`. Ids are
+  unique per interaction, which tells apart conversations that read the same;
+- reasoning never counts: most SDKs drop it.
+
+Keys are BLAKE2b digests of 16 bytes over the previous key and the message's canonical JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from agentrl.rendering.messages import function_of, parse_arguments, role_of
+from agentrl.schemas import Json
+
+KEY_BYTES = 16
+
+
+def canonical(message: Json) -> Json:
+    """The one spelling of a message that all equal ones share. Accepts any JSON object with a role."""
+    role = role_of(message)
+    plain: Json = {"role": role}
+    if content := _content(message.get("content")):
+        plain["content"] = content
+    if role in ("user", "system") and message.get("name"):
+        plain["name"] = message["name"]
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    if message.get("tool_call_id"):
+        plain["tool_call_id"] = message["tool_call_id"]
+    return plain
+
+
+def root_key(tools: Sequence[Json] | None, template_options: Json | None = None) -> bytes:
+    """The key of the empty conversation: what a prompt contains besides messages."""
+    return _digest(b"", {"tools": _value(list(tools or [])), "options": _value(template_options or {})})
+
+
+def chain_key(prefix_key: bytes, message: Json) -> bytes:
+    """The key of the conversation `prefix_key` with one more message."""
+    return _digest(prefix_key, canonical(message))
+
+
+def chain_keys(root: bytes, messages: Iterable[Json]) -> list[bytes]:
+    """The keys of every prefix of a conversation, from the first message alone to all of them."""
+    keys: list[bytes] = []
+    for message in messages:
+        keys.append(chain_key(keys[-1] if keys else root, message))
+    return keys
+
+
+def _digest(prefix: bytes, value: Json) -> bytes:
+    # The prefix has one of two fixed lengths and JSON starts with "{", so no two inputs run into each other.
+    return blake2b(prefix + _dump(value), digest_size=KEY_BYTES).digest()
+
+
+def _dump(value: Json) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _content(content: Any) -> Any:
+    """Text parts joined; a list with other parts stays a list, with nulls dropped."""
+    if not isinstance(content, list):
+        return content
+    texts = [part["text"] for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    return "".join(texts) if len(texts) == len(content) else _value(content)
+
+
+def _tool_call(call: Json) -> Json:
+    function = function_of(call)
+    arguments = parse_arguments(function.get("arguments"))
+    # A JSON string and text that is not JSON are different things.
+    kind = "text" if isinstance(arguments, str) and arguments == function["arguments"] else "json"
+    return {"id": call.get("id"), "name": function["name"], kind: _value(arguments)}
+
+
+def _value(value: Any) -> Any:
+    """JSON without nulls in objects and without the difference between 1 and 1.0."""
+    match value:
+        case dict():
+            return {key: _value(item) for key, item in value.items() if item is not None}
+        case list():
+            return [_value(item) for item in value]
+        case float() if value.is_integer():
+            return int(value)
+    return value
