@@ -7,7 +7,7 @@ import sys
 import typer
 
 from agentrl import __version__
-from agentrl.cli import rollout
+from agentrl.cli import db, proxy, rollout
 from agentrl.errors import AgentRLError
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ def _root(
     pass
 
 
+app.add_typer(db.db, name="db")
+app.command("proxy")(proxy.proxy)
 app.command("rollout")(rollout.rollout)
 
 

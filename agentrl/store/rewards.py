@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, insert, select
 
 from agentrl.errors import RequestError
+from agentrl.schemas import Json
 from agentrl.store.codec import new_id
 from agentrl.tables import interactions, rewards, sessions, trajectories
 
@@ -97,3 +98,15 @@ def _collect(values: dict[tuple[str | None, str], float]) -> SessionRewards:
         else:
             calls[interaction_id] = value + calls.get(interaction_id, 0.0)
     return SessionRewards(session, calls)
+
+
+def history(conn: Connection, session_id: str) -> list[Json]:
+    """Every reward a session ever got, oldest first."""
+    rows = conn.execute(select(rewards).where(rewards.c.session_id == session_id).order_by(rewards.c.id))
+    return [
+        {
+            "id": row.id, "interaction_id": row.interaction_id, "name": row.name, "value": row.value,
+            "source": row.source, "applied": row.applied, "created_at": row.created_at,
+        }
+        for row in rows
+    ]  # fmt: skip

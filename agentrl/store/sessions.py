@@ -227,6 +227,17 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
     )
 
 
+def settle_rewarded(conn: Connection, session_id: str, limits: Limits) -> None:
+    """A session that ended before its reward came is built now."""
+    waiting = conn.execute(
+        select(sessions.c.id).where(
+            sessions.c.id == session_id, sessions.c.built.is_(False), sessions.c.ended_at.is_not(None)
+        )
+    ).first()
+    if waiting is not None:
+        settle(conn, session_id, limits)
+
+
 def sweep(conn: Connection, run_id: str, limits: Limits) -> int:
     """Abandon open sessions that nobody uses any more and settle ended ones; returns how many were abandoned."""
     now = time.time()

@@ -1,0 +1,209 @@
+"""The proxy: an ASGI app over one run, its store and its engines.
+
+    agent ──► chat.py ──► calls.py ──► tree.py + renderer      messages → exact prompt ids
+                             │    └──► sampling.py ──► pool.py ──► SGLang
+                             └──► store (group commit)          before the answer's last event
+    rollout worker, client ──► lifecycle.py      groups, sessions, rewards, ends
+    trainer ──► publish.py                       weights, engine by engine
+    people ──► monitoring.py
+
+Background tasks: `EnginePool.watch` (who serves, who must catch up) and `_sweep` (sessions that nobody ends). Calls
+wait for a serving engine, never for the trainer; a publish waits for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql, sqlite
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from agentrl import __version__
+from agentrl.config import RunConfig
+from agentrl.engine.client import EngineClient
+from agentrl.errors import RequestError, StoreError
+from agentrl.proxy import chat, lifecycle, monitoring, publish
+from agentrl.proxy.dialects import openai_chat
+from agentrl.proxy.pool import Engine, EnginePool
+from agentrl.proxy.state import ProxyState
+from agentrl.proxy.tree import TreeCache
+from agentrl.rendering import load_renderer
+from agentrl.store import Database, interactions, runs, sessions
+from agentrl.tables import engines
+
+log = logging.getLogger(__name__)
+SWEEP_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `agentrl proxy` was started with."""
+
+    database_url: str
+    run_name: str
+    engine_urls: list[str]
+    admin_key: str
+    replica: str  # stable over restarts, so that a restarted proxy finds its own orphaned calls
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The ASGI app. Everything that can fail (database, model folder) fails at start-up, in the lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with _running(settings) as state:
+            app.state.proxy = state
+            yield
+
+    app = FastAPI(title="agentrl proxy", version=__version__, lifespan=lifespan)
+    app.include_router(lifecycle.router)
+    app.include_router(monitoring.router)
+    for prefix in ("", "/sessions/{session_id}"):
+        app.add_route(f"{prefix}/v1/chat/completions", chat.chat_completions, ["POST"], include_in_schema=False)
+        app.add_route(f"{prefix}/v1/models", chat.models, ["GET"], include_in_schema=False)
+    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(StoreError, _on_store_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    return app
+
+
+@asynccontextmanager
+async def _running(settings: Settings) -> AsyncIterator[ProxyState]:
+    database = Database(settings.database_url)
+    database.require_current()
+    with database.read() as conn:
+        run = runs.by_name(conn, settings.run_name)
+    config = RunConfig.model_validate(run.config)
+    limits = limits_of(config)
+
+    async def weights(version: int) -> str:
+        row = await state.read(runs.version, run.id, version)
+        return str(run.base_model if row is None or row.path is None else row.path)
+
+    async def changed(engine: Engine) -> None:
+        await state.write(_save_engine, run.id, engine)
+
+    async def load_tree(session_id: str) -> tuple[int, list[interactions.Node]]:
+        return await state.read(interactions.load_tree, session_id)
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+        clients = [EngineClient(url, http) for url in settings.engine_urls]
+        pool = EnginePool(clients, version=run.current_version, weights=weights, changed=changed)
+        state = ProxyState(
+            database=database, run_id=run.id, run_name=run.name, admin_key=settings.admin_key,
+            run_key_hash=run.key_hash, replica=settings.replica, renderer=load_renderer(Path(run.base_model)),
+            pool=pool, limits=limits, sampling=config.rollout.sampling.model_dump(exclude_none=True),
+            base_model=run.base_model, request_timeout_s=config.proxy.request_timeout_s,
+            max_body_bytes=config.proxy.max_body_bytes, trees=TreeCache(load_tree),
+        )  # fmt: skip
+        lost = await state.write(interactions.declare_lost, settings.replica)
+        if lost:
+            log.warning("%d calls of an earlier process of this proxy are lost", lost)
+        background = asyncio.create_task(_background(state), name="proxy-background")
+        try:
+            yield state
+        finally:
+            background.cancel()
+            with suppress(asyncio.CancelledError):
+                await background
+            await asyncio.to_thread(database.close)
+
+
+def limits_of(config: RunConfig) -> sessions.Limits:
+    """What admission and session ends need of a run's configuration."""
+    return sessions.Limits(
+        group_size=config.rollout.group_size,
+        min_group_size=config.rollout.min_group_size,
+        max_concurrent_groups=config.rollout.max_concurrent_groups,
+        max_staleness=config.trainer.max_staleness,
+        groups_per_step=config.trainer.groups_per_step,
+        reward_timeout_s=config.proxy.reward_timeout_s,
+        end_grace_s=config.proxy.end_grace_s,
+        session_timeout_s=config.proxy.session_timeout_s,
+    )
+
+
+async def _background(state: ProxyState) -> None:
+    """The background tasks; when one fails the proxy stops, visibly, rather than run without it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_resume(state))
+            group.create_task(state.pool.watch())
+            group.create_task(_sweep(state))
+    except* Exception as errors:
+        log.critical("a background task failed, stopping: %s", errors.exceptions[0], exc_info=errors)
+        signal.raise_signal(signal.SIGTERM)
+
+
+async def _resume(state: ProxyState) -> None:
+    """Finish a publish that a dead proxy began, as soon as an engine takes it."""
+    while True:
+        try:
+            return await publish.resume(state)
+        except RequestError as error:
+            log.info("%s; trying again", error)
+            await asyncio.sleep(1)
+
+
+async def _sweep(state: ProxyState) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_EVERY_S)
+        abandoned = await state.write(sessions.sweep, state.run_id, state.limits)
+        if abandoned:
+            log.warning("%d sessions were abandoned", abandoned)
+
+
+def _save_engine(conn: Connection, run_id: str, engine: Engine) -> None:
+    upsert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    values = {"state": engine.state, "version": engine.version, "error": engine.error, "last_seen_at": time.time()}
+    conn.execute(
+        upsert(engines)
+        .values(run_id=run_id, url=engine.url, **values)
+        .on_conflict_do_update(index_elements=["run_id", "url"], set_=values)
+    )
+
+
+def _error_response(error: RequestError) -> Response:
+    headers = {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:g}"}
+    return Response(
+        openai_chat.encode_error(error), status_code=error.status, headers=headers, media_type="application/json"
+    )
+
+
+async def _on_request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _error_response(error)
+
+
+async def _on_store_error(_: Request, error: Exception) -> Response:
+    log.error("%s", error)
+    return _error_response(RequestError(503, str(error), code="store_unavailable", retry_after_s=1.0))
+
+
+async def _on_validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    if first["type"] == "json_invalid":
+        return _error_response(RequestError(400, "the body is not valid JSON", code="invalid_json"))
+    return _error_response(RequestError(422, f"{where}: {first['msg']}", code="invalid_parameter", param=where))
+
+
+async def _on_http_exception(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error_response(RequestError(error.status_code, str(error.detail), code="http_error"))

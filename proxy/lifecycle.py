@@ -1,0 +1,200 @@
+"""Groups, sessions and rewards: `/groups`, `/sessions/…`, and the admin's `/admin/publish`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.errors import RequestError
+from agentrl.proxy import keys, publish
+from agentrl.proxy.keys import Power
+from agentrl.proxy.state import ProxyState
+from agentrl.schemas import Json, SessionStatus
+from agentrl.store import interactions, rewards, sessions
+from agentrl.store.codec import hash_key
+
+router = APIRouter(tags=["sessions"])
+
+
+class Body(BaseModel):
+    """Request bodies refuse unknown fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class GroupBody(Body):
+    """`task`, `size`, `metadata` and `sampling` are for evaluation; training groups get the run's next task."""
+
+    is_eval: bool = False
+    task: dict[str, Any] | None = None
+    size: int = Field(default=1, ge=1, le=1024)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    sampling: dict[str, Any] | None = None
+
+
+class SessionBody(Body):
+    """An outside program's own session."""
+
+    task: dict[str, Any] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class RewardBody(Body):
+    """One reward; without `interaction_id` it is the session's."""
+
+    value: float
+    interaction_id: str | None = None
+    name: str = Field(default="reward", max_length=100)
+    source: str = Field(default="agent", max_length=100)
+    idempotency_key: str | None = Field(default=None, max_length=200)
+
+
+class EndBody(Body):
+    """How the episode went."""
+
+    status: SessionStatus = SessionStatus.COMPLETED
+    error: str | None = None
+
+
+class PublishBody(Body):
+    """The version to publish; its folder is in the store."""
+
+    version: int = Field(ge=0)
+
+
+def _state(request: Request) -> ProxyState:
+    state: ProxyState = request.app.state.proxy
+    return state
+
+
+def _opened(request: Request, session_id: str, key: str, index: int) -> Json:
+    base = str(request.base_url).rstrip("/")
+    return {
+        "session_id": session_id,
+        "api_key": key,
+        "base_url": f"{base}/sessions/{session_id}/v1",
+        "sample_index": index,
+    }
+
+
+@router.post("/groups", status_code=201)
+async def start_group(body: GroupBody, request: Request) -> Json:
+    """Start the sessions of the run's next task, or of an evaluation task. 429 while admission refuses."""
+    state = _state(request)
+    keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
+    size = body.size if body.is_eval else state.limits.group_size
+    new_keys = [keys.new_key(Power.SESSION) for _ in range(size)]
+    hashes = [hash_key(key) for key in new_keys]
+    if body.is_eval:
+        if body.task is None:
+            raise RequestError(422, "an evaluation group brings its own task", code="invalid_parameter", param="task")
+        group = await state.write(
+            sessions.start_evaluation, state.run_id, hashes, body.task, body.metadata, body.sampling
+        )
+    else:
+        group = await state.write(sessions.start_group, state.run_id, state.limits, hashes)
+    opened = zip(group.session_ids, new_keys, strict=True)
+    return {
+        "group_id": group.group_id,
+        "task": {"id": group.task_id, "data": group.task},
+        "sessions": [_opened(request, sid, key, i) for i, (sid, key) in enumerate(opened)],
+    }
+
+
+@router.post("/sessions", status_code=201)
+async def start_session(body: SessionBody, request: Request) -> Json:
+    """Start one session for a program that brings its own task. 429 while admission refuses."""
+    state = _state(request)
+    keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
+    key = keys.new_key(Power.SESSION)
+    group = await state.write(
+        sessions.start_external, state.run_id, state.limits, hash_key(key), body.task, body.metadata
+    )
+    return {**_opened(request, group.session_ids[0], key, 0), "group_id": group.group_id}
+
+
+@router.get("/sessions/{session_id}")
+async def get_session(session_id: str, request: Request) -> Json:
+    """A session's status, calls and rewards."""
+    state = _state(request)
+    await keys.session_caller(request, state, session_id)
+    return await state.read(session_json, session_id)
+
+
+@router.post("/sessions/{session_id}/reward")
+async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
+    """Append a reward. `applied` is false when the session's trajectories are already leased or trained."""
+    state = _state(request)
+    await keys.session_caller(request, state, session_id)
+    interaction_id = body.interaction_id.removeprefix("chatcmpl-") if body.interaction_id else None
+    answer = await state.write(
+        rewards.add, session_id, value=body.value, interaction_id=interaction_id, name=body.name,
+        source=body.source, idempotency_key=body.idempotency_key,
+    )  # fmt: skip
+    await state.write(sessions.settle_rewarded, session_id, state.limits)
+    return {"reward_id": answer.reward_id, "applied": answer.applied}
+
+
+@router.post("/sessions/{session_id}/end")
+async def end(session_id: str, body: EndBody, request: Request) -> Json:
+    """Seal the session; its trajectories are built once no call runs any more."""
+    if body.status not in (SessionStatus.COMPLETED, SessionStatus.FAILED):
+        raise RequestError(422, "status must be completed or failed", code="invalid_parameter", param="status")
+    return await _end(session_id, body.status, body.error, request)
+
+
+@router.delete("/sessions/{session_id}")
+async def abandon(session_id: str, request: Request) -> Json:
+    """Give the session up; nothing of it is trained."""
+    return await _end(session_id, SessionStatus.ABANDONED, None, request)
+
+
+async def _end(session_id: str, status: SessionStatus, error: str | None, request: Request) -> Json:
+    state = _state(request)
+    await keys.session_caller(request, state, session_id)
+    result = await state.write(sessions.end, session_id, status, error, state.limits)
+    state.forget(session_id)
+    calls = await state.read(interactions.of_session, session_id)
+    return {"status": result, "interactions": len(calls)}
+
+
+@router.get("/sessions/{session_id}/trace")
+async def trace(session_id: str, request: Request) -> Json:
+    """Every call of the session with messages, token ids, logprobs and version spans."""
+    state = _state(request)
+    await keys.session_caller(request, state, session_id)
+    summary = await state.read(session_json, session_id)
+    return {**summary, "calls": await state.read(interactions.trace, session_id)}
+
+
+@router.post("/admin/publish", tags=["admin"])
+async def publish_version(body: PublishBody, request: Request) -> Json:
+    """Bring every engine to a version and move the run to it."""
+    state = _state(request)
+    keys.require(await keys.authenticate(request, state), Power.ADMIN)
+    return await publish.publish(state, body.version)
+
+
+def session_json(conn: Any, session_id: str) -> Json:
+    """A session as people and programs see it. Raises RequestError 404."""
+    row = sessions.get(conn, session_id)
+    if row is None:
+        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+    calls = interactions.of_session(conn, session_id)
+    return {
+        "session_id": row.id,
+        "run_id": row.run_id,
+        "group_id": row.group_id,
+        "sample_index": row.sample_index,
+        "status": row.status,
+        "is_eval": row.is_eval,
+        "metadata": row.metadata,
+        "error": row.error,
+        "created_at": row.created_at,
+        "ended_at": row.ended_at,
+        "interactions": len(calls),
+        "forks": [call.fork_reason for call in calls if call.fork_reason],
+        "rewards": rewards.history(conn, session_id),
+    }

@@ -1,0 +1,147 @@
+"""Looking at runs: `/health` and `/api/…`, documented by OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from sqlalchemy import Connection, Row, func, select, text
+
+from agentrl.errors import RequestError
+from agentrl.proxy import keys
+from agentrl.proxy.lifecycle import session_json
+from agentrl.proxy.state import ProxyState
+from agentrl.schemas import Json
+from agentrl.store import events, interactions, runs, sessions, steps
+from agentrl.tables import engines, step_trajectories
+
+router = APIRouter(tags=["monitoring"])
+
+
+async def _authenticated(request: Request) -> ProxyState:
+    state: ProxyState = request.app.state.proxy
+    keys.require(await keys.authenticate(request, state), keys.Power.RUN, keys.Power.ADMIN)
+    return state
+
+
+@router.get("/health")
+async def health() -> Json:
+    """Answers as soon as the proxy takes calls; needs no key."""
+    return {"status": "ok"}
+
+
+@router.get("/api/run")
+async def current_run(request: Request) -> Json:
+    """The run that this proxy serves."""
+    state = await _authenticated(request)
+    return await state.read(_run_by_id, state.run_id)
+
+
+@router.get("/api/runs")
+async def list_runs(request: Request) -> list[Json]:
+    """Every run of the database, newest first."""
+    state = await _authenticated(request)
+    return await state.read(lambda conn: [_run_json(conn, row) for row in runs.all_runs(conn)])
+
+
+@router.get("/api/runs/{run_id}")
+async def get_run(run_id: str, request: Request) -> Json:
+    """One run: status, versions, admission, groups and trajectories by state."""
+    state = await _authenticated(request)
+    return await state.read(_run_by_id, run_id)
+
+
+@router.get("/api/runs/{run_id}/steps")
+async def get_steps(run_id: str, request: Request) -> list[Json]:
+    """The run's optimizer steps with metrics and staleness."""
+    state = await _authenticated(request)
+    return await state.read(_steps_json, run_id)
+
+
+@router.get("/api/runs/{run_id}/steps/{step}/lineage")
+async def get_lineage(run_id: str, step: int, request: Request) -> list[Json]:
+    """What a step trained: its trajectories and calls with staleness, return and advantage."""
+    state = await _authenticated(request)
+    return await state.read(_lineage_json, run_id, step)
+
+
+@router.get("/api/runs/{run_id}/events")
+async def get_events(run_id: str, request: Request, kind: str | None = None) -> list[Json]:
+    """The run's timeline."""
+    state = await _authenticated(request)
+    rows = await state.read(events.of_run, run_id, kind)
+    return [_plain(row) for row in rows]
+
+
+@router.get("/api/runs/{run_id}/evaluations")
+async def get_evaluations(run_id: str, request: Request) -> list[Json]:
+    """Ended evaluation sessions with their metadata and reward."""
+    state = await _authenticated(request)
+    return await state.read(sessions.evaluations, run_id)
+
+
+@router.get("/api/sessions/{session_id}")
+async def get_session(session_id: str, request: Request) -> Json:
+    """A session and its calls."""
+    state = await _authenticated(request)
+    summary = await state.read(session_json, session_id)
+    calls = await state.read(interactions.of_session, session_id)
+    return {**summary, "calls": [_plain(call) for call in calls]}
+
+
+@router.get("/api/engines")
+async def get_engines(request: Request) -> list[Json]:
+    """The engines of the run as the store knows them."""
+    state = await _authenticated(request)
+    return await state.read(
+        lambda conn: [_plain(r) for r in conn.execute(select(engines).where(engines.c.run_id == state.run_id))]
+    )
+
+
+def _plain(row: Row[Any]) -> Json:
+    return dict(row._mapping)
+
+
+def _run_by_id(conn: Connection, run_id: str) -> Json:
+    row = next((row for row in runs.all_runs(conn) if row.id == run_id), None)
+    if row is None:
+        raise RequestError(404, f"no run {run_id!r}", code="run_not_found")
+    return _run_json(conn, row)
+
+
+def _run_json(conn: Connection, row: Row[Any]) -> Json:
+    public = {k: v for k, v in _plain(row).items() if k != "key_hash"}
+    return {**public, "steps": row.target_steps, **runs.state_counts(conn, row.id)}
+
+
+def _steps_json(conn: Connection, run_id: str) -> list[Json]:
+    staleness = {
+        row.step_id: row
+        for row in conn.execute(
+            select(
+                step_trajectories.c.step_id,
+                func.count().label("trajectories"),
+                func.max(step_trajectories.c.staleness_max).label("staleness_max"),
+                func.sum(step_trajectories.c.tokens_trained).label("tokens_trained"),
+            ).group_by(step_trajectories.c.step_id)
+        )
+    }
+    result = []
+    for step in steps.of_run(conn, run_id):
+        item = _plain(step)
+        if (row := staleness.get(step.id)) is not None:
+            item |= {
+                "trajectories": row.trajectories,
+                "staleness_max": row.staleness_max,
+                "tokens_trained": row.tokens_trained,
+            }
+        result.append(item)
+    return result
+
+
+def _lineage_json(conn: Connection, run_id: str, step: int) -> list[Json]:
+    query = text(
+        "SELECT * FROM lineage WHERE run_id = :run AND step = :step AND step_state != 'rolled_back' "
+        "ORDER BY trajectory_id, position"
+    )
+    return [dict(row._mapping) for row in conn.execute(query, {"run": run_id, "step": step})]

@@ -1,0 +1,166 @@
+"""The engines behind the proxy: which of them serve, which one a session uses, and how one comes (back) in.
+
+An engine serves only while it answers and reports the run's current version. One that restarted (base weights), or
+that missed a publish, is brought to that version first. Paused is not dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agentrl.engine.client import EngineClient
+from agentrl.errors import EngineError, EngineUnavailable
+
+log = logging.getLogger(__name__)
+WATCH_EVERY_S = 1.0
+PROBE_TIMEOUT_S = 10.0
+
+
+class EngineState(StrEnum):
+    """What the pool believes of an engine; the same words as in the store."""
+
+    SERVING = "serving"
+    UPDATING = "updating"
+    DEAD = "dead"
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine of the pool."""
+
+    client: EngineClient
+    state: EngineState = EngineState.DEAD
+    version: int | None = None
+    running: int = 0  # calls of ours
+    tainted: bool = False  # an update did not finish: its label says nothing about its weights
+    error: str | None = None
+    last_seen_at: float = 0.0
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self.client.url
+
+
+class EnginePool:
+    """Sticky, least-loaded choice among serving engines, and the watch that keeps the list true.
+
+    `weights` names the folder of a version; `changed` is called after an engine's state changed.
+    """
+
+    def __init__(
+        self,
+        clients: list[EngineClient],
+        *,
+        version: int,
+        weights: Callable[[int], Awaitable[str]],
+        changed: Callable[[Engine], Awaitable[None]],
+    ) -> None:
+        self.engines = [Engine(client) for client in clients]
+        self.version = version
+        self.update_lock = asyncio.Lock()  # one publisher at a time
+        self._weights = weights
+        self._changed = changed
+        self._sticky: dict[str, Engine] = {}
+        self._news = asyncio.Condition()
+
+    async def watch(self) -> None:
+        """Probe every engine, for ever; the task that runs this is the pool's only background work."""
+        while True:
+            for engine in self.engines:
+                if engine.state is not EngineState.UPDATING:
+                    await self.probe(engine)
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    async def probe(self, engine: Engine) -> None:
+        """Ask an engine for its version; bring it to the run's version when it has another one."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                info = await engine.client.model_info()
+        except (EngineError, TimeoutError) as error:
+            await self.set_state(engine, EngineState.DEAD, error=str(error) or "no answer in time")
+            return
+        engine.last_seen_at = time.time()
+        engine.version = _number(info.version)
+        async with self.update_lock:
+            if engine.version == self.version and not engine.tainted:
+                await self.set_state(engine, EngineState.SERVING)
+                return
+            try:
+                await self.load(engine, self.version)
+            except EngineError as error:
+                await self.set_state(engine, EngineState.DEAD, error=str(error))
+
+    async def load(self, engine: Engine, version: int) -> float:
+        """Put `version` on an engine: pause, update, check, continue. Returns the seconds that it stood still.
+
+        Raises EngineError when the engine does not report the version afterwards.
+        """
+        path = await self._weights(version)
+        await self.set_state(engine, EngineState.UPDATING)
+        started = time.monotonic()
+        engine.tainted = True
+        await engine.client.pause("retract")
+        try:
+            await engine.client.update_weights_from_disk(path, str(version))
+            reported = (await engine.client.model_info()).version
+        finally:
+            await engine.client.continue_generation()
+        stall_s = time.monotonic() - started
+        if reported != str(version):
+            raise EngineError(f"{engine.url} reports version {reported!r} after an update to {version}")
+        engine.version, engine.tainted = version, False
+        await self.set_state(engine, EngineState.SERVING)
+        return stall_s
+
+    async def acquire(self, session_id: str, deadline: float) -> Engine:
+        """The session's engine, or the least loaded one that serves; waits for one until `deadline` (monotonic).
+
+        Raises EngineUnavailable when none serves in time. Give it back with `release`.
+        """
+        while True:
+            serving = [e for e in self.engines if e.state is not EngineState.DEAD]
+            if serving:
+                engine = self._sticky.get(session_id)
+                if engine not in serving:
+                    order = hashlib.blake2b(session_id.encode()).digest()[0]
+                    engine = min(serving, key=lambda e: (e.running, (serving.index(e) + order) % len(serving)))
+                    self._sticky[session_id] = engine
+                assert engine is not None
+                engine.running += 1
+                return engine
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise EngineUnavailable("no inference engine is serving")
+            try:
+                async with asyncio.timeout(left), self._news:
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    def release(self, engine: Engine) -> None:
+        """The call that acquired the engine is over."""
+        engine.running -= 1
+
+    def forget(self, session_id: str) -> None:
+        """The session has ended."""
+        self._sticky.pop(session_id, None)
+
+    async def set_state(self, engine: Engine, state: EngineState, error: str | None = None) -> None:
+        """Record what became of an engine and wake who waits for one."""
+        before, engine.state, engine.error = engine.state, state, error
+        if before is not state:
+            log.info("engine %s is %s%s", engine.url, state, f": {error}" if error else "")
+            await self._changed(engine)
+        async with self._news:
+            self._news.notify_all()
+
+
+def _number(label: str) -> int | None:
+    return int(label) if label.isdecimal() else None

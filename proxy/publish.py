@@ -1,0 +1,67 @@
+"""Publishing weights: engine by engine, so that some always serve; the run moves once every serving engine has them."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from sqlalchemy import Connection, Row, select
+
+from agentrl.errors import EngineError, RequestError
+from agentrl.proxy.pool import EngineState
+from agentrl.proxy.state import ProxyState
+from agentrl.schemas import Json, VersionState
+from agentrl.store import events, runs, steps
+from agentrl.tables import weight_versions
+
+log = logging.getLogger(__name__)
+
+
+async def publish(state: ProxyState, version: int) -> Json:
+    """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
+
+    An engine that fails is ejected; the pool brings it to the run's version when it answers again.
+    Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it.
+    """
+    row = await state.read(runs.version, state.run_id, version)
+    if row is None:
+        raise RequestError(404, f"run {state.run_name} has no version {version}", code="version_not_found")
+    if row.state == VersionState.ROLLED_BACK:
+        raise RequestError(409, f"version {version} was rolled back", code="version_rolled_back")
+    stalls: dict[str, float] = {}
+    started = time.time()
+    async with state.pool.update_lock:
+        for engine in state.pool.engines:
+            try:
+                stalls[engine.url] = await state.pool.load(engine, version)
+            except EngineError as error:
+                await state.pool.set_state(engine, EngineState.DEAD, error=str(error))
+        if not stalls:
+            raise RequestError(503, f"no engine took version {version}", code="publish_failed", retry_after_s=1.0)
+        await state.write(_move, state.run_id, version, stalls, started)
+        state.pool.version = version
+    return {"version": version, "stall_s": stalls}
+
+
+async def resume(state: ProxyState) -> None:
+    """Finish what a dead replica began: the newest version that is durable but not published."""
+    version = await state.read(_pending, state.run_id)
+    if version is not None:
+        log.info("finishing the publish of version %d", version)
+        await publish(state, version)
+
+
+def _move(conn: Connection, run_id: str, version: int, stalls: dict[str, float], started: float) -> None:
+    steps.mark_published(conn, run_id, version)
+    data = {"version": version, "stall_s": stalls, "start": started, "end": time.time()}
+    events.record(conn, run_id, "publish", data, "proxy")
+
+
+def _pending(conn: Connection, run_id: str) -> int | None:
+    row: Row[tuple[int]] | None = conn.execute(
+        select(weight_versions.c.version)
+        .where(weight_versions.c.run_id == run_id, weight_versions.c.state == VersionState.PENDING)
+        .order_by(weight_versions.c.version.desc())
+        .limit(1)
+    ).first()
+    return None if row is None else row.version

@@ -1,0 +1,124 @@
+"""Sampling one answer, across engine deaths and aborts: the caller sees one stream of pieces.
+
+A segment that ends without its own end (the engine died, a publish aborted it) is continued by prompt + tokens so far
+on whichever engine serves next. The version spans say who sampled what.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from agentrl.engine.client import EngineClient
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
+from agentrl.proxy.pool import EnginePool, EngineState
+from agentrl.schemas import Json, VersionSpan
+
+log = logging.getLogger(__name__)
+MAX_SEGMENTS = 8
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The answer so far. `spans` cover `output_ids` whenever the stream has ended."""
+
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    finish_reason: str | None = None
+    cached_tokens: int | None = None
+    first_token_at: float | None = None
+    engine_url: str = ""
+
+
+async def sample(
+    pool: EnginePool,
+    sampled: Sampled,
+    *,
+    session_id: str,
+    rid: str,
+    prompt_ids: list[int],
+    params: Json,
+    deadline: float,
+) -> AsyncGenerator[list[int], None]:
+    """Fill `sampled`, yielding the new ids of each piece. `params` are SGLang's, with `max_new_tokens`.
+
+    Raises RequestError: 400 when the engine refuses the request, 503 when no engine serves before `deadline`
+    (monotonic seconds), 502 when an answer cannot be continued.
+    """
+    for segment in range(MAX_SEGMENTS):
+        try:
+            engine = await pool.acquire(session_id, deadline)
+        except EngineUnavailable as error:
+            raise RequestError(503, str(error), code="engine_unavailable", retry_after_s=1.0) from error
+        sampled.engine_url = engine.url
+        start, before = len(sampled.output_ids), sampled.spans
+        budget = params["max_new_tokens"] - start
+        # The engine matches rids by prefix: all of them have one length, and a segment has its own.
+        segment_rid = f"{rid}-{segment:02d}"
+        finished = False
+        try:
+            async for chunk in engine.client.generate(
+                rid=segment_rid,
+                input_ids=prompt_ids + sampled.output_ids,
+                sampling_params=params | {"max_new_tokens": budget},
+                routing_key=session_id,
+            ):
+                if chunk.output_ids and sampled.first_token_at is None:
+                    sampled.first_token_at = time.time()
+                if sampled.cached_tokens is None:
+                    sampled.cached_tokens = chunk.cached_tokens
+                sampled.output_ids += chunk.output_ids
+                sampled.logprobs += chunk.logprobs
+                if chunk.versions is not None:
+                    sampled.spans = _extend(before, start, chunk.versions)
+                if chunk.finish_reason is not None:
+                    sampled.finish_reason = chunk.finish_reason
+                    finished = chunk.finish_reason != "abort"
+                if chunk.output_ids:
+                    yield chunk.output_ids
+                if time.monotonic() > deadline:
+                    raise RequestError(504, "the answer was not finished in time", code="deadline_exceeded")
+        except EngineRejected as error:
+            raise RequestError(400, f"the engine refused the request: {error}", code="engine_rejected") from error
+        except EngineUnavailable as error:
+            await pool.set_state(engine, EngineState.DEAD, error=str(error))
+        except EngineError as error:
+            raise RequestError(502, f"the engine failed: {error}", code="engine_error") from error
+        finally:
+            pool.release(engine)
+            if not finished:
+                await _abort(engine.client, segment_rid)
+        if finished:
+            return
+        covered = sampled.spans[-1].end if sampled.spans else 0
+        if covered < len(sampled.output_ids):
+            raise RequestError(
+                502, "the engine died before it said which weights sampled these tokens", code="engine_died"
+            )
+        if len(sampled.output_ids) >= params["max_new_tokens"]:
+            sampled.finish_reason = "length"
+            return
+    raise RequestError(502, f"the answer was interrupted {MAX_SEGMENTS} times", code="engine_died")
+
+
+def _extend(before: list[VersionSpan], start: int, spans: list[VersionSpan]) -> list[VersionSpan]:
+    """`before` and the spans of the segment that began at `start`; neighbours of one version become one span."""
+    merged = list(before)
+    for span in spans:
+        shifted = VersionSpan(version=span.version, start=span.start + start, end=span.end + start)
+        if merged and merged[-1].version == shifted.version:
+            merged[-1] = VersionSpan(version=shifted.version, start=merged[-1].start, end=shifted.end)
+        else:
+            merged.append(shifted)
+    return merged
+
+
+async def _abort(client: EngineClient, rid: str) -> None:
+    """Free what the engine still computes for `rid`; an engine that is gone computes nothing."""
+    try:
+        await client.abort(rid)
+    except EngineError as error:
+        log.info("abort of %s: %s", rid, error)

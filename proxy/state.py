@@ -1,0 +1,59 @@
+"""What one proxy process holds. Nothing here is truth: all of it can be rebuilt from the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sqlalchemy import Row
+
+from agentrl.proxy.pool import EnginePool
+from agentrl.proxy.tree import TreeCache
+from agentrl.rendering import Renderer
+from agentrl.schemas import Json
+from agentrl.store import Database
+from agentrl.store.sessions import Limits
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class ProxyState:
+    """The parts that routes share. `read` and `write` run store functions off the event loop."""
+
+    database: Database
+    run_id: str
+    run_name: str
+    admin_key: str
+    run_key_hash: str
+    replica: str
+    renderer: Renderer
+    pool: EnginePool
+    limits: Limits
+    sampling: Json  # forced on training sessions
+    base_model: str
+    request_timeout_s: float
+    max_body_bytes: int
+    trees: TreeCache
+    session_keys: dict[str, str] = field(default_factory=dict)  # key hash → session id
+    sessions: dict[str, Row[Any]] = field(default_factory=dict)  # immutable facts of live sessions
+
+    async def write(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `unit(conn, …)` in the next group commit; returns once it is durable."""
+        return await asyncio.wrap_future(self.database.submit(unit, *args, **kwargs))
+
+    async def read(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `query(conn, …)` in a thread, in a transaction of its own."""
+
+        def run() -> T:
+            with self.database.read() as conn:
+                return query(conn, *args, **kwargs)
+
+        return await asyncio.to_thread(run)
+
+    def forget(self, session_id: str) -> None:
+        """Drop what is cached about a session that ended."""
+        self.sessions.pop(session_id, None)
+        self.trees.forget(session_id)
