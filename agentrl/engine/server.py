@@ -1,26 +1,184 @@
 """One SGLang server as a child process: command line, environment, start-up, log file, end.
 
-    launch(spec) ──► ServerProcess ──► wait_healthy(on_wait) ──► … ──► stop()
+    launch(spec) ──► Server ──► await wait_healthy(on_progress) ──► … ──► stop()
 
-The server leads its own process group, which `stop` ends as a whole. It also ends when its parent dies, however that
-happens: the kernel sends the leader SIGTERM, and a small watchdog process ends the rest of the group.
+A guard process (guard.py) stands between: it ends the server, with everything the server started, when we ask or die.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import aiohttp
 
+from agentrl.engine import guard
+from agentrl.engine.client import EngineClient, Health
 from agentrl.errors import EngineUnavailable, UserError
+from agentrl.models import check_model_folder
+
+STOP_TIMEOUT_S = guard.GRACE_S + 10
+POLL_S = 0.25
+
+Progress = Callable[[float, str], None]
+"""Called while a server starts: seconds so far, last line of its log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    """How to launch one server. Base weights are served as version `weight_version`."""
+
+    model: Path
+    port: int
+    log_file: Path
+    host: str = "127.0.0.1"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "float32"
+    max_total_tokens: int = 16384
+    max_running_requests: int = 64
+    weight_version: int = 0
+    extra_args: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """Where the server answers."""
+        return f"http://{self.host}:{self.port}"
+
+
+def argv(spec: EngineSpec) -> list[str]:
+    """The command line of `spec`; later arguments win, so `extra_args` can override any of ours."""
+    options = {
+        "--model-path": str(spec.model),
+        "--host": spec.host,
+        "--port": str(spec.port),
+        "--device": spec.device,
+        "--dtype": spec.dtype,
+        "--max-total-tokens": str(spec.max_total_tokens),
+        "--max-running-requests": str(spec.max_running_requests),
+        "--weight-version": str(spec.weight_version),
+    }
+    if spec.device == "cpu":
+        options["--attention-backend"] = "torch_native"
+    flags = ["--incremental-streaming-output", "--skip-server-warmup", "--sleep-on-idle"]
+    pairs = [part for option in options.items() for part in option]
+    return [sys.executable, "-m", "sglang.launch_server", *pairs, *flags, *spec.extra_args]
+
+
+def environment(spec: EngineSpec) -> dict[str, str]:
+    """Our environment, offline; on a CPU without SGLang's core binding and with idle threads that sleep."""
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if spec.device == "cpu":
+        env |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+        env.pop("SGLANG_USE_CPU_ENGINE", None)
+    return env
+
+
+def launch(spec: EngineSpec) -> Server:
+    """Start a server; returns at once. Raises UserError where the model folder or the port cannot be used."""
+    check_model_folder(spec.model)
+    check_port(spec.host, spec.port)
+    spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+    with spec.log_file.open("ab") as log:
+        log_start = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, *argv(spec)],
+            env=environment(spec),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Server(spec, process, log_start)
+
+
+class Server:
+    """A launched server. It may still be starting, or be dead."""
+
+    def __init__(self, spec: EngineSpec, process: subprocess.Popen[bytes], log_start: int = 0) -> None:
+        self.spec = spec
+        self.url = spec.url
+        self.started_at = time.monotonic()
+        self._process = process
+        self._log_start = log_start
+
+    @property
+    def pid(self) -> int:
+        """Process id of the guard; the server is its child."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    async def wait_healthy(self, timeout_s: float = 300.0, on_progress: Progress | None = None) -> None:
+        """Return when the server serves. Raises EngineUnavailable, with the log's last lines, if it dies or is late."""
+        async with aiohttp.ClientSession() as http:
+            client = EngineClient(self.url, http)
+            while await client.health() is not Health.SERVING:
+                elapsed_s = time.monotonic() - self.started_at
+                if self.returncode is not None:
+                    raise EngineUnavailable(f"the engine ended with status {self.returncode}{self._log_excerpt()}")
+                if elapsed_s > timeout_s:
+                    raise EngineUnavailable(f"the engine is not healthy after {timeout_s:.0f} s{self._log_excerpt()}")
+                if on_progress is not None:
+                    on_progress(elapsed_s, "".join(self.log_tail(1)))
+                await asyncio.sleep(POLL_S)
+
+    async def wait(self) -> int:
+        """Wait until the server ends; its exit status."""
+        while True:
+            if (status := self.returncode) is not None:
+                return status
+            await asyncio.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """End the server and everything it started; returns when all of it is gone."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # what the guard waits for
+        self._process.wait(STOP_TIMEOUT_S)
+
+    def log_tail(self, n: int) -> list[str]:
+        """The last `n` non-empty lines that this server wrote."""
+        with self.spec.log_file.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, end - 16384))
+            text = log.read().decode(errors="replace")
+        return [line.strip() for line in text.splitlines() if line.strip()][-n:]
+
+    def _log_excerpt(self) -> str:
+        return "; its log ends:\n  " + "\n  ".join(self.log_tail(8)) + f"\n(all of it: {self.spec.log_file})"
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UserError if nothing can listen on host:port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def pick_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """`auto` takes CUDA where torch sees a GPU."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -79,7 +79,7 @@ def warm_up(model: Any, tokenizer: Any, rng: random.Random) -> int:
     held_out = _encode([random_word(rng) for _ in range(256)], tokenizer)
     for step in range(1, MAX_STEPS + 1):
         batch = _encode([random_word(rng) for _ in range(BATCH)], tokenizer)
-        loss = -_answer_logprobs(model, batch).mean()
+        loss: Any = -_answer_logprobs(model, batch).mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

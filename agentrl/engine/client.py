@@ -1,0 +1,205 @@
+"""The one module that knows SGLang's URLs: generate with exact token ids, change weights, pause, health.
+
+    generate: POST /generate, server-sent events ──► Chunk, Chunk, …, Chunk(finish_reason=…)
+
+A chunk holds only new tokens, whichever way the server streams. The last one carries the version spans of all tokens.
+What a server leaves out (ids, logprobs, versions) is an EngineError here, never a guess further up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import orjson
+
+from agentrl.engine.stream import Chunk, ChunkReader, parse_version, sse_data
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
+from agentrl.schemas import Json
+
+__all__ = ["Chunk", "EngineClient", "EngineInfo", "Health", "PauseMode"]
+
+PauseMode = Literal["retract", "in_place", "abort"]
+ROUTING_HEADER = "X-SMG-Routing-Key"
+
+
+class Health(StrEnum):
+    """What a server says about itself."""
+
+    SERVING = "serving"
+    PAUSED = "paused"  # alive, holds requests back; also while it starts
+    DEAD = "dead"  # nobody answers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """What a server reports about the weights it serves."""
+
+    model_path: str
+    version: str  # the label as reported; a decimal number on servers that we launched
+
+    @property
+    def weight_version(self) -> int:
+        """The label as a number. Raises EngineError where it is none, for example SGLang's `default`."""
+        return parse_version(self.version)
+
+
+class EngineClient:
+    """One server. Owns no connection and no state: `http` belongs to the caller and may be shared by many clients."""
+
+    def __init__(
+        self, url: str, http: aiohttp.ClientSession, *, timeout_s: float = 600.0, control_timeout_s: float = 120.0
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._http = http
+        self._timeout_s = timeout_s
+        self._control_timeout_s = control_timeout_s
+
+    async def generate(
+        self,
+        *,
+        rid: str,
+        input_ids: Sequence[int],
+        sampling_params: Json,
+        routing_key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Sample; yields chunks until one has a finish reason.
+
+        `rid` must be unique and of fixed length, because the server aborts by prefix. Closing the generator drops the
+        connection, upon which the server aborts the request. `timeout_s` bounds the whole call, also while paused.
+        """
+        body = {
+            "rid": rid,
+            "input_ids": [int(i) for i in input_ids],
+            "sampling_params": sampling_params,
+            "return_logprob": True,
+            "stream": True,
+        }
+        headers = {ROUTING_HEADER: routing_key} if routing_key is not None else None
+        reader = ChunkReader()
+        async with self._request("POST", "/generate", body, timeout_s or self._timeout_s, headers) as response:
+            async for data in sse_data(response.content.iter_any()):
+                if data == b"[DONE]":
+                    break
+                chunk = reader.read(_decode(data))
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        raise EngineUnavailable(f"{self.url} ended the stream of {rid} before its finish reason")
+
+    async def abort(self, rid: str) -> None:
+        """Stop a request; its stream ends with finish reason `abort`. Unknown ids are ignored."""
+        await self._post("/abort_request", {"rid": rid})
+
+    async def pause(self, mode: PauseMode = "retract") -> None:
+        """Hold all requests. `retract` lets the cache be flushed, `in_place` keeps it, `abort` ends the requests."""
+        await self._post("/pause_generation", {"mode": mode})
+
+    async def continue_generation(self) -> None:
+        """Undo `pause`; harmless on a server that is not paused."""
+        await self._post("/continue_generation", {})
+
+    async def update_weights_from_disk(self, path: Path | str, version: int, flush_cache: bool = True) -> None:
+        """Load safetensors (all tensors or some) and report them as `version` from now on.
+
+        Raises EngineRejected with the server's message; the weights are then unknown: read `model_info`.
+        """
+        body = {"model_path": str(path), "weight_version": str(version), "flush_cache": flush_cache}
+        answer = await self._post("/update_weights_from_disk", body)
+        if not answer.get("success"):
+            raise EngineRejected(f"{self.url} did not load {path}: {answer.get('message')}")
+
+    async def flush_cache(self) -> None:
+        """Forget all cached prefixes. Raises EngineRejected while requests run."""
+        await self._post("/flush_cache", {})
+
+    async def model_info(self) -> EngineInfo:
+        """The model and the weight version that the server reports."""
+        info = await self._call("GET", "/model_info")
+        try:
+            return EngineInfo(model_path=info["model_path"], version=info["weight_version"])
+        except KeyError as error:
+            raise EngineError(f"{self.url}/model_info reports no {error}") from error
+
+    async def checksum(self) -> str:
+        """A digest of the weights in memory: equal for servers that serve equal weights. Takes a pass over them."""
+        answer = await self._post("/weights_checker", {"action": "checksum"})
+        ranks = [rank["checksums"] for rank in answer["ranks"]]
+        return hashlib.sha256(orjson.dumps(ranks, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+    async def health(self, timeout_s: float = 10.0) -> Health:
+        """Tell paused from dead. Asks nothing of the model, so it answers at once also under load."""
+        try:
+            async with self._request("GET", "/ready", None, timeout_s):
+                return Health.SERVING
+        except EngineUnavailable:
+            return Health.DEAD
+        except EngineRejected:  # 404: an older server, whose /health samples a token and fails while paused
+            return await self._health_by_sampling()
+        except EngineError:  # 503
+            return Health.PAUSED
+
+    async def _health_by_sampling(self) -> Health:
+        try:
+            async with self._request("GET", "/health", None, 30.0):
+                return Health.SERVING
+        except EngineUnavailable:
+            return Health.DEAD
+        except EngineError:
+            return Health.PAUSED
+
+    async def _post(self, path: str, body: Json) -> Json:
+        return await self._call("POST", path, body)
+
+    async def _call(self, method: str, path: str, body: Json | None = None) -> Json:
+        async with self._request(method, path, body, self._control_timeout_s) as response:
+            raw = await response.read()
+            return _decode(raw) if response.content_type == "application/json" and raw else {}
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: Json | None, timeout_s: float, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One exchange; every way it can fail becomes one of our three errors."""
+        where = f"{self.url}{path}"
+        data = None if body is None else orjson.dumps(body)
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10)
+        try:
+            async with self._http.request(method, where, data=data, headers=headers, timeout=timeout) as response:
+                if response.status >= 400:
+                    message = _error_message(await response.read())
+                    kind = EngineRejected if response.status < 500 else EngineError
+                    raise kind(f"{where} answered {response.status}: {message}")
+                yield response
+        except TimeoutError as error:
+            raise EngineUnavailable(f"{where} did not answer within {timeout_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineUnavailable(f"{where} failed: {str(error) or type(error).__name__}") from error
+
+
+def _decode(raw: bytes) -> Json:
+    try:
+        value: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise EngineError(f"the engine sent no valid JSON: {raw[:200]!r}") from error
+    if not isinstance(value, dict):
+        raise EngineError(f"the engine sent {type(value).__name__} where an object was due")
+    return value
+
+
+def _error_message(raw: bytes) -> str:
+    """SGLang words its errors as {"error": "…"}, {"error": {"message": "…"}} or {"message": "…"}; else the raw text."""
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return raw.decode(errors="replace").strip()[:500] or "no message"
+    error = value.get("error", value) if isinstance(value, dict) else value
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]

@@ -1,0 +1,121 @@
+"""From SGLang's event stream to chunks of new tokens; pure, apart from the bytes it awaits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agentrl.errors import EngineError, EngineRejected
+from agentrl.schemas import Json, VersionSpan
+
+T = TypeVar("T")
+FINISH_REASONS = frozenset({"stop", "length", "abort"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """New tokens of one response. `output_ids` and `logprobs` share one length, which may be 0."""
+
+    output_ids: list[int]
+    logprobs: list[float]  # of the temperature-scaled distribution
+    finish_reason: str | None = None  # stop | length | abort; on the last chunk only
+    matched_stop: int | str | None = None  # the token id or string that stopped it
+    versions: list[VersionSpan] | None = None  # over all output tokens so far; None until the engine reports them
+    version_label: int | None = None
+    """The version that the engine named when it sent this chunk. Tokens that were sampled before a weight update may
+    be sent after it, so it is an upper bound; `versions` is exact."""
+    cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+
+
+class ChunkReader:
+    """Reads the events of one response in order, from a server that streams increments or everything so far."""
+
+    def __init__(self) -> None:
+        self._n_read = 0  # output tokens seen so far
+
+    def read(self, event: Json) -> Chunk:
+        """The next chunk. Raises EngineRejected or EngineError where the event is an error or lacks what we need."""
+        if "error" in event:
+            raise _stream_error(event["error"])
+        try:
+            meta = event["meta_info"]
+            ids: list[int] = event["output_ids"]
+            triples: list[tuple[float, int, Any]] = meta["output_token_logprobs"]
+            total: int = meta["completion_tokens"]
+            reason: Json | None = meta["finish_reason"]
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"the engine's answer lacks {error}: it cannot be recorded") from error
+        n_new = total - self._n_read
+        ids, triples = _newest(ids, n_new, total), _newest(triples, n_new, total)
+        if [triple[1] for triple in triples] != ids:
+            raise EngineError("the engine's logprobs belong to other tokens than its output ids")
+        self._n_read = total
+        kind = None if reason is None else reason["type"]
+        if reason is not None:
+            _check_reason(reason)
+        return Chunk(
+            output_ids=ids,
+            logprobs=[triple[0] for triple in triples],
+            finish_reason=kind,
+            matched_stop=None if reason is None else reason.get("matched"),
+            versions=_spans(meta.get("weight_versions"), total, required=reason is not None),
+            version_label=parse_version(meta["weight_version"]) if "weight_version" in meta else None,
+            cached_tokens=meta.get("cached_tokens", 0),
+        )
+
+
+def _newest(items: list[T], n_new: int, total: int) -> list[T]:
+    """The last `n_new` items of an increment (exactly those) or of everything so far (`total` items)."""
+    if n_new < 0 or len(items) not in (n_new, total):
+        raise EngineError(f"the engine sent {len(items)} tokens where {n_new} new ones of {total} were due")
+    return items[len(items) - n_new :]
+
+
+def _check_reason(reason: Json) -> None:
+    if reason["type"] not in FINISH_REASONS:
+        raise EngineError(f"unknown finish reason {reason['type']!r}")
+    if reason["type"] == "abort" and reason.get("status_code") is not None:  # refused by the scheduler, not stopped
+        raise _stream_error({"message": reason.get("message"), "code": reason["status_code"]})
+
+
+def _spans(raw: list[Json] | None, total: int, *, required: bool) -> list[VersionSpan] | None:
+    """Version spans that cover [0, total) without gap or overlap."""
+    if raw is None:
+        if required and total:
+            raise EngineError("the engine reports no weight_versions: it is too old to train from")
+        return [] if required else None
+    spans = [VersionSpan(version=parse_version(s["version"]), start=s["start"], end=s["end"]) for s in raw]
+    borders = [0, *(span.end for span in spans)]
+    if borders[-1] != total or [span.start for span in spans] != borders[:-1]:
+        raise EngineError(f"the engine's version spans {raw} do not cover its {total} tokens")
+    return spans
+
+
+def parse_version(label: str) -> int:
+    """A version label as a number. Raises EngineError for any other label, such as SGLang's `default`."""
+    if not str(label).isdecimal():
+        raise EngineError(f"weight version {label!r} is no number: launch the engine with --weight-version 0")
+    return int(label)
+
+
+def _stream_error(error: Any) -> EngineError:
+    """Errors that come after the 200 of a stream: {"message", "code"}."""
+    message = error.get("message") if isinstance(error, dict) else error
+    code = int(error.get("code") or 500) if isinstance(error, dict) else 500
+    return (EngineRejected if 400 <= code < 500 else EngineError)(f"the engine refused the request: {message}")
+
+
+async def sse_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The `data:` payloads of a server-sent event stream, however the bytes are cut. No limit on their length."""
+    buffer = bytearray()
+    async for chunk in chunks:
+        scanned = max(0, len(buffer) - 1)  # a separator may straddle two pieces
+        buffer += chunk
+        while (end := buffer.find(b"\n\n", scanned)) >= 0:
+            event = bytes(buffer[:end])
+            del buffer[: end + 2]
+            scanned = 0
+            for line in event.split(b"\n"):
+                if line.startswith(b"data:"):
+                    yield line[5:].strip()
