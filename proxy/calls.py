@@ -21,7 +21,7 @@ from sqlalchemy import Row
 
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.dialects.openai_chat import Answer, ChatRequest, message_of
-from agentrl.proxy.sampling import Sampled, sample
+from agentrl.proxy.sampling import Interrupted, Sampled, sample
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.stops import StopText
 from agentrl.proxy.tree import Prompt, prompt_for
@@ -93,27 +93,24 @@ async def begin(
 async def run(state: ProxyState, call: Call) -> AsyncGenerator[Delta | Answer, None]:
     """Sample the call: its deltas as they are generated, then, after the commit, the rest and the Answer.
 
+    A caller that does not stream gets the Answer alone, and an answer that broke off is sampled anew for it.
     Raises RequestError; the intent row then says why. Closing the iterator early aborts the call.
     """
-    sampled = Sampled()
-    parser = state.renderer.parser(call.request.tools, call.prompt.token_ids)
-    stop = StopText(call.request.stop)
-    late: list[Delta] = []  # tool calls close in the client only after the commit
+    deadline = time.monotonic() + state.request_timeout_s
     try:
-        pieces = sample(
-            state.pool, sampled, session_id=call.session_id, rid=call.id, prompt_ids=call.prompt.token_ids,
-            params=call.params, deadline=time.monotonic() + state.request_timeout_s,
-        )  # fmt: skip
-        async with aclosing(pieces):
-            async for ids in pieces:
-                for delta in stop.push(parser.push(ids)):
-                    if late or isinstance(delta, ToolCallDelta):
-                        late.append(delta)
-                    else:
-                        yield delta
-        parsed = stop.finish(parser.finish())
-        answer = _answer(state, call, sampled, message_of(parsed))
-        await _commit(state, call, sampled, answer)
+        while True:
+            attempt = Attempt(state, call, deadline)
+            try:
+                async with aclosing(attempt.deltas()) as deltas:
+                    async for delta in deltas:
+                        if call.request.stream:
+                            yield delta
+                break
+            except Interrupted as error:
+                if attempt.delivered:
+                    raise RequestError(502, str(error), code="engine_died") from error
+        answer = attempt.answer()
+        await _commit(state, call, attempt.sampled, answer)
     except (asyncio.CancelledError, GeneratorExit):
         state.database.submit(interactions.fail, call.id, InteractionStatus.ABORTED, "the client went away")
         raise
@@ -121,12 +118,65 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Delta | Answer, N
         await state.write(interactions.fail, call.id, InteractionStatus.FAILED, str(error))
         if isinstance(error, RequestError):
             raise
-        raise RequestError(
-            500, f"the answer was not recorded, so it is not delivered: {error}", code="not_recorded"
-        ) from error
-    for delta in late + parsed.deltas:
-        yield delta
+        message = f"the answer was not recorded, so it is not delivered: {error}"
+        raise RequestError(500, message, code="not_recorded") from error
+    if call.request.stream:
+        for delta in attempt.late:
+            yield delta
     yield answer
+
+
+class Attempt:
+    """One try at sampling and parsing a call's answer."""
+
+    def __init__(self, state: ProxyState, call: Call, deadline: float) -> None:
+        self._state = state
+        self._call = call
+        self._deadline = deadline
+        self._parser = state.renderer.parser(call.request.tools, call.prompt.token_ids)
+        self._stop = StopText(call.request.stop)
+        self.sampled = Sampled()
+        self.delivered = False
+        self.late: list[Delta] = []  # from the first tool call on: they close in the client only after the commit
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """What may be shown before the commit. Raises RequestError and Interrupted, as `sample` does."""
+        pieces = sample(
+            self._state.pool, self.sampled, session_id=self._call.session_id, rid=self._call.id,
+            prompt_ids=self._call.prompt.token_ids, params=self._call.params, deadline=self._deadline,
+        )  # fmt: skip
+        async with aclosing(pieces):
+            async for ids in pieces:
+                for delta in self._stop.push(self._parser.push(ids)):
+                    if self.late or isinstance(delta, ToolCallDelta):
+                        self.late.append(delta)
+                    else:
+                        self.delivered = self._call.request.stream
+                        yield delta
+
+    def answer(self) -> Answer:
+        """The whole answer, once `deltas` has ended."""
+        parsed = self._stop.finish(self._parser.finish())
+        self.late += parsed.deltas
+        sampled, call = self.sampled, self._call
+        message = message_of(parsed)
+        reason = sampled.finish_reason or "stop"
+        if reason == "stop" and parsed.tool_calls:
+            reason = "tool_calls"
+        texts = [self._state.renderer.decode([i]) for i in sampled.output_ids] if call.request.logprobs else None
+        return Answer(
+            completion_id=call.completion_id,
+            model=call.model,
+            created=call.created,
+            message=message,
+            finish_reason=reason,
+            prompt_ids=call.prompt.token_ids,
+            output_ids=sampled.output_ids,
+            logprobs=sampled.logprobs,
+            token_texts=texts,
+            cached_tokens=sampled.cached_tokens,
+            versions=[[s.version, s.start, s.end] for s in sampled.spans],
+        )
 
 
 async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answer) -> None:
@@ -147,26 +197,6 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
     )
     seq = await state.write(interactions.finish, call.id, call.session_id, outcome)
     state.trees.commit(call.session_id, seq, Node(call.id, key, call.prompt.token_ids + sampled.output_ids))
-
-
-def _answer(state: ProxyState, call: Call, sampled: Sampled, message: Json) -> Answer:
-    reason = sampled.finish_reason or "stop"
-    if reason == "stop" and message.get("tool_calls"):
-        reason = "tool_calls"
-    texts = [state.renderer.decode([i]) for i in sampled.output_ids] if call.request.logprobs else None
-    return Answer(
-        completion_id=call.completion_id,
-        model=call.model,
-        created=call.created,
-        message=message,
-        finish_reason=reason,
-        prompt_ids=call.prompt.token_ids,
-        output_ids=sampled.output_ids,
-        logprobs=sampled.logprobs,
-        token_texts=texts,
-        cached_tokens=sampled.cached_tokens,
-        versions=[[s.version, s.start, s.end] for s in sampled.spans],
-    )
 
 
 async def _session(state: ProxyState, session_id: str) -> Row[Any]:

@@ -108,7 +108,7 @@ class EnginePool:
         engine.tainted = True
         await engine.client.pause("retract")
         try:
-            await engine.client.update_weights_from_disk(path, str(version))
+            await engine.client.update_weights_from_disk(path, version)
             reported = (await engine.client.model_info()).version
         finally:
             await engine.client.continue_generation()

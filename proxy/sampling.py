@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 MAX_SEGMENTS = 8
 
 
+class Interrupted(EngineError):
+    """The answer broke off and cannot be continued exactly: sample it anew, if nothing of it was delivered."""
+
+
 @dataclass(slots=True)
 class Sampled:
     """The answer so far. `spans` cover `output_ids` whenever the stream has ended."""
@@ -46,7 +50,7 @@ async def sample(
     """Fill `sampled`, yielding the new ids of each piece. `params` are SGLang's, with `max_new_tokens`.
 
     Raises RequestError: 400 when the engine refuses the request, 503 when no engine serves before `deadline`
-    (monotonic seconds), 502 when an answer cannot be continued.
+    (monotonic seconds), 502 when the engine fails it. Raises Interrupted when it cannot be continued exactly.
     """
     for segment in range(MAX_SEGMENTS):
         try:
@@ -95,13 +99,11 @@ async def sample(
             return
         covered = sampled.spans[-1].end if sampled.spans else 0
         if covered < len(sampled.output_ids):
-            raise RequestError(
-                502, "the engine died before it said which weights sampled these tokens", code="engine_died"
-            )
+            raise Interrupted("the engine died before it said which weights sampled these tokens")
         if len(sampled.output_ids) >= params["max_new_tokens"]:
             sampled.finish_reason = "length"
             return
-    raise RequestError(502, f"the answer was interrupted {MAX_SEGMENTS} times", code="engine_died")
+    raise Interrupted(f"the answer was interrupted {MAX_SEGMENTS} times")
 
 
 def _extend(before: list[VersionSpan], start: int, spans: list[VersionSpan]) -> list[VersionSpan]:

@@ -199,7 +199,7 @@ def upgrade() -> None:
             ["run_id", "last_seen_at"],
             unique=False,
             sqlite_where=sa.text("built IS 0"),
-            postgresql_where=sa.text("built IS 0"),
+            postgresql_where=sa.text("built IS false"),
         )
 
     op.create_table(
@@ -387,7 +387,7 @@ def downgrade() -> None:
     op.drop_table("interactions")
     with op.batch_alter_table("sessions", schema=None) as batch_op:
         batch_op.drop_index(
-            "ix_sessions_unbuilt", sqlite_where=sa.text("built IS 0"), postgresql_where=sa.text("built IS 0")
+            "ix_sessions_unbuilt", sqlite_where=sa.text("built IS 0"), postgresql_where=sa.text("built IS false")
         )
         batch_op.drop_index(batch_op.f("ix_sessions_key_hash"))
         batch_op.drop_index(batch_op.f("ix_sessions_group_id"))

@@ -96,8 +96,9 @@ def _refuse_unsupported(data: Json) -> None:
         raise _bad("n", "n must be 1: start one session per sample", code="unsupported_parameter")
     if data.get("top_logprobs", 0) != 0:
         raise _bad("top_logprobs", "top_logprobs must be 0", code="unsupported_parameter")
-    if data.get("logit_bias"):
-        raise _bad("logit_bias", "logit_bias is not supported", code="unsupported_parameter")
+    for name in ("logit_bias", "seed"):
+        if name in data:
+            raise _bad(name, f"{name} is not supported", code="unsupported_parameter")
     if data.get("response_format", {"type": "text"}) != {"type": "text"}:
         raise _bad(
             "response_format", "only response_format {'type': 'text'} is supported", code="unsupported_parameter"
@@ -132,10 +133,6 @@ def _sampling(data: Json) -> Json:
         if isinstance(data["top_k"], bool) or not isinstance(data["top_k"], int):
             raise _bad("top_k", "top_k must be an integer")
         sampling["top_k"] = data["top_k"]
-    if "seed" in data:
-        if isinstance(data["seed"], bool) or not isinstance(data["seed"], int):
-            raise _bad("seed", "seed must be an integer")
-        sampling["sampling_seed"] = data["seed"]
     return sampling
 
 
