@@ -29,7 +29,7 @@ def token_logprobs(
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperatures_C: Tensor) -> Tensor:
-    return (hidden_CH @ weight_VH.T).float() / temperatures_C[:, None]
+    return (hidden_CH @ weight_VH.T).float().div_(temperatures_C[:, None])
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -50,11 +50,11 @@ class _FrozenHead(torch.autograd.Function):
         slope_PH = torch.empty_like(hidden_PH) if needs_grad else None
         for start in range(0, len(targets_P), chunk):
             part = slice(start, start + chunk)
-            logits_CV = _logits(hidden_PH[part], weight_VH, temperatures_P[part])
-            lse_C = logits_CV.logsumexp(-1)
-            logprobs_P[part] = logits_CV.gather(-1, targets_P[part, None]).squeeze(-1) - lse_C
-            p_CV = (logits_CV - lse_C[:, None]).exp_()
-            entropy_P[part] = lse_C - torch.einsum("cv,cv->c", p_CV, logits_CV)
+            log_p_CV = _logits(hidden_PH[part], weight_VH, temperatures_P[part])
+            log_p_CV -= log_p_CV.logsumexp(-1, keepdim=True)
+            logprobs_P[part] = log_p_CV.gather(-1, targets_P[part, None]).squeeze(-1)
+            p_CV = log_p_CV.exp()
+            entropy_P[part] = -torch.linalg.vecdot(p_CV, log_p_CV)
             if slope_PH is not None:
                 mean_CH = p_CV.to(weight_VH.dtype) @ weight_VH
                 slope_PH[part] = (weight_VH[targets_P[part]] - mean_CH) / temperatures_P[part, None]

@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from agentrl.errors import ModelFolderError
+from agentrl.trainer import attention
+from agentrl.trainer.attention import Rows, tree_mask
 from agentrl.trainer.head import token_logprobs
 from agentrl.trainer.packing import Microbatch
 
@@ -28,31 +30,24 @@ class Policy(nn.Module):
 
     def forward(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions."""
-        dtype = self.lm.get_input_embeddings().weight.dtype
-        hidden_BLH = self.lm.base_model(
-            input_ids=batch.input_ids_BL,
-            position_ids=batch.positions_BL,
-            attention_mask=tree_mask(batch.ends_BL, dtype),
-            use_cache=False,
-        ).last_hidden_state
-        hidden_PH = hidden_BLH.flatten(0, 1)[batch.sources_P]
-        return token_logprobs(
-            hidden_PH, self.lm.get_output_embeddings().weight, batch.targets_P, batch.temperatures_P
+        head = self.lm.get_output_embeddings().weight
+        rows = Rows(
+            batch.nodes_BL, batch.homes_N, tree_mask(batch.ends_BL, head.dtype), int(batch.positions_N.max()) + 1
         )
+        hidden_NH = self.lm.base_model(
+            input_ids=batch.input_ids_N[None],
+            position_ids=batch.positions_N[None],
+            attention_mask=rows.mask_B1LL,  # used as it is: four dimensions tell transformers to build none
+            use_cache=False,
+            rows=rows,
+        ).last_hidden_state[0]
+        return token_logprobs(hidden_NH[batch.sources_P], head, batch.targets_P, batch.temperatures_P)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by their Hugging Face name, in a fixed order."""
         for name, parameter in self.lm.named_parameters():
             if parameter.requires_grad:
                 yield name, parameter
-
-
-def tree_mask(ends_BL: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, L, L) additive mask: query i sees key j iff j <= i < ends[j]."""
-    i_L = torch.arange(ends_BL.shape[1], device=ends_BL.device)
-    sees_BLL = (i_L[None, None, :] <= i_L[None, :, None]) & (i_L[None, :, None] < ends_BL[:, None, :])
-    mask_BLL = torch.zeros(sees_BLL.shape, dtype=dtype, device=ends_BL.device)
-    return mask_BLL.masked_fill_(~sees_BLL, torch.finfo(dtype).min)[:, None]
 
 
 def load_policy(
@@ -65,10 +60,11 @@ def load_policy(
     """
     from transformers import AutoModelForCausalLM
 
+    attention.register()
     if not (folder / "config.json").is_file():
         raise ModelFolderError(f"model folder {folder} has no config.json")
     lm = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        folder, dtype=torch.float32, attn_implementation=attention.NAME, local_files_only=True
     ).eval()  # no dropout: the recomputed logprobs are of the policy that sampled
     _refuse_unsupported(lm, folder)
     blocks = _blocks(lm)

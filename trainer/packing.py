@@ -1,19 +1,21 @@
 """From a leased batch to microbatches of tensors: groups become prefix trees, trees become rows of a grid.
 
-T: tokens of one trajectory, B: rows, L: row width, P: distinct predictions, S: loss tokens.
+T: tokens of one trajectory, N: distinct tokens (nodes of the microbatch's tree), B: attention rows, L: row width,
+P: distinct predictions, S: loss tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.batching import PrefixTree, balance, build_tree, pack_grids, split_by_budget
-from agentrl.schemas import Float32, TrajectoryTokens
+from agentrl.schemas import Float32, Int32, TrajectoryTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,14 @@ class Unit:
 
 @dataclass(slots=True)
 class Microbatch:
-    """One forward pass. Row token i attends to row token j iff j <= i < ends[j]; padding attends to itself only."""
+    """One forward pass. In a row, place i attends to place j iff j <= i < ends[j]; padding attends to itself only."""
 
-    input_ids_BL: Tensor  # int64
-    positions_BL: Tensor  # int64
+    input_ids_N: Tensor  # int64
+    positions_N: Tensor  # int64, depth in the tree
+    nodes_BL: Tensor  # int64, the node at each place of each row; 0 in padding
     ends_BL: Tensor  # int64
-    sources_P: Tensor  # int64, flat index into B × L: the hidden state that predicts
+    homes_N: Tensor  # int64, flat index into B × L: the place that computes a node's attention
+    sources_P: Tensor  # int64, the node whose hidden state predicts
     targets_P: Tensor  # int64, the token predicted
     temperatures_P: Tensor  # float32
     predictions_S: Tensor  # int64, the prediction of each loss token (several samples may share one)
@@ -74,7 +78,7 @@ def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
     return units
 
 
-def _used_ids(sample: Sample) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _used_ids(sample: Sample) -> Int32:
     """Tokens up to the last loss token, which itself is only predicted: nothing reads its hidden state."""
     last = int(np.flatnonzero(sample.tokens.loss_mask)[-1])
     return sample.tokens.input_ids[:last]
@@ -105,52 +109,61 @@ def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) ->
 
 
 def collate(rows: Sequence[Sequence[Unit]]) -> Microbatch:
-    """Tensors of one microbatch; no rows give a one-token microbatch without loss tokens."""
-    width = max((sum(len(u.tree) for u in row) for row in rows), default=1)
-    shape = (max(1, len(rows)), width)
-    ids = np.zeros(shape, np.int64)
-    positions = np.zeros(shape, np.int64)
-    ends = np.tile(np.arange(1, width + 1), (shape[0], 1))
-    sources, targets, temperatures, advantages, behavior, versions = [], [], [], [], [], []
-    for r, row in enumerate(rows):
+    """Tensors of one microbatch; no rows give a one-token microbatch without loss tokens.
+
+    The trees of all rows are merged once more, so that what they share (a system prompt) is computed once.
+    """
+    if not rows:
+        return _microbatch(_EMPTY, [[np.zeros(1, np.int32)]], [])
+    units = [unit for row in rows for unit in row]
+    samples = [s for unit in units for s in unit.samples]
+    tree = build_tree([_used_ids(s) for s in samples])
+    path_of = dict(zip(map(id, samples), tree.paths, strict=True))
+    nodes = [[np.unique(np.concatenate([path_of[id(s)] for s in unit.samples])) for unit in row] for row in rows]
+    return _microbatch(tree, nodes, samples)
+
+
+_EMPTY = build_tree([np.zeros(1, np.int32)])
+
+
+def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sample]) -> Microbatch:
+    """`nodes[row]` lists, per tree of the row, its nodes in depth-first order."""
+    width = max(sum(len(part) for part in row) for row in nodes)
+    nodes_BL = np.zeros((len(nodes), width), np.int64)
+    ends_BL = np.tile(np.arange(1, width + 1), (len(nodes), 1))
+    homes_N = np.empty(len(tree), np.int64)
+    for r, row in enumerate(nodes):
         at = 0
-        for unit in row:
-            tree, n = unit.tree, len(unit.tree)
-            ids[r, at : at + n] = tree.token_ids
-            positions[r, at : at + n] = tree.positions
-            ends[r, at : at + n] = tree.ends + at
-            for sample, path in zip(unit.samples, tree.paths, strict=True):
-                t = sample.tokens
-                where = np.flatnonzero(t.loss_mask)
-                sources.append(path[where - 1].astype(np.int64) + r * width + at)
-                targets.append(t.input_ids[where])
-                temperatures.append(t.temperatures[where])
-                advantages.append(sample.advantages[where])
-                behavior.append(t.logprobs[where])
-                versions.append(t.versions[where])
-            at += n
-    return _with_predictions(ids, positions, ends, sources, targets, temperatures, advantages, behavior, versions)
+        for part in row:
+            here = slice(at, at + len(part))
+            nodes_BL[r, here] = part
+            ends_BL[r, here] = at + np.searchsorted(part, tree.ends[part])
+            homes_N[part] = np.arange(r * width + at, r * width + at + len(part))
+            at += len(part)
+    masks = [np.flatnonzero(s.tokens.loss_mask) for s in samples]
+    keys = [
+        np.stack([path[where - 1], s.tokens.input_ids[where], s.tokens.temperatures[where]], 1, dtype=np.float64)
+        for s, path, where in zip(samples, tree.paths, masks, strict=bool(samples))
+    ]
+    if keys:
+        distinct, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    else:  # every pass runs the head once, so that ranks stay in step
+        distinct, inverse = np.array([[0.0, 0.0, 1.0]]), np.empty(0, np.int64)
 
+    def joined(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> Tensor:
+        return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
 
-def _with_predictions(
-    ids: np.ndarray, positions: np.ndarray, ends: np.ndarray, *lists: list[np.ndarray]
-) -> Microbatch:  # type: ignore[type-arg]
-    sources, targets, temperatures, advantages, behavior, versions = (
-        np.concatenate(parts) if parts else np.empty(0, np.float32) for parts in lists
-    )
-    keys = np.stack([sources.astype(np.float64), targets.astype(np.float64), temperatures.astype(np.float64)], 1)
-    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-    if not len(distinct):
-        distinct = np.array([[0.0, 0.0, 1.0]])  # every pass runs the head once, so that ranks stay in step
     return Microbatch(
-        input_ids_BL=torch.from_numpy(ids),
-        positions_BL=torch.from_numpy(positions),
-        ends_BL=torch.from_numpy(ends),
+        input_ids_N=torch.from_numpy(tree.token_ids.astype(np.int64)),
+        positions_N=torch.from_numpy(tree.positions.astype(np.int64)),
+        nodes_BL=torch.from_numpy(nodes_BL),
+        ends_BL=torch.from_numpy(ends_BL),
+        homes_N=torch.from_numpy(homes_N),
         sources_P=torch.from_numpy(distinct[:, 0].astype(np.int64)),
         targets_P=torch.from_numpy(distinct[:, 1].astype(np.int64)),
         temperatures_P=torch.from_numpy(distinct[:, 2].astype(np.float32)),
         predictions_S=torch.from_numpy(inverse.reshape(-1).astype(np.int64)),
-        advantages_S=torch.from_numpy(advantages.astype(np.float32)),
-        behavior_S=torch.from_numpy(behavior.astype(np.float32)),
-        versions_S=torch.from_numpy(versions.astype(np.int64)),
+        advantages_S=joined((s.advantages[w] for s, w in zip(samples, masks, strict=True)), np.float32),
+        behavior_S=joined((s.tokens.logprobs[w] for s, w in zip(samples, masks, strict=True)), np.float32),
+        versions_S=joined((s.tokens.versions[w] for s, w in zip(samples, masks, strict=True)), np.int64),
     )

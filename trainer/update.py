@@ -97,7 +97,7 @@ def _accumulate(
         for name, value in parts.items():
             sums[name] += value.item()
         sums["tokens"] += len(logprobs_S)
-        sums["tokens_computed"] += m.input_ids_BL.numel()
+        sums["tokens_computed"] += len(m.input_ids_N)
 
 
 def _metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:
