@@ -113,6 +113,7 @@ groups = Table(
     Column("external", Boolean, nullable=False),
     Column("state", String(16), nullable=False),
     Column("sampling", JSON),
+    Column("owner", String(100)),  # the worker that runs it; a restarted worker abandons what it left
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
     UniqueConstraint("run_id", "cursor"),

@@ -25,13 +25,23 @@ class Body(BaseModel):
 
 
 class GroupBody(Body):
-    """`task`, `size`, `metadata` and `sampling` are for evaluation; training groups get the run's next task."""
+    """`task`, `size`, `metadata` and `sampling` are for evaluation; training groups get the run's next task.
+
+    `owner` names the worker, so that it can abandon what an earlier process of it left (`/groups/abandon`).
+    """
 
     is_eval: bool = False
+    owner: str | None = Field(default=None, max_length=100)
     task: dict[str, Any] | None = None
     size: int = Field(default=1, ge=1, le=1024)
     metadata: dict[str, Any] = Field(default_factory=dict)
     sampling: dict[str, Any] | None = None
+
+
+class OwnerBody(Body):
+    """A worker's name."""
+
+    owner: str = Field(max_length=100)
 
 
 class SessionBody(Body):
@@ -91,16 +101,25 @@ async def start_group(body: GroupBody, request: Request) -> Json:
         if body.task is None:
             raise RequestError(422, "an evaluation group brings its own task", code="invalid_parameter", param="task")
         group = await state.write(
-            sessions.start_evaluation, state.run_id, hashes, body.task, body.metadata, body.sampling
+            sessions.start_evaluation, state.run_id, hashes, body.task, body.metadata, body.sampling, body.owner
         )
     else:
-        group = await state.write(sessions.start_group, state.run_id, state.limits, hashes)
+        group = await state.write(sessions.start_group, state.run_id, state.limits, hashes, body.owner)
     opened = zip(group.session_ids, new_keys, strict=True)
     return {
         "group_id": group.group_id,
         "task": {"id": group.task_id, "data": group.task},
         "sessions": [_opened(request, sid, key, i) for i, (sid, key) in enumerate(opened)],
     }
+
+
+@router.post("/groups/abandon")
+async def abandon_groups(body: OwnerBody, request: Request) -> Json:
+    """End the open sessions of a worker whose earlier process died."""
+    state = _state(request)
+    keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
+    count = await state.write(sessions.abandon_owned, state.run_id, body.owner, state.limits)
+    return {"abandoned": count}
 
 
 @router.post("/sessions", status_code=201)

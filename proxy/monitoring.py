@@ -111,6 +111,7 @@ def _run_by_id(conn: Connection, run_id: str) -> Json:
 
 def _run_json(conn: Connection, row: Row[Any]) -> Json:
     public = {k: v for k, v in _plain(row).items() if k != "key_hash"}
+    public["config"] = {k: v for k, v in row.config.items() if k != "database_url"}  # it may hold a password
     return {**public, "steps": row.target_steps, **runs.state_counts(conn, row.id)}
 
 

@@ -86,12 +86,14 @@ def admit(conn: Connection, run_id: str, limits: Limits) -> tuple[int, int]:
     return int(cursor) - 1, int(run.seed)
 
 
-def start_group(conn: Connection, run_id: str, limits: Limits, key_hashes: list[str]) -> NewGroup:
+def start_group(
+    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], owner: str | None = None
+) -> NewGroup:
     """Admit a group for the run's next task: one session per key hash. Raises as `admit` does."""
     cursor, seed = admit(conn, run_id, limits)
     task = runs.task_at(conn, run_id, cursor, seed)
     return _insert_group(
-        conn, run_id, key_hashes, task_id=task.id, cursor=cursor, task=None, data=task.data, metadata={}
+        conn, run_id, key_hashes, task_id=task.id, cursor=cursor, task=None, data=task.data, metadata={}, owner=owner
     )
 
 
@@ -106,25 +108,31 @@ def start_external(
 
 
 def start_evaluation(
-    conn: Connection, run_id: str, key_hashes: list[str], task: Json, metadata: Json, sampling: Json | None
+    conn: Connection,
+    run_id: str,
+    key_hashes: list[str],
+    task: Json,
+    metadata: Json,
+    sampling: Json | None,
+    owner: str | None = None,
 ) -> NewGroup:
     """Create a group that is never trained and never counted."""
     return _insert_group(
         conn, run_id, key_hashes, task_id=None, cursor=None, task=task, data=task, metadata=metadata,
-        is_eval=True, sampling=sampling,
+        is_eval=True, sampling=sampling, owner=owner,
     )  # fmt: skip
 
 
 def _insert_group(
     conn: Connection, run_id: str, key_hashes: list[str], *, task_id: str | None, cursor: int | None,
     task: Json | None, data: Json | None, metadata: Json, is_eval: bool = False, external: bool = False,
-    sampling: Json | None = None,
+    sampling: Json | None = None, owner: str | None = None,
 ) -> NewGroup:  # fmt: skip
     now, group_id = time.time(), new_id()
     conn.execute(
         insert(groups).values(
             id=group_id, run_id=run_id, task_id=task_id, cursor=cursor, task=task, size=len(key_hashes),
-            is_eval=is_eval, external=external, state="running", sampling=sampling, created_at=now,
+            is_eval=is_eval, external=external, state="running", sampling=sampling, owner=owner, created_at=now,
         )
     )  # fmt: skip
     session_ids = [new_id() for _ in key_hashes]
@@ -236,6 +244,20 @@ def settle_rewarded(conn: Connection, session_id: str, limits: Limits) -> None:
     ).first()
     if waiting is not None:
         settle(conn, session_id, limits)
+
+
+def abandon_owned(conn: Connection, run_id: str, owner: str, limits: Limits) -> int:
+    """End the open sessions of a worker that died; returns how many. The restarted worker calls this first."""
+    orphans = conn.execute(
+        select(sessions.c.id)
+        .join(groups, groups.c.id == sessions.c.group_id)
+        .where(groups.c.run_id == run_id, groups.c.owner == owner, groups.c.state == "running")
+        .where(sessions.c.status == SessionStatus.OPEN)
+    ).scalars()
+    ids = list(orphans)
+    for session_id in ids:
+        end(conn, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", limits)
+    return len(ids)
 
 
 def sweep(conn: Connection, run_id: str, limits: Limits) -> int:

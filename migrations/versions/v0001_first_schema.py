@@ -138,6 +138,7 @@ def upgrade() -> None:
         sa.Column("external", sa.Boolean(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("sampling", sa.JSON(), nullable=True),
+        sa.Column("owner", sa.String(length=100), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("finished_at", sa.Float(), nullable=True),
         sa.CheckConstraint(
