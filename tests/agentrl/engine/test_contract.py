@@ -1,0 +1,154 @@
+"""What we rely on in an engine, asserted on the fake one and on real SGLang, so that the fake cannot drift."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agentrl.engine.client import Chunk, EngineClient, Health
+from agentrl.engine.server import Server
+from agentrl.errors import EngineError, EngineRejected
+from agentrl.schemas import Json, VersionSpan
+from agentrl.testing import FakeEngine
+
+# <|im_start|>user\nabcd<|im_end|>\n<|im_start|>assistant\n with the tiny model's byte tokens
+PROMPT = [1, 87, 85, 71, 84, 201, 67, 68, 69, 70, 2, 201, 1, 67, 85, 85, 75, 85, 86, 67, 80, 86, 201]
+LONG: Json = {"max_new_tokens": 1000, "ignore_eos": True, "temperature": 1.0}
+
+
+def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
+    """As many tokens as asked for, as a model with `ignore_eos` gives."""
+    n = sampling_params["max_new_tokens"]
+    return [3 + i % 200 for i in range(n if sampling_params.get("ignore_eos") else 3)] + [2]
+
+
+@pytest.fixture(params=["fake", "fake-cumulative", pytest.param("sglang", marks=pytest.mark.engine)])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "sglang":
+        server: Server = request.getfixturevalue("sglang_engine")
+        yield server.url
+        return
+    cumulative = request.param == "fake-cumulative"
+    with FakeEngine(endless, cumulative=cumulative, context_length=2048, token_delay_s=0.002) as engine:
+        yield engine.url
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[EngineClient]:
+    async with aiohttp.ClientSession() as http:
+        yield EngineClient(url, http)
+
+
+def rid() -> str:
+    return uuid.uuid4().hex
+
+
+async def collect(client: EngineClient, params: Json, ids: list[int] = PROMPT, name: str | None = None) -> list[Chunk]:
+    return [chunk async for chunk in client.generate(rid=name or rid(), input_ids=ids, sampling_params=params)]
+
+
+def n_tokens(chunks: list[Chunk]) -> int:
+    return sum(len(chunk.output_ids) for chunk in chunks)
+
+
+async def test_chunks_are_increments_and_the_last_one_says_why_it_ended(client: EngineClient) -> None:
+    chunks = await collect(client, {"max_new_tokens": 5, "ignore_eos": True})
+    assert n_tokens(chunks) == 5
+    assert len(chunks) > 1
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason == "length"
+    assert all(len(chunk.output_ids) == len(chunk.logprobs) for chunk in chunks)
+    assert all(logprob <= 0 for chunk in chunks for logprob in chunk.logprobs)
+
+
+async def test_a_stop_names_the_token_that_stopped_it(client: EngineClient) -> None:
+    chunks = await collect(client, {"max_new_tokens": 400, "stop_token_ids": [2]})
+    assert chunks[-1].finish_reason == "stop"
+    assert chunks[-1].matched_stop == 2
+    assert chunks[-1].output_ids[-1] == 2  # the stop token is part of the output
+
+
+async def test_version_spans_cover_the_output(client: EngineClient) -> None:
+    chunks = await collect(client, {"max_new_tokens": 5, "ignore_eos": True})
+    assert chunks[-1].versions == [VersionSpan(version=0, start=0, end=5)]
+
+
+async def test_spans_show_a_change_of_weights_in_the_middle(client: EngineClient, tiny_model: Path) -> None:
+    name, chunks = rid(), []
+    async for chunk in client.generate(rid=name, input_ids=PROMPT, sampling_params=LONG):
+        chunks.append(chunk)
+        if len(chunks) == 3:
+            await client.pause("retract")
+            await client.update_weights_from_disk(tiny_model, 7)
+            await client.continue_generation()
+        if len(chunks) == 9:
+            await client.abort(name)
+    spans = chunks[-1].versions
+    assert spans is not None
+    assert [span.version for span in spans] == [0, 7]
+    assert spans[0].start == 0
+    assert spans[0].end == spans[1].start
+    assert spans[1].end == n_tokens(chunks)
+    assert (await client.model_info()).weight_version == 7
+
+
+async def test_abort_ends_the_stream_and_keeps_the_tokens(client: EngineClient) -> None:
+    name, chunks = rid(), []
+    async for chunk in client.generate(rid=name, input_ids=PROMPT, sampling_params=LONG):
+        chunks.append(chunk)
+        if len(chunks) == 2:
+            await client.abort(name)
+    assert chunks[-1].finish_reason == "abort"
+    assert 2 <= n_tokens(chunks) < 1000
+    assert chunks[-1].versions == [VersionSpan(version=0, start=0, end=n_tokens(chunks))]
+
+
+async def test_abort_of_an_unknown_request_is_harmless(client: EngineClient) -> None:
+    await client.abort(rid())
+    assert await client.health() is Health.SERVING
+
+
+async def test_a_paused_engine_is_not_dead_and_holds_requests(client: EngineClient) -> None:
+    await client.pause("retract")
+    assert await client.health() is Health.PAUSED
+    waiting = asyncio.create_task(collect(client, {"max_new_tokens": 2, "ignore_eos": True}))
+    assert (await client.model_info()).weight_version == 0
+    assert not waiting.done()
+    await client.continue_generation()
+    assert n_tokens(await waiting) == 2
+    assert await client.health() is Health.SERVING
+
+
+async def test_continue_without_pause_is_harmless(client: EngineClient) -> None:
+    await client.continue_generation()
+    assert await client.health() is Health.SERVING
+
+
+async def test_a_bad_path_is_refused_and_changes_nothing(client: EngineClient, tmp_path: Path) -> None:
+    with pytest.raises(EngineRejected):
+        await client.update_weights_from_disk(tmp_path / "absent", 9)
+    assert (await client.model_info()).weight_version == 0
+    assert n_tokens(await collect(client, {"max_new_tokens": 2, "ignore_eos": True})) == 2
+
+
+async def test_an_overlong_prompt_is_refused_in_the_stream(client: EngineClient) -> None:
+    with pytest.raises(EngineRejected, match="longer than"):
+        await collect(client, {"max_new_tokens": 2}, ids=[5] * 3000)
+
+
+async def test_the_checksum_is_stable_and_the_cache_can_be_flushed(client: EngineClient) -> None:
+    assert await client.checksum() == await client.checksum()
+    await client.flush_cache()
+
+
+async def test_the_deadline_holds_while_paused(client: EngineClient) -> None:
+    await client.pause("retract")
+    with pytest.raises(EngineError, match="did not answer within"):
+        async for _ in client.generate(rid=rid(), input_ids=PROMPT, sampling_params=LONG, timeout_s=0.5):
+            pass
+    await client.continue_generation()
