@@ -5,9 +5,9 @@
         s.reward(1.0 if answer == "4" else 0.0)
 
 `Client` and `AsyncClient` share every rule: a rule is a generator that yields what it wants done (`_Send`, `_Wait`) and
-is driven by a blocking or by an awaiting loop. The proxy may be killed and come back at any moment: connection errors and
-502/503 are retried with the same idempotency key, so that nothing is lost and nothing counts twice. 429 means
-"not now" and is waited out.
+is driven by a blocking or by an awaiting loop. The proxy may be killed and come back at any moment: connection errors
+and 502/503 are retried with the same idempotency key, so that nothing is lost and nothing counts twice. 429 means "not
+now" and is waited out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Answer = httpx.Response | httpx.TransportError | None
 _Flow = Generator[_Send | _Wait, _Answer, T]
 
 
-def _call(method: str, path: str, body: Json | None, timeout_s: float) -> _Flow[Json]:
+def _call(method: str, path: str, body: Json | None, timeout_s: float) -> _Flow[Any]:
     """One logical request: send, wait, send again, until an answer, a refusal, or `timeout_s` is over."""
     deadline = time.monotonic() + timeout_s
     key = uuid.uuid4().hex
@@ -65,8 +65,7 @@ def _call(method: str, path: str, body: Json | None, timeout_s: float) -> _Flow[
         if isinstance(answer, httpx.TransportError):
             problem = RequestError(503, f"the proxy does not answer ({answer!r})", code="connection_error")
         elif answer.is_success:
-            result: Json = answer.json()
-            return result
+            return answer.json()
         else:
             problem = _refusal(answer)
             if answer.status_code not in RETRIED and answer.status_code != 429:
@@ -141,7 +140,7 @@ class Client(_Settings):
         super().__init__(base_url, api_key, **options)
         self._http = httpx.Client(**self._http_args)
 
-    def request(self, method: str, path: str, body: Json | None = None, *, timeout_s: float | None = None) -> Json:
+    def request(self, method: str, path: str, body: Json | None = None, *, timeout_s: float | None = None) -> Any:
         """Send, with the waits and retries of this module; raises RequestError."""
         flow = _call(method, path, body, self.timeout_s if timeout_s is None else timeout_s)
         answer: _Answer = None
@@ -158,7 +157,7 @@ class Client(_Settings):
                 except httpx.TransportError as error:
                     answer = error
         except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+            return done.value
 
     def session(self, task: Json | None = None, metadata: Json | None = None) -> Session:
         """Open a session when entered; waits for admission. Leaving the block ends it."""
@@ -182,9 +181,7 @@ class AsyncClient(_Settings):
         super().__init__(base_url, api_key, **options)
         self._http = httpx.AsyncClient(**self._http_args, limits=httpx.Limits(max_connections=None))
 
-    async def request(
-        self, method: str, path: str, body: Json | None = None, *, timeout_s: float | None = None
-    ) -> Json:
+    async def request(self, method: str, path: str, body: Json | None = None, *, timeout_s: float | None = None) -> Any:
         """Send, with the waits and retries of this module; raises RequestError."""
         flow = _call(method, path, body, self.timeout_s if timeout_s is None else timeout_s)
         answer: _Answer = None
@@ -201,7 +198,7 @@ class AsyncClient(_Settings):
                 except httpx.TransportError as error:
                     answer = error
         except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+            return done.value
 
     def session(self, task: Json | None = None, metadata: Json | None = None) -> AsyncSession:
         """Open a session when entered; waits for admission. Leaving the block ends it."""

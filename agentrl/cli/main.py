@@ -7,7 +7,7 @@ import sys
 import typer
 
 from agentrl import __version__
-from agentrl.cli import db, proxy, rollout
+from agentrl.cli import db, demo, proxy, rollout, train
 from agentrl.errors import AgentRLError
 
 app = typer.Typer(
@@ -35,6 +35,8 @@ def _root(
 app.add_typer(db.db, name="db")
 app.command("proxy")(proxy.proxy)
 app.command("rollout")(rollout.rollout)
+app.command("train")(train.train)
+app.command("demo")(demo.demo)
 
 
 def main() -> None:

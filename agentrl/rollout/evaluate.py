@@ -58,6 +58,7 @@ async def evaluate(
 ) -> None:
     """Play what is missing of evaluation `when` (`before` or `after`). Calling it again after a crash goes on."""
     run = await client.request("GET", "/api/run")
+    step = int(run["published_step"])
     progress.phase = f"evaluation {when}"
     free = asyncio.Semaphore(max_concurrent)
 
@@ -66,7 +67,7 @@ async def evaluate(
             "is_eval": True,
             "task": setting.tasks[index],
             "size": 1,
-            "metadata": {"eval": when, "setting": setting.name, "index": index},
+            "metadata": {"eval": when, "step": step, "setting": setting.name, "index": index},
             "sampling": {"temperature": setting.temperature},
         }
         async with free:
@@ -87,15 +88,15 @@ async def evaluate(
 
     rows = await client.request("GET", f"/api/runs/{run['id']}/evaluations")
     async with asyncio.TaskGroup() as playing:
-        for setting, index in missing(settings, when, rows["data"]):
+        for setting, index in missing(settings, when, step, rows):
             playing.create_task(one(setting, index))
 
 
-def missing(settings: Sequence[Setting], when: str, rows: Sequence[Json]) -> Iterator[tuple[Setting, int]]:
-    """`(setting, task index)` of every episode that no row reports as completed, or as failed too often."""
+def missing(settings: Sequence[Setting], when: str, step: int, rows: Sequence[Json]) -> Iterator[tuple[Setting, int]]:
+    """`(setting, task index)` of every episode of `step` that no row reports as completed, or failed too often."""
     tries: Counter[tuple[str, int]] = Counter()
     for row in rows:
-        if row["eval"] == when:
+        if (row.get("eval"), row.get("step")) == (when, step):
             tries[row["setting"], row["index"]] += 1 if row["status"] == "failed" else ATTEMPTS
     for setting in settings:
         for index in range(len(setting.tasks)):

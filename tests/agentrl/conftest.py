@@ -82,7 +82,7 @@ class StandIn:
             for sid, s in self.sessions.items()
             if s["is_eval"] and s["status"] in ("completed", "failed")
         ]
-        return JSONResponse({"data": rows})
+        return JSONResponse(rows)
 
     def app(self) -> Starlette:
         def faulty(path: str, endpoint: Any, method: str) -> Route:

@@ -126,9 +126,9 @@ async def test_evaluation_plays_each_task_once_per_setting_and_resumes(
 
 def test_failed_episodes_are_tried_again_only_so_often() -> None:
     settings = [Setting(name="s", tasks=[{}], temperature=1.0)]
-    row = {"eval": "before", "setting": "s", "index": 0, "status": "failed", "reward": 0.0}
-    assert len(list(missing(settings, "before", [row]))) == 1
-    assert list(missing(settings, "before", [row] * 3)) == []
+    row = {"eval": "before", "step": 0, "setting": "s", "index": 0, "status": "failed", "reward": 0.0}
+    assert len(list(missing(settings, "before", 0, [row]))) == 1
+    assert list(missing(settings, "before", 0, [row] * 3)) == []
 
 
 async def test_without_a_terminal_progress_is_plain_lines() -> None:

@@ -1,0 +1,5 @@
+"""`python -m agentrl` is `agentrl`."""
+
+from agentrl.cli.main import main
+
+main()

@@ -1,0 +1,22 @@
+"""`agentrl demo`: the packaged run, from a model that cannot to one that can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and an easy task: a few minutes.")] = False,
+    seed: Annotated[int, typer.Option(help="Seeds task order and sampling.")] = 0,
+    runs_dir: Annotated[Path, typer.Option(help="Where the run's folder goes.")] = Path("runs"),
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, as for `agentrl train`.")] = None,
+) -> None:
+    """Train SmolLM2-135M to use a calculator (or, with --quick, a tiny model to reverse words), and show the result."""
+    from rich.console import Console
+
+    from agentrl.launch.demo import run_demo
+
+    run_demo(quick=quick, seed=seed, runs_dir=runs_dir, overrides=overrides or [], console=Console())

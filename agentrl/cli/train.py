@@ -1,0 +1,26 @@
+"""`agentrl train`: a whole run on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="The run's YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value, e.g. trainer.lr=1e-4 steps=20.")
+    ] = None,
+) -> None:
+    """Start engine, proxy, rollouts and trainer, and watch them until the run is finished. Resumes a stopped run."""
+    from rich.console import Console
+
+    from agentrl.config import load_config
+    from agentrl.launch import demo
+    from agentrl.launch import train as launch
+
+    console = Console()
+    run = load_config(config, overrides)
+    demo.show_results(run, launch.train(run, console), console)

@@ -1,0 +1,92 @@
+"""A run's folder `runs/NAME/`: its lock, its configuration, its database, and what a resume may change."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError, UserError
+from agentrl.schemas import Json
+
+CHANGEABLE = (
+    "steps",
+    "runs_dir",
+    "database_url",
+    "engine",
+    "proxy",
+    "rollout.max_concurrent_groups",
+    "rollout.timeout_s",
+    "trainer.ranks",
+    "trainer.device",
+    "trainer.threads",
+    "trainer.tokens_per_microbatch",
+    "trainer.checkpoint_every",
+    "trainer.keep_checkpoints",
+    "evaluation.max_concurrent",
+)
+"""Keys, or whole sections, that say how a run is carried out, not what it computes."""
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run's folder. Raises UserError when another process has it; the lock ends with its process."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise UserError(f"{run_dir} is in use by process {lock.read().strip() or '?'}") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def database_url(config: RunConfig) -> str:
+    """The config's, else AGENTRL_DATABASE_URL, else SQLite in the run's folder."""
+    default = f"sqlite:///{config.run_dir.resolve() / 'agentrl.db'}"
+    return config.database_url or os.environ.get("AGENTRL_DATABASE_URL") or default
+
+
+def write_config(config: RunConfig, path: Path) -> None:
+    """Write every field, so that the run can be repeated whatever the defaults become."""
+    data = config.model_dump(mode="json") | {"runs_dir": str(config.runs_dir.resolve())}
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def check_resume(old: Json, new: RunConfig) -> None:
+    """Raise ConfigError, naming the key, when a resumed run would compute something else. Steps may only grow."""
+    before, after = _flat(RunConfig.model_validate(old)), _flat(new)
+    for key in sorted(before.keys() | after.keys()):
+        changed = before.get(key) != after.get(key)
+        if changed and not any(key == free or key.startswith(f"{free}.") for free in CHANGEABLE):
+            raise ConfigError(
+                f"run {new.name!r} exists with {key}={_show(before.get(key))}, not {_show(after.get(key))}: "
+                "give another name, or restore the value to resume it"
+            )
+    if new.steps < before["steps"]:
+        raise ConfigError(f"steps: run {new.name!r} was started with {before['steps']}; they may only grow")
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict) and value:
+            for key, child in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, child)
+        else:
+            yield prefix, value
+
+    return dict(walk("", config.model_dump(mode="json")))
+
+
+def _show(value: object) -> str:
+    return json.dumps(value)

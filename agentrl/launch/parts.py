@@ -1,0 +1,109 @@
+"""The processes of a run: command lines, environments, ports chosen once so that a restarted part is found again."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.engine import server
+from agentrl.launch.process import Part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Everything that is decided before the first process starts."""
+
+    config: RunConfig
+    model: Path
+    database_url: str
+    admin_key: str
+    run_key: str
+    proxy_port: int
+    engine_ports: tuple[int, ...]
+
+    @property
+    def proxy_url(self) -> str:
+        """Where this machine reaches the proxy."""
+        host = self.config.proxy.host
+        return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.proxy_port}"
+
+    @property
+    def engine_urls(self) -> list[str]:
+        """The configured servers, else ours."""
+        return self.config.engine.urls or [f"http://127.0.0.1:{port}" for port in self.engine_ports]
+
+    @property
+    def config_file(self) -> Path:
+        """The run's own copy of its configuration."""
+        return self.config.run_dir / "config.yaml"
+
+
+def choose_ports(config: RunConfig) -> tuple[int, tuple[int, ...]]:
+    """The proxy's port and one per engine. Raises UserError when the configured one is in use."""
+    proxy = config.proxy.port
+    if proxy:
+        server.check_port(config.proxy.host, proxy)
+    taken = {proxy}
+    ports: list[int] = []
+    while len(ports) < (0 if config.engine.urls else config.engine.count) + (0 if proxy else 1):
+        port = server.free_port()
+        if port not in taken:
+            taken.add(port)
+            ports.append(port)
+    return (proxy, tuple(ports)) if proxy else (ports[0], tuple(ports[1:]))
+
+
+def engines(plan: Plan) -> list[Part]:
+    """One part per SGLang server of ours. Each starts on base weights; the proxy brings it to the run's version."""
+    config = plan.config.engine
+    parts = []
+    for index, port in enumerate(plan.engine_ports):
+        spec = server.EngineSpec(
+            model=plan.model,
+            port=port,
+            log_file=_log(plan, f"engine-{index}"),
+            device=server.pick_device(config.device),
+            dtype=config.dtype,
+            max_total_tokens=config.max_total_tokens,
+            max_running_requests=config.max_running_requests,
+            extra_args=tuple(config.extra_args),
+        )
+        parts.append(
+            Part(name=f"engine-{index}", argv=server.argv(spec), env=server.environment(spec), log_file=spec.log_file)
+        )
+    return parts
+
+
+def proxy(plan: Plan) -> Part:
+    """The proxy."""
+    argv = ["proxy", "--run", plan.config.name, "--host", plan.config.proxy.host, "--port", str(plan.proxy_port)]
+    for url in plan.engine_urls:
+        argv += ["--engine", url]
+    return _part(plan, "proxy", argv)
+
+
+def rollout(plan: Plan) -> Part:
+    """The worker that evaluates and plays the training groups."""
+    return _part(plan, "rollout", ["rollout", "--config", str(plan.config_file)], ends=True)
+
+
+def trainer(plan: Plan) -> Part:
+    """The trainer."""
+    return _part(plan, "trainer", ["trainer", "--config", str(plan.config_file)], ends=True)
+
+
+def _part(plan: Plan, name: str, argv: list[str], *, ends: bool = False) -> Part:
+    env = {
+        "AGENTRL_DATABASE_URL": plan.database_url,
+        "AGENTRL_ADMIN_KEY": plan.admin_key,
+        "AGENTRL_RUN_KEY": plan.run_key,
+        "AGENTRL_PROXY_URL": plan.proxy_url,
+        "PYTHONUNBUFFERED": "1",
+    }
+    return Part(name=name, argv=[sys.executable, "-m", "agentrl", *argv], env=env, log_file=_log(plan, name), ends=ends)
+
+
+def _log(plan: Plan, name: str) -> Path:
+    return plan.config.run_dir / "logs" / f"{name}.log"

@@ -1,0 +1,125 @@
+"""What `agentrl train` shows: a live panel on a terminal, else a line whenever something happened."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.config import RunConfig
+from agentrl.launch.snapshot import Snapshot, StepPoint
+
+RATE_WINDOW_S = 20.0
+LINE_EVERY_S = 30.0
+
+
+def waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
+    """What the run does or waits for, in a few words."""
+    evaluation = config.evaluation
+    settings = (2 if evaluation.tasks else 0) + (1 if evaluation.unseen_tasks else 0)
+    if "serving" not in snapshot.engines.values():
+        return "an engine to serve"
+    done = {
+        when: sum(len(v) for (w, _), v in snapshot.evaluations.items() if w == when) for when in ("before", "after")
+    }
+    if snapshot.published_step >= snapshot.target_steps:
+        return f"evaluation after: {done['after']} episodes" if settings else "the end"
+    if snapshot.newest_step_state == "started":
+        return "the trainer's update"
+    if snapshot.newest_step_state == "trained":
+        return "engines to load the new weights"
+    if settings and not snapshot.points and not snapshot.running_groups and not snapshot.ready_groups:
+        return f"evaluation before: {done['before']} episodes"
+    return f"rollouts: {snapshot.ready_groups} of {config.trainer.groups_per_step} groups ready"
+
+
+@dataclass
+class Rate:
+    """Tokens per second over the last seconds."""
+
+    samples: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, now: float, total: int) -> float:
+        """Add a reading of the counter; returns the rate."""
+        self.samples.append((now, total))
+        while self.samples[0][0] < now - RATE_WINDOW_S and len(self.samples) > 2:
+            self.samples.popleft()
+        (then, before) = self.samples[0]
+        return (total - before) / (now - then) if now > then else 0.0
+
+
+class Display:
+    """Feed it snapshots and notes; it decides what to print."""
+
+    def __init__(self, config: RunConfig, console: Console) -> None:
+        self.config = config
+        self.console = console
+        self._rate = Rate()
+        self._started = time.monotonic()
+        self._shown_step = -1
+        self._shown_line, self._line_at = "", 0.0
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Say something that stays on the screen."""
+        elapsed = time.monotonic() - self._started
+        self.console.print(f"[{elapsed:6.1f} s] {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def starting(self, text: str) -> None:
+        """What the first start waits for; overwritten on a terminal."""
+        if self._live is not None:
+            self._live.update(Text(text[: self.console.width], no_wrap=True))
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show the run as it is now; every finished step leaves a line."""
+        now = time.monotonic()
+        rate = self._rate.add(now, snapshot.output_tokens)
+        if self._shown_step < 0:
+            self._shown_step = snapshot.published_step
+        for point in snapshot.points:
+            if self._shown_step < point.step <= snapshot.published_step:
+                self.note(step_line(point, snapshot.target_steps))
+                self._shown_step = point.step
+        waits = waiting_for(snapshot, self.config)
+        if self._live is not None:
+            self._live.update(self._panel(snapshot, rate, waits))
+            return
+        kind = waits.partition(":")[0]
+        if (kind.startswith("evaluation") and kind != self._shown_line) or now - self._line_at > LINE_EVERY_S:
+            self.note(f"{rate:.0f} tokens/s, waiting for {waits}")
+            self._shown_line, self._line_at = kind, now
+
+    def _panel(self, snapshot: Snapshot, rate: float, waits: str) -> RenderableType:
+        point = snapshot.points[-1] if snapshot.points else None
+        table = Table.grid(padding=(0, 2))
+        table.add_row(
+            f"step {snapshot.published_step}/{snapshot.target_steps}",
+            ProgressBar(total=snapshot.target_steps, completed=snapshot.published_step, width=30),
+            f"reward {point.reward:.3f}" if point else "reward –",
+            f"staleness {point.staleness_max}" if point else "staleness –",
+            f"{rate:.0f} tokens/s",
+        )
+        return Group(table, Text(f"waiting for {waits}", style="dim"))
+
+
+def step_line(point: StepPoint, target: int) -> str:
+    """One finished step."""
+    return (
+        f"step {point.step}/{target}  reward {point.reward:.3f}  staleness ≤ {point.staleness_max}  "
+        f"{point.tokens_trained} tokens of {point.trajectories} trajectories"
+    )

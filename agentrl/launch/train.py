@@ -1,0 +1,249 @@
+"""The supervisor of `agentrl train`: starts every part of a run on this machine, keeps them alive, ends them.
+
+    engines ─┐                          (restarted: the proxy reloads the run's version into them)
+    proxy ───┼─ services, until the workers are done
+    trainer ─┤
+    rollout ─┴─ workers: end by themselves when the run is finished and evaluated
+
+All of them share only the database and the proxy's address, so each may die at any moment. What the supervisor knows
+it reads from the database; Ctrl-C stops everything, and the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from agentrl.config import RunConfig
+from agentrl.errors import AgentRLError
+from agentrl.launch import curve, folder, parts, snapshot, summary
+from agentrl.launch.parts import Plan
+from agentrl.launch.process import Part, keep_running, kill_tree
+from agentrl.launch.progress import Display
+from agentrl.models import resolve_model
+from agentrl.rollout.agent import load_agent, load_tasks
+from agentrl.rollout.evaluate import settings_of
+from agentrl.schemas import Json, SessionStatus
+from agentrl.store import Database, events, runs, sessions
+
+POLL_S = 1.0
+STOPPED = "stopped"
+
+
+class Stopped(AgentRLError):
+    """The user stopped the run; the same command resumes it."""
+
+
+def train(config: RunConfig, console: Console) -> Json:
+    """Run `config` to its end, or resume it; returns the summary. Raises UserError for what cannot work, Stopped."""
+    with folder.locked(config.run_dir):
+        check_agent(config)
+        with console.status(f"preparing model {config.model}"):
+            model = resolve_model(config.model)
+        proxy_port, engine_ports = parts.choose_ports(config)
+        plan = Plan(
+            config=config,
+            model=model,
+            database_url=folder.database_url(config),
+            admin_key=f"arl-admin-{secrets.token_urlsafe(24)}",
+            run_key=f"arl-run-{secrets.token_urlsafe(24)}",
+            proxy_port=proxy_port,
+            engine_ports=engine_ports,
+        )
+        database = Database(plan.database_url)
+        try:
+            database.upgrade()
+            run_id, status = open_run(database, plan)
+            folder.write_config(config, plan.config_file)
+            if status == "finished" and (config.run_dir / "summary.json").exists():
+                console.print(f"run {config.name} is finished; give more steps, or another name", highlight=False)
+            else:
+                with Display(config, console) as display:
+                    _supervised(plan, database, run_id, display)
+            return report(plan, database, run_id)
+        finally:
+            database.close()
+
+
+def check_agent(config: RunConfig) -> None:
+    """Load what the config names, so that a mistake shows before anything is started."""
+    load_agent(config.agent, config.agent_args)
+    load_tasks(config.tasks, seed=config.seed, limit=1)
+    settings_of(config)
+
+
+def open_run(database: Database, plan: Plan) -> tuple[str, str]:
+    """Create the run, or reopen the one of this name; returns its id and status."""
+    config = plan.config
+    stored = config.model_dump(mode="json")
+    with database.write() as conn:
+        existing = runs.find(conn, config.name)
+        if existing is not None:
+            folder.check_resume(existing.config, config)
+            runs.reopen(conn, existing.id, key=plan.run_key, config=stored, steps=config.steps)
+            return existing.id, runs.get(conn, existing.id).status
+        run_id = runs.create(
+            conn,
+            name=config.name,
+            config=stored,
+            task_data=load_tasks(config.tasks, seed=config.seed),
+            base_model=str(plan.model),
+            key=plan.run_key,
+            seed=config.seed,
+            steps=config.steps,
+        )
+        return run_id, "running"
+
+
+def report(plan: Plan, database: Database, run_id: str) -> Json:
+    """Write `summary.json` and `curve.png` from what the store holds."""
+    with database.read() as conn:
+        now = snapshot.take(conn, run_id)
+        wall_s = sum(row.data["wall_s"] for row in events.of_run(conn, run_id, STOPPED))
+    result = summary.summarize(now, wall_s)
+    run_dir = plan.config.run_dir
+    summary.write(result, run_dir / "summary.json")
+    curve.save_png(run_dir / "curve.png", plan.config.name, result["rewards"], summary.marks(result))
+    return result
+
+
+def _supervised(plan: Plan, database: Database, run_id: str, display: Display) -> None:
+    """Run the parts to their end, recording how long it took and how it ended."""
+    started = time.monotonic()
+    outcome, error = "paused", None
+    try:
+        asyncio.run(_main(plan, database, run_id, display))
+        outcome = "finished"
+    except AgentRLError as problem:
+        if not isinstance(problem, Stopped):
+            outcome, error = "failed", str(problem)
+        raise
+    finally:
+        with database.write() as conn:
+            runs.set_status(conn, run_id, outcome, error)
+            events.record(conn, run_id, STOPPED, {"wall_s": time.monotonic() - started, "as": outcome}, "train")
+
+
+async def _main(plan: Plan, database: Database, run_id: str, display: Display) -> None:
+    pids: dict[str, int] = {}
+    work = asyncio.ensure_future(_run_parts(plan, database, run_id, display, pids))
+    with _signals(work, display, pids):
+        await asyncio.wait([work])
+    if work.cancelled():
+        raise Stopped(f"stopped; the same command resumes {plan.config.run_dir}")
+    if (problem := work.exception()) is not None:
+        raise _first(problem)
+
+
+async def _run_parts(plan: Plan, database: Database, run_id: str, display: Display, pids: dict[str, int]) -> None:
+    """Two nested groups: the workers end, in whatever way, before the services that they need."""
+
+    def keep(part: Part, before_restart: Callable[[], Awaitable[None]] | None = None) -> Any:
+        def started(pid: int) -> None:
+            pids[part.name] = pid
+            _record(database, run_id, "part_started", {"part": part.name, "pid": pid})
+
+        async def died(status: int) -> None:
+            display.note(f"{part.name} ended with status {status}: restarting it ({part.log_file})")
+            _record(database, run_id, "part_died", {"part": part.name, "status": status})
+            if before_restart is not None:
+                await before_restart()
+
+        return keep_running(part, on_start=started, on_death=died)
+
+    async def abandon() -> None:
+        await asyncio.to_thread(_abandon_open_sessions, plan, database, run_id)
+
+    await abandon()
+    async with asyncio.TaskGroup() as services:
+        background = [services.create_task(keep(part)) for part in [*parts.engines(plan), parts.proxy(plan)]]
+        watch = services.create_task(_watch(database, run_id, display))
+        async with asyncio.TaskGroup() as workers:
+            workers.create_task(keep(parts.trainer(plan)))
+            await _until_serving(database, run_id, display)
+            workers.create_task(keep(parts.rollout(plan), abandon))
+        for task in [*background, watch]:
+            task.cancel()
+
+
+async def _watch(database: Database, run_id: str, display: Display) -> None:
+    """Show the run; declare it finished when its last step is published, so that admission says so."""
+    while True:
+        now = await asyncio.to_thread(_snapshot, database, run_id)
+        if "serving" in now.engines.values():
+            display.update(now)
+        if now.published_step >= now.target_steps and now.status == "running":
+            await asyncio.to_thread(_finish, database, run_id)
+        await asyncio.sleep(POLL_S)
+
+
+async def _until_serving(database: Database, run_id: str, display: Display) -> None:
+    """Wait until the proxy has an engine; an engine that cannot start fails the group that we wait in."""
+    started = time.monotonic()
+    while "serving" not in (await asyncio.to_thread(_snapshot, database, run_id)).engines.values():
+        display.starting(f"starting the engine: {time.monotonic() - started:.0f} s")
+        await asyncio.sleep(POLL_S)
+    display.note("an engine is serving")
+
+
+@contextmanager
+def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int]) -> Any:
+    """First Ctrl-C or SIGTERM: a clean stop. Second: kill whatever still runs."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        if asked:
+            for pid in pids.values():
+                kill_tree(pid)
+        else:
+            asked = True
+            display.note("stopping; once more kills at once")
+            work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _snapshot(database: Database, run_id: str) -> snapshot.Snapshot:
+    with database.read() as conn:
+        return snapshot.take(conn, run_id)
+
+
+def _finish(database: Database, run_id: str) -> None:
+    with database.write() as conn:
+        runs.set_status(conn, run_id, "finished")
+
+
+def _record(database: Database, run_id: str, kind: str, data: Json) -> None:
+    with database.write() as conn:
+        events.record(conn, run_id, kind, data, "train")
+
+
+def _abandon_open_sessions(plan: Plan, database: Database, run_id: str) -> None:
+    """Nobody plays these sessions any more: their worker is gone."""
+    from agentrl.proxy.app import limits_of
+
+    with database.write() as conn:
+        for session_id in snapshot.open_sessions(conn, run_id):
+            sessions.end(conn, session_id, SessionStatus.ABANDONED, "its worker died", limits_of(plan.config))
+
+
+def _first(error: BaseException) -> BaseException:
+    """What started the trouble, out of the groups around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
