@@ -29,16 +29,25 @@ class ChatTemplate:
         except TemplateError as error:
             raise ModelFolderError(f"chat template does not compile: {error}") from error
 
-    def render(self, messages: list[Json], tools: list[Json] | None = None, *, generation_prompt: bool = True) -> str:
-        """The conversation as text. Raises RequestError(400) when the template refuses it."""
+    def render(
+        self,
+        messages: list[Json],
+        tools: list[Json] | None = None,
+        *,
+        generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as text; `options` are further variables. Raises RequestError(400) when it is refused."""
+        variables = {
+            **self._special_tokens,
+            "messages": [for_template(message) for message in messages],
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": generation_prompt,
+            **(options or {}),
+        }
         try:
-            return self._template.render(
-                **self._special_tokens,
-                messages=[for_template(message) for message in messages],
-                tools=tools or None,
-                documents=None,
-                add_generation_prompt=generation_prompt,
-            )
+            return self._template.render(variables)
         except (
             TemplateError,
             TypeError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.errors import ModelFolderError
+from agentrl.errors import ModelFolderError, RequestError
 from agentrl.rendering.base import Renderer
 from agentrl.rendering.chatml import END, START, ChatMLRenderer
 from agentrl.rendering.folder import ModelFolder, read_folder
@@ -70,9 +70,12 @@ def plain_chatml(folder: ModelFolder) -> ChatMLRenderer | None:
         return chatml(folder)
     if "tool" in folder.template.source:
         return None
+    try:
+        text = folder.template.render(PROBE)
+    except RequestError:  # a template that wants something else than text
+        return None
     renderer = chatml(folder)
-    theirs = tokenizer.encode(folder.template.render(PROBE), add_special_tokens=False).ids
-    return renderer if renderer.render(PROBE, None) == theirs else None
+    return renderer if renderer.render(PROBE, None) == tokenizer.encode(text, add_special_tokens=False).ids else None
 
 
 def _default_system(folder: ModelFolder) -> str | None:

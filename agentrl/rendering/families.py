@@ -1,0 +1,291 @@
+"""Model families that the `renderers` package writes by hand, behind our interface. Imported only when one is needed.
+
+A family is used for a folder when its name is given, or when it reproduces the folder's own chat template on probes:
+fine-tunes keep a family's architecture and change its template, so neither name nor architecture proves anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jinja2 import Undefined
+from tokenizers import Tokenizer
+
+from agentrl.errors import ModelFolderError, RequestError, did_you_mean
+from agentrl.rendering.base import (
+    Bridge,
+    ContentDelta,
+    Delta,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallDelta,
+    new_call_id,
+)
+from agentrl.rendering.folder import ModelFolder
+from agentrl.rendering.jinja import for_template
+from agentrl.rendering.text import TextDecoder
+from agentrl.schemas import ForkReason, Json
+
+_TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Finds a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+_TALK: list[Json] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 1 < 2?"},
+    {"role": "assistant", "content": "True."},
+    {"role": "user", "content": "Why?\n\nSay it in é words."},
+]
+_ARGUMENTS = '{"word": "é", "exact": true, "limits": {"low": 1.5, "tags": ["a", null]}}'
+_TOOL_TALK: list[Json] = [
+    *_TALK,
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "A word.",
+        "tool_calls": [
+            {"id": "call_0", "type": "function", "function": {"name": "look_up", "arguments": _ARGUMENTS}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_0", "name": "look_up", "content": "a letter"},
+]
+PROBES: list[tuple[list[Json], list[Json] | None]] = [(_TALK, None), (_TALK[1:2], None), (_TOOL_TALK, [_TOOL])]
+
+# Text that may begin a format's markup. From here on an output is held back until its end.
+_MARKUP = re.compile(r"[<{\[`|]")
+
+# What a parser may raise over text that a model made up.
+_PARSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
+def load_family(folder: ModelFolder, name: str) -> FamilyRenderer:
+    """The family called `name`, unproven. Raises ModelFolderError when it is unknown or does not fit the tokenizer."""
+    if name not in family_names():
+        choices = ["chatml", "template", *family_names()]
+        raise ModelFolderError(f"unknown renderer {name!r}{did_you_mean(name, choices)}")
+    found = _build(folder, name)
+    if found is None:
+        raise ModelFolderError(f"renderer {name!r} needs special tokens that {folder.path} does not have")
+    return found
+
+
+def find_family(folder: ModelFolder) -> FamilyRenderer | None:
+    """The first family, likeliest first, that writes what the folder's chat template writes."""
+    if folder.template is None:
+        return None
+    model_type = str(folder.config.get("model_type", "")).replace("_", "")
+    for name in family_names():
+        if model_type.startswith(_stem(name)):
+            found = _build(folder, name)
+            if found is not None and reproduces_template(found, folder):
+                return found
+    return None
+
+
+def family_names() -> list[str]:
+    """Every family, longer names first, so that `qwen3.5` is tried before `qwen3`."""
+    from renderers.base import RENDERER_REGISTRY, _populate_registry
+
+    _populate_registry()
+    return sorted(RENDERER_REGISTRY.keys() - {"default"}, key=lambda name: (-len(name), name))
+
+
+def reproduces_template(renderer: FamilyRenderer, folder: ModelFolder) -> bool:
+    """Whether both write the same ids for every probe. Templates that tell the date are asked without a clock."""
+    assert folder.template is not None
+    tokenizer = folder.tokenizer()
+    no_clock = {"strftime_now": Undefined()}
+    try:
+        texts = [folder.template.render(messages, tools, options=no_clock) for messages, tools in PROBES]
+    except RequestError:  # a template that refuses a probe
+        return False
+    ours = [renderer.render(messages, tools) for messages, tools in PROBES]
+    return ours == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+class FamilyRenderer:
+    """One hand-written family. Bridging and thinking retention follow the library."""
+
+    def __init__(self, name: str, inner: Any, tokenizer: Tokenizer, folder: ModelFolder) -> None:
+        """`inner` is the library's renderer over `tokenizer`."""
+        self.name = name
+        self.stop_token_ids: list[int] = inner.get_stop_token_ids()
+        self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
+        self.max_context = folder.max_context
+        self._inner = inner
+        self._tokenizer = tokenizer
+        self._added = frozenset(tokenizer.get_added_tokens_decoder())
+        self._letter = tokenizer.encode("x", add_special_tokens=False).ids
+        talk: list[Json] = [{"role": "user", "content": "x"}]
+        self._generation_prompt = self.render(talk, None)[len(inner.render_ids(talk)) :]
+
+    def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
+        """The prompt as the family writes it."""
+        plain = [for_template(message) for message in messages]
+        ids: list[int] = self._inner.render_ids(plain, tools=tools or None, add_generation_prompt=True)
+        return ids
+
+    def bridge(
+        self,
+        previous_ids: Sequence[int],
+        messages_after: list[Json],
+        tools: list[Json] | None,
+        *,
+        messages_before: list[Json] | None = None,
+    ) -> Bridge:
+        """The library's extension, checked to begin with `previous_ids`."""
+        previous = list(previous_ids)
+        if not previous or previous[-1] not in self.stop_token_ids:
+            return Bridge(None, ForkReason.TRUNCATED)
+        if any(message["role"] == "assistant" for message in messages_after):
+            return Bridge(None, ForkReason.HISTORY_EDITED)  # a reply that no one sampled
+        start = _last_index(previous, self._generation_prompt)
+        plain = [for_template(message) for message in messages_after]
+        extended = self._inner.bridge_to_next_turn(previous[:start], previous[start:], plain, tools=tools or None)
+        if extended is None or extended.token_ids[: len(previous)] != previous:
+            return Bridge(None, ForkReason.TEMPLATE_REWROTE)
+        return Bridge(extended.token_ids[len(previous) :])
+
+    def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
+        """The library's parser, with plain text streamed."""
+        return FamilyParser(self, tools, list(prompt_ids))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+class FamilyParser(OutputParser):
+    """Streams plain text; holds everything back from the first token or letter that may be markup.
+
+    The library parses the whole output once, at its end. Content is without outer white space, as most families strip
+    it. Malformed tool calls are content; so is an output that the library cannot parse.
+    """
+
+    def __init__(self, family: FamilyRenderer, tools: list[Json] | None, prompt_ids: list[int]) -> None:
+        super().__init__(family.stop_token_ids)
+        self._family = family
+        self._tools = tools or None
+        self._prompt_ids = prompt_ids
+        self._decoder = TextDecoder(family._tokenizer)
+        self._ids: list[int] = []
+        self._text: list[str] = []
+        self._emitted = ""
+        self._gap = ""  # white space that may be the end of the content
+        self._plain = self._starts_with_content()
+
+    def _step(self, token: int) -> Iterator[Delta]:
+        self._ids.append(token)
+        text = self._decoder.push(token)
+        self._text.append(text)
+        self._plain = self._plain and token not in self._family._added and not _MARKUP.search(text)
+        if self._plain:
+            text = self._gap + text if self._emitted else text.lstrip()
+            kept = text.rstrip()
+            self._gap = text[len(kept) :]
+            self._emitted += kept
+            yield ContentDelta(kept)
+
+    def _end(self) -> Iterator[Delta]:
+        self._text.append(self._decoder.flush())
+        parsed = self._parse(self._ids)
+        content, calls = "", []
+        if parsed is not None:
+            calls = [call for call in parsed.tool_calls if _is_sound(call)]
+            broken = [call.raw for call in parsed.tool_calls if not _is_sound(call)]
+            content = "\n".join(filter(None, [parsed.content.strip(), *broken]))
+        if parsed is None or not content.startswith(self._emitted):
+            content, calls, reasoning = "".join(self._text).strip(), [], None
+        else:
+            reasoning = parsed.reasoning_content
+        yield ReasoningDelta(reasoning or "")
+        yield ContentDelta(content[len(self._emitted) :])
+        for index, call in enumerate(calls):
+            yield ToolCallDelta(index, call.id or new_call_id(), call.name, _arguments(call.arguments))
+
+    def _parse(self, ids: list[int]) -> Any:
+        try:
+            return self._family._inner.parse_response(ids, tools=self._tools, prompt_ids=self._prompt_ids)
+        except _PARSE_ERRORS:
+            return None
+
+    def _starts_with_content(self) -> bool:
+        """Whether plain text right after this prompt is content, not reasoning that the prompt has opened."""
+        parsed = self._parse(self._family._letter)
+        return parsed is not None and parsed.content.strip() == "x" and not parsed.reasoning_content
+
+
+class LibraryTokenizer:
+    """A `tokenizers.Tokenizer` with the surface that `renderers` asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, folder: ModelFolder) -> None:
+        self._tokenizer = tokenizer
+        self.name_or_path = str(folder.config.get("_name_or_path") or folder.path)
+        self.unk_token_id = self._id(folder.special_tokens.get("unk_token"))
+        self.eos_token_id = self._id(folder.special_tokens.get("eos_token"))
+        self.chat_template = folder.template.source if folder.template else None
+
+    def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
+        """Ids of a text; special tokens spelled in it count."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def __call__(self, text: str, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
+        """Ids with their character offsets."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": encoded.ids, "offset_mapping": encoded.offsets}
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        """The text of one id or several."""
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
+        """Ids of tokens by name; the unknown token's where there is none."""
+        if isinstance(tokens, str):
+            found = self._tokenizer.token_to_id(tokens)
+            return self.unk_token_id if found is None else found
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def _id(self, token: str | None) -> int | None:
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+
+def _build(folder: ModelFolder, name: str) -> FamilyRenderer | None:
+    from renderers import create_renderer
+    from renderers.configs import config_from_name
+
+    tokenizer = folder.tokenizer()
+    try:
+        inner = create_renderer(LibraryTokenizer(tokenizer, folder), config_from_name(name))
+        return FamilyRenderer(name, inner, tokenizer, folder)
+    except (AssertionError, ValueError, TypeError, LookupError):  # how families say that a token is missing
+        return None
+
+
+def _is_sound(call: Any) -> bool:
+    return call.status == "ok" and isinstance(call.name, str) and isinstance(call.arguments, str | dict | None)
+
+
+def _arguments(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+
+
+def _last_index(ids: list[int], part: list[int]) -> int:
+    """Where the text behind the last occurrence of `part` starts; 0 without one."""
+    if part:
+        for start in range(len(ids) - len(part), -1, -1):
+            if ids[start] == part[0] and ids[start : start + len(part)] == part:
+                return start + len(part)
+    return 0
+
+
+def _stem(name: str) -> str:
+    """How the model types of a family's models begin: `glm` for `glm-4.5`."""
+    return name.partition("-")[0].rstrip("0123456789.")

@@ -1,0 +1,111 @@
+"""The generic renderer: any chat template, bridged only where its prefix stability is proven call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.errors import RequestError
+from agentrl.rendering.base import Bridge, OutputParser
+from agentrl.rendering.folder import ModelFolder
+from agentrl.rendering.markup import CALL, END_CALL, END_THINK, THINK, MarkupParser
+from agentrl.rendering.messages import role_of
+from agentrl.schemas import ForkReason, Json
+
+REWROTE = Bridge(None, ForkReason.TEMPLATE_REWROTE)
+
+
+class TemplateRenderer:
+    """Renders with the folder's own template. Special tokens spelled in messages count, as the template's do.
+
+    Outputs are parsed as Hermes: `<tool_call>` and `<think>` where the template itself uses them. Tools for a template
+    without `<tool_call>` are refused, because their calls could not be read.
+    """
+
+    name = "template"
+
+    def __init__(self, folder: ModelFolder) -> None:
+        """`folder` must have a chat template."""
+        assert folder.template is not None
+        self._template = folder.template
+        self._tokenizer = tokenizer = folder.tokenizer()
+        eos = tokenizer.token_to_id(folder.special_tokens.get("eos_token", ""))
+        self.stop_token_ids = sorted({*folder.eos_token_ids, *([] if eos is None else [eos])})
+        self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
+        self.max_context = folder.max_context
+
+    def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
+        """The template's own text, encoded. Raises RequestError where the template refuses the conversation."""
+        return self._encode(self._text(messages, tools))
+
+    def bridge(
+        self,
+        previous_ids: Sequence[int],
+        messages_after: list[Json],
+        tools: list[Json] | None,
+        *,
+        messages_before: list[Json] | None = None,
+    ) -> Bridge:
+        """What the template writes after the reply's end, if all that it writes before is what it wrote then.
+
+        Proof: the whole conversation's text begins with the text of the earlier prompt; the reply's turn that follows
+        is what was sampled, or what the template made of the reply when it was the last message; and no sampled
+        reasoning has gone. Without `messages_before` nothing is proven.
+        """
+        if not previous_ids or previous_ids[-1] not in self.stop_token_ids:
+            return Bridge(None, ForkReason.TRUNCATED)
+        if not messages_before:
+            return REWROTE
+        *history, reply = messages_before
+        if role_of(reply) != "assistant":
+            return Bridge(None, ForkReason.HISTORY_EDITED)
+
+        previous, end = self.decode(previous_ids), self.decode(previous_ids[-1:])
+        head = self._text(history, tools)
+        generation_prompt = head.removeprefix(self._text(history, tools, generation_prompt=False))
+        sampled = previous.rpartition(generation_prompt)[2]
+        reasoning = _reasoning(sampled)
+        reply = {"reasoning_content": reasoning} | reply if reasoning else reply
+
+        whole = self._text([*history, reply, *messages_after], tools)
+        turn, found, delta = whole.removeprefix(head).partition(end)
+        if not whole.startswith(head) or not found or reasoning not in turn:
+            return REWROTE
+        if sampled != turn + end:
+            alone = self._text([*history, reply], tools, generation_prompt=False)
+            closing = alone.removeprefix(head + turn + end)
+            if closing == alone or closing.strip() or not delta.startswith(closing):
+                return REWROTE
+        # Encoded behind the end token, which a tokenizer never merges with what follows.
+        first, *delta_ids = self._encode(end + delta)
+        return Bridge(delta_ids) if first == previous_ids[-1] else REWROTE
+
+    def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
+        """A Hermes parser for the markers that the template and the request use."""
+        markers = [THINK, END_THINK] if END_THINK in self._template.source else []
+        in_reasoning = bool(markers) and self.decode(prompt_ids[-8:]).rstrip().endswith(THINK)
+        markers += [CALL, END_CALL] if tools else []
+        return MarkupParser(self._tokenizer, self.stop_token_ids, markers, in_reasoning=in_reasoning)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def _text(self, messages: list[Json], tools: list[Json] | None, *, generation_prompt: bool = True) -> str:
+        if tools and CALL not in self._template.source:
+            raise RequestError(
+                400,
+                "this model's chat template has no tool calls that can be parsed; "
+                "name a renderer that has in the model folder's renderer.json",
+                code="tools_unsupported",
+                param="tools",
+            )
+        return self._template.render(messages, tools, generation_prompt=generation_prompt)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _reasoning(sampled: str) -> str:
+    """The reasoning at the start of an output (its opening marker may be in the prompt), "" for none."""
+    before, marker, _ = sampled.partition(END_THINK)
+    return before.rpartition(THINK)[2].strip() if marker else ""

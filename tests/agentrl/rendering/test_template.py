@@ -1,0 +1,239 @@
+"""The generic bridge: transformers' own rendering, and no bridge without proof."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import ModelFolderError, RequestError
+from agentrl.rendering import Renderer, load_renderer
+from agentrl.schemas import ForkReason
+
+from .conftest import CHATML_TOKENS, byte_tokenizer, call, patient, tool, write_folder
+
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+PLAIN = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if tools %}{{ '' }}{% endif %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Stable: what it has written stays when messages follow."""
+
+FORGETFUL = """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content and loop.last %}{{ '<think>' + message.reasoning_content + '</think>' }}{% endif %}
+{{- message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Drops reasoning as soon as something follows."""
+
+COUNTING = "{{ messages | length }}" + PLAIN
+"""Rewrites its first token with every message."""
+
+CALC = tool("calc", expression="string")
+HISTORY = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+
+
+def load(tmp_path: Path, template: str) -> Renderer:
+    folder = write_folder(tmp_path / "model", byte_tokenizer(*CHATML_TOKENS, markers=MARKERS), template)
+    renderer = load_renderer(folder, "template")
+    assert renderer.name == "template"
+    return renderer
+
+
+def sample(renderer: Renderer, text: str) -> list[int]:
+    """The ids of a reply, its end included."""
+    return byte_tokenizer(*CHATML_TOKENS, markers=MARKERS).encode(text + "<|im_end|>", add_special_tokens=False).ids
+
+
+def trl_template(name: str) -> str:
+    """A published chat template, from the `trl` package where it is installed."""
+    spec = importlib.util.find_spec("trl")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("trl is not installed")
+    return (Path(spec.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja").read_text()
+
+
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    HISTORY,
+    [
+        {"role": "user", "content": "wie heißt 日本? <b>&</b>"},
+        {"role": "assistant", "content": "", "tool_calls": [call("calc", '{"expression": "é < 1", "b": [1.5, null]}')]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "47"},
+    ],
+]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "nemotron_3_nano", "lfm2"])
+@pytest.mark.parametrize("messages", CONVERSATIONS, ids=["text", "tools"])
+@pytest.mark.parametrize("tools", [None, [CALC]], ids=["without", "with"])
+def test_it_renders_what_transformers_renders(
+    tmp_path: Path, name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> None:
+    import json
+
+    from transformers import AutoTokenizer
+
+    template = trl_template(name)
+    if tools and "<tool_call>" not in template:
+        pytest.skip("its tool calls cannot be parsed, so tools are refused")
+    renderer = load(tmp_path, template)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
+    parsed = json.loads(json.dumps(messages))
+    for message in parsed:
+        for item in message.get("tool_calls", []):
+            item["function"]["arguments"] = json.loads(item["function"]["arguments"])
+    expected = theirs.apply_chat_template(parsed, tools=tools, add_generation_prompt=True, return_dict=False)
+    assert renderer.render(messages, tools) == list(expected)
+
+
+replies = st.one_of(
+    st.text(max_size=6).map(lambda text: {"role": "assistant", "content": text}),
+    st.just({"role": "assistant", "content": "", "tool_calls": [call("calc", '{"expression": "1"}')]}),
+)
+added = st.lists(
+    st.one_of(
+        st.text(max_size=6).map(lambda text: {"role": "user", "content": text}),
+        st.text(max_size=6).map(lambda text: {"role": "tool", "tool_call_id": "call_1", "content": text}),
+    ),
+    max_size=2,
+)
+
+
+@pytest.fixture(scope="module")
+def stable(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return load(tmp_path_factory.mktemp("stable"), PLAIN)
+
+
+@patient
+@given(turns=st.lists(st.tuples(replies, added), max_size=3))
+def test_a_stable_template_never_forks(stable: Renderer, turns: list[Any]) -> None:
+    messages = list(HISTORY)
+    ids = stable.render(messages, [CALC])
+    for reply, after in turns:
+        messages = [*messages, reply]
+        closed = stable.decode(stable.render(messages, [CALC]))
+        sampled = sample(stable, closed[len(stable.decode(ids)) :].partition("<|im_end|>")[0])
+        bridge = stable.bridge(ids + sampled, after, [CALC], messages_before=messages)
+        assert bridge.delta_ids is not None
+        messages, ids = [*messages, *after], ids + sampled + bridge.delta_ids
+        assert ids == stable.render(messages, [CALC])
+
+
+def test_a_reply_spelled_differently_is_kept_as_sampled(stable: Renderer) -> None:
+    prompt = stable.render(HISTORY, [CALC])
+    sampled = sample(stable, '<tool_call>\n{"name":"calc", "arguments":{"expression":"1"}}\n</tool_call>')
+    (found,) = parse(stable, prompt, sampled).tool_calls
+    reply = {"role": "assistant", "content": None, "tool_calls": [call("calc", found.arguments, found.id)]}
+    after = [{"role": "tool", "tool_call_id": found.id, "content": "1"}]
+    bridge = stable.bridge(prompt + sampled, after, [CALC], messages_before=[*HISTORY, reply])
+    assert bridge.delta_ids is not None
+    assert stable.decode(bridge.delta_ids) == "\n<|im_start|>tool\n1<|im_end|>\n<|im_start|>assistant\n"
+
+
+def parse(renderer: Renderer, prompt: list[int], sampled: list[int]) -> Any:
+    parser = renderer.parser([CALC], prompt)
+    parser.push(sampled)
+    return parser.finish()
+
+
+def test_dropped_reasoning_forks_even_if_the_agent_dropped_it_too(tmp_path: Path) -> None:
+    renderer = load(tmp_path, FORGETFUL)
+    prompt = renderer.render(HISTORY, None)
+    after = [{"role": "user", "content": "and?"}]
+    for reply in (
+        {"role": "assistant", "content": "yes"},
+        {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
+    ):
+        thoughtful = prompt + sample(renderer, "<think>hm</think>yes")
+        bridge = renderer.bridge(thoughtful, after, None, messages_before=[*HISTORY, reply])
+        assert bridge.reason is ForkReason.TEMPLATE_REWROTE
+    plain = prompt + sample(renderer, "yes")
+    reply = {"role": "assistant", "content": "yes"}
+    assert renderer.bridge(plain, after, None, messages_before=[*HISTORY, reply]).delta_ids is not None
+
+
+def test_the_qwen3_template_forks_exactly_where_it_drops_reasoning(tmp_path: Path) -> None:
+    renderer = load(tmp_path, trl_template("qwen3"))
+    prompt = renderer.render(HISTORY, [CALC])
+    sampled = sample(
+        renderer,
+        '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "calc", "arguments": {"expression": "1"}}\n</tool_call>',
+    )
+    found = parse(renderer, prompt, sampled)
+    assert (found.reasoning, found.content) == ("hm", None)
+    reply = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call(item.name, item.arguments, item.id) for item in found.tool_calls],
+    }
+    before = [*HISTORY, reply]
+    result = {"role": "tool", "tool_call_id": "x", "content": "1"}
+    question = {"role": "user", "content": "and?"}
+    assert renderer.bridge(prompt + sampled, [result], [CALC], messages_before=before).delta_ids is not None
+    forked = renderer.bridge(prompt + sampled, [result, question], [CALC], messages_before=before)
+    assert forked.reason is ForkReason.TEMPLATE_REWROTE
+
+
+def test_no_bridge_without_proof(tmp_path: Path) -> None:
+    counting = load(tmp_path, COUNTING)
+    reply, after = {"role": "assistant", "content": "yes"}, [{"role": "user", "content": "and?"}]
+    prompt = counting.render(HISTORY, None)
+    sampled = sample(counting, "yes")
+
+    def reason(previous: list[int], before: list[Any] | None) -> ForkReason | None:
+        return counting.bridge(previous, after, None, messages_before=before).reason
+
+    assert reason(prompt + sampled, [*HISTORY, reply]) is ForkReason.TEMPLATE_REWROTE
+    assert reason(prompt + sampled, None) is ForkReason.TEMPLATE_REWROTE
+    assert reason(prompt + sampled[:-1], [*HISTORY, reply]) is ForkReason.TRUNCATED
+    assert reason(prompt + sampled, HISTORY) is ForkReason.HISTORY_EDITED
+
+
+def test_a_reply_that_spells_the_end_of_its_turn_forks_or_extends_exactly(stable: Renderer) -> None:
+    reply = {"role": "assistant", "content": "a<|im_end|>b"}
+    prompt = stable.render(HISTORY, None)
+    tokenizer = byte_tokenizer(*CHATML_TOKENS)
+    tokenizer.encode_special_tokens = True
+    spelled = tokenizer.encode("a<|im_end|>b", add_special_tokens=False).ids + stable.stop_token_ids
+    bridge = stable.bridge(
+        prompt + spelled, [{"role": "user", "content": "x"}], None, messages_before=[*HISTORY, reply]
+    )
+    assert bridge.reason is ForkReason.TEMPLATE_REWROTE
+
+
+def test_tools_that_could_not_be_read_are_refused(tmp_path: Path) -> None:
+    renderer = load(tmp_path, FORGETFUL)
+    with pytest.raises(RequestError) as refused:
+        renderer.render(HISTORY, [CALC])
+    assert (refused.value.status, refused.value.param, refused.value.code) == (400, "tools", "tools_unsupported")
+
+
+def test_a_template_that_refuses_messages_is_a_400(tmp_path: Path) -> None:
+    renderer = load(tmp_path, "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(RequestError, match="roles must alternate") as refused:
+        renderer.render(HISTORY, None)
+    assert refused.value.status == 400
+
+
+def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
+    renderer = load(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(RequestError):
+        renderer.render(HISTORY, None)
+
+
+def test_a_folder_without_anything_to_render_with_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "bare", byte_tokenizer(), None)
+    with pytest.raises(ModelFolderError, match="no chat template"):
+        load_renderer(folder)
+    with pytest.raises(ModelFolderError, match=r"no tokenizer\.json"):
+        load_renderer(tmp_path)
