@@ -6,7 +6,7 @@ from agentrl.rendering import ContentDelta, Delta, ParsedOutput
 
 
 class StopText:
-    """Cuts content at the earliest stop string, holding back text that may be the start of one.
+    """Cuts content before the stop string that is complete first, holding back text that may be the start of one.
 
     The recorded tokens stay whole; only the delivered text is cut (OpenAI's `stop`).
     """
@@ -45,9 +45,10 @@ class StopText:
         if self._done:
             return ""
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self._done, self._held, out = True, "", text[: min(found)]
+            _, start = min(found)
+            self._done, self._held, out = True, "", text[:start]
         else:
             keep = max(_overlap(text, stop) for stop in self._stops)
             out, self._held = text[: len(text) - keep], text[len(text) - keep :]

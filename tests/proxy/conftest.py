@@ -1,0 +1,143 @@
+"""A real proxy process-in-a-thread: uvicorn on a socket, a database built by Alembic, a scriptable engine behind it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from agentrl.engine.server import free_port
+from agentrl.proxy.app import Settings, create_app
+from agentrl.rendering import Renderer, load_renderer
+from agentrl.store import Database, runs
+from agentrl.testing import FakeEngine
+
+ADMIN = {"Authorization": "Bearer admin-key"}
+RUN = {"Authorization": "Bearer run-key"}
+CONFIG = {
+    "name": "test", "model": "tiny", "agent": "a:B", "tasks": "t.jsonl", "steps": 10,
+    "rollout": {"group_size": 2}, "trainer": {"groups_per_step": 2},
+}  # fmt: skip
+
+
+@dataclass
+class Proxy:
+    """A running proxy and what stands around it."""
+
+    url: str
+    database: Database
+    run_id: str
+    engine: FakeEngine
+    renderer: Renderer
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+
+    def post(self, path: str, body: Any = None, *, headers: dict[str, str] = RUN) -> httpx.Response:
+        return self.http.post(self.url + path, json=body if body is not None else {}, headers=headers)
+
+    def get(self, path: str, *, headers: dict[str, str] = RUN) -> Any:
+        answer = self.http.get(self.url + path, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def session(self, **evaluation: Any) -> dict[str, Any]:
+        """A new session: of a training group, or of an evaluation with `sampling=…`."""
+        body = {"is_eval": True, "task": {}, **evaluation} if evaluation else {}
+        answer = self.post("/groups", body)
+        assert answer.status_code == 201, answer.text
+        opened: dict[str, Any] = answer.json()["sessions"][0]
+        return opened
+
+    def sdk(self, session: dict[str, Any], **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=0, **options)
+
+    def says(self, text: str, *, end: bool = True) -> list[int]:
+        """Token ids of an answer with this text."""
+        empty = self.renderer.render([{"role": "user", "content": ""}], None)
+        full = self.renderer.render([{"role": "user", "content": text}], None)
+        head = next(i for i, (a, b) in enumerate(zip(empty, full, strict=False)) if a != b) if text else 0
+        ids = full[head : head + len(full) - len(empty)]
+        return ids + self.renderer.stop_token_ids[:1] * end
+
+    def calls(self, session: dict[str, Any]) -> list[dict[str, Any]]:
+        return self.get(f"/sessions/{session['session_id']}/trace")["calls"]
+
+
+@contextmanager
+def serve_proxy(database_url: str, engine_urls: list[str], port: int) -> Iterator[uvicorn.Server]:
+    """Run a proxy until the block ends."""
+    settings = Settings(
+        database_url=database_url,
+        run_name="test",
+        engine_urls=engine_urls,
+        admin_key="admin-key",
+        replica="test-replica",
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings), host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=2
+        )
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started or not thread.is_alive())
+    assert server.started, "the proxy did not start"
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """Wait for a condition; returns its value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture
+def store_url(tmp_path: Path, tiny_model: Path) -> str:
+    url = f"sqlite:///{tmp_path}/store.db"
+    database = Database(url)
+    database.upgrade()
+    with database.write() as conn:
+        runs.create(
+            conn, name="test", config=CONFIG, task_data=[{"n": i} for i in range(4)], base_model=str(tiny_model),
+            key="run-key", seed=0, steps=10,
+        )  # fmt: skip
+    database.close()
+    return url
+
+
+@pytest.fixture
+def proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iterator[Proxy]:
+    port = free_port()
+    database = Database(store_url)
+    with database.read() as conn:
+        run_id = runs.by_name(conn, "test").id
+    with serve_proxy(store_url, [fake_engine.url], port):
+        yield Proxy(f"http://127.0.0.1:{port}", database, run_id, fake_engine, load_renderer(tiny_model))
+    database.close()
+
+
+@pytest.fixture
+def serve() -> Callable[..., Any]:
+    """Start further proxies: `with serve(store_url, engine_urls, port): …`."""
+    return serve_proxy
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    """Wait for a condition."""
+    return wait_until

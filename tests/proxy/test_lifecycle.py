@@ -1,0 +1,217 @@
+"""Groups, sessions, rewards, publishing and restarts, over HTTP."""
+
+import pytest
+
+from agentrl.engine.server import free_port
+from agentrl.schemas import InteractionStatus, TrainedTrajectory
+from agentrl.store import codec, interactions, runs, steps
+from agentrl.testing import FakeEngine
+
+RUN = {"Authorization": "Bearer run-key"}
+ADMIN = {"Authorization": "Bearer admin-key"}
+
+
+def play(proxy, session, value=1.0):
+    """A whole rewarded episode."""
+    proxy.sdk(session).chat.completions.create(model="test", messages=[{"role": "user", "content": "ab"}])
+    path = f"/sessions/{session['session_id']}"
+    assert proxy.post(f"{path}/reward", {"value": value}).status_code == 200
+    return proxy.post(f"{path}/end").json()
+
+
+def test_a_group_becomes_ready_when_its_sessions_end(proxy):
+    opened = proxy.post("/groups").json()
+    assert opened["task"]["data"] in [{"n": i} for i in range(4)]
+    assert [play(proxy, s)["status"] for s in opened["sessions"]] == ["completed", "completed"]
+    run = proxy.get("/api/run")
+    assert run["groups"] == {"ready": 1}
+    assert run["trajectories"] == {"ready": 2}
+
+
+def test_every_pass_over_the_data_visits_each_task_once(proxy):
+    seen = []
+    for _ in range(4):
+        group = proxy.post("/groups").json()
+        seen.append(group["task"]["data"]["n"])
+        for session in group["sessions"]:
+            proxy.http.delete(f"{proxy.url}/sessions/{session['session_id']}", headers=RUN)
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_admission_answers_429_with_retry_after(proxy):
+    for _ in range(4):
+        assert proxy.post("/groups").status_code == 201
+    refused = proxy.post("/groups")
+    assert refused.status_code == 429
+    assert float(refused.headers["retry-after"]) > 0
+    assert refused.json()["error"]["code"] == "no_capacity"
+
+
+def test_a_finished_run_takes_no_groups(proxy):
+    with proxy.database.write() as conn:
+        runs.set_status(conn, proxy.run_id, "finished")
+    refused = proxy.post("/groups")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "run_finished")
+
+
+def test_evaluation_touches_neither_admission_nor_training_data(proxy):
+    before = proxy.get("/api/run")
+    session = proxy.session(metadata={"eval": "before", "setting": "sampled", "index": 3})
+    play(proxy, session, 0.5)
+    after = proxy.get("/api/run")
+    assert {k: before[k] for k in ("admitted", "running", "returned", "trajectories")} == {
+        k: after[k] for k in ("admitted", "running", "returned", "trajectories")
+    }
+    (row,) = proxy.get(f"/api/runs/{proxy.run_id}/evaluations")
+    assert (row["eval"], row["setting"], row["index"], row["reward"]) == ("before", "sampled", 3, 0.5)
+
+
+def test_a_repeated_reward_counts_once(proxy):
+    session = proxy.session()
+    path = f"/sessions/{session['session_id']}"
+    first = proxy.post(f"{path}/reward", {"value": 1.0, "idempotency_key": "k"}).json()
+    assert proxy.post(f"{path}/reward", {"value": 1.0, "idempotency_key": "k"}).json() == first
+    assert len(proxy.get(path)["rewards"]) == 1
+
+
+def test_a_reward_names_its_call_by_completion_id(proxy):
+    session = proxy.session()
+    answer = proxy.sdk(session).chat.completions.create(model="test", messages=[{"role": "user", "content": "ab"}])
+    path = f"/sessions/{session['session_id']}/reward"
+    assert proxy.post(path, {"value": 1.0, "interaction_id": answer.id}).json()["applied"]
+    assert proxy.post(path, {"value": 1.0, "interaction_id": "chatcmpl-none"}).status_code == 404
+
+
+@pytest.mark.parametrize("body", [{"value": "much"}, {"valu": 1}, {"value": 1, "name": "x" * 101}])
+def test_bad_rewards_are_refused_by_name(proxy, body):
+    session = proxy.session()
+    answer = proxy.post(f"/sessions/{session['session_id']}/reward", body)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"] in ("value", "valu", "name")
+
+
+def test_a_session_without_reward_is_rejected_and_gives_its_place_back(proxy):
+    group = proxy.post("/groups").json()
+    for session in group["sessions"]:
+        proxy.sdk(session).chat.completions.create(model="test", messages=[{"role": "user", "content": "ab"}])
+        proxy.post(f"/sessions/{session['session_id']}/end")
+    run = proxy.get("/api/run")
+    assert (run["admitted"], run["returned"], run["running"]) == (1, 1, 0)
+    assert run["trajectories"] == {"rejected": 2}
+
+
+def test_a_restarted_worker_abandons_what_its_dead_process_left(proxy):
+    proxy.post("/groups", {"owner": "rollout-0"})
+    assert proxy.post("/groups/abandon", {"owner": "rollout-0"}).json() == {"abandoned": 2}
+    run = proxy.get("/api/run")
+    assert (run["returned"], run["running"]) == (1, 0)
+
+
+def trained_version(proxy, tmp_path):
+    """Two ready groups, leased and completed as version 1, not yet published."""
+    for _ in range(2):
+        for session in proxy.post("/groups").json()["sessions"]:
+            play(proxy, session)
+    with proxy.database.write() as conn:
+        epoch = steps.begin_epoch(conn, proxy.run_id)
+        batch = steps.lease(conn, proxy.run_id, epoch, step=1, n_groups=2, max_staleness=1, discount=1.0)
+        steps.complete(
+            conn, proxy.run_id, epoch, batch.step_id, metrics={"loss": 0.5}, version=1, path=str(tmp_path),
+            checksum="c", trained=[
+                TrainedTrajectory(
+                    trajectory_id=t.trajectory_id, advantage=0.5, staleness_max=0, staleness_mean=0.0, tokens_trained=4
+                )
+                for t in batch.trajectories
+            ],
+        )  # fmt: skip
+
+
+def test_a_publish_moves_the_run_once_every_engine_has_the_version(proxy, tmp_path):
+    trained_version(proxy, tmp_path)
+    answer = proxy.post("/admin/publish", {"version": 1}, headers=ADMIN).json()
+    assert answer["version"] == 1
+    assert list(answer["stall_s"]) == [proxy.engine.url]
+    assert proxy.engine.version == "1"
+    assert not proxy.engine.paused
+    run = proxy.get("/api/run")
+    assert (run["current_version"], run["published_step"]) == (1, 1)
+    (step,) = proxy.get(f"/api/runs/{proxy.run_id}/steps")
+    assert (step["state"], step["trajectories"], step["metrics"]) == ("published", 4, {"loss": 0.5})
+    lineage = proxy.get(f"/api/runs/{proxy.run_id}/steps/1/lineage")
+    assert len({row["trajectory_id"] for row in lineage}) == 4
+    assert {(row["return"], row["advantage"], row["staleness_max"]) for row in lineage} == {(1.0, 0.5, 0)}
+
+
+def test_an_engine_that_refuses_the_weights_is_ejected_and_comes_back(proxy, tmp_path):
+    trained_version(proxy, tmp_path)
+    proxy.engine.fail_next_update = "out of memory"
+    refused = proxy.post("/admin/publish", {"version": 1}, headers=ADMIN)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "publish_failed")
+    assert proxy.post("/admin/publish", {"version": 1}, headers=ADMIN).status_code == 200
+    assert proxy.get("/api/engines")[0]["state"] == "serving"
+
+
+def test_a_restarted_engine_is_brought_to_the_runs_version(proxy, tmp_path, until):
+    trained_version(proxy, tmp_path)
+    proxy.post("/admin/publish", {"version": 1}, headers=ADMIN)
+    proxy.engine.stop()
+    proxy.engine.start()  # base weights, version 0
+    until(lambda: proxy.engine.version == "1")
+
+
+def test_a_restarted_proxy_carries_on(proxy, serve, store_url, tmp_path, until):
+    trained_version(proxy, tmp_path)
+    session = proxy.session()
+    first = proxy.sdk(session).chat.completions.create(model="test", messages=[{"role": "user", "content": "ab"}])
+    with proxy.database.write() as conn:  # a call that the proxy died over
+        row = conn.execute(interactions.interactions.select().limit(1)).one()
+        lost = codec.new_id()
+        conn.execute(
+            interactions.interactions.insert().values(
+                **{**row._mapping, "id": lost, "status": InteractionStatus.RUNNING, "replica": "test-replica"}
+            )
+        )
+    port = free_port()
+    with serve(store_url, [proxy.engine.url], port):
+        url = f"http://127.0.0.1:{port}"
+        with proxy.database.read() as conn:
+            status = conn.execute(
+                interactions.interactions.select().where(interactions.interactions.c.id == lost)
+            ).one()
+        assert status.status == InteractionStatus.LOST
+        until(lambda: proxy.engine.version == "1")  # it finishes the publish that nobody asked for
+        moved = {**session, "base_url": f"{url}/sessions/{session['session_id']}/v1"}
+        messages = [
+            {"role": "user", "content": "ab"}, first.choices[0].message.model_dump(), {"role": "user", "content": "c"},
+        ]  # fmt: skip
+        proxy.sdk(moved).chat.completions.create(model="test", messages=messages)
+    delivered = [call for call in proxy.calls(session) if call["status"] == "complete"]
+    assert [call["bridged"] for call in delivered] == [False, True]
+
+
+def test_openapi_documents_the_monitoring_routes(proxy):
+    paths = proxy.http.get(f"{proxy.url}/openapi.json").json()["paths"]
+    wanted = {
+        "/api/runs",
+        "/api/runs/{run_id}",
+        "/api/runs/{run_id}/steps",
+        "/api/sessions/{session_id}",
+        "/api/engines",
+    }
+    assert wanted <= paths.keys()
+    assert all(paths[path]["get"]["description"] for path in wanted)
+
+
+def test_monitoring_needs_a_run_key(proxy):
+    session = proxy.session()
+    for headers, status in [({}, 401), ({"x-api-key": session["api_key"]}, 403), (RUN, 200)]:
+        assert proxy.http.get(f"{proxy.url}/api/runs", headers=headers).status_code == status
+    body = proxy.http.get(f"{proxy.url}/api/runs", headers=RUN).text
+    assert "key_hash" not in body
+    assert "database_url" not in body
+
+
+def test_an_engine_that_dies_leaves_the_pool(proxy, fake_engine: FakeEngine, until):
+    until(lambda: proxy.get("/api/engines")[0]["state"] == "serving")
+    fake_engine.stop()
+    until(lambda: proxy.get("/api/engines")[0]["state"] == "dead")
