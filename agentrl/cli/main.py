@@ -7,7 +7,7 @@ import sys
 import typer
 
 from agentrl import __version__
-from agentrl.cli import db, demo, proxy, rollout, train
+from agentrl.cli import db, demo, engine, model, proxy, rollout, train
 from agentrl.errors import AgentRLError
 
 app = typer.Typer(
@@ -33,6 +33,8 @@ def _root(
 
 
 app.add_typer(db.db, name="db")
+app.command("engine")(engine.engine)
+app.command("model")(model.model)
 app.command("proxy")(proxy.proxy)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)

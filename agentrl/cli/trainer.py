@@ -1,0 +1,66 @@
+"""`agentrl trainer`: update the policy from a run's store, on one process or several."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.errors import ConfigError, FencedError
+
+FENCED_STATUS = 3
+"""Exit status of a trainer that met a newer one."""
+
+
+def trainer(
+    config: Annotated[Path, typer.Option(help="The run's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, as for `agentrl train`.")] = None,
+) -> None:
+    """Lease batches from the store, train, checkpoint, and have the proxy publish the weights.
+
+    Starts torchrun by itself when trainer.ranks is more than one. Needs AGENTRL_PROXY_URL and AGENTRL_ADMIN_KEY.
+    Exit status 3 means that a newer trainer of the same run has started.
+    """
+    from agentrl.config import load_config
+
+    run = load_config(config, overrides)
+    if run.trainer.ranks > 1 and "RANK" not in os.environ:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        ours = ["-m", "agentrl", "trainer", "--config", str(config), *(overrides or [])]
+        os.execv(sys.executable, [*launcher, f"--nproc-per-node={run.trainer.ranks}", *ours])
+
+    url, key = _required("AGENTRL_PROXY_URL"), _required("AGENTRL_ADMIN_KEY")
+
+    from agentrl.launch.folder import database_url
+    from agentrl.models import resolve_model
+    from agentrl.store import Database
+    from agentrl.trainer.distributed import join_world
+    from agentrl.trainer.lineage import Lineage
+    from agentrl.trainer.loop import Stop, train
+    from agentrl.trainer.publish import Publisher
+
+    stop = Stop()
+    stop.install()
+    model = resolve_model(run.model)
+    with join_world(run.trainer.device, run.trainer.threads) as world:
+        if not world.leads:
+            train(run, model, world, None, None, stop)
+            return
+        database = Database(database_url(run))
+        try:
+            train(run, model, world, Lineage.begin(database, run), Publisher(url.rstrip("/"), key, stop.wait), stop)
+        except FencedError as error:
+            print(f"agentrl trainer: {error}", file=sys.stderr)
+            raise typer.Exit(FENCED_STATUS) from None
+        finally:
+            database.close()
+
+
+def _required(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(f"{name} is not set: the trainer asks the proxy to publish weights")
+    return value

@@ -1,0 +1,177 @@
+"""Durable checkpoints: `checkpoints/step-000012/`, complete or absent.
+
+    meta.json               what the step was: ids, version, trained trajectories, metrics, and the sizes of the files
+    weights.safetensors     trained parameters, float32, Hugging Face names
+    optimizer.safetensors   AdamW's moments
+    rng.pt                  random states of every rank
+
+A checkpoint is written before its step is completed in the store, and holds all that completing it needs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from agentrl.errors import StoreError
+from agentrl.schemas import TrainedTrajectory
+from agentrl.trainer.distributed import World
+from agentrl.trainer.files import atomic_folder, remove_all_but_newest
+from agentrl.trainer.model import Policy
+
+FORMAT = 1
+FILES = ("weights.safetensors", "optimizer.safetensors", "rng.pt")
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """What `store.steps.complete` needs to know of a step."""
+
+    step: int
+    step_id: str
+    version: int  # the weights that the step made
+    trained: list[TrainedTrajectory]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    folder: Path
+    record: StepRecord
+
+    @property
+    def weights(self) -> Path:
+        """The trained parameters."""
+        return self.folder / "weights.safetensors"
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole tensor of a sharded one, on the CPU. Collective."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
+
+
+def save(
+    root: Path, record: StepRecord, policy: Policy, optimizer: torch.optim.Optimizer, world: World, *, keep: int
+) -> Checkpoint:
+    """Write a checkpoint and delete all but the newest `keep`. Collective; rank 0 writes."""
+    weights = {name: full(p) for name, p in policy.trainable()}
+    moments = {
+        f"{name}/{moment}": full(optimizer.state[p][moment])
+        for name, p in policy.trainable()
+        if p in optimizer.state
+        for moment in MOMENTS
+    }
+    states: list[Tensor | None] = [None] * world.size
+    dist.all_gather_object(states, torch.get_rng_state())
+    folder = root / f"step-{record.step:06d}"
+    if world.leads:
+        with atomic_folder(folder) as staging:
+            save_file(weights, staging / "weights.safetensors")
+            save_file(moments, staging / "optimizer.safetensors")
+            torch.save(states, staging / "rng.pt")
+            sizes = {name: (staging / name).stat().st_size for name in FILES}
+            meta = {"format": FORMAT, "files": sizes, **asdict(record)}
+            (staging / "meta.json").write_text(json.dumps(meta))
+        remove_all_but_newest(_folders(root), keep)
+    dist.barrier()
+    return Checkpoint(folder, record)
+
+
+def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest complete checkpoint, and a line about each newer one that had to be ignored."""
+    ignored = []
+    for folder in reversed(_folders(root)):
+        try:
+            return read(folder), ignored
+        except StoreError as error:
+            ignored.append(f"ignoring checkpoint {folder}: {error}")
+    return None, ignored
+
+
+def read(folder: Path) -> Checkpoint:
+    """Check and open a checkpoint. Raises StoreError, which says what is wrong with it."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        sizes = meta["files"]
+        record = StepRecord(
+            step=meta["step"],
+            step_id=meta["step_id"],
+            version=meta["version"],
+            trained=[TrainedTrajectory(**t) for t in meta["trained"]],
+            metrics=meta["metrics"],
+        )
+    except OSError as error:
+        raise StoreError(f"meta.json cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"meta.json is damaged: {error!r}") from error
+    if meta.get("format") != FORMAT:
+        raise StoreError(f"format {meta.get('format')} is not {FORMAT}")
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise StoreError(f"{name} is missing or truncated")
+        if path.suffix == ".safetensors":
+            _check_header(path)
+    return Checkpoint(folder, record)
+
+
+def _check_header(path: Path) -> None:
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise StoreError(f"{path.name} is damaged: {error}") from error
+
+
+def load(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer, world: World) -> None:
+    """Restore weights, moments and random states. Every rank reads its part.
+
+    Raises StoreError when the checkpoint was made with another model or another `train_layers`.
+    """
+    weights = load_file(checkpoint.weights)
+    names = {name for name, _ in policy.trainable()}
+    if set(weights) != names:
+        raise StoreError(
+            f"checkpoint {checkpoint.folder} holds {len(weights)} trained tensors, this configuration trains "
+            f"{len(names)}: model or trainer.train_layers changed"
+        )
+    moments = load_file(checkpoint.folder / "optimizer.safetensors")
+    for name, p in policy.trainable():
+        with torch.no_grad():
+            p.copy_(_like(weights[name], p, checkpoint.folder / name))
+        if f"{name}/step" in moments:
+            optimizer.state[p] = {
+                "step": moments[f"{name}/step"],
+                "exp_avg": _like(moments[f"{name}/exp_avg"], p, checkpoint.folder / name),
+                "exp_avg_sq": _like(moments[f"{name}/exp_avg_sq"], p, checkpoint.folder / name),
+            }
+    states = torch.load(checkpoint.folder / "rng.pt", weights_only=True)
+    if world.rank < len(states):
+        torch.set_rng_state(states[world.rank])
+
+
+def _like(tensor: Tensor, parameter: Tensor, what: Path) -> Tensor:
+    """`tensor`, sharded and placed as `parameter` is."""
+    if tensor.shape != parameter.shape:
+        raise StoreError(f"{what} has shape {tuple(tensor.shape)}, the model has {tuple(parameter.shape)}")
+    if not isinstance(parameter, DTensor):
+        return tensor.to(parameter.device)
+    mesh = parameter.device_mesh
+    return distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(root.glob("step-*"))
+

@@ -1,0 +1,140 @@
+"""Rank 0's side of the store: one trainer epoch of one run, and the facts a step leaves behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from agentrl.config import RunConfig
+from agentrl.schemas import Batch, Float32, Json, ResumePlan, TrainedTrajectory, TrajectoryTokens
+from agentrl.store import Database, events, runs, steps
+from agentrl.trainer.advantages import token_advantages
+from agentrl.trainer.checkpoint import StepRecord
+from agentrl.trainer.packing import Sample
+
+POLL_S = 0.2
+
+
+@dataclass(slots=True)
+class Lineage:
+    """Everything here raises FencedError once a newer trainer has started."""
+
+    database: Database
+    run_id: str
+    epoch: int
+    config: RunConfig
+
+    @classmethod
+    def begin(cls, database: Database, config: RunConfig) -> Lineage:
+        """Start a new epoch; older trainers of the run are fenced from here on. Raises UserError for an unknown run."""
+        with database.write() as conn:
+            run_id = runs.by_name(conn, config.name).id
+            return cls(database, run_id, steps.begin_epoch(conn, run_id), config)
+
+    def reconcile(self, checkpoint_step_id: str | None) -> ResumePlan:
+        """Bring the store to the checkpoint's step."""
+        with self.database.write() as conn:
+            return steps.reconcile(conn, self.run_id, self.epoch, checkpoint_step_id)
+
+    def is_stopping(self) -> bool:
+        """Somebody asked the run to stop, or it failed elsewhere."""
+        with self.database.read() as conn:
+            return runs.get(conn, self.run_id).status in ("stopping", "stopped", "failed")
+
+    def wait_for_batch(self, step: int, for_s: float, pause: Callable[[float], bool]) -> Batch | None:
+        """The step's batch as soon as enough groups are ready; None after `for_s`, or when told to stop."""
+        until = time.monotonic() + for_s
+        while time.monotonic() < until and not self.is_stopping():
+            with self.database.write() as conn:
+                batch = steps.lease(
+                    conn,
+                    self.run_id,
+                    self.epoch,
+                    step=step,
+                    n_groups=self.config.trainer.groups_per_step,
+                    max_staleness=self.config.trainer.max_staleness,
+                    discount=self.config.rollout.turn_discount,
+                )
+            if batch is not None or pause(POLL_S):
+                return batch
+        return None
+
+    def next_version(self) -> int:
+        """A version number that was never used."""
+        with self.database.read() as conn:
+            return steps.next_version(conn, self.run_id)
+
+    def version_path(self, version: int) -> str | None:
+        """Where a version's weights were written; None for the base weights."""
+        with self.database.read() as conn:
+            row = runs.version(conn, self.run_id, version)
+            return None if row is None else row.path
+
+    def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
+        """One transaction {step and trajectories trained, version pending}."""
+        with self.database.write() as conn:
+            steps.complete(
+                conn,
+                self.run_id,
+                self.epoch,
+                record.step_id,
+                trained=record.trained,
+                metrics=dict(record.metrics),
+                version=record.version,
+                path=str(path),
+                checksum=checksum,
+            )
+
+    def record(self, kind: str, start: float, end: float, **data: object) -> None:
+        """Put something that took time on the timeline."""
+        facts: Json = {"start": start, "end": end, **data}
+        with self.database.write() as conn:
+            events.record(conn, self.run_id, kind, facts, "trainer")
+
+    def finish(self) -> None:
+        """The run has all its steps."""
+        with self.database.write() as conn:
+            steps.check_epoch(conn, self.run_id, self.epoch)
+            runs.set_status(conn, self.run_id, "finished")
+
+
+def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[TrainedTrajectory]:
+    """What the step does with each trajectory that has loss tokens."""
+    out = []
+    for sample in samples:
+        mask = sample.tokens.loss_mask
+        if mask.any():
+            ages = batch.version - sample.tokens.versions[mask]
+            out.append(
+                TrainedTrajectory(
+                    trajectory_id=sample.tokens.trajectory_id,
+                    advantage=float(sample.advantages[mask].mean()),
+                    staleness_max=int(ages.max()),
+                    staleness_mean=float(ages.mean()),
+                    tokens_trained=int(mask.sum()),
+                )
+            )
+    return out
+
+
+def make_samples(trajectories: Sequence[TrajectoryTokens], advantages: Sequence[Float32]) -> list[Sample]:
+    """Join trajectories with the advantages of their turns."""
+    return [Sample(t, token_advantages(t, a)) for t, a in zip(trajectories, advantages, strict=True)]
+
+
+def batch_metrics(batch: Batch, trained: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """Rewards (one return per session), staleness and waste of a batch."""
+    returns = {t.session_id: t.session_return for t in batch.trajectories}
+    tokens = sum(t.tokens_trained for t in trained)
+    return {
+        "reward_mean": float(np.mean(list(returns.values()))),
+        "reward_std": float(np.std(list(returns.values()))),
+        "sessions": float(len(returns)),
+        "staleness_max": float(max((t.staleness_max for t in trained), default=0)),
+        "staleness_mean": sum(t.staleness_mean * t.tokens_trained for t in trained) / max(1, tokens),
+        "wasted_tokens": float(batch.wasted_tokens),
+    }

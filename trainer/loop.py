@@ -1,0 +1,263 @@
+"""The trainer's loop.
+
+      store                        rank 0 (all ranks where marked ∀)                          proxy
+        │  begin_epoch, reconcile ◄── start: newest complete checkpoint ∀ loaded
+        │  complete ◄──────────────── roll forward, if the checkpoint is ahead of the store
+        │                             republish, if the engines may not serve its version ──────► publish
+        │
+        │  ┌──────────────────────────────────────────────────────────────────────────────┐
+        ├──┼─ lease ────────────────► batch ∀                                               │
+        │  │                           └► advantages ─► update ∀ ─► checkpoint ∀ (durable)  │
+        ├──┼─ complete {trained, version pending} ◄───────────────────┘                     │
+        │  │                                            └─ publish ─────────────────────────┼──► engines load vN
+        │  └────────────────────────── next step ◄─────────────────── vN serves ◄───────────┘
+        ▼
+   run finished: the whole model is exported
+
+Who waits for whom: `lease` waits until enough groups are ready, which agents unblock; `publish` waits for the proxy,
+which waits for its engines; nobody waits for the trainer, except that admission stops new groups once they would be
+older than max_staleness. Stopping (SIGTERM, SIGINT, run status `stopping`) ends either wait, and never cuts a step
+short: the step in hand is finished, checkpointed and completed first.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from agentrl.config import RunConfig
+from agentrl.schemas import Batch
+from agentrl.trainer import checkpoint, weights
+from agentrl.trainer.advantages import turn_advantages
+from agentrl.trainer.checkpoint import Checkpoint, StepRecord
+from agentrl.trainer.distributed import World
+from agentrl.trainer.lineage import Lineage, batch_metrics, make_samples, trained_trajectories
+from agentrl.trainer.model import Policy, load_policy
+from agentrl.trainer.publish import Publisher
+from agentrl.trainer.update import make_optimizer, update_policy
+
+HEARTBEAT_S = 60.0
+"""Other ranks hear from a waiting rank 0 this often, far below the collectives' time-out."""
+
+
+class Stop:
+    """Set by a signal; `wait` is a sleep that a signal ends."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def install(self) -> None:
+        """Take SIGTERM and SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def set(self) -> None:
+        """As if signalled."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep; true at once when stopping."""
+        return self._event.wait(seconds)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.set()
+
+
+@dataclass(slots=True)
+class Trainer:
+    """What the loop holds. `lineage` and `publisher` exist on rank 0 only."""
+
+    config: RunConfig
+    base_model: Path
+    world: World
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    lineage: Lineage | None
+    publisher: Publisher | None
+    stop: Stop
+    step: int = 0
+    version: int = 0
+    checkpointed: int = 0  # the step of the newest checkpoint
+    publish_s: float = 0.0
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.config.run_dir / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """Folder of what engines load."""
+        return self.config.run_dir / "weights"
+
+
+def train(
+    config: RunConfig, base_model: Path, world: World, lineage: Lineage | None, publisher: Publisher | None, stop: Stop
+) -> bool:
+    """Train until the run has its steps (true) or is told to stop (false). Collective.
+
+    Raises FencedError when a newer trainer has started.
+    """
+    torch.manual_seed(config.seed)
+    dtype = torch.bfloat16 if config.trainer.dtype == "bfloat16" else torch.float32
+    policy = load_policy(base_model, world.mesh, train_layers=config.trainer.train_layers, dtype=dtype)
+    optimizer = make_optimizer(policy, config.trainer)
+    t = Trainer(config, base_model, world, policy, optimizer, lineage, publisher, stop)
+    resume(t)
+    while t.step < config.steps:
+        batch, waited_s = next_batch(t)
+        if batch is None:
+            return False
+        train_step(t, batch, waited_s)
+    weights.export(config.run_dir / "model", policy, base_model, world)
+    if t.lineage:
+        t.lineage.finish()
+        say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
+    return True
+
+
+def resume(t: Trainer) -> None:
+    """Bring store, checkpoint and engines to one step. Collective."""
+    found: Checkpoint | None = None
+    if t.lineage:
+        found, ignored = checkpoint.newest(t.checkpoints)
+        for line in ignored:
+            say(t, line)
+        plan = t.lineage.reconcile(found.record.step_id if found else None)
+        t.step, t.version, republish = plan.step, plan.version, plan.republish
+        if found:
+            publishable = weights.publishable(t.weights, found.record.version, found.weights, t.base_model)
+            if plan.roll_forward:
+                t.lineage.complete(found.record, *publishable)
+                t.version = republish = found.record.version
+                say(t, f"step {t.step} was checkpointed but not recorded: completed it")
+        if plan.rolled_back_steps:
+            say(t, f"rolled back steps {plan.rolled_back_steps}: they have no checkpoint")
+        if t.step:
+            say(t, f"resuming after step {t.step}, version {t.version}")
+        if republish is not None:
+            publish(t, republish)
+    found, t.step, t.version = t.world.share((found, t.step, t.version))
+    t.checkpointed = t.step
+    if found:
+        checkpoint.load(found, t.policy, t.optimizer, t.world)
+
+
+def next_batch(t: Trainer) -> tuple[Batch | None, float]:
+    """The next step's batch and the seconds waited for it; None when told to stop. Collective."""
+    start = time.time()
+    while True:
+        batch, stopping = None, False
+        if t.lineage:
+            stopping = t.stop.is_set() or t.lineage.is_stopping()
+            if not stopping:
+                batch = t.lineage.wait_for_batch(t.step + 1, HEARTBEAT_S, t.stop.wait)
+        batch, stopping = t.world.share((batch, stopping))
+        if stopping:
+            if t.checkpointed < t.step:
+                say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
+            return None, 0.0
+        if batch is not None:
+            end = time.time()
+            if t.lineage:
+                t.lineage.record("wait_for_batch", start, end, step=batch.step)
+            return batch, end - start
+
+
+def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
+    """Update on a leased batch, make it durable, record it, publish it. Collective."""
+    start = time.time()
+    config = t.config.trainer
+    advantages = turn_advantages(batch.trajectories, config.advantage)
+    samples = make_samples(batch.trajectories, advantages)
+    trained = trained_trajectories(batch, samples)
+    metrics = update_policy(t.policy, t.optimizer, samples, batch.version, config, t.world)
+    updated = time.time()
+    version = t.world.share(t.lineage.next_version() if t.lineage else 0)
+    record = StepRecord(
+        step=batch.step,
+        step_id=batch.step_id,
+        version=version,
+        trained=trained,
+        metrics=metrics
+        | batch_metrics(batch, trained)
+        | {
+            "tokens_per_s": metrics["tokens_trained"] / (updated - start),
+            "time/wait_for_batch": waited_s,
+            "time/train": updated - start,
+            "time/publish": t.publish_s,
+        },
+    )
+    path, checksum, saved_s = save(t, record)
+    if t.lineage:
+        record = replace(record, metrics=record.metrics | {"time/checkpoint": saved_s})
+        t.lineage.complete(record, path, checksum)
+        t.lineage.record("train_step", start, time.time(), step=batch.step, version=version, updated=updated)
+        say(t, line(t, record))
+        publish(t, version)
+    t.step, t.version = batch.step, version
+
+
+def save(t: Trainer, record: StepRecord) -> tuple[Path, str, float]:
+    """Checkpoint when it is due (or the last chance), and write what engines load. Collective."""
+    start = time.time()
+    due = record.step % t.config.trainer.checkpoint_every == 0 or record.step == t.config.steps
+    last_chance = t.stop.is_set() or (t.lineage is not None and t.lineage.is_stopping())
+    if due or t.world.share(last_chance):
+        saved = checkpoint.save(
+            t.checkpoints, record, t.policy, t.optimizer, t.world, keep=t.config.trainer.keep_checkpoints
+        )
+        t.checkpointed, tensors = record.step, saved.weights
+    else:
+        tensors = t.weights / "next.safetensors"
+        weights.save_trainable(t.policy, tensors, t.world)
+    if not t.lineage:
+        return Path(), "", 0.0
+    path, checksum = weights.publishable(t.weights, record.version, tensors, t.base_model)
+    if t.checkpointed != record.step:
+        tensors.unlink()
+    return path, checksum, time.time() - start
+
+
+def publish(t: Trainer, version: int) -> None:
+    """Bring the engines to `version`. When stopped first, the next start republishes it."""
+    assert t.lineage and t.publisher
+    start = time.time()
+    done = t.publisher.publish(version)
+    t.publish_s = time.time() - start
+    if done:
+        t.lineage.record("wait_for_publish", start, time.time(), version=version)
+
+
+def line(t: Trainer, record: StepRecord) -> str:
+    """One step for the reader of the terminal."""
+    m = record.metrics
+    mismatch = f"{m['logprob_mismatch_mean_abs']:.1e}" if "logprob_mismatch_mean_abs" in m else "-"
+    parts = [
+        f"step {record.step}/{t.config.steps}  reward {m['reward_mean']:.3f}  loss {m['loss']:+.4f}",
+        f"grad {m['grad_norm']:.2f}  entropy {m['entropy']:.3f}  mismatch {mismatch} ({m['mismatch_tokens']:.0f} tokens)",
+        f"staleness {m['staleness_mean']:.2f} max {m['staleness_max']:.0f}  trained {m['tokens_trained']:.0f} tokens",
+        f"wait {m['time/wait_for_batch']:.1f}s train {m['time/train']:.1f}s save {m['time/checkpoint']:.1f}s",
+    ]
+    if m["wasted_tokens"]:
+        parts.append(
+            f"{m['wasted_tokens']:.0f} sampled tokens too old to train: raise trainer.max_staleness "
+            "or lower rollout.max_concurrent_groups"
+        )
+    return "  ".join(parts)
+
+
+def say(t: Trainer, text: str) -> None:
+    """Print on rank 0."""
+    if t.world.leads:
+        print(text, flush=True)
