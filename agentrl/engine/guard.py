@@ -29,7 +29,8 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_parent(child: subprocess.Popen[bytes]) -> None:
-    sys.stdin.buffer.read()  # returns when the parent's end is closed
+    while os.read(0, 4096):  # ends when the parent's end is closed
+        pass
     child.terminate()
     try:
         child.wait(GRACE_S)

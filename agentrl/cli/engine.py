@@ -1,0 +1,110 @@
+"""`agentrl engine`: one SGLang server, started, watched and restarted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from agentrl.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agentrl.engine.server import Server
+    from agentrl.engine.supervisor import EngineSupervisor
+
+
+def engine(
+    model: Annotated[str, typer.Option("--model", help="smollm2, tiny, or a Hugging Face folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 30000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes CUDA where it is.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    max_total_tokens: Annotated[int, typer.Option(min=1, help="Key/value cache size, in tokens.")] = 16384,
+    max_running_requests: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 64,
+    start_timeout_s: Annotated[float, typer.Option(min=1, help="Give up on a start after this long.")] = 300.0,
+    log_file: Annotated[Path | None, typer.Option(help="SGLang's output; by default runs/engine-PORT.log.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Load this folder's weights after each start.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="The version of --weights.")] = None,
+) -> None:
+    """Start a real SGLang server, on a GPU or a plain CPU, restart it when it dies, end it on Ctrl-C.
+
+    Base weights are version 0. A proxy that knows the server brings it to the run's version by itself.
+    """
+    from rich.console import Console
+
+    from agentrl.engine.server import EngineSpec, check_port, free_port, pick_device
+    from agentrl.engine.supervisor import EngineSupervisor, Weights
+    from agentrl.models import check_model_folder, resolve_model
+
+    if (weights is None) != (version is None):
+        raise UserError("--weights and --version go together")
+    if weights is not None:
+        check_model_folder(weights)
+    port = port or free_port(host)
+    check_port(host, port)
+    console = Console(highlight=False)
+    with console.status(f"preparing model {model}"):
+        folder = resolve_model(model)
+        device = pick_device(device)
+    spec = EngineSpec(
+        model=folder,
+        host=host,
+        port=port,
+        device=device,
+        dtype=dtype,
+        max_total_tokens=max_total_tokens,
+        max_running_requests=max_running_requests,
+        log_file=log_file or Path("runs") / f"engine-{port}.log",
+    )
+    loaded = Weights(path=weights, version=version) if weights is not None and version is not None else None
+    observer = _Screen(console, spec.log_file)
+    _run_until_signal(EngineSupervisor(spec, observer, weights=loaded, start_timeout_s=start_timeout_s), observer)
+
+
+def _run_until_signal(supervisor: EngineSupervisor, screen: _Screen) -> None:
+    """Run until SIGINT or SIGTERM, which end the server and then us, with status 0."""
+    import asyncio
+    import signal
+
+    async def main() -> None:
+        task = asyncio.ensure_future(supervisor.run())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+    try:
+        asyncio.run(main())
+    finally:
+        screen.close()
+    typer.echo("engine stopped")
+
+
+class _Screen:
+    """Shows the supervisor's news: a spinner with the time and the log's last line while the server starts."""
+
+    def __init__(self, console: Console, log_file: Path) -> None:
+        self._console = console
+        self._log_file = log_file
+        self._status = console.status("starting SGLang")
+        self._status.start()
+
+    def starting(self, elapsed_s: float, log_line: str) -> None:
+        from rich.markup import escape
+
+        self._status.update(f"starting SGLang: {elapsed_s:.0f} s  [dim]{escape(log_line[:80])}[/dim]")
+
+    def serving(self, server: Server, start_s: float) -> None:
+        self._status.stop()
+        self._console.print(f"engine serving on {server.url} after {start_s:.0f} s (log: {self._log_file})")
+
+    def died(self, reason: str, restart_in_s: float) -> None:
+        self._console.print(f"{reason}\nrestarting in {restart_in_s:.0f} s", markup=False)
+        self._status.start()
+
+    def close(self) -> None:
+        self._status.stop()

@@ -1,0 +1,105 @@
+"""Reading an engine's events: increments or everything so far, and everything that must not pass."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agentrl.engine.stream import ChunkReader, parse_version, sse_data
+from agentrl.errors import EngineError, EngineRejected
+from agentrl.schemas import Json, VersionSpan
+
+
+def event(ids: list[int], total: int, **meta: Any) -> Json:
+    return {
+        "output_ids": ids,
+        "meta_info": {
+            "output_token_logprobs": [[-i / 4, i, None] for i in ids],
+            "completion_tokens": total,
+            "finish_reason": None,
+            "weight_version": "3",
+        }
+        | meta,
+    }
+
+
+LAST = {"finish_reason": {"type": "stop", "matched": 8}}
+
+
+@pytest.mark.parametrize("cumulative", [False, True])
+def test_both_styles_of_streaming_give_the_same_chunks(cumulative: bool) -> None:
+    reader, parts, so_far, got = ChunkReader(), [[4], [5, 6], [], [8]], [], []
+    for part in parts:
+        so_far += part
+        chunk = reader.read(event(list(so_far) if cumulative else part, len(so_far)))
+        got.append(chunk.output_ids)
+        assert chunk.logprobs == [-i / 4 for i in part]
+        assert chunk.version_label == 3
+    assert got == parts
+
+
+def test_the_last_chunk_carries_reason_and_spans() -> None:
+    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+    chunk = ChunkReader().read(event([7, 8], 2, weight_versions=spans, **LAST))
+    assert (chunk.finish_reason, chunk.matched_stop) == ("stop", 8)
+    assert chunk.versions == [VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)]
+
+
+def test_a_request_that_was_aborted_before_its_first_token_has_no_spans() -> None:
+    assert ChunkReader().read(event([], 0, finish_reason={"type": "abort"})).versions == []
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        (LAST, "no weight_versions"),
+        (LAST | {"weight_versions": [{"version": "3", "start": 0, "end": 1}]}, "do not cover"),
+        (LAST | {"weight_versions": [{"version": "default", "start": 0, "end": 2}]}, "no number"),
+        ({"finish_reason": {"type": "tired"}}, "unknown finish reason"),
+        ({"output_token_logprobs": [[-1.0, 9, None], [-1.0, 8, None]]}, "other tokens"),
+        ({"output_token_logprobs": [[-1.0, 7, None]]}, "1 tokens where 2"),
+        ({"completion_tokens": 5}, "2 tokens where 5"),
+        ({"weight_version": "default"}, "--weight-version 0"),
+    ],
+)
+def test_what_cannot_be_recorded_is_an_error(meta: Json, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        ChunkReader().read(event([7, 8], 2, **meta))
+
+
+@pytest.mark.parametrize("name", ["output_ids", "meta_info"])
+def test_missing_parts_are_named(name: str) -> None:
+    broken = event([7], 1)
+    del broken[name]
+    with pytest.raises(EngineError, match=name):
+        ChunkReader().read(broken)
+
+
+def test_errors_inside_the_stream_are_told_apart() -> None:
+    with pytest.raises(EngineRejected, match="too long"):
+        ChunkReader().read({"error": {"message": "too long", "code": 400}})
+    with pytest.raises(EngineRejected, match="bad grammar"):
+        ChunkReader().read(event([], 0, finish_reason={"type": "abort", "message": "bad grammar", "status_code": 400}))
+    with pytest.raises(EngineError) as caught:
+        ChunkReader().read({"error": {"message": "boom", "code": 500}})
+    assert not isinstance(caught.value, EngineRejected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+async def test_events_survive_every_cut_of_the_bytes(size: int) -> None:
+    raw = b'data: {"a": 1}\n\n: comment\n\nevent: x\ndata: two\n\ndata: [DONE]\n\ndata: unfinished'
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(raw), size):
+            yield raw[start : start + size]
+
+    assert [data async for data in sse_data(pieces())] == [b'{"a": 1}', b"two", b"[DONE]"]
+
+
+@pytest.mark.parametrize("label", ["default", "", "-1", "1.5"])
+def test_versions_are_numbers(label: str) -> None:
+    with pytest.raises(EngineError):
+        parse_version(label)
+    assert parse_version("12") == 12

@@ -1,0 +1,172 @@
+"""Real processes: the guard, and a stand-in for SGLang that serves the fake engine's API."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentrl.engine import guard, server
+from agentrl.engine.server import EngineSpec, Server, free_port
+from agentrl.engine.supervisor import MAX_QUICK_DEATHS, EngineSupervisor, Weights
+from agentrl.errors import EngineUnavailable, ModelFolderError, UserError
+
+STAND_IN = "import sys, threading; from agentrl.testing import FakeEngine; FakeEngine(port=int(sys.argv[1])).start(); "
+SERVE = STAND_IN + "threading.Event().wait()"
+
+
+class Recorder:
+    """Remembers what an observer hears; `served` is set at each start."""
+
+    def __init__(self) -> None:
+        self.served: asyncio.Queue[Server] = asyncio.Queue()
+        self.deaths: list[str] = []
+
+    def starting(self, elapsed_s: float, log_line: str) -> None: ...
+
+    def serving(self, server: Server, start_s: float) -> None:
+        self.served.put_nowait(server)
+
+    def died(self, reason: str, restart_in_s: float) -> None:
+        self.deaths.append(reason)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> EngineSpec:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (model / name).write_text("{}")
+    return EngineSpec(model=model, port=free_port(), log_file=tmp_path / "engine.log")
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "argv", lambda spec: [sys.executable, "-c", SERVE, str(spec.port)])
+
+
+@asynccontextmanager
+async def running(supervisor: EngineSupervisor) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(supervisor.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def family(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_a_server_that_dies_is_restarted_and_none_is_left_behind(
+    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.engine.supervisor.BACKOFF_FIRST_S", 0.0)
+    news = Recorder()
+    async with running(EngineSupervisor(spec, news)):
+        first = await news.served.get()
+        _, child = family(first.pid)
+        child.send_signal(signal.SIGKILL)
+        second = await news.served.get()
+        assert news.deaths == [f"the engine ended with status {128 + signal.SIGKILL}"]
+        processes = family(second.pid)
+        assert len(processes) == 2
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_weights_are_loaded_before_it_counts_as_serving(spec: EngineSpec) -> None:
+    import aiohttp
+
+    from agentrl.engine.client import EngineClient
+
+    news = Recorder()
+    async with running(EngineSupervisor(spec, news, weights=Weights(path=spec.model, version=4))):
+        served = await news.served.get()
+        async with aiohttp.ClientSession() as http:
+            assert (await EngineClient(served.url, http).model_info()).weight_version == 4
+
+
+async def test_it_gives_up_after_quick_deaths_and_shows_the_log(
+    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.engine.supervisor.BACKOFF_FIRST_S", 0.0)
+    monkeypatch.setattr(server, "argv", lambda spec: [sys.executable, "-c", "raise SystemExit('no such kernel')"])
+    news = Recorder()
+    with pytest.raises(EngineUnavailable, match="no such kernel"):
+        await EngineSupervisor(spec, news).run()
+    assert len(news.deaths) == MAX_QUICK_DEATHS - 1
+
+
+async def test_a_late_server_is_ended(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "argv", lambda spec: [sys.executable, "-c", "import time; time.sleep(600)"])
+    late = server.launch(spec)
+    with pytest.raises(EngineUnavailable, match="not healthy after"):
+        await late.wait_healthy(timeout_s=0.1)
+    late.stop()
+    assert late.returncode is not None
+
+
+def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """The parent starts a guarded sleeper that ignores SIGTERM, then is killed without a chance to clean up."""
+    sleeper = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    script = (
+        "import subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, {guard.__file__!r}, sys.executable, '-c', {sleeper!r}],"
+        " stdin=subprocess.PIPE, start_new_session=True)\n"
+        "print(p.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    guard_process = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    assert psutil.wait_procs([guard_process], timeout=guard.GRACE_S + 20)[1] == []
+
+
+def test_the_exit_status_is_the_commands() -> None:
+    command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    process = subprocess.Popen([sys.executable, guard.__file__, *command], stdin=subprocess.PIPE)
+    assert process.wait(30) == 128 + signal.SIGKILL
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def test_launch_refuses_a_port_in_use_and_a_model_that_is_not_there(spec: EngineSpec, tmp_path: Path) -> None:
+    import dataclasses
+    import socket
+
+    with socket.create_server(("127.0.0.1", spec.port)), pytest.raises(UserError, match=f"cannot listen.*{spec.port}"):
+        server.launch(spec)
+    with pytest.raises(ModelFolderError, match="does not exist"):
+        server.launch(dataclasses.replace(spec, model=tmp_path / "absent"))
+
+
+def test_argv_serves_base_weights_under_a_number_and_lets_extra_arguments_win(spec: EngineSpec) -> None:
+    import dataclasses
+
+    line = server.argv(dataclasses.replace(spec, extra_args=("--max-total-tokens", "99")))
+    assert line[line.index("--weight-version") + 1] == "0"
+    assert "--incremental-streaming-output" in line
+    assert line[-2:] == ["--max-total-tokens", "99"]
+    assert "--attention-backend" not in server.argv(dataclasses.replace(spec, device="cuda"))
+
+
+def test_environment_is_offline_and_leaves_ours_alone(spec: EngineSpec) -> None:
+    before = dict(os.environ)
+    env = server.environment(spec)
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert "SGLANG_USE_CPU_ENGINE" not in env
+    assert dict(os.environ) == before
