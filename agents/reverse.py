@@ -33,9 +33,9 @@ class ReverseAgent:
 
 
 def score(word: str, answer: str) -> float:
-    """Share of letters in their right place; letters too many count against it."""
+    """1 for the word backwards; else half the share of letters in their right place, letters too many counted."""
     right = sum(a == b for a, b in zip(word[::-1], answer, strict=False))
-    return right / max(len(word), len(answer))
+    return 1.0 if answer == word[::-1] else 0.5 * right / max(len(word), len(answer))
 
 
 def train_tasks(seed: int = 0, count: int = 4096) -> Iterator[dict[str, Any]]:

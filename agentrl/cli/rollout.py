@@ -17,9 +17,13 @@ def rollout(
     run_key: Annotated[
         str | None, typer.Option(envvar="AGENTRL_RUN_KEY", help="The run's key.", show_default=False)
     ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option(help="This worker's name. Restarted under the same one, it abandons what its dead process left."),
+    ] = None,
 ) -> None:
     """Play the run's tasks with its agent until the run is finished: evaluate, roll out, evaluate."""
     from agentrl.config import load_config
     from agentrl.rollout.worker import run_worker
 
-    run_worker(load_config(config, overrides), base_url=url, api_key=run_key)
+    run_worker(load_config(config, overrides), base_url=url, api_key=run_key, owner=owner)

@@ -86,7 +86,7 @@ def proxy(plan: Plan) -> Part:
 
 def rollout(plan: Plan) -> Part:
     """The worker that evaluates and plays the training groups."""
-    return _part(plan, "rollout", ["rollout", "--config", str(plan.config_file)], ends=True)
+    return _part(plan, "rollout", ["rollout", "--config", str(plan.config_file), "--owner", "local"], ends=True)
 
 
 def trainer(plan: Plan) -> Part:

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +44,7 @@ async def keep_running(
     part: Part,
     *,
     on_start: Callable[[int], None] = lambda pid: None,
-    on_death: Callable[[int], Awaitable[None]] | None = None,
+    on_death: Callable[[int], None] = lambda status: None,
 ) -> None:
     """Run `part` until it is done, restarting it when it dies. Cancelled: end it and leave nothing behind.
 
@@ -65,8 +65,7 @@ async def keep_running(
                 f"{part.name} died {len(deaths)} times, last with status {status}: {_last_line(part, log_start)} "
                 f"(see {part.log_file})"
             )
-        if on_death is not None:
-            await on_death(status)
+        on_death(status)
         await asyncio.sleep(min(BACKOFF_FIRST_S * 2 ** (len(deaths) - 1), BACKOFF_MAX_S))
 
 

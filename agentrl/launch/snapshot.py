@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from agentrl.store import runs, sessions, steps
-from agentrl.tables import engines, groups, interactions, step_trajectories, trajectories
+from agentrl.tables import engines, interactions, step_trajectories, trajectories
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,19 +59,6 @@ def take(conn: Connection, run_id: str) -> Snapshot:
         ).scalar_one(),
         points=_points(conn, lineage),
         evaluations=_evaluations(conn, run_id),
-    )
-
-
-def open_sessions(conn: Connection, run_id: str) -> list[str]:
-    """Sessions that a rollout worker of ours began and nobody ended; outside programs' sessions are left out."""
-    from agentrl.tables import sessions as table
-
-    return list(
-        conn.execute(
-            select(table.c.id)
-            .join(groups, groups.c.id == table.c.group_id)
-            .where(table.c.run_id == run_id, table.c.status == "open", groups.c.external.is_(False))
-        ).scalars()
     )
 
 

@@ -15,9 +15,8 @@ import asyncio
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 
@@ -30,8 +29,8 @@ from agentrl.launch.progress import Display
 from agentrl.models import resolve_model
 from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.evaluate import settings_of
-from agentrl.schemas import Json, SessionStatus
-from agentrl.store import Database, events, runs, sessions
+from agentrl.schemas import Json
+from agentrl.store import Database, events, runs
 
 POLL_S = 1.0
 STOPPED = "stopped"
@@ -145,30 +144,24 @@ async def _main(plan: Plan, database: Database, run_id: str, display: Display) -
 async def _run_parts(plan: Plan, database: Database, run_id: str, display: Display, pids: dict[str, int]) -> None:
     """Two nested groups: the workers end, in whatever way, before the services that they need."""
 
-    def keep(part: Part, before_restart: Callable[[], Awaitable[None]] | None = None) -> Any:
+    def keep(part: Part) -> Coroutine[None, None, None]:
         def started(pid: int) -> None:
             pids[part.name] = pid
             _record(database, run_id, "part_started", {"part": part.name, "pid": pid})
 
-        async def died(status: int) -> None:
+        def died(status: int) -> None:
             display.note(f"{part.name} ended with status {status}: restarting it ({part.log_file})")
             _record(database, run_id, "part_died", {"part": part.name, "status": status})
-            if before_restart is not None:
-                await before_restart()
 
         return keep_running(part, on_start=started, on_death=died)
 
-    async def abandon() -> None:
-        await asyncio.to_thread(_abandon_open_sessions, plan, database, run_id)
-
-    await abandon()
     async with asyncio.TaskGroup() as services:
         background = [services.create_task(keep(part)) for part in [*parts.engines(plan), parts.proxy(plan)]]
         watch = services.create_task(_watch(database, run_id, display))
         async with asyncio.TaskGroup() as workers:
             workers.create_task(keep(parts.trainer(plan)))
             await _until_serving(database, run_id, display)
-            workers.create_task(keep(parts.rollout(plan), abandon))
+            workers.create_task(keep(parts.rollout(plan)))
         for task in [*background, watch]:
             task.cancel()
 
@@ -194,7 +187,7 @@ async def _until_serving(database: Database, run_id: str, display: Display) -> N
 
 
 @contextmanager
-def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int]) -> Any:
+def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int]) -> Iterator[None]:
     """First Ctrl-C or SIGTERM: a clean stop. Second: kill whatever still runs."""
     loop = asyncio.get_running_loop()
     asked = False
@@ -231,15 +224,6 @@ def _finish(database: Database, run_id: str) -> None:
 def _record(database: Database, run_id: str, kind: str, data: Json) -> None:
     with database.write() as conn:
         events.record(conn, run_id, kind, data, "train")
-
-
-def _abandon_open_sessions(plan: Plan, database: Database, run_id: str) -> None:
-    """Nobody plays these sessions any more: their worker is gone."""
-    from agentrl.proxy.app import limits_of
-
-    with database.write() as conn:
-        for session_id in snapshot.open_sessions(conn, run_id):
-            sessions.end(conn, session_id, SessionStatus.ABANDONED, "its worker died", limits_of(plan.config))
 
 
 def _first(error: BaseException) -> BaseException:

@@ -51,6 +51,7 @@ async def evaluate(
     settings: Sequence[Setting],
     *,
     when: str,
+    owner: str,
     http: httpx.AsyncClient,
     timeout_s: float,
     max_concurrent: int,
@@ -65,6 +66,7 @@ async def evaluate(
     async def one(setting: Setting, index: int) -> None:
         request = {
             "is_eval": True,
+            "owner": owner,
             "task": setting.tasks[index],
             "size": 1,
             "metadata": {"eval": when, "step": step, "setting": setting.name, "index": index},

@@ -34,31 +34,32 @@ async def run_groups(
     http: httpx.AsyncClient,
     timeout_s: float,
     max_concurrent_groups: int,
+    owner: str,
     progress: Progress,
 ) -> None:
     """Play groups until the proxy says that the run is finished and its last step is published."""
     free = asyncio.Semaphore(max_concurrent_groups)
     async with asyncio.TaskGroup() as playing:
-        while (group := await _next_group(client, free, progress)) is not None:
+        while (group := await _next_group(client, owner, free, progress)) is not None:
             playing.create_task(_play_group(client, agent, group, free, progress, http=http, timeout_s=timeout_s))
     progress.waiting_for = None
 
 
-async def _next_group(client: AsyncClient, free: asyncio.Semaphore, progress: Progress) -> Json | None:
+async def _next_group(client: AsyncClient, owner: str, free: asyncio.Semaphore, progress: Progress) -> Json | None:
     """The next group, or None at the end of the run. Holds one slot of `free` when it returns a group."""
     progress.waiting_for = "running groups to end" if free.locked() else None
     await free.acquire()
     while True:
         progress.waiting_for = progress.waiting_for or "admission"
         try:
-            group = await client.request("POST", "/groups", {"is_eval": False}, timeout_s=FOREVER_S)
+            group = await client.request("POST", "/groups", {"is_eval": False, "owner": owner}, timeout_s=FOREVER_S)
         except RequestError as refused:
             if not refused.code.startswith("run_"):  # run_finished, run_paused, run_stopping
                 free.release()
                 raise
         else:
             progress.waiting_for = None
-            return group
+            return dict(group)
         if is_finished(await client.request("GET", "/api/run")):
             free.release()
             return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 
 from rich.console import Console
 
@@ -19,8 +21,8 @@ START_PATIENCE_S = 900.0
 """How long to wait for a proxy that is not up yet, or for its engines."""
 
 
-async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, console: Console) -> None:
-    """Do all that the run still needs; safe to call again after a crash."""
+async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, owner: str, console: Console) -> None:
+    """Do all that the run still needs; safe to call again after a crash, which left sessions of the same `owner`."""
     agent, settings = load_agent(config.agent, config.agent_args), settings_of(config)
     progress = Progress()
     async with (
@@ -35,12 +37,14 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
                 agent,
                 settings,
                 when=when,
+                owner=owner,
                 http=http,
                 timeout_s=config.rollout.timeout_s,
                 max_concurrent=config.evaluation.max_concurrent,
                 progress=progress,
             )
 
+        await client.request("POST", "/groups/abandon", {"owner": owner})
         run = await client.request("GET", "/api/run")
         if int(run["published_step"]) == 0:
             await evaluation("before")
@@ -52,16 +56,21 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
                 http=http,
                 timeout_s=config.rollout.timeout_s,
                 max_concurrent_groups=config.rollout.max_concurrent_groups,
+                owner=owner,
                 progress=progress,
             )
         await evaluation("after")
 
 
-def run_worker(config: RunConfig, *, base_url: str | None = None, api_key: str | None = None) -> None:
+def run_worker(
+    config: RunConfig, *, base_url: str | None = None, api_key: str | None = None, owner: str | None = None
+) -> None:
     """Run `work` to its end; SIGTERM and Ctrl-C abandon the open sessions first."""
 
+    name = owner or f"{socket.gethostname()}-{os.getpid()}"
+
     async def main() -> None:
-        task = asyncio.ensure_future(work(config, base_url=base_url, api_key=api_key, console=Console()))
+        task = asyncio.ensure_future(work(config, base_url=base_url, api_key=api_key, owner=name, console=Console()))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)

@@ -8,7 +8,7 @@ from agentrl.agents.reverse import heldout_tasks, is_held_out, score, train_task
 
 
 @pytest.mark.parametrize(
-    ("answer", "reward"), [("dcba", 1.0), ("dcbx", 0.75), ("abcd", 0.0), ("dc", 0.5), ("dcbaxxxx", 0.5), ("", 0.0)]
+    ("answer", "reward"), [("dcba", 1.0), ("dcbx", 0.375), ("abcd", 0.0), ("dc", 0.25), ("dcbaxxxx", 0.25), ("", 0.0)]
 )
 def test_each_letter_in_its_place_counts(answer: str, reward: float) -> None:
     assert score("abcd", answer) == reward

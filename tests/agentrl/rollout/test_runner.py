@@ -51,7 +51,9 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 async def rollouts(client: AsyncClient, http: httpx.AsyncClient, agent: Scripted, timeout_s: float = 5) -> Progress:
     progress = Progress()
-    await run_groups(client, agent, http=http, timeout_s=timeout_s, max_concurrent_groups=2, progress=progress)
+    await run_groups(
+        client, agent, http=http, timeout_s=timeout_s, max_concurrent_groups=2, owner="me", progress=progress
+    )
     return progress
 
 
@@ -106,7 +108,15 @@ async def test_evaluation_plays_each_task_once_per_setting_and_resumes(
 
     async def go(agent: Scripted, when: str) -> None:
         await evaluate(
-            client, agent, settings, when=when, http=http, timeout_s=5, max_concurrent=2, progress=Progress()
+            client,
+            agent,
+            settings,
+            when=when,
+            owner="me",
+            http=http,
+            timeout_s=5,
+            max_concurrent=2,
+            progress=Progress(),
         )
 
     await go(Scripted(RuntimeError("once")), "before")
