@@ -54,7 +54,7 @@ def turn_advantages(trajectories: Sequence[TrajectoryTokens], estimator: Estimat
     baselines: dict[str, tuple[float, float]] = {}  # by session: baseline, scale
     for sessions in returns.values():
         values = np.array(list(sessions.values()), np.float64)
-        if len(values) == 1:
+        if values.min() == values.max():  # also a group of one
             continue
         baseline, scale = ESTIMATORS[estimator](values)
         for session_id, b in zip(sessions, baseline, strict=True):

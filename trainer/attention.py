@@ -51,7 +51,7 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """Gather rows, attend, scatter back: (1, N, h, d)."""
     if (sliding_window is not None and rows.depth > sliding_window) or softcap is not None:
-        raise UserError(f"{type(module).__name__}: sliding windows shorter than a trajectory and soft caps cannot be trained")
+        raise UserError(f"{type(module).__name__}: no training with soft caps or windows shorter than a trajectory")
     out_BhLd = torch.nn.functional.scaled_dot_product_attention(
         _rows(query_1hNd, rows.nodes_BL),
         _rows(key_1hNd, rows.nodes_BL),
@@ -66,7 +66,7 @@ def tree_attention(
 def _rows(x_1hNd: Tensor, nodes_BL: Tensor) -> Tensor:
     """(B, h, L, d)"""
     x_Nhd = x_1hNd[0].transpose(0, 1)
-    return x_Nhd.index_select(0, nodes_BL.flatten()).unflatten(0, nodes_BL.shape).transpose(1, 2)
+    return x_Nhd.index_select(0, nodes_BL.flatten()).view(*nodes_BL.shape, *x_Nhd.shape[1:]).transpose(1, 2)
 
 
 def register() -> None:

@@ -90,7 +90,7 @@ def save(
 
 def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest complete checkpoint, and a line about each newer one that had to be ignored."""
-    ignored = []
+    ignored: list[str] = []
     for folder in reversed(_folders(root)):
         try:
             return read(folder), ignored
@@ -174,4 +174,3 @@ def _like(tensor: Tensor, parameter: Tensor, what: Path) -> Tensor:
 def _folders(root: Path) -> list[Path]:
     """Oldest first."""
     return sorted(root.glob("step-*"))
-

@@ -18,7 +18,7 @@ CHUNK = 256
 def token_logprobs(
     hidden_PH: Tensor, weight_VH: Tensor, targets_P: Tensor, temperatures_P: Tensor, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
-    """log softmax(hidden · weightᵀ / temperature)[target], and the entropy of that distribution (no gradient). P >= 1."""
+    """log softmax(hidden · weightᵀ / temperature)[target], and that distribution's entropy (no gradient). P >= 1."""
     assert len(targets_P) > 0
     if weight_VH.requires_grad and torch.is_grad_enabled():
         return _checkpointed(hidden_PH, weight_VH, targets_P, temperatures_P, chunk)

@@ -231,7 +231,8 @@ def save(t: Trainer, record: StepRecord) -> tuple[Path, str, float]:
 
 def publish(t: Trainer, version: int) -> None:
     """Bring the engines to `version`. When stopped first, the next start republishes it."""
-    assert t.lineage and t.publisher
+    assert t.lineage is not None
+    assert t.publisher is not None
     start = time.time()
     done = t.publisher.publish(version)
     t.publish_s = time.time() - start
@@ -245,7 +246,7 @@ def line(t: Trainer, record: StepRecord) -> str:
     mismatch = f"{m['logprob_mismatch_mean_abs']:.1e}" if "logprob_mismatch_mean_abs" in m else "-"
     parts = [
         f"step {record.step}/{t.config.steps}  reward {m['reward_mean']:.3f}  loss {m['loss']:+.4f}",
-        f"grad {m['grad_norm']:.2f}  entropy {m['entropy']:.3f}  mismatch {mismatch} ({m['mismatch_tokens']:.0f} tokens)",
+        f"grad {m['grad_norm']:.2f}  entropy {m['entropy']:.3f}  mismatch {mismatch} ({m['mismatch_tokens']:.0f})",
         f"staleness {m['staleness_mean']:.2f} max {m['staleness_max']:.0f}  trained {m['tokens_trained']:.0f} tokens",
         f"wait {m['time/wait_for_batch']:.1f}s train {m['time/train']:.1f}s save {m['time/checkpoint']:.1f}s",
     ]

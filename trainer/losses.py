@@ -47,7 +47,7 @@ def decoupled_policy_loss(
 
 
 def mismatch_sums(proximal_S: Tensor, behavior_S: Tensor, versions_S: Tensor, version: int) -> Sums:
-    """|behaviour − recomputed| logprob: of tokens that `version` sampled (engine-trainer mismatch), of older (drift)."""
+    """Σ|behaviour − recomputed| logprob: of tokens that `version` sampled (mismatch), of older ones (drift)."""
     gap_S = (proximal_S - behavior_S).abs().double()
     current_S = versions_S == version
     return {

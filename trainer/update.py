@@ -107,11 +107,12 @@ def _forward(policy: Policy, m: Microbatch, version: int, config: TrainerConfig,
         sums[name] += value.item()
     sums["tokens"] += len(logprobs_S)
     sums["tokens_computed"] += len(m.input_ids_N)
-    return loss + 0.0 * logprobs_P.sum()  # a pass without loss tokens still takes part in the backward's collectives
+    total: Tensor = loss + 0.0 * logprobs_P.sum()  # without loss tokens, still part of the backward's collectives
+    return total
 
 
 def _metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:
-    metrics = {name: sums[name] / sums["tokens"] for name in PER_TOKEN}
+    metrics = {name: sums[name] / max(1.0, sums["tokens"]) for name in PER_TOKEN}
     if sums["mismatch_tokens"]:
         metrics["logprob_mismatch_mean_abs"] = sums["mismatch"] / sums["mismatch_tokens"]
     if sums["drift_tokens"]:

@@ -52,7 +52,7 @@ def checksum(path: Path) -> str:
         for name in sorted(tensors.keys()):
             tensor: Tensor = tensors.get_tensor(name)
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from agentrl import __version__
-from agentrl.cli import db, demo, engine, model, proxy, rollout, train
+from agentrl.cli import db, demo, engine, model, proxy, rollout, train, trainer
 from agentrl.errors import AgentRLError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ app.command("model")(model.model)
 app.command("proxy")(proxy.proxy)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
+app.command("trainer")(trainer.trainer)
 app.command("demo")(demo.demo)
 
 

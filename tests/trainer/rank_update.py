@@ -1,0 +1,34 @@
+"""Run by torchrun: two updates on a fixed batch, the trained weights and metrics written by rank 0.
+
+torchrun … rank_update.py MODEL OUT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from safetensors.torch import save_file
+from support import random_samples
+
+from agentrl.config import TrainerConfig
+from agentrl.trainer.checkpoint import full
+from agentrl.trainer.distributed import join_world
+from agentrl.trainer.model import load_policy
+from agentrl.trainer.update import make_optimizer, update_policy
+
+
+def main(model: Path, out: Path) -> None:
+    config = TrainerConfig(tokens_per_microbatch=40, lr=1e-3, threads=1)
+    with join_world("cpu", threads=1) as world:
+        policy = load_policy(model, world.mesh)
+        optimizer = make_optimizer(policy, config)
+        metrics = [update_policy(policy, optimizer, random_samples(seed), 1, config, world) for seed in range(2)]
+        weights = {name: full(p).clone() for name, p in policy.trainable()}
+        if world.leads:
+            save_file(weights, out / f"ranks-{world.size}.safetensors")
+            (out / f"ranks-{world.size}.json").write_text(json.dumps(metrics))
+
+
+main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,92 @@
+"""An update does not depend on how its batch was cut: into microbatches, into ranks, into trees."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import random_samples
+
+from agentrl.config import TrainerConfig
+from agentrl.trainer.checkpoint import full
+from agentrl.trainer.distributed import World
+from agentrl.trainer.model import load_policy
+from agentrl.trainer.packing import Sample
+from agentrl.trainer.update import make_optimizer, update_policy
+
+
+def updated(
+    model: Path, world: World, samples: list[Sample], **settings: object
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    config = TrainerConfig(lr=1e-3, **settings)
+    policy = load_policy(model, world.mesh, train_layers=config.train_layers)
+    metrics = update_policy(policy, make_optimizer(policy, config), samples, 1, config, world)
+    return {name: full(p).clone() for name, p in policy.lm.named_parameters()}, metrics
+
+
+def test_microbatches_do_not_change_the_update(tiny_model: Path, world: World) -> None:
+    whole, one = updated(tiny_model, world, random_samples(), tokens_per_microbatch=4096)
+    parts, many = updated(tiny_model, world, random_samples(), tokens_per_microbatch=24)
+    for name in ("loss", "grad_norm", "entropy", "clip_fraction", "logprob_mismatch_mean_abs", "drift"):
+        assert many[name] == pytest.approx(one[name], rel=1e-5), name
+    assert many["tokens_trained"] == one["tokens_trained"]
+    assert many["tokens_computed"] > one["tokens_computed"]  # smaller trees share less
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
+
+
+def test_two_ranks_make_the_update_of_one(tiny_model: Path, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("rank_update.py"))
+    for ranks in (1, 2):
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        done = subprocess.run(
+            [sys.executable, *launch, script, str(tiny_model), str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+    one, two = ([*json.loads((tmp_path / f"ranks-{n}.json").read_text())] for n in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+        assert b["tokens_trained"] == a["tokens_trained"]
+    left, right = (load_file(tmp_path / f"ranks-{n}.safetensors") for n in (1, 2))
+    for name in left:
+        torch.testing.assert_close(right[name], left[name], rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_layers_stay_and_top_layers_move(tiny_model: Path, world: World) -> None:
+    before, _ = updated(tiny_model, world, [_without_advantage(s) for s in random_samples()], train_layers=1)
+    after, _ = updated(tiny_model, world, random_samples(), train_layers=1)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {n for n in before if n.startswith("model.layers.2.") or n == "model.norm.weight"}
+
+
+def test_groups_without_advantage_count_in_the_mean_but_cost_no_backward(tiny_model: Path, world: World) -> None:
+    learning = random_samples(groups=1)
+    silent = [_without_advantage(s) for s in random_samples(seed=1, groups=2)[4:]]
+    _, alone = updated(tiny_model, world, learning)
+    _, both = updated(tiny_model, world, learning + silent)
+    share = alone["tokens_trained"] / both["tokens_trained"]
+    assert share < 1
+    assert both["loss"] == pytest.approx(alone["loss"] * share, rel=1e-5)
+    assert both["grad_norm"] == pytest.approx(alone["grad_norm"] * share, rel=1e-4)
+
+
+def test_several_minibatches_clip_against_the_policy_before_the_first_update(tiny_model: Path, world: World) -> None:
+    _, metrics = updated(tiny_model, world, random_samples(groups=4), minibatches=2, eps_clip=1e-4)
+    assert metrics["clip_fraction"] > 0
+    _, single = updated(tiny_model, world, random_samples(groups=4), minibatches=1, eps_clip=1e-4)
+    assert single["clip_fraction"] == 0
+
+
+def _without_advantage(sample: Sample) -> Sample:
+    return dataclasses.replace(sample, advantages=np.zeros_like(sample.advantages))
