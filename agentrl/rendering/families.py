@@ -6,27 +6,17 @@ fine-tunes keep a family's architecture and change its template, so neither name
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import Undefined
 from tokenizers import Tokenizer
 
 from agentrl.errors import ModelFolderError, RequestError, did_you_mean
-from agentrl.rendering.base import (
-    Bridge,
-    ContentDelta,
-    Delta,
-    OutputParser,
-    ReasoningDelta,
-    ToolCallDelta,
-    new_call_id,
-)
+from agentrl.rendering.base import Bridge, OutputParser
+from agentrl.rendering.family_parser import FamilyParser
 from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.jinja import for_template
-from agentrl.rendering.text import TextDecoder
 from agentrl.schemas import ForkReason, Json
 
 _TOOL: Json = {
@@ -57,12 +47,6 @@ _TOOL_TALK: list[Json] = [
     {"role": "tool", "tool_call_id": "call_0", "name": "look_up", "content": "a letter"},
 ]
 PROBES: list[tuple[list[Json], list[Json] | None]] = [(_TALK, None), (_TALK[1:2], None), (_TOOL_TALK, [_TOOL])]
-
-# Text that may begin a format's markup. From here on an output is held back until its end.
-_MARKUP = re.compile(r"[<{\[`|]")
-
-# What a parser may raise over text that a model made up.
-_PARSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
 def load_family(folder: ModelFolder, name: str) -> FamilyRenderer:
@@ -121,8 +105,6 @@ class FamilyRenderer:
         self.max_context = folder.max_context
         self._inner = inner
         self._tokenizer = tokenizer
-        self._added = frozenset(tokenizer.get_added_tokens_decoder())
-        self._letter = tokenizer.encode("x", add_special_tokens=False).ids
         talk: list[Json] = [{"role": "user", "content": "x"}]
         self._generation_prompt = self.render(talk, None)[len(inner.render_ids(talk)) :]
 
@@ -154,72 +136,12 @@ class FamilyRenderer:
         return Bridge(extended.token_ids[len(previous) :])
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
-        """The library's parser, with plain text streamed."""
-        return FamilyParser(self, tools, list(prompt_ids))
+        """The library's parser, with reasoning and content streamed."""
+        return FamilyParser(self._inner, self._tokenizer, self.stop_token_ids, tools, list(prompt_ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
-
-
-class FamilyParser(OutputParser):
-    """Streams plain text; holds everything back from the first token or letter that may be markup.
-
-    The library parses the whole output once, at its end. Content is without outer white space, as most families strip
-    it. Malformed tool calls are content; so is an output that the library cannot parse.
-    """
-
-    def __init__(self, family: FamilyRenderer, tools: list[Json] | None, prompt_ids: list[int]) -> None:
-        super().__init__(family.stop_token_ids)
-        self._family = family
-        self._tools = tools or None
-        self._prompt_ids = prompt_ids
-        self._decoder = TextDecoder(family._tokenizer)
-        self._ids: list[int] = []
-        self._text: list[str] = []
-        self._emitted = ""
-        self._gap = ""  # white space that may be the end of the content
-        self._plain = self._starts_with_content()
-
-    def _step(self, token: int) -> Iterator[Delta]:
-        self._ids.append(token)
-        text = self._decoder.push(token)
-        self._text.append(text)
-        self._plain = self._plain and token not in self._family._added and not _MARKUP.search(text)
-        if self._plain:
-            text = self._gap + text if self._emitted else text.lstrip()
-            kept = text.rstrip()
-            self._gap = text[len(kept) :]
-            self._emitted += kept
-            yield ContentDelta(kept)
-
-    def _end(self) -> Iterator[Delta]:
-        self._text.append(self._decoder.flush())
-        parsed = self._parse(self._ids)
-        content, calls = "", []
-        if parsed is not None:
-            calls = [call for call in parsed.tool_calls if _is_sound(call)]
-            broken = [call.raw for call in parsed.tool_calls if not _is_sound(call)]
-            content = "\n".join(filter(None, [parsed.content.strip(), *broken]))
-        if parsed is None or not content.startswith(self._emitted):
-            content, calls, reasoning = "".join(self._text).strip(), [], None
-        else:
-            reasoning = parsed.reasoning_content
-        yield ReasoningDelta(reasoning or "")
-        yield ContentDelta(content[len(self._emitted) :])
-        for index, call in enumerate(calls):
-            yield ToolCallDelta(index, call.id or new_call_id(), call.name, _arguments(call.arguments))
-
-    def _parse(self, ids: list[int]) -> Any:
-        try:
-            return self._family._inner.parse_response(ids, tools=self._tools, prompt_ids=self._prompt_ids)
-        except _PARSE_ERRORS:
-            return None
-
-    def _starts_with_content(self) -> bool:
-        """Whether plain text right after this prompt is content, not reasoning that the prompt has opened."""
-        parsed = self._parse(self._family._letter)
-        return parsed is not None and parsed.content.strip() == "x" and not parsed.reasoning_content
 
 
 class LibraryTokenizer:
@@ -267,14 +189,6 @@ def _build(folder: ModelFolder, name: str) -> FamilyRenderer | None:
         return FamilyRenderer(name, inner, tokenizer, folder)
     except (AssertionError, ValueError, TypeError, LookupError):  # how families say that a token is missing
         return None
-
-
-def _is_sound(call: Any) -> bool:
-    return call.status == "ok" and isinstance(call.name, str) and isinstance(call.arguments, str | dict | None)
-
-
-def _arguments(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
 
 
 def _last_index(ids: list[int], part: list[int]) -> int:

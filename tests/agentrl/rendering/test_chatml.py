@@ -108,7 +108,7 @@ def test_tools_go_into_the_system_message() -> None:
 
 
 def test_a_tool_conversation_reads_like_the_demo() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "What is 12 plus 35?"},
         {"role": "assistant", "content": None, "tool_calls": [call("calc", '{"expression": "12+35"}')]},
         {"role": "tool", "tool_call_id": "call_1", "content": "47"},

@@ -25,8 +25,7 @@ STOP = "<|im_end|>"
 def parse(
     tokenizer: Tokenizer, ids: list[int], cuts: list[int] | None = None, *, in_reasoning: bool = False
 ) -> tuple[ParsedOutput, list[Delta]]:
-    stop = tokenizer.token_to_id(STOP)
-    parser = MarkupParser(tokenizer, [stop], MARKERS, in_reasoning=in_reasoning)
+    parser = MarkupParser(tokenizer, encode(tokenizer, STOP), MARKERS, in_reasoning=in_reasoning)
     bounds = [0, *sorted(cut for cut in cuts or [] if cut < len(ids)), len(ids)]
     deltas = [delta for a, b in pairwise(bounds) for delta in parser.push(ids[a:b])]
     parsed = parser.finish()
@@ -84,7 +83,7 @@ def test_a_marker_spelled_by_other_tokens_is_text() -> None:
 
 
 def test_content_streams_and_only_a_possible_marker_waits() -> None:
-    parser = MarkupParser(AS_TEXT, [AS_TEXT.token_to_id(STOP)], MARKERS)
+    parser = MarkupParser(AS_TEXT, encode(AS_TEXT, STOP), MARKERS)
     assert parser.push(encode(AS_TEXT, "one <tool")) == [ContentDelta("one")]
     assert parser.push(encode(AS_TEXT, "s>")) == [ContentDelta(" <tools>")]
 

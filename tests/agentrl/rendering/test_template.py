@@ -40,7 +40,7 @@ COUNTING = "{{ messages | length }}" + PLAIN
 """Rewrites its first token with every message."""
 
 CALC = tool("calc", expression="string")
-HISTORY = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
 
 
 def load(tmp_path: Path, template: str) -> Renderer:
