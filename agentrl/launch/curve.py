@@ -36,10 +36,11 @@ def as_text(rewards: Sequence[float], *, width: int = 70, height: int = 14) -> s
     """Mean reward per step, drawn with characters."""
     import plotext
 
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(width, height)
-    plotext.plot(list(range(1, len(rewards) + 1)), list(rewards), marker="braille")
-    plotext.xlabel("step")
-    plotext.ylabel("reward")
-    return str(plotext.uncolorize(plotext.build()))
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("colorless")
+    figure.plot_size(width, height)
+    figure.draw(figure.signal(list(range(1, len(rewards) + 1)), list(rewards), marker="braille").lines())
+    figure.label("step")
+    figure.title("mean reward")
+    return str(plotext.uncolorize(figure.build()))

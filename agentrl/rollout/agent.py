@@ -6,6 +6,8 @@ import importlib
 import inspect
 import json
 import math
+import os
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -33,6 +35,8 @@ def load_object(spec: str, field: str) -> Any:
     module_name, sep, name = spec.partition(":")
     if not sep or not module_name or not name:
         raise UserError(f"{field}: {spec!r} must look like module:name")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the user's own module, beside the config
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -40,7 +44,7 @@ def load_object(spec: str, field: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        public = [n for n in vars(module) if not n.startswith("_")]
+        public = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
         raise UserError(f"{field}: {module_name!r} has no {name!r}{did_you_mean(name, public)}") from None
 
 

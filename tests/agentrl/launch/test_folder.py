@@ -1,0 +1,68 @@
+"""One supervisor per folder; a resumed run computes what it computed before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config import RunConfig, load_config, parse_config
+from agentrl.errors import ConfigError, UserError
+from agentrl.launch import folder
+
+BASE: dict[str, Any] = {"name": "r", "model": "tiny", "agent": "a:A", "tasks": "a:t", "steps": 4}
+
+
+def config(**changes: Any) -> RunConfig:
+    return parse_config(BASE | changes)
+
+
+def test_a_folder_has_one_supervisor(tmp_path: Path) -> None:
+    with (
+        folder.locked(tmp_path / "r"),
+        pytest.raises(UserError, match="is in use by process"),
+        folder.locked(tmp_path / "r"),
+    ):
+        pass
+    with folder.locked(tmp_path / "r"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"steps": 9}, {"engine": {"count": 2}}, {"proxy": {"port": 9}}, {"trainer": {"checkpoint_every": 2}}],
+)
+def test_a_resume_may_change_how_a_run_is_carried_out(changes: dict[str, Any]) -> None:
+    folder.check_resume(config().model_dump(mode="json"), config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"seed": 1}, "seed=0, not 1"),
+        ({"trainer": {"lr": 1e-3}}, "trainer.lr=5e-05, not 0.001"),
+        ({"agent_args": {"turns": 2}}, "agent_args"),
+        ({"rollout": {"sampling": {"temperature": 0.5}}}, "rollout.sampling.temperature=1.0, not 0.5"),
+        ({"steps": 3}, "started with 4; they may only grow"),
+    ],
+)
+def test_a_resume_may_not_change_what_a_run_computes(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        folder.check_resume(config().model_dump(mode="json"), config(**changes))
+
+
+def test_the_written_config_is_the_whole_config(tmp_path: Path) -> None:
+    run = config(runs_dir=str(tmp_path), trainer={"lr": 2e-4})
+    folder.write_config(run, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == run
+
+
+def test_the_database_is_the_configs_the_environments_or_the_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AGENTRL_DATABASE_URL", raising=False)
+    assert folder.database_url(config(runs_dir=str(tmp_path))) == f"sqlite:///{tmp_path}/r/agentrl.db"
+    monkeypatch.setenv("AGENTRL_DATABASE_URL", "sqlite:///env.db")
+    assert folder.database_url(config()) == "sqlite:///env.db"
+    assert folder.database_url(config(database_url="sqlite:///own.db")) == "sqlite:///own.db"

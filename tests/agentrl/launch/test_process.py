@@ -1,0 +1,105 @@
+"""A part is restarted when it dies, given up when it keeps dying, and never outlives whoever started it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentrl.errors import UserError
+from agentrl.launch import process
+from agentrl.launch.process import Part, PartFailed, keep_running
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(process, "BACKOFF_MAX_S", 0.01)
+
+
+def python(tmp_path: Path, code: str, *, ends: bool = True) -> Part:
+    argv = [sys.executable, "-c", textwrap.dedent(code)]
+    return Part(name="part", argv=argv, env={"HERE": str(tmp_path)}, log_file=tmp_path / "part.log", ends=ends)
+
+
+def wait_for_pids(path: Path) -> list[int]:
+    while not path.exists() or len(path.read_text().split()) < 2:
+        time.sleep(0.01)
+    return [int(pid) for pid in path.read_text().split()]
+
+
+async def test_a_part_that_dies_is_restarted_until_it_is_done(tmp_path: Path) -> None:
+    code = """
+        import os, pathlib, signal
+        runs = pathlib.Path(os.environ["HERE"], "runs")
+        n = len(runs.read_text()) if runs.exists() else 0
+        runs.write_text("x" * (n + 1))
+        if n == 0: os.kill(os.getpid(), signal.SIGKILL)
+        if n == 1: raise SystemExit(7)
+    """
+    deaths: list[int] = []
+    await keep_running(python(tmp_path, code), on_death=deaths.append)
+    assert deaths == [128 + signal.SIGKILL, 7]
+
+
+async def test_a_service_must_not_end(tmp_path: Path) -> None:
+    with pytest.raises(PartFailed, match="part died 6 times, last with status 0: hello"):
+        await keep_running(python(tmp_path, "print('hello')", ends=False))
+
+
+async def test_a_wrong_setting_is_not_tried_again(tmp_path: Path) -> None:
+    code = "import sys; print('agentrl: no such thing', file=sys.stderr); sys.exit(2)"
+    deaths: list[int] = []
+    with pytest.raises(UserError, match=r"^no such thing$"):
+        await keep_running(python(tmp_path, code), on_death=deaths.append)
+    assert deaths == []
+
+
+SPAWNS = """
+    import os, pathlib, subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pathlib.Path(os.environ["HERE"], "pids").write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+"""
+
+
+async def test_cancelling_ends_a_part_and_what_it_started(tmp_path: Path) -> None:
+    task = asyncio.create_task(keep_running(python(tmp_path, SPAWNS)))
+    pids = await asyncio.to_thread(wait_for_pids, tmp_path / "pids")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_part_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    supervisor = textwrap.dedent(f"""
+        import asyncio, pathlib, sys
+        from agentrl.launch.process import Part, keep_running
+        part = Part(name="part", argv=[sys.executable, "-c", {textwrap.dedent(SPAWNS)!r}],
+                    env={{"HERE": {str(tmp_path)!r}}}, log_file=pathlib.Path({str(tmp_path)!r}, "log"))
+        asyncio.run(keep_running(part))
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", supervisor])
+    pids = wait_for_pids(tmp_path / "pids")
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 60
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_running(pid) for pid in pids)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

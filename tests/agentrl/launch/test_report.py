@@ -1,0 +1,120 @@
+"""What a run reports: the summary, the progress line, the curve, the transcripts."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agentrl.config import parse_config
+from agentrl.launch import curve, demo, progress, summary
+from agentrl.launch.snapshot import Snapshot, StepPoint
+
+CONFIG = parse_config(
+    {"name": "r", "model": "tiny", "agent": "a:A", "tasks": "a:t", "evaluation": {"tasks": "a:h", "size": 2}}
+)
+
+
+def point(step: int, **metrics: float) -> StepPoint:
+    return StepPoint(
+        step=step, reward=step / 10, staleness_max=step % 2, tokens_trained=100, trajectories=8, metrics=metrics
+    )
+
+
+SNAPSHOT = Snapshot(
+    status="running",
+    target_steps=3,
+    published_step=2,
+    version=2,
+    ready_groups=1,
+    running_groups=2,
+    newest_step_state="published",
+    engines={"http://e": "serving"},
+    output_tokens=1000,
+    points=[point(1, logprob_mismatch_mean_abs=1e-6, mismatch_tokens=300), point(2, mismatch_tokens=0)],
+    evaluations={("before", "sampled"): [0.0, 1.0], ("after", "sampled"): [1.0, 1.0], ("before", "greedy"): [0.5, 0.5]},
+)
+
+
+def test_the_summary_has_every_promised_figure() -> None:
+    result = summary.summarize(SNAPSHOT, 12.34)
+    assert {
+        "steps": 2,
+        "wall_s": 12.3,
+        "eval_before": 0.5,
+        "eval_after": 1.0,
+        "trajectories_trained": 16,
+        "tokens_trained": 200,
+        "max_staleness_seen": 1,
+        "logprob_mismatch_mean_abs": pytest.approx(1e-6),
+        "mismatch_tokens": 300,
+        "rewards": [0.1, 0.2],
+    }.items() <= result.items()
+    assert result["evaluations"]["before"]["greedy"] == {"reward": 0.5, "perfect": 0.0, "tasks": 2}
+
+
+def test_a_run_without_evaluation_has_a_summary_too() -> None:
+    result = summary.summarize(replace(SNAPSHOT, points=[], evaluations={}), 1)
+    assert (result["eval_before"], result["logprob_mismatch_mean_abs"], result["max_staleness_seen"]) == (None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"engines": {"http://e": "dead"}}, "an engine to serve"),
+        ({"newest_step_state": "started"}, "the trainer's update"),
+        ({"newest_step_state": "trained"}, "engines to load the new weights"),
+        ({}, "rollouts: 1 of 8 groups ready"),
+        ({"published_step": 3}, "evaluation after: 2 episodes"),
+        ({"points": [], "ready_groups": 0, "running_groups": 0, "newest_step_state": None}, "evaluation before: 4"),
+    ],
+)
+def test_progress_says_what_is_waited_for(changes: dict[str, object], text: str) -> None:
+    assert progress.waiting_for(replace(SNAPSHOT, **changes), CONFIG).startswith(text)  # type: ignore[arg-type]
+
+
+def test_without_a_terminal_each_step_leaves_a_line() -> None:
+    out = io.StringIO()
+    with progress.Display(CONFIG, Console(file=out)) as display:
+        display.update(replace(SNAPSHOT, published_step=0, points=[]))
+        display.update(SNAPSHOT)
+        display.update(SNAPSHOT)
+    assert out.getvalue().count("step 1/3  reward 0.100") == 1
+    assert out.getvalue().count("step 2/3  reward 0.200") == 1
+    assert "\x1b" not in out.getvalue()
+
+
+def test_the_curve_is_a_picture_and_a_text(tmp_path: Path) -> None:
+    rewards = [0.1, 0.5, 0.9]
+    curve.save_png(tmp_path / "curve.png", "r", rewards, {"sampled": (0.1, 0.9), "greedy": (None, 1.0)})
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
+    assert "step" in curve.as_text(rewards)
+
+
+def test_a_transcript_starts_at_the_question() -> None:
+    tool_call = {"id": "1", "type": "function", "function": {"name": "calc", "arguments": '{"expression": "1+2"}'}}
+    calls = [
+        {
+            "new_messages": [{"role": "user", "content": "example"}, {"role": "user", "content": "1+2?"}],
+            "answer": {"role": "assistant", "content": None, "tool_calls": [tool_call]},
+        },
+        {
+            "new_messages": [{"role": "tool", "content": "3"}],
+            "answer": {"role": "assistant", "content": "Answer: 3"},
+        },
+    ]
+    lines = [line.strip() for line in demo.conversation(calls)]
+    assert lines == ["user: '1+2?'", 'assistant: calc({"expression": "1+2"})', "tool: '3'", "assistant: 'Answer: 3'"]
+
+
+def test_a_finished_demo_starts_anew_and_a_stopped_one_goes_on(tmp_path: Path) -> None:
+    assert demo.free_name("demo", 0, tmp_path) == "demo"
+    (tmp_path / "demo").mkdir()
+    assert demo.free_name("demo", 0, tmp_path) == "demo"
+    (tmp_path / "demo" / "summary.json").touch()
+    assert demo.free_name("demo", 0, tmp_path) == "demo-2"
+    assert demo.free_name("demo", 7, tmp_path) == "demo-seed7"
