@@ -77,7 +77,7 @@ async def test_cancelling_ends_a_part_and_what_it_started(tmp_path: Path) -> Non
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not any(is_running(pid) for pid in pids)
+    await asyncio.to_thread(wait_until_gone, pids)
 
 
 def test_a_part_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
@@ -92,10 +92,13 @@ def test_a_part_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     pids = wait_for_pids(tmp_path / "pids")
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 60
-    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(is_running(pid) for pid in pids)
+    wait_until_gone(pids)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """A killed process is there for a moment longer; one that was not killed hits the test's time limit."""
+    while any(is_running(pid) for pid in pids):
+        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:
