@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, EngineUnavailable
 from agentrl.launch import curve, folder, parts, snapshot, summary
 from agentrl.launch.parts import Plan
 from agentrl.launch.process import Part, keep_running, kill_tree
@@ -160,7 +160,7 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
         watch = services.create_task(_watch(database, run_id, display))
         async with asyncio.TaskGroup() as workers:
             workers.create_task(keep(parts.trainer(plan)))
-            await _until_serving(database, run_id, display)
+            await _until_serving(plan, database, run_id, display)
             workers.create_task(keep(parts.rollout(plan)))
         for task in [*background, watch]:
             task.cancel()
@@ -177,11 +177,14 @@ async def _watch(database: Database, run_id: str, display: Display) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _until_serving(database: Database, run_id: str, display: Display) -> None:
-    """Wait until the proxy has an engine; an engine that cannot start fails the group that we wait in."""
-    started = time.monotonic()
+async def _until_serving(plan: Plan, database: Database, run_id: str, display: Display) -> None:
+    """Wait until the proxy has an engine. Raises EngineUnavailable after `engine.start_timeout_s`."""
+    started, limit_s = time.monotonic(), plan.config.engine.start_timeout_s
     while "serving" not in (await asyncio.to_thread(_snapshot, database, run_id)).engines.values():
-        display.starting(f"starting the engine: {time.monotonic() - started:.0f} s")
+        elapsed_s = time.monotonic() - started
+        if elapsed_s > limit_s:
+            raise EngineUnavailable(f"no engine serves after {limit_s:g} s (see {plan.config.run_dir / 'logs'})")
+        display.starting(f"starting the engine: {elapsed_s:.0f} s")
         await asyncio.sleep(POLL_S)
     display.note("an engine is serving")
 

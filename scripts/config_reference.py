@@ -1,0 +1,56 @@
+"""Write docs/config.md from the configuration classes: `python scripts/config_reference.py > docs/config.md`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from agentrl.config import RunConfig
+
+HEAD = """# Configuration
+
+`agentrl train CONFIG.yaml [section.key=value …]` reads YAML; every key below may also be given on the command line,
+where the value is YAML too. Unknown keys are refused, with the nearest valid one. `runs/NAME/config.yaml` holds the
+whole configuration of a run, defaults included.
+
+A run that exists is resumed. Then only keys that say *how* it is carried out may change (`steps`, which may grow,
+`engine`, `proxy`, concurrency, time-outs, devices, checkpoint intervals); a change of *what* it computes is refused.
+
+`trainer.max_staleness` is what AReaL calls `max_head_offpolicyness` and others call `max_off_policy_steps`.
+
+This page is generated from `agentrl/config.py` by `scripts/config_reference.py`."""
+
+
+def main() -> None:
+    """Print the page."""
+    print("\n\n".join([HEAD, *sections("", RunConfig)]))
+
+
+def sections(prefix: str, section: type[BaseModel]) -> Iterator[str]:
+    """One table per section, parents first."""
+    rows, children = [], []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            children.append((f"{prefix}{name}.", kind))
+        else:
+            rows.append(
+                f"| `{prefix}{name}` | {_default(field.get_default(call_default_factory=True))} | {field.description} |"
+            )
+    title = f"## {prefix.rstrip('.')}" if prefix else "## The run"
+    yield "\n".join([title, "", section.__doc__ or "", "", "| key | default | meaning |", "| --- | --- | --- |", *rows])
+    for child_prefix, kind in children:
+        yield from sections(child_prefix, kind)
+
+
+def _default(value: object) -> str:
+    if value is PydanticUndefined:
+        return "required"
+    return f"`{json.dumps(value, default=str)}`"
+
+
+if __name__ == "__main__":
+    main()
