@@ -1,0 +1,28 @@
+# Every target first makes sure that the environment is there (scripts/setup; about a second when it is).
+PY := .venv/bin/python
+
+help:  ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup:  ## Make .venv ready: shared environment, this checkout installed into it
+	@sh scripts/setup
+
+demo: setup  ## Train SmolLM2-135M to use a calculator on this machine, and show the curve
+	@.venv/bin/agentrl demo
+
+demo-quick: setup  ## The same with a tiny model and an easier task: a few minutes
+	@.venv/bin/agentrl demo --quick
+
+test: setup  ## Run all tests, with one real SGLang server
+	@$(PY) -m pytest
+
+lint: setup  ## ruff, mypy --strict, import contracts
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy agentrl tests
+	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
+
+bench: setup  ## Measure the proxy's cost per call; results go to benchmarks/results
+	@$(PY) -m benchmarks
+
+.PHONY: help setup demo demo-quick test lint bench

@@ -1,0 +1,201 @@
+"""Builds the shared environment and links this checkout's `.venv` to it. Standard library only; run by scripts/setup.
+
+    ~/.cache/agentrl/envs/KEY/    a venv with every pin of requirements/cpu.lock; KEY is a hash of lock, Python, machine
+    .venv/                        a light venv: a .pth file that adds the shared packages, agentrl itself editable
+
+The shared environment counts only with its stamp file, which is written last; one without it is built anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements" / "cpu.lock"
+PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not that of a venv that happens to be active
+CACHE = Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl")
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+STAMP = ".complete"
+FREE_BYTES = 5 * 10**9
+
+
+def main() -> int:
+    """Make both environments ready; a line says which had to be built."""
+    started = time.monotonic()
+    pins = read_pins(LOCK.read_text())
+    shared = CACHE / "envs" / key()
+    try:
+        with locked(CACHE / "envs" / ".lock"):
+            if not (shared / STAMP).exists():
+                build_shared(shared, pins)
+        linked = link_checkout(shared)
+    except SetupError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 1
+    if linked:
+        print(f"setup: ready in {time.monotonic() - started:.0f} s (.venv/bin/agentrl --help)")
+    return 0
+
+
+class SetupError(Exception):
+    """One line for the user."""
+
+
+def key() -> str:
+    """Names the shared environment: another lock file, Python or machine gets another one."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    digest = hashlib.sha256(f"{LOCK.read_text()}\n{version}\n{sys.base_prefix}\n{platform.machine()}".encode()).hexdigest()
+    return f"py{sys.version_info[0]}{sys.version_info[1]}-{digest[:12]}"
+
+
+def read_pins(text: str) -> list[str]:
+    """The `name==version` lines, without comments."""
+    lines = (line.split("#")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock; say so when another setup has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("setup: waiting for another setup to finish", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build_shared(shared: Path, pins: list[str]) -> None:
+    """Install every pin into a new environment; the stamp comes last."""
+    if shared.exists():
+        print("setup: an earlier setup was interrupted; starting over", flush=True)
+        shutil.rmtree(shared)
+    if shutil.disk_usage(shared.parent).free < FREE_BYTES:
+        raise SetupError(f"{shared.parent} needs {FREE_BYTES / 1e9:.0f} GB of free space (AGENTRL_CACHE moves it)")
+    print(f"setup: building the shared environment, once per machine: {shared}", flush=True)
+    run([PYTHON, "-m", "venv", str(shared)])
+    python = str(shared / "bin" / "python")
+    torch, index = choose_torch(python, next(pin for pin in pins if pin.startswith("torch==")))
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join([torch, *(pin for pin in pins if not pin.startswith("torch=="))]))
+        file.flush()
+        install(python, ["--requirement", file.name, *index], shared, len(pins))
+    (shared / STAMP).write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
+
+
+def choose_torch(python: str, pin: str) -> tuple[str, list[str]]:
+    """The exact torch to install, with the options that find it: what pip itself would take where that is a CPU build,
+    else the build from PyTorch's CPU index. A CUDA build is never taken."""
+    report = pip_report(python, pin)
+    found = report["install"][0]["metadata"]["version"] if report else ""
+    if found.endswith("+cpu") or (found and sys.platform == "darwin"):
+        return f"torch=={found}", []
+    print(f"setup: pip offers no CPU build of {pin}: about 200 MB come from {TORCH_CPU_INDEX}", flush=True)
+    suffix = "" if sys.platform == "darwin" else "+cpu"
+    return f"{pin}{suffix}", ["--extra-index-url", TORCH_CPU_INDEX]
+
+
+def pip_report(python: str, pin: str) -> dict[str, Any] | None:
+    """What `pip install PIN` would take, without taking it; None where it finds nothing."""
+    command = [python, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "--quiet"]
+    done = subprocess.run([*command, "--report", "-", pin], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return None
+    report: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])  # pip's warnings may come first
+    return report
+
+
+def install(python: str, arguments: list[str], shared: Path, total: int) -> None:
+    """pip install with one counter in place of its output, which is shown if it fails."""
+    command = [python, "-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check"]
+    site_packages = next((shared / "lib").glob("python*/site-packages"))
+    log = shared / "install.log"
+    counter = Counter(total)
+    with log.open("w") as output:
+        process = subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                collected = re.findall(r"^Collecting (\S+?)==", log.read_text(errors="replace"), re.MULTILINE)
+                installed = sum(1 for _ in site_packages.glob("*.dist-info")) - 2  # pip and setuptools of the venv
+                counter.show(len(collected), max(installed, 0), collected[-1] if collected else "")
+                time.sleep(0.3)
+        except KeyboardInterrupt:
+            process.wait()
+            raise SetupError("interrupted; run it again to start over") from None
+    counter.close()
+    if process.returncode != 0:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line and "is ignored" not in line]
+        raise SetupError("pip failed:\n  " + "\n  ".join(lines[-12:]) + f"\n(all of it: {log})")
+
+
+class Counter:
+    """`setup: downloading 45/127 scipy`, in place on a terminal, else now and then on a new line."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._shown = ""
+        self._shown_at = time.monotonic()
+
+    def show(self, collected: int, installed: int, name: str) -> None:
+        if installed and collected >= self._total:
+            text = f"setup: installing {min(installed, self._total)}/{self._total}"
+        else:
+            text = f"setup: downloading {collected}/{self._total} {name}"
+        if sys.stdout.isatty():
+            print(f"\r\x1b[K{text}", end="", flush=True)
+        elif text != self._shown and time.monotonic() - self._shown_at > 10:
+            print(text, flush=True)
+            self._shown_at = time.monotonic()
+        self._shown = text
+
+    def close(self) -> None:
+        if sys.stdout.isatty():
+            print("\r\x1b[K", end="", flush=True)
+
+
+def link_checkout(shared: Path) -> bool:
+    """Point `.venv` at the shared environment and install this checkout into it; False if that was done before."""
+    venv = ROOT / ".venv"
+    stamp = venv / ".agentrl-setup"
+    state = f"{shared}\n{hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
+    if stamp.exists() and stamp.read_text() == state and (venv / "bin" / "agentrl").exists():
+        return False
+    with locked(CACHE / "envs" / f".{hashlib.sha256(str(venv).encode()).hexdigest()[:12]}.lock"):
+        run([PYTHON, "-m", "venv", "--without-pip", str(venv)])
+        site_packages = next((venv / "lib").glob("python*/site-packages"))
+        shared_packages = next((shared / "lib").glob("python*/site-packages"))
+        pth = site_packages / "agentrl_shared_env.pth"
+        staging = pth.with_suffix(".new")
+        staging.write_text(f"{shared_packages}\n")
+        staging.replace(pth)
+        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run([*pip, "--no-deps", "--no-build-isolation", "--no-index", "--editable", str(ROOT)])
+        stamp.write_text(state)
+    return True
+
+
+def run(command: list[str]) -> None:
+    """Run quietly; what it printed is shown if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise SetupError(f"{' '.join(command)} failed:\n{done.stdout}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What an install gives: every folder of code is packaged, and the light commands stay light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "transformers", "sglang")
+
+
+def folders_with_code() -> set[str]:
+    """Import names of all folders that hold Python files; links and caches aside."""
+    tops = {"agentrl": "agentrl"} | {name: f"agentrl.{name}" for name in ("proxy", "trainer", "agents", "migrations")}
+    found = set()
+    for top, import_name in tops.items():
+        for file in (ROOT / top).rglob("*.py"):
+            parts = file.parent.relative_to(ROOT / top).parts
+            if not any((ROOT / top).joinpath(*parts[: i + 1]).is_symlink() for i in range(len(parts))):
+                found.add(".".join([import_name, *parts]))
+    return found
+
+
+def test_packages_are_the_folders_with_code() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert set(declared) == folders_with_code()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.argv = ['agentrl', '--help']\nfrom agentrl.cli.main import app; app(standalone_mode=False)",
+        "import agentrl.proxy",
+        "import agentrl.proxy.app",
+        "import agentrl.client, agentrl.rollout, agentrl.engine.client, agentrl.models, agentrl.store",
+    ],
+    ids=["help", "proxy", "proxy-app", "core"],
+)
+def test_light_parts_do_not_import_torch(code: str) -> None:
+    probe = f"{code}\nimport sys; print('HEAVY', [name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_the_lock_pins_everything_that_pyproject_asks_for() -> None:
+    import re
+
+    def normalized(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    names = {normalized(re.split(r"[\[<>=]", line)[0]) for line in asked} - {"agentrl"}
+    lock = (ROOT / "requirements" / "cpu.lock").read_text()
+    assert names <= {normalized(line.split("==")[0]) for line in lock.splitlines() if "==" in line}
