@@ -58,7 +58,8 @@ class SetupError(Exception):
 def key() -> str:
     """Names the shared environment: another lock file, Python or machine gets another one."""
     version = ".".join(map(str, sys.version_info[:3]))
-    digest = hashlib.sha256(f"{LOCK.read_text()}\n{version}\n{sys.base_prefix}\n{platform.machine()}".encode()).hexdigest()
+    parts = (LOCK.read_text(), version, sys.base_prefix, platform.machine())
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"py{sys.version_info[0]}{sys.version_info[1]}-{digest[:12]}"
 
 
