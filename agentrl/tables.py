@@ -179,6 +179,7 @@ interactions = Table(
     Column("kv_mixed", Boolean, nullable=False, default=False),
     Column("trainable", Boolean, nullable=False),
     Column("prompt_tokens", Integer, nullable=False),
+    Column("prompt_digest", String(32), nullable=False),  # of the ids that the engine got: checks every bridge
     Column("output_tokens", Integer, nullable=False, default=0),
     Column("cached_tokens", Integer),
     Column("min_version", Integer),

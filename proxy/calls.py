@@ -83,7 +83,7 @@ async def begin(
         bridged=prompt.parent_id is not None,
         distribution_modified=modified,
         trainable=not (session.is_eval or modified or temperature == 0),
-        prompt_tokens=len(prompt.token_ids),
+        prompt_ids=prompt.token_ids,
         created_at=time.time(),
     )
     await state.write(interactions.begin, intent)

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from agentrl import __version__
-from agentrl.cli import db, demo, engine, model, proxy, rollout, train, trainer
+from agentrl.cli import db, demo, engine, model, proxy, rollout, store, train, trainer
 from agentrl.errors import AgentRLError
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ def _root(
 
 
 app.add_typer(db.db, name="db")
+app.add_typer(store.store, name="store")
 app.command("engine")(engine.engine)
 app.command("model")(model.model)
 app.command("proxy")(proxy.proxy)

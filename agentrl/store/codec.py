@@ -39,6 +39,11 @@ def unpack_ids(blob: bytes) -> Int32:
     return np.frombuffer(_decompress(blob), dtype="<i4").astype(np.int32, copy=False)
 
 
+def ids_digest(ids: list[int] | Int32) -> str:
+    """Digest of a token sequence, 32 hex digits."""
+    return hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=16).hexdigest()
+
+
 def pack_logprobs(logprobs: list[float] | Float32) -> bytes:
     """Logprobs as zstd of little-endian float32."""
     return _compress(np.asarray(logprobs, dtype="<f4").tobytes())

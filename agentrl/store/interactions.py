@@ -35,7 +35,7 @@ class Intent:
     bridged: bool
     distribution_modified: bool
     trainable: bool
-    prompt_tokens: int
+    prompt_ids: list[int]  # what the engine gets
     created_at: float
 
 
@@ -92,7 +92,7 @@ def begin(conn: Connection, intent: Intent) -> None:
             replica=intent.replica, params=intent.params, temperature=intent.temperature,
             tools_hash=_put_content(conn, intent.tools) if intent.tools else None, fork_reason=intent.fork_reason,
             bridged=intent.bridged, distribution_modified=intent.distribution_modified, trainable=intent.trainable,
-            prompt_tokens=intent.prompt_tokens, created_at=now,
+            prompt_tokens=len(intent.prompt_ids), prompt_digest=codec.ids_digest(intent.prompt_ids), created_at=now,
         )
     )  # fmt: skip
 

@@ -226,6 +226,7 @@ def upgrade() -> None:
         sa.Column("kv_mixed", sa.Boolean(), nullable=False),
         sa.Column("trainable", sa.Boolean(), nullable=False),
         sa.Column("prompt_tokens", sa.Integer(), nullable=False),
+        sa.Column("prompt_digest", sa.String(length=32), nullable=False),
         sa.Column("output_tokens", sa.Integer(), nullable=False),
         sa.Column("cached_tokens", sa.Integer(), nullable=True),
         sa.Column("min_version", sa.Integer(), nullable=True),

@@ -19,7 +19,7 @@ def call(conn, run_id, session_id, *, parent=None, delta=(1, 2), output=(3, 4), 
         interactions.Intent(
             id=call_id, run_id=run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role="main",
             digest="d", replica="r", params={}, temperature=1.0, tools=None, fork_reason=None, bridged=bool(parent),
-            distribution_modified=False, trainable=True, prompt_tokens=len(delta), created_at=time.time(),
+            distribution_modified=False, trainable=True, prompt_ids=list(delta), created_at=time.time(),
         ),
     )  # fmt: skip
     interactions.finish(
