@@ -17,6 +17,8 @@ def demo(
     """Train SmolLM2-135M to use a calculator (or, with --quick, a tiny model to reverse words), and show the result."""
     from rich.console import Console
 
+    from agentrl.cli.train import exit_when_stopped
     from agentrl.launch.demo import run_demo
 
-    run_demo(quick=quick, seed=seed, runs_dir=runs_dir, overrides=overrides or [], console=Console())
+    with exit_when_stopped():
+        run_demo(quick=quick, seed=seed, runs_dir=runs_dir, overrides=overrides or [], console=Console())

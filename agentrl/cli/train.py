@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+INTERRUPTED_STATUS = 130
 
 
 def train(
@@ -23,4 +27,17 @@ def train(
 
     console = Console()
     run = load_config(config, overrides)
-    demo.show_results(run, launch.train(run, console), console)
+    with exit_when_stopped():
+        demo.show_results(run, launch.train(run, console), console)
+
+
+@contextmanager
+def exit_when_stopped() -> Iterator[None]:
+    """A stopped run is no error: say how to go on, and exit as an interrupted program does."""
+    from agentrl.launch.train import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        typer.echo(str(stopped))
+        raise typer.Exit(INTERRUPTED_STATUS) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,17 +85,17 @@ def proxy(plan: Plan) -> Part:
     return _part(plan, "proxy", argv)
 
 
-def rollout(plan: Plan) -> Part:
+def rollout(plan: Plan, finished: Callable[[], bool]) -> Part:
     """The worker that evaluates and plays the training groups."""
-    return _part(plan, "rollout", ["rollout", "--config", str(plan.config_file), "--owner", "local"], ends=True)
+    return _part(plan, "rollout", ["rollout", "--config", str(plan.config_file), "--owner", "local"], finished)
 
 
-def trainer(plan: Plan) -> Part:
-    """The trainer."""
-    return _part(plan, "trainer", ["trainer", "--config", str(plan.config_file)], ends=True)
+def trainer(plan: Plan, finished: Callable[[], bool]) -> Part:
+    """The trainer. Told to stop by somebody else it exits with 0 too, but the run is not finished then."""
+    return _part(plan, "trainer", ["trainer", "--config", str(plan.config_file)], finished)
 
 
-def _part(plan: Plan, name: str, argv: list[str], *, ends: bool = False) -> Part:
+def _part(plan: Plan, name: str, argv: list[str], done: Callable[[], bool] = lambda: False) -> Part:
     env = {
         "AGENTRL_DATABASE_URL": plan.database_url,
         "AGENTRL_ADMIN_KEY": plan.admin_key,
@@ -102,7 +103,7 @@ def _part(plan: Plan, name: str, argv: list[str], *, ends: bool = False) -> Part
         "AGENTRL_PROXY_URL": plan.proxy_url,
         "PYTHONUNBUFFERED": "1",
     }
-    return Part(name=name, argv=[sys.executable, "-m", "agentrl", *argv], env=env, log_file=_log(plan, name), ends=ends)
+    return Part(name=name, argv=[sys.executable, "-m", "agentrl", *argv], env=env, log_file=_log(plan, name), done=done)
 
 
 def _log(plan: Plan, name: str) -> Path:

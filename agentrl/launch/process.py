@@ -31,13 +31,13 @@ class PartFailed(AgentRLError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """How to start a process. One that `ends` is done when it exits with status 0; another should never exit."""
+    """How to start a process. It is done when it exits with status 0 and `done()` agrees; a service never is."""
 
     name: str
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
     log_file: Path
-    ends: bool = False
+    done: Callable[[], bool] = lambda: False
 
 
 async def keep_running(
@@ -55,7 +55,7 @@ async def keep_running(
     while True:
         log_start = part.log_file.stat().st_size if part.log_file.exists() else 0
         status = await _run_once(part, on_start)
-        if status == 0 and part.ends:
+        if status == 0 and await asyncio.to_thread(part.done):
             return
         if status == USER_ERROR_STATUS:
             raise UserError(_last_line(part, log_start).removeprefix("agentrl: "))

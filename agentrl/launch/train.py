@@ -155,13 +155,17 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 
         return keep_running(part, on_start=started, on_death=died)
 
+    def finished() -> bool:
+        now = _snapshot(database, run_id)
+        return now.published_step >= now.target_steps
+
     async with asyncio.TaskGroup() as services:
         background = [services.create_task(keep(part)) for part in [*parts.engines(plan), parts.proxy(plan)]]
         watch = services.create_task(_watch(database, run_id, display))
         async with asyncio.TaskGroup() as workers:
-            workers.create_task(keep(parts.trainer(plan)))
+            workers.create_task(keep(parts.trainer(plan, finished)))
             await _until_serving(plan, database, run_id, display)
-            workers.create_task(keep(parts.rollout(plan)))
+            workers.create_task(keep(parts.rollout(plan, finished)))
         for task in [*background, watch]:
             task.cancel()
 

@@ -25,9 +25,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "BACKOFF_MAX_S", 0.01)
 
 
-def python(tmp_path: Path, code: str, *, ends: bool = True) -> Part:
+def python(tmp_path: Path, code: str, *, done: bool = True) -> Part:
     argv = [sys.executable, "-c", textwrap.dedent(code)]
-    return Part(name="part", argv=argv, env={"HERE": str(tmp_path)}, log_file=tmp_path / "part.log", ends=ends)
+    return Part(name="part", argv=argv, env={"HERE": str(tmp_path)}, log_file=tmp_path / "part.log", done=lambda: done)
 
 
 def wait_for_pids(path: Path) -> list[int]:
@@ -50,9 +50,9 @@ async def test_a_part_that_dies_is_restarted_until_it_is_done(tmp_path: Path) ->
     assert deaths == [128 + signal.SIGKILL, 7]
 
 
-async def test_a_service_must_not_end(tmp_path: Path) -> None:
+async def test_a_part_must_not_end_before_its_work_is_done(tmp_path: Path) -> None:
     with pytest.raises(PartFailed, match="part died 6 times, last with status 0: hello"):
-        await keep_running(python(tmp_path, "print('hello')", ends=False))
+        await keep_running(python(tmp_path, "print('hello')", done=False))
 
 
 async def test_a_wrong_setting_is_not_tried_again(tmp_path: Path) -> None:
