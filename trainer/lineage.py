@@ -43,7 +43,7 @@ class Lineage:
     def is_stopping(self) -> bool:
         """Somebody asked the run to stop, or it failed elsewhere."""
         with self.database.read() as conn:
-            return runs.get(conn, self.run_id).status in ("stopping", "stopped", "failed")
+            return runs.get(conn, self.run_id).status in ("stopping", "failed")
 
     def wait_for_batch(self, step: int, for_s: float, pause: Callable[[float], bool]) -> Batch | None:
         """The step's batch as soon as enough groups are ready; None after `for_s`, or when told to stop."""

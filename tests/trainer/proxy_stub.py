@@ -1,0 +1,113 @@
+"""The one route of the proxy that the trainer calls, and rollouts that write straight into the store."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from support import VOCABULARY
+
+from agentrl.schemas import InteractionStatus, SessionStatus, VersionSpan
+from agentrl.store import Database, codec, interactions, rewards, runs, sessions, steps
+
+ADMIN_KEY = "admin-key"
+
+
+class PublishStub:
+    """Answers `POST /admin/publish` as a proxy whose engines obey; `refuse` the first n with 503."""
+
+    def __init__(self, database: Database, run_id: str, *, refuse: int = 0) -> None:
+        stub = self
+        self.published: list[int] = []
+        self.requests = 0
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path != "/admin/publish":
+                    self.send_error(404)
+                    return
+                assert self.headers["Authorization"] == f"Bearer {ADMIN_KEY}"
+                stub.requests += 1
+                if stub.requests <= refuse:
+                    self.send_error(503)
+                    return
+                with database.write() as conn:
+                    steps.mark_published(conn, run_id, body["version"])
+                stub.published.append(body["version"])
+                answer = json.dumps({"version": body["version"], "stall_s": {}}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def make_run(database: Database, *, steps: int) -> str:
+    """A run called `test`."""
+    with database.write() as conn:
+        return runs.create(
+            conn, name="test", config={}, task_data=[{"n": i} for i in range(5)], base_model="tiny", key="run-key",
+            seed=0, steps=steps,
+        )  # fmt: skip
+
+
+def play_groups(database: Database, run_id: str, count: int, *, seed: int = 0, version: int = 0) -> None:
+    """`count` groups of three rewarded two-turn sessions."""
+    limits = sessions.Limits(
+        group_size=3, min_group_size=2, max_concurrent_groups=100, max_staleness=10, groups_per_step=100,
+        reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0,
+    )  # fmt: skip
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        prompt = rng.integers(3, VOCABULARY, 6).tolist()
+        with database.write() as conn:
+            new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in range(3)])
+            for value, session_id in enumerate(new.session_ids):
+                first = _call(conn, run_id, session_id, None, prompt, rng, version)
+                _call(conn, run_id, session_id, first, rng.integers(3, VOCABULARY, 2).tolist(), rng, version)
+                rewards.add(conn, session_id, value=float(value))
+                sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+
+
+def _call(conn, run_id, session_id, parent, delta, rng, version):
+    call_id = codec.new_id()
+    interactions.begin(
+        conn,
+        interactions.Intent(
+            id=call_id, run_id=run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role="main",
+            digest="d", replica="r", params={}, temperature=1.0, tools=None, fork_reason=None, bridged=bool(parent),
+            distribution_modified=False, trainable=True, prompt_ids=list(delta), created_at=time.time(),
+        ),
+    )  # fmt: skip
+    output = rng.integers(3, VOCABULARY, 4).tolist()
+    interactions.finish(
+        conn, call_id, session_id,
+        interactions.Outcome(
+            status=InteractionStatus.COMPLETE, conversation_key=b"k", new_messages=[], answer={},
+            prompt_delta_ids=list(delta), output_ids=output, logprobs=rng.normal(-4, 0.3, 4).tolist(),
+            spans=[VersionSpan(version=version, start=0, end=4)], finish_reason="stop", engine_url="e",
+            cached_tokens=0, first_token_at=None,
+        ),
+    )  # fmt: skip
+    return call_id

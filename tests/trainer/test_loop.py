@@ -1,0 +1,240 @@
+"""The loop against a real store: finishing, stopping, and resuming after a death at every point of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from proxy_stub import ADMIN_KEY, PublishStub, make_run, play_groups
+from safetensors.torch import load_file
+from sqlalchemy import text
+from transformers import AutoModelForCausalLM
+
+from agentrl.config import RunConfig
+from agentrl.errors import AgentRLError, FencedError
+from agentrl.store import Database, events, runs, steps
+from agentrl.trainer import checkpoint
+from agentrl.trainer.distributed import World
+from agentrl.trainer.lineage import Lineage
+from agentrl.trainer.loop import Stop, train
+from agentrl.trainer.publish import Publisher
+
+
+class Died(Exception):
+    """Stands for kill -9: nothing after it runs."""
+
+
+class Setup:
+    """A run of three steps of two groups, all of them ready."""
+
+    def __init__(self, folder: Path, model: Path, world: World, *, refuse: int = 0) -> None:
+        self.config = RunConfig(
+            name="test", model=str(model), agent="a:B", tasks="t", steps=3, runs_dir=folder,
+            trainer={"groups_per_step": 2, "max_staleness": 5, "lr": 1e-3, "train_layers": 2},
+        )  # fmt: skip
+        self.model, self.world = model, world
+        self.database = Database(f"sqlite:///{folder}/store.db")
+        self.database.upgrade()
+        self.run_id = make_run(self.database, steps=3)
+        play_groups(self.database, self.run_id, 6)
+        self.stop = Stop()
+        self.said: list[str] = []
+        self.proxy = PublishStub(self.database, self.run_id, refuse=refuse)
+
+    def train(self, **settings: Any) -> bool:
+        """A fresh trainer."""
+        config = self.config.model_copy(update={"trainer": self.config.trainer.model_copy(update=settings)})
+        publisher = Publisher(self.proxy.url, ADMIN_KEY, self.stop.wait, self.said.append)
+        return train(config, self.model, self.world, Lineage.begin(self.database, config), publisher, self.stop)
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Rows."""
+        with self.database.read() as conn:
+            return [tuple(row) for row in conn.execute(text(sql))]
+
+    def steps(self) -> list[tuple[Any, ...]]:
+        """The surviving lineage."""
+        with self.database.read() as conn:
+            return [(s.step, s.state, s.version_before, s.version_after) for s in steps.of_run(conn, self.run_id)]
+
+
+@pytest.fixture
+def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
+    s = Setup(tmp_path, tiny_model, world)
+    with s.proxy:
+        yield s
+    s.database.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, world: World) -> dict[str, torch.Tensor]:
+    """Final weights of a run that nothing happened to."""
+    s = Setup(tmp_path_factory.mktemp("undisturbed"), tiny_model, world)
+    with s.proxy:
+        assert s.train()
+    s.database.close()
+    return load_file(s.config.run_dir / "model" / "model.safetensors")
+
+
+def same(weights: dict[str, torch.Tensor], folder: Path) -> bool:
+    found = load_file(folder / "model.safetensors")
+    return found.keys() == weights.keys() and all(torch.equal(found[k], weights[k]) for k in weights)
+
+
+def test_a_run_finishes_with_every_step_recorded_published_and_exported(setup: Setup, capsys: Any) -> None:
+    assert setup.train()
+    assert setup.steps() == [(1, "published", 0, 1), (2, "published", 1, 2), (3, "published", 2, 3)]
+    assert setup.proxy.published == [1, 2, 3]
+    assert setup.query("SELECT state, count(*) FROM trajectories GROUP BY state") == [("trained", 18)]
+    with setup.database.read() as conn:
+        assert runs.get(conn, setup.run_id).status == "finished"
+        metrics = [s.metrics for s in steps.of_run(conn, setup.run_id)]
+        version = runs.version(conn, setup.run_id, 3)
+        kinds = [e.kind for e in events.of_run(conn, setup.run_id)]
+    assert [m["staleness_max"] for m in metrics] == [0, 1, 2]
+    assert metrics[0]["mismatch_tokens"] == metrics[0]["tokens_trained"] == 6 * 8
+    assert "logprob_mismatch_mean_abs" not in metrics[1]  # all of its tokens are older: that is drift
+    assert metrics[1]["drift"] > 0
+    assert metrics[0]["reward_mean"] == 1.0
+    assert Path(version.path, "model.safetensors").is_file()
+    assert len(version.checksum) == 64
+    assert kinds.count("train_step") == kinds.count("wait_for_batch") == kinds.count("wait_for_publish") == 3
+    assert "step 3/3" in capsys.readouterr().out
+
+
+def test_the_export_is_the_base_model_with_the_published_tensors(setup: Setup) -> None:
+    setup.train()
+    exported = AutoModelForCausalLM.from_pretrained(setup.config.run_dir / "model").state_dict()
+    base = AutoModelForCausalLM.from_pretrained(setup.model).state_dict()
+    published = load_file(setup.config.run_dir / "weights" / "v3" / "model.safetensors")
+    assert all(n.startswith(("model.layers.1.", "model.layers.2.", "model.norm.")) for n in published)
+    for name in base:
+        assert torch.equal(exported[name], published.get(name, base[name])), name
+        assert torch.equal(exported[name], base[name]) == (name not in published), name
+
+
+@pytest.mark.parametrize("point", ["before checkpoint", "after checkpoint", "after complete"])
+def test_a_death_at_any_point_of_a_step_changes_nothing(
+    setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise Died
+
+    owner, name = {
+        "before checkpoint": (checkpoint, "save"),
+        "after checkpoint": (Lineage, "complete"),
+        "after complete": (Publisher, "publish"),
+    }[point]
+    real = getattr(owner, name)
+    calls = 0
+
+    def die_in_step_two(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return die() if calls == 2 else real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, die_in_step_two)
+    with pytest.raises(Died):
+        setup.train()
+    monkeypatch.undo()
+
+    assert setup.train()
+    assert [(s, state) for s, state, _, _ in setup.steps()] == [(1, "published"), (2, "published"), (3, "published")]
+    assert setup.query("SELECT trajectory_id, count(*) FROM step_trajectories GROUP BY 1 HAVING count(*) > 1") == []
+    assert same(undisturbed, setup.config.run_dir / "model")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no meta", "staging"])
+def test_a_partial_checkpoint_is_ignored_with_a_message_and_its_step_repeated(
+    setup: Setup, undisturbed: dict[str, torch.Tensor], capsys: Any, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lineage, "wait_for_batch", _stop_before_step(3, Lineage.wait_for_batch, setup.stop))
+    assert not setup.train()
+    monkeypatch.undo()
+    newest = setup.config.run_dir / "checkpoints" / "step-000002"
+    if damage == "truncated":
+        data = (newest / "optimizer.safetensors").read_bytes()
+        (newest / "optimizer.safetensors").write_bytes(data[: len(data) // 2])
+    elif damage == "no meta":
+        (newest / "meta.json").unlink()
+    else:
+        newest.rename(newest.with_name(".step-000002-abc"))
+
+    setup.stop = Stop()
+    assert setup.train()
+    out = capsys.readouterr().out
+    assert "rolled back steps [2]" in out
+    assert ("ignoring checkpoint" in out) == (damage != "staging")
+    assert [v for *_, v in setup.steps()] == [1, 3, 4]  # version 2 is never used again
+    assert same(undisturbed, setup.config.run_dir / "model")
+
+
+def test_stopping_checkpoints_a_step_that_was_not_due(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Lineage.next_version
+
+    def stop_in_step_two(self: Lineage) -> int:
+        version = real(self)
+        if version == 2:
+            setup.stop.set()
+        return version
+
+    monkeypatch.setattr(Lineage, "next_version", stop_in_step_two)
+    assert not setup.train(checkpoint_every=3)
+    found, ignored = checkpoint.newest(setup.config.run_dir / "checkpoints")
+    assert found is not None
+    assert (found.record.step, ignored) == (2, [])
+
+
+def test_steps_between_checkpoints_publish_too(setup: Setup, undisturbed: dict[str, torch.Tensor]) -> None:
+    assert setup.train(checkpoint_every=2)
+    assert setup.proxy.published == [1, 2, 3]
+    assert [p.name for p in sorted((setup.config.run_dir / "checkpoints").iterdir())] == ["step-000002", "step-000003"]
+    assert same(undisturbed, setup.config.run_dir / "model")
+
+
+def test_run_status_stopping_ends_the_wait(setup: Setup) -> None:
+    with setup.database.write() as conn:
+        runs.set_status(conn, setup.run_id, "stopping")
+    assert not setup.train()
+    assert setup.steps() == []
+
+
+def test_an_old_trainer_is_fenced(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Lineage.complete
+
+    def overtaken(self: Lineage, *args: Any) -> None:
+        Lineage.begin(setup.database, setup.config)
+        real(self, *args)
+
+    monkeypatch.setattr(Lineage, "complete", overtaken)
+    with pytest.raises(FencedError, match="epoch 1 is over"):
+        setup.train()
+
+
+def test_publishing_outlives_a_proxy_that_restarts(tmp_path: Path, tiny_model: Path, world: World) -> None:
+    s = Setup(tmp_path, tiny_model, world, refuse=2)
+    with s.proxy:
+        assert s.train()
+    assert s.proxy.published == [1, 2, 3]
+    assert len(s.said) == 1
+    assert "503" in s.said[0]
+    s.database.close()
+
+
+def test_a_refused_publish_is_an_error(setup: Setup) -> None:
+    publisher = Publisher(setup.proxy.url + "/nowhere", ADMIN_KEY, setup.stop.wait)
+    with pytest.raises(AgentRLError, match="cannot be published"):
+        publisher.publish(1)
+
+
+def _stop_before_step(step: int, real: Any, stop: Stop) -> Any:
+    def wait(self: Lineage, wanted: int, *args: Any) -> Any:
+        if wanted == step:
+            stop.set()
+            return None
+        return real(self, wanted, *args)
+
+    return wait
