@@ -30,6 +30,7 @@ class StandIn:
         self.sessions: dict[str, Json] = {}
         self.rewards: list[Json] = []
         self.seen_keys: Counter[str] = Counter()
+        self.abandoned: list[str] = []
         self.faults: dict[str, list[JSONResponse]] = {}
         self.steps, self.published_step = 1, 0
         self.url = ""
@@ -52,6 +53,10 @@ class StandIn:
             task = {"n": self.groups_left}
             sessions = [self._new_session(False, {}) for _ in range(self.size)]
         return JSONResponse({"group_id": "g", "task": {"id": "t", "data": task}, "sessions": sessions}, 201)
+
+    async def abandon(self, request: Request) -> JSONResponse:
+        self.abandoned.append((await request.json())["owner"])
+        return JSONResponse({"abandoned": 0})
 
     async def new_session(self, request: Request) -> JSONResponse:
         return JSONResponse(self._new_session(False, (await request.json()).get("metadata", {})), 201)
@@ -98,6 +103,7 @@ class StandIn:
         return Starlette(
             routes=[
                 faulty("/groups", self.groups, "POST"),
+                faulty("/groups/abandon", self.abandon, "POST"),
                 faulty("/sessions", self.new_session, "POST"),
                 faulty("/sessions/{sid}/reward", self.reward, "POST"),
                 faulty("/sessions/{sid}/end", self.end, "POST"),

@@ -1,0 +1,75 @@
+"""A worker does whatever a run still needs: evaluation, rollouts, evaluation."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agentrl.config import RunConfig, parse_config
+from agentrl.rollout.worker import work
+
+AGENT = """
+class Agent:
+    async def run(self, data, **extra):
+        return float(extra["is_eval"])
+
+def tasks():
+    return [{"n": n} for n in range(9)]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    (tmp_path / "little_agent.py").write_text(AGENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    return parse_config(
+        {
+            "name": "r",
+            "model": "tiny",
+            "agent": "little_agent:Agent",
+            "tasks": "little_agent:tasks",
+            "evaluation": {"tasks": "little_agent:tasks", "unseen_tasks": "little_agent:tasks", "size": 2},
+        }
+    )
+
+
+async def run(config: RunConfig, proxy: Any) -> None:
+    await work(config, base_url=proxy.url, api_key="k", owner="me", console=Console(file=io.StringIO()))
+
+
+def played(proxy: Any) -> Counter[tuple[Any, ...]]:
+    return Counter((s["metadata"].get("eval"), s["metadata"].get("setting")) for s in proxy.sessions.values())
+
+
+async def test_a_fresh_run_is_evaluated_played_and_evaluated(config: RunConfig, proxy: Any) -> None:
+    await run(config, proxy)
+    settings = {(when, name): 2 for when in ("before", "after") for name in ("sampled", "greedy", "unseen")}
+    assert played(proxy) == settings | {(None, None): proxy.size * 2}
+    assert {s["status"] for s in proxy.sessions.values()} == {"completed"}
+    assert proxy.abandoned == ["me"]
+
+
+async def test_a_finished_run_only_lacks_its_last_evaluation(config: RunConfig, proxy: Any) -> None:
+    proxy.published_step = proxy.steps
+    await run(config, proxy)
+    await run(config, proxy)
+    assert played(proxy) == {("after", name): 2 for name in ("sampled", "greedy", "unseen")}
+
+
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "{name: r, model: tiny, agent: 'agentrl.agents.reverse:ReverseAgent', tasks: 'agentrl.agents.reverse:x'}"
+    )
+    command = [sys.executable, "-m", "agentrl", "rollout", "--config", "run.yaml"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRL_")}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "agentrl: no proxy address: pass base_url or set AGENTRL_PROXY_URL\n"
