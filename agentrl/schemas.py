@@ -131,6 +131,7 @@ class Batch:
     step: int
     version: int
     trajectories: list[TrajectoryTokens]
+    ages: dict[int, int]  # weight version → its age at this step, in versions (staleness.ages)
     wasted_tokens: int = 0  # sampled, but too old to train
 
 

@@ -108,7 +108,7 @@ def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[Traine
     for sample in samples:
         mask = sample.tokens.loss_mask
         if mask.any():
-            ages = batch.version - sample.tokens.versions[mask]
+            ages = np.array([batch.ages[version] for version in sample.tokens.versions[mask].tolist()])
             out.append(
                 TrainedTrajectory(
                     trajectory_id=sample.tokens.trajectory_id,

@@ -134,7 +134,7 @@ def lease(
                 }
             )
         )
-    return Batch(step_id=step_id, step=step, version=version, trajectories=batch, wasted_tokens=wasted)
+    return Batch(step_id=step_id, step=step, version=version, trajectories=batch, ages=ages, wasted_tokens=wasted)
 
 
 def next_version(conn: Connection, run_id: str) -> int:

@@ -1,0 +1,175 @@
+"""The main job on real parts (SGLang, SQL, processes, the OpenAI SDK, FSDP2): it learns, survives kill -9, resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import select
+
+from agentrl.engine.guard import __file__ as guard_file
+from agentrl.store import Database, audit, events, runs, steps
+from agentrl.tables import engines, interactions, rewards
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+STEPS = 14
+
+AGENT = '''
+import os
+from agentrl.agents.reverse import score
+from openai import AsyncOpenAI
+
+class Agent:
+    """Two turns through the official SDK; every answer that arrived is written down before it is used."""
+
+    async def run(self, data, **extra):
+        if data["words"][0].startswith("z"):
+            raise RuntimeError("this agent cannot stand a z")
+        client = AsyncOpenAI(base_url=extra["base_url"], api_key=extra["api_key"], http_client=extra["http_client"])
+        messages, scores = [], []
+        for word in data["words"]:
+            messages.append({"role": "user", "content": word})
+            reply = await client.chat.completions.create(model="default", messages=messages, max_tokens=6)
+            with open(os.environ["DELIVERED"], "a") as log:
+                log.write(reply.id + "\\n")
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+            scores.append(score(word, messages[-1]["content"]))
+        return sum(scores) / len(scores)
+'''
+
+CONFIG = f"""
+name: e2e
+model: tiny
+agent: recording_agent:Agent
+tasks: agentrl.agents.reverse:train_tasks
+steps: {STEPS}
+rollout: {{group_size: 8, max_concurrent_groups: 16}}
+trainer: {{groups_per_step: 12, max_staleness: 1, lr: 4.0e-4}}
+proxy: {{session_timeout_s: 60}}
+evaluation: {{tasks: "agentrl.agents.reverse:heldout_tasks", size: 48}}
+"""
+
+
+class Run:
+    """`agentrl train` as a child process, and its database."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.delivered = folder / "delivered.txt"
+        self.dir = folder / "runs" / "e2e"
+        (folder / "recording_agent.py").write_text(textwrap.dedent(AGENT))
+        (folder / "config.yaml").write_text(CONFIG)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *overrides: str) -> None:
+        env = os.environ | {"PYTHONPATH": str(self.folder), "DELIVERED": str(self.delivered)}
+        env.pop("AGENTRL_DATABASE_URL", None)
+        with (self.folder / "train.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "agentrl", "train", "config.yaml", *overrides],
+                cwd=self.folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def wait(self) -> int:
+        assert self.process is not None
+        status = self.process.wait(800)
+        if status:
+            print((self.folder / "train.log").read_text()[-4000:])
+            for log in (self.dir / "logs").glob("*.log"):
+                print(f"== {log.name}", log.read_text(errors="replace")[-2000:], sep="\n")
+        return status
+
+    def database(self) -> Database:
+        return Database(f"sqlite:///{self.dir}/agentrl.db")
+
+    def read(self, query: Callable[..., Any]) -> Any:
+        database = self.database()
+        try:
+            with database.read() as conn:
+                return query(conn, runs.by_name(conn, "e2e"))
+        finally:
+            database.close()
+
+    def until(self, condition: Callable[..., Any]) -> None:
+        assert self.process is not None
+        while not ((self.dir / "config.yaml").exists() and self.read(condition)):
+            assert self.process.poll() is None, f"the run ended early: {self.process.returncode}"
+            time.sleep(0.2)
+
+    def kill(self, part: str) -> None:
+        """SIGKILL the newest process of a part and everything below it; its guard is left to notice."""
+        started = self.read(
+            lambda conn, run: [
+                e.data["pid"] for e in events.of_run(conn, run.id, "part_started") if e.data["part"] == part
+            ]
+        )
+        guard = psutil.Process(started[-1])
+        assert Path(guard_file).name in " ".join(guard.cmdline())
+        for process in guard.children(recursive=True):
+            process.kill()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    run = Run(tmp_path)
+    yield run
+    run.stop()
+
+
+def test_a_run_learns_survives_kill_9_and_resumes(run: Run, tiny_model: Path) -> None:
+    run.start()
+    for step, part in [(2, "trainer"), (4, "proxy"), (6, "engine-0")]:
+        run.until(lambda conn, row, step=step: row.published_step >= step)
+        run.kill(part)
+    assert run.wait() == 0
+
+    summary = json.loads((run.dir / "summary.json").read_text())
+    assert summary["steps"] == STEPS
+    assert summary["eval_after"] > summary["eval_before"] + 0.05
+    assert summary["max_staleness_seen"] <= 1
+    assert summary["logprob_mismatch_mean_abs"] < 1e-4
+    assert (run.dir / "curve.png").stat().st_size > 1000
+    check_promises(run)
+    deaths = run.read(lambda conn, row: {e.data["part"] for e in events.of_run(conn, row.id, "part_died")})
+    assert deaths == {"trainer", "proxy", "engine-0"}
+
+    run.start(f"steps={STEPS + 2}")
+    assert run.wait() == 0
+    check_promises(run)
+    lineage = run.read(lambda conn, row: [(s.step, s.state) for s in steps.of_run(conn, row.id)])
+    assert lineage == [(n, "published") for n in range(1, STEPS + 3)]
+
+
+def check_promises(run: Run) -> None:
+    """No violated invariant, no delivered answer missing, no process left, training overlapped with sampling."""
+    broken, figures = run.read(lambda conn, row: (audit.violations(conn, row.id), audit.figures(conn, row.id)))
+    assert broken == []
+    assert figures["calls_during_training"] > 0
+    assert figures["forked_share"] < 0.2
+    assert figures["bridged"] > 0.3 * figures["calls"]
+    delivered = {line.removeprefix("chatcmpl-") for line in run.delivered.read_text().split()}
+    stored = run.read(
+        lambda conn, row: set(
+            conn.execute(select(interactions.c.id).where(interactions.c.status == "complete")).scalars()
+        )
+    )
+    assert delivered <= stored
+    assert run.read(lambda conn, row: conn.execute(select(rewards.c.id)).first())
+    urls = run.read(lambda conn, row: list(conn.execute(select(engines.c.url)).scalars()))
+    listening = {f"http://127.0.0.1:{c.laddr.port}" for c in psutil.net_connections("tcp") if c.status == "LISTEN"}
+    assert not listening & set(urls)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(run.dir) in " ".join(p.info["cmdline"] or [])]
