@@ -39,9 +39,9 @@ def main() -> int:
     pins = read_pins(LOCK.read_text())
     shared = CACHE / "envs" / key()
     try:
-        with locked(CACHE / "envs" / ".lock"):
+        with locked(CACHE / "envs" / ".lock") as lock:
             if not (shared / STAMP).exists():
-                build_shared(shared, pins)
+                build_shared(shared, pins, lock)
         linked = link_checkout(shared)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
@@ -70,8 +70,8 @@ def read_pins(text: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; say so when another setup has it."""
+def locked(path: Path) -> Iterator[int]:
+    """Hold an exclusive lock, on the descriptor that this yields; say so when another setup has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         try:
@@ -79,10 +79,10 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             print("setup: waiting for another setup to finish", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock.fileno()
 
 
-def build_shared(shared: Path, pins: list[str]) -> None:
+def build_shared(shared: Path, pins: list[str], lock: int) -> None:
     """Install every pin into a new environment; the stamp comes last."""
     if shared.exists():
         print("setup: an earlier setup was interrupted; starting over", flush=True)
@@ -96,7 +96,7 @@ def build_shared(shared: Path, pins: list[str]) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join([torch, *(pin for pin in pins if not pin.startswith("torch=="))]))
         file.flush()
-        install(python, ["--requirement", file.name, *index], shared, len(pins))
+        install(python, ["--requirement", file.name, *index], shared, len(pins), lock)
     (shared / STAMP).write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
 
 
@@ -122,14 +122,19 @@ def pip_report(python: str, pin: str) -> dict[str, Any] | None:
     return report
 
 
-def install(python: str, arguments: list[str], shared: Path, total: int) -> None:
-    """pip install with one counter in place of its output, which is shown if it fails."""
+def install(python: str, arguments: list[str], shared: Path, total: int, lock: int) -> None:
+    """pip install with one counter in place of its output, which is shown if it fails.
+
+    pip inherits the lock, so that it still holds should we be killed: nobody starts over beside a running pip.
+    """
     command = [python, "-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check"]
     site_packages = next((shared / "lib").glob("python*/site-packages"))
     log = shared / "install.log"
     counter = Counter(total)
     with log.open("w") as output:
-        process = subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*command, *arguments], stdout=output, stderr=subprocess.STDOUT, pass_fds=(lock,), stdin=subprocess.DEVNULL
+        )
         try:
             while process.poll() is None:
                 collected = re.findall(r"^Collecting (\S+?)==", log.read_text(errors="replace"), re.MULTILINE)
