@@ -54,9 +54,10 @@ def show_results(config: RunConfig, result: Json, console: Console) -> None:
     mismatch = result["logprob_mismatch_mean_abs"]
     console.print(
         f"{result['steps']} steps in {result['wall_s']:.0f} s, {result['trajectories_trained']} trajectories, "
-        f"{result['tokens_trained']} tokens trained, none older than {result['max_staleness_seen']} version(s)"
+        f"{result['tokens_trained']} tokens trained, at most {result['max_staleness_seen']} version(s) old"
         + (f"; engine and trainer differ by {mismatch:.1e} nats a token" if mismatch is not None else ""),
         highlight=False,
+        soft_wrap=True,
     )
     for name in ("summary.json", "curve.png", "agentrl.db", "config.yaml", "logs"):
         if (config.run_dir / name).exists():
