@@ -1,16 +1,18 @@
-"""Durable checkpoints: `checkpoints/step-000012/`, complete or absent.
+"""Durable checkpoints: `checkpoints/step-000012-STEP_ID/`, complete or absent.
 
     meta.json               what the step was: ids, version, trained trajectories, metrics, and the sizes of the files
     weights.safetensors     trained parameters, float32, Hugging Face names
     optimizer.safetensors   AdamW's moments
     rng.pt                  random states of every rank
 
-A checkpoint is written before its step is completed in the store, and holds all that completing it needs.
+A checkpoint is written before its step is completed in the store, and holds all that completing it needs. The step id
+in the name keeps an overtaken trainer from replacing what its successor wrote for the same step.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -74,7 +76,7 @@ def save(
     }
     states: list[Tensor | None] = [None] * world.size
     dist.all_gather_object(states, torch.get_rng_state())
-    folder = root / f"step-{record.step:06d}"
+    folder = root / f"step-{record.step:06d}-{record.step_id}"
     if world.leads:
         with atomic_folder(folder) as staging:
             save_file(weights, staging / "weights.safetensors")
@@ -88,12 +90,15 @@ def save(
     return Checkpoint(folder, record)
 
 
-def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest complete checkpoint, and a line about each newer one that had to be ignored."""
+def newest(root: Path, survives: Callable[[str], bool] = lambda _: True) -> tuple[Checkpoint | None, list[str]]:
+    """The newest complete checkpoint of a step that `survives(step_id)`, and a line about each newer one ignored."""
     ignored: list[str] = []
     for folder in reversed(_folders(root)):
         try:
-            return read(folder), ignored
+            found = read(folder)
+            if survives(found.record.step_id):
+                return found, ignored
+            ignored.append(f"ignoring checkpoint {folder}: its step was rolled back")
         except StoreError as error:
             ignored.append(f"ignoring checkpoint {folder}: {error}")
     return None, ignored

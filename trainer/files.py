@@ -46,5 +46,5 @@ def remove_all_but_newest(folders: list[Path], keep: int) -> None:
 
 def remove_leftovers(parent: Path) -> None:
     """Delete staging folders of a writer that died. Call only while nobody else writes here."""
-    for folder in parent.glob(".*-*"):
+    for folder in parent.glob(".*-*/"):
         shutil.rmtree(folder)

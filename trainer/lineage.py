@@ -40,6 +40,16 @@ class Lineage:
         with self.database.write() as conn:
             return steps.reconcile(conn, self.run_id, self.epoch, checkpoint_step_id)
 
+    def survives(self, step_id: str) -> bool:
+        """Whether a step is of this run and was not rolled back."""
+        with self.database.read() as conn:
+            return steps.survives(conn, self.run_id, step_id)
+
+    def check(self) -> None:
+        """Raise FencedError once a newer trainer has started."""
+        with self.database.write() as conn:
+            steps.check_epoch(conn, self.run_id, self.epoch)
+
     def is_stopping(self) -> bool:
         """Somebody asked the run to stop, or it failed elsewhere."""
         with self.database.read() as conn:

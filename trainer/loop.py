@@ -37,6 +37,7 @@ from agentrl.trainer import checkpoint, weights
 from agentrl.trainer.advantages import turn_advantages
 from agentrl.trainer.checkpoint import Checkpoint, StepRecord
 from agentrl.trainer.distributed import World
+from agentrl.trainer.files import remove_leftovers
 from agentrl.trainer.lineage import Lineage, batch_metrics, make_samples, trained_trajectories
 from agentrl.trainer.model import Policy, load_policy
 from agentrl.trainer.publish import Publisher
@@ -130,7 +131,9 @@ def resume(t: Trainer) -> None:
     """Bring store, checkpoint and engines to one step. Collective."""
     found: Checkpoint | None = None
     if t.lineage:
-        found, ignored = checkpoint.newest(t.checkpoints)
+        for folder in (t.checkpoints, t.weights):
+            remove_leftovers(folder)
+        found, ignored = checkpoint.newest(t.checkpoints, t.lineage.survives)
         for line in ignored:
             say(t, line)
         plan = t.lineage.reconcile(found.record.step_id if found else None)
@@ -212,6 +215,8 @@ def save(t: Trainer, record: StepRecord) -> tuple[Path, str, float]:
     """Checkpoint when it is due (or the last chance), and write what engines load. Collective."""
     start = time.time()
     due = record.step % t.config.trainer.checkpoint_every == 0 or record.step == t.config.steps
+    if t.lineage:
+        t.lineage.check()
     last_chance = t.stop.is_set() or (t.lineage is not None and t.lineage.is_stopping())
     if due or t.world.share(last_chance):
         saved = checkpoint.save(

@@ -34,6 +34,8 @@ def trainer(
 
     url, key = _required("AGENTRL_PROXY_URL"), _required("AGENTRL_ADMIN_KEY")
 
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads leave the cores to engines on the same machine
+
     from agentrl.launch.folder import database_url
     from agentrl.models import resolve_model
     from agentrl.store import Database

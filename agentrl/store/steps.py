@@ -213,6 +213,12 @@ def mark_published(conn: Connection, run_id: str, version: int) -> None:
     )
 
 
+def survives(conn: Connection, run_id: str, step_id: str) -> bool:
+    """Whether the step is of this run and of its surviving lineage."""
+    state = conn.execute(select(steps.c.state).where(steps.c.id == step_id, steps.c.run_id == run_id)).scalar()
+    return state is not None and state != StepState.ROLLED_BACK
+
+
 def of_run(conn: Connection, run_id: str) -> list[Row[Any]]:
     """The steps of the surviving lineage, in order."""
     return list(

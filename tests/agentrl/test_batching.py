@@ -63,6 +63,9 @@ def test_grids_keep_rows_in_width_and_area_in_budget(items: list[int], budget: i
         assert len(grid) == 1 or width * len(grid) <= budget
 
 
-@pytest.mark.parametrize(("items", "budget", "grids"), [([5, 3, 2], 10, [[[0], [1, 2]]]), ([5, 3, 3], 5, [[[0]], [[1]], [[2]]])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("items", "budget", "grids"),
+    [([5, 3, 2], 10, [[[0], [1, 2]]]), ([5, 3, 3], 5, [[[0]], [[1]], [[2]]])],
+)
 def test_first_fit_decreasing(items: list[int], budget: int, grids: list[list[list[int]]]) -> None:
     assert pack_grids(items, budget) == grids
