@@ -1,0 +1,101 @@
+"""`agentrl trainer` as a process: one rank and two, SIGTERM, fencing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from proxy_stub import ADMIN_KEY, PublishStub, make_run, play_groups
+from safetensors.torch import load_file
+from sqlalchemy import text
+
+from agentrl.models import resolve_model
+from agentrl.store import Database, runs, steps
+
+
+class Run:
+    """A run of two steps with one group each, whose trainer is started by the command line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database = Database(f"sqlite:///{folder}/store.db")
+        self.database.upgrade()
+        self.run_id = make_run(self.database, steps=2)
+        self.proxy = PublishStub(self.database, self.run_id)
+        self.folder = folder / "test"
+        self.config = folder / "run.yaml"
+        model = {"model": str(resolve_model("tiny")), "agent": "a:B", "tasks": "t", "name": "test", "steps": 2}
+        trainer = {"groups_per_step": 1, "lr": 1e-3, "threads": 1}
+        self.config.write_text(yaml.safe_dump(model | {"runs_dir": str(folder), "trainer": trainer}))
+
+    def start(self, *overrides: str) -> subprocess.Popen[str]:
+        """The command."""
+        env = os.environ | {
+            "AGENTRL_DATABASE_URL": self.database.url,
+            "AGENTRL_PROXY_URL": self.proxy.url,
+            "AGENTRL_ADMIN_KEY": ADMIN_KEY,
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "agentrl", "trainer", "--config", str(self.config), *overrides],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    r = Run(tmp_path)
+    with r.proxy:
+        yield r
+    r.database.close()
+
+
+def test_two_ranks_train_a_run_to_its_end(run: Run) -> None:
+    play_groups(run.database, run.run_id, 2)
+    process = run.start("trainer.ranks=2")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "step 2/2" in out
+    with run.database.read() as conn:
+        assert [s.state for s in steps.of_run(conn, run.run_id)] == ["published", "published"]
+        assert runs.get(conn, run.run_id).status == "finished"
+    assert load_file(run.folder / "model" / "model.safetensors")
+
+
+def test_sigterm_while_waiting_ends_cleanly_and_a_restart_goes_on(run: Run) -> None:
+    play_groups(run.database, run.run_id, 1)
+    process = run.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 1/2"):
+            break
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    play_groups(run.database, run.run_id, 1, seed=1, version=1)
+    process = run.start()
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "resuming after step 1, version 1" in out
+    with run.database.read() as conn:
+        counts = conn.execute(text("SELECT count(*), count(DISTINCT trajectory_id) FROM step_trajectories")).one()
+    assert tuple(counts) == (6, 6)
+
+
+def test_an_overtaken_trainer_exits_with_status_3(run: Run) -> None:
+    process = run.start()
+    while True:  # until it has begun its epoch; the process ends by itself if it cannot
+        with run.database.read() as conn:
+            if runs.get(conn, run.run_id).trainer_epoch == 1:
+                break
+        assert process.poll() is None, process.communicate()
+    with run.database.write() as conn:
+        steps.begin_epoch(conn, run.run_id)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 3
+    assert "epoch 1 is over: epoch 2 has started" in err
+    assert "Traceback" not in err
