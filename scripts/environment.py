@@ -130,6 +130,7 @@ def install(python: str, arguments: list[str], shared: Path, total: int, lock: i
     command = [python, "-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check"]
     site_packages = next((shared / "lib").glob("python*/site-packages"))
     log = shared / "install.log"
+    n_before = sum(1 for _ in site_packages.glob("*.dist-info"))  # pip's own
     counter = Counter(total)
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -137,9 +138,12 @@ def install(python: str, arguments: list[str], shared: Path, total: int, lock: i
         )
         try:
             while process.poll() is None:
-                collected = re.findall(r"^Collecting (\S+?)==", log.read_text(errors="replace"), re.MULTILINE)
-                installed = sum(1 for _ in site_packages.glob("*.dist-info")) - 2  # pip and setuptools of the venv
-                counter.show(len(collected), max(installed, 0), collected[-1] if collected else "")
+                text = log.read_text(errors="replace")
+                collected = re.findall(r"^(?:Collecting|Processing) .*?([\w.-]+?)[=-]+\d", text, re.MULTILINE)
+                if "\nInstalling collected packages" in text:
+                    counter.show("installing", sum(1 for _ in site_packages.glob("*.dist-info")) - n_before)
+                elif collected:
+                    counter.show("downloading", len(collected), collected[-1])
                 time.sleep(0.3)
         except KeyboardInterrupt:
             process.wait()
@@ -151,18 +155,15 @@ def install(python: str, arguments: list[str], shared: Path, total: int, lock: i
 
 
 class Counter:
-    """`setup: downloading 45/127 scipy`, in place on a terminal, else now and then on a new line."""
+    """`setup: downloading 45/127 jinja2`, in place on a terminal, else now and then on a new line."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._shown = ""
         self._shown_at = time.monotonic()
 
-    def show(self, collected: int, installed: int, name: str) -> None:
-        if installed and collected >= self._total:
-            text = f"setup: installing {min(installed, self._total)}/{self._total}"
-        else:
-            text = f"setup: downloading {collected}/{self._total} {name}"
+    def show(self, doing: str, done: int, name: str = "") -> None:
+        text = f"setup: {doing} {done}/{self._total} {name}"
         if sys.stdout.isatty():
             print(f"\r\x1b[K{text}", end="", flush=True)
         elif text != self._shown and time.monotonic() - self._shown_at > 10:
