@@ -23,6 +23,6 @@ lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
 bench: setup  ## Measure the proxy's cost per call; results go to benchmarks/results
-	@$(PY) -m benchmarks
+	@$(PY) benchmarks/proxy.py --out benchmarks/results/proxy.json
 
 .PHONY: help setup demo demo-quick test lint bench

@@ -21,11 +21,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 from sqlalchemy.dialects import postgresql, sqlite
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -39,7 +40,7 @@ from agentrl.proxy.dialects import openai_chat
 from agentrl.proxy.pool import Engine, EnginePool
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.tree import TreeCache
-from agentrl.rendering import load_renderer
+from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, interactions, runs, sessions
 from agentrl.tables import engines
 
@@ -59,11 +60,16 @@ class Settings:
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The ASGI app. Everything that can fail (database, model folder) fails at start-up, in the lifespan."""
+    """The ASGI app. What can be wrong with the settings raises UserError or StoreError here, before anything serves."""
+    database = Database(settings.database_url)
+    database.require_current()
+    with database.read() as conn:
+        run = runs.by_name(conn, settings.run_name)
+    renderer = load_renderer(Path(run.base_model))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with _running(settings) as state:
+        async with _running(settings, database, run, renderer) as state:
             app.state.proxy = state
             yield
 
@@ -81,11 +87,9 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def _running(settings: Settings) -> AsyncIterator[ProxyState]:
-    database = Database(settings.database_url)
-    database.require_current()
-    with database.read() as conn:
-        run = runs.by_name(conn, settings.run_name)
+async def _running(
+    settings: Settings, database: Database, run: Row[Any], renderer: Renderer
+) -> AsyncIterator[ProxyState]:
     config = RunConfig.model_validate(run.config)
     limits = limits_of(config)
 
@@ -106,7 +110,7 @@ async def _running(settings: Settings) -> AsyncIterator[ProxyState]:
         pool = EnginePool(clients, version=run.current_version, weights=weights, changed=changed)
         state = ProxyState(
             database=database, run_id=run.id, run_name=run.name, admin_key=settings.admin_key,
-            run_key_hash=run.key_hash, replica=settings.replica, renderer=load_renderer(Path(run.base_model)),
+            run_key_hash=run.key_hash, replica=settings.replica, renderer=renderer,
             pool=pool, limits=limits, sampling=config.rollout.sampling.model_dump(exclude_none=True),
             base_model=run.base_model, request_timeout_s=config.proxy.request_timeout_s,
             max_body_bytes=config.proxy.max_body_bytes, trees=TreeCache(load_tree),

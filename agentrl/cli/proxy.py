@@ -40,6 +40,7 @@ def proxy(
     from agentrl.proxy.app import Settings, create_app
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     port = listener.getsockname()[1]
     settings = Settings(
         database_url=database_url, run_name=run, engine_urls=engine, admin_key=admin_key, replica=f"{host}:{port}"

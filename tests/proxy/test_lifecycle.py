@@ -212,6 +212,6 @@ def test_monitoring_needs_a_run_key(proxy):
 
 
 def test_an_engine_that_dies_leaves_the_pool(proxy, fake_engine: FakeEngine, until):
-    until(lambda: proxy.get("/api/engines")[0]["state"] == "serving")
+    until(lambda: [e["state"] for e in proxy.get("/api/engines")] == ["serving"])
     fake_engine.stop()
     until(lambda: proxy.get("/api/engines")[0]["state"] == "dead")

@@ -1,0 +1,142 @@
+"""What recording costs: CPU per call of the proxy, fully durable, in front of a fake engine that answers at once.
+
+    python benchmarks/proxy.py --out benchmarks/results/proxy.json
+
+Each call has 200 prompt characters and 64 output tokens with logprobs, on a session of its own. Rounds of the variants
+are interleaved; a figure is the median over rounds of the proxy process's CPU time divided by its calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+import psutil
+
+from agentrl.config import RunConfig
+from agentrl.engine.server import free_port
+from agentrl.models import resolve_model
+from agentrl.store import Database, runs
+from agentrl.testing import FakeEngine
+
+OUTPUT = [100, *range(70, 132), 2]
+RUN = {"Authorization": "Bearer run-key"}
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each variant (default 5)")
+    parser.add_argument("--calls", type=int, default=256, help="calls of one round (default 256)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, FakeEngine(lambda ids, params: OUTPUT) as engine:
+        figures = asyncio.run(measure(Path(folder), engine, options.rounds, options.calls))
+    report = {
+        "benchmark": "proxy",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"cores": os.cpu_count(), "cpu": platform.processor() or platform.machine()},
+        "versions": {name: version(name) for name in ("agentrl", "fastapi", "uvicorn", "sqlalchemy", "aiohttp")},
+        "figures": figures,
+    }
+    for figure in figures:
+        print(f"{figure['name']:<36} {figure['value']:8.2f} {figure['unit']}  ×{figure['ratio']:.2f}")
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+async def measure(folder: Path, engine: FakeEngine, rounds: int, calls: int) -> list[dict[str, Any]]:
+    """CPU per call at 1, 8 and 32 calls in flight, whole and streamed."""
+    port = free_port()
+    url, proxy = f"http://127.0.0.1:{port}", start_proxy(folder, engine.url, port)
+    variants = [(n, stream) for n in (1, 8, 32) for stream in (False, True)]
+    samples: dict[tuple[int, bool], list[float]] = {variant: [] for variant in variants}
+    try:
+        async with aiohttp.ClientSession() as http:
+            await until_healthy(http, url, proxy)
+            for round_ in range(rounds + 1):
+                for variant in variants:
+                    cost = await one_round(http, url, proxy, *variant, calls)
+                    if round_:  # the first round warms up
+                        samples[variant].append(cost)
+    finally:
+        proxy.terminate()
+        proxy.wait(20)
+    base = median(samples[1, False])
+    return [
+        {
+            "name": f"cpu_per_call/agentrl/c{n}{'/stream' if stream else ''}",
+            "value": median(costs), "unit": "ms", "ratio_to": "cpu_per_call/agentrl/c1",
+            "ratio": median(costs) / base, "min": min(costs), "max": max(costs), "rounds": rounds,
+        }
+        for (n, stream), costs in samples.items()
+    ]  # fmt: skip
+
+
+def start_proxy(folder: Path, engine_url: str, port: int) -> subprocess.Popen[bytes]:
+    """The real command, on a database of its own."""
+    config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
+    model = resolve_model("tiny")
+    database = Database(f"sqlite:///{folder}/bench.db")
+    database.upgrade()
+    with database.write() as conn:
+        runs.create(
+            conn, name="bench", config=config.model_dump(mode="json"), task_data=[{}], base_model=str(model),
+            key="run-key", seed=0, steps=1,
+        )  # fmt: skip
+    database.close()
+    argv = ["proxy", "--run", "bench", "--engine", engine_url, "--port", str(port), "--log-level", "warning"]
+    env = os.environ | {"AGENTRL_DATABASE_URL": database.url, "AGENTRL_ADMIN_KEY": "admin-key"}
+    return subprocess.Popen([sys.executable, "-m", "agentrl", *argv], env=env, stdout=subprocess.DEVNULL)
+
+
+async def until_healthy(http: aiohttp.ClientSession, url: str, proxy: subprocess.Popen[bytes]) -> None:
+    """Wait for the proxy's first answer."""
+    while proxy.poll() is None:
+        try:
+            async with http.get(f"{url}/health"):
+                return
+        except aiohttp.ClientConnectionError:
+            await asyncio.sleep(0.1)
+    raise SystemExit(f"the proxy ended with status {proxy.returncode}")
+
+
+async def one_round(
+    http: aiohttp.ClientSession, url: str, proxy: subprocess.Popen[bytes], in_flight: int, stream: bool, calls: int
+) -> float:
+    """CPU milliseconds of the proxy per call."""
+    opened = []
+    for _ in range(in_flight):
+        async with http.post(f"{url}/groups", json={"is_eval": True, "task": {}}, headers=RUN) as answer:
+            opened.append((await answer.json())["sessions"][0])
+    body = {"messages": [{"role": "user", "content": "abcde" * 40}], "max_tokens": 64, "stream": stream}
+    process = psutil.Process(proxy.pid)
+
+    async def worker(session: dict[str, Any]) -> None:
+        headers = {"Authorization": f"Bearer {session['api_key']}"}
+        for _ in range(calls // in_flight):
+            async with http.post(f"{session['base_url']}/chat/completions", json=body, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+
+    before = process.cpu_times()
+    await asyncio.gather(*(worker(session) for session in opened))
+    after = process.cpu_times()
+    used = (after.user + after.system) - (before.user + before.system)
+    return 1000 * used / (calls // in_flight * in_flight)
+
+
+if __name__ == "__main__":
+    main()
