@@ -57,12 +57,15 @@ EXAMPLE: list[dict[str, Any]] = [
 class CalculatorAgent:
     """Two turns: the model writes the call, a real calculator answers, the model reports the result."""
 
+    def __init__(self, call_tokens: int = 12, answer_tokens: int = 8) -> None:
+        self.call_tokens, self.answer_tokens = call_tokens, answer_tokens
+
     async def run(self, data: dict[str, Any], **extra: Any) -> float:
         """Answer `data["question"]`; the reward is `score`'s."""
         client = AsyncOpenAI(base_url=extra["base_url"], api_key=extra["api_key"], http_client=extra["http_client"])
         messages: list[Any] = [*EXAMPLE, {"role": "user", "content": data["question"]}]
-        tools: Any = [TOOL]
-        first = await client.chat.completions.create(model="default", messages=messages, tools=tools, max_tokens=12)
+        request: Any = {"model": "default", "messages": messages, "tools": [TOOL]}
+        first = await client.chat.completions.create(**request, max_tokens=self.call_tokens)
         message = first.choices[0].message
         calls = [call for call in message.tool_calls or [] if call.type == "function" and call.function.name == "calc"]
         if not calls:
@@ -76,7 +79,7 @@ class CalculatorAgent:
                 for call in message.tool_calls or []
             ),
         ]
-        second = await client.chat.completions.create(model="default", messages=messages, tools=tools, max_tokens=8)
+        second = await client.chat.completions.create(**request, max_tokens=self.answer_tokens)
         return score(data, expression, result, second.choices[0].message.content or "")
 
 

@@ -41,8 +41,9 @@ def free_name(base: str, seed: int, runs_dir: Path) -> str:
 
 def show_results(config: RunConfig, result: Json, console: Console) -> None:
     """Print what a finished run learned and where its files are."""
-    console.print(before_after(result))
-    if result["rewards"]:
+    if any(result["evaluations"].values()):
+        console.print(before_after(result))
+    if len(result["rewards"]) > 1:
         console.print(curve.as_text(result["rewards"]), markup=False, highlight=False)
     database = Database(folder.database_url(config))
     try:
@@ -59,7 +60,7 @@ def show_results(config: RunConfig, result: Json, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    for name in ("summary.json", "curve.png", "agentrl.db", "config.yaml", "logs"):
+    for name in ("summary.json", "curve.png", "agentrl.db", "config.yaml", "model", "logs"):
         if (config.run_dir / name).exists():
             console.print(f"  {config.run_dir / name}", highlight=False, soft_wrap=True)
 
