@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.config import RunConfig
+from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError, UserError
 from agentrl.schemas import Json
 
@@ -65,7 +65,7 @@ def write_config(config: RunConfig, path: Path) -> None:
 
 def check_resume(old: Json, new: RunConfig) -> None:
     """Raise ConfigError, naming the key, when a resumed run would compute something else. Steps may only grow."""
-    before, after = _flat(RunConfig.model_validate(old)), _flat(new)
+    before, after = _flat(parse_config(old)), _flat(new)
     for key in sorted(before.keys() | after.keys()):
         changed = before.get(key) != after.get(key)
         if changed and not any(key == free or key.startswith(f"{free}.") for free in CHANGEABLE):
