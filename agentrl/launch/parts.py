@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ def _part(plan: Plan, name: str, argv: list[str], done: Callable[[], bool] = lam
         "AGENTRL_RUN_KEY": plan.run_key,
         "AGENTRL_PROXY_URL": plan.proxy_url,
         "PYTHONUNBUFFERED": "1",
+        # Trainer and engine share the cores: threads that spin while they wait would take them from each other.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
     return Part(name=name, argv=[sys.executable, "-m", "agentrl", *argv], env=env, log_file=_log(plan, name), done=done)
 
