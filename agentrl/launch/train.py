@@ -19,6 +19,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from sqlalchemy import delete
 
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, EngineUnavailable
@@ -31,6 +32,7 @@ from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.evaluate import settings_of
 from agentrl.schemas import Json
 from agentrl.store import Database, events, runs
+from agentrl.tables import engines
 
 POLL_S = 1.0
 STOPPED = "stopped"
@@ -87,6 +89,7 @@ def open_run(database: Database, plan: Plan) -> tuple[str, str]:
         if existing is not None:
             folder.check_resume(existing.config, config)
             runs.reopen(conn, existing.id, key=plan.run_key, config=stored, steps=config.steps)
+            conn.execute(delete(engines).where(engines.c.run_id == existing.id))  # those of the last time are gone
             return existing.id, runs.get(conn, existing.id).status
         run_id = runs.create(
             conn,

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from sqlalchemy import insert, select
 
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import UserError
 from agentrl.launch import parts
-from agentrl.launch.train import train
+from agentrl.launch.parts import Plan
+from agentrl.launch.train import open_run, train
+from agentrl.store import Database, runs
+from agentrl.tables import engines
 
 BASE: dict[str, Any] = {
     "name": "r",
@@ -71,3 +75,26 @@ def test_ports_are_distinct_and_none_is_opened_for_engines_that_already_run(tmp_
     proxy, engines = parts.choose_ports(config(tmp_path, model, engine={"count": 3}))
     assert len({proxy, *engines}) == 4
     assert parts.choose_ports(config(tmp_path, model, engine={"urls": ["http://e"]}))[1] == ()
+
+
+def test_a_run_is_created_once_and_reopened_without_the_engines_of_the_last_time(tmp_path: Path, model: Path) -> None:
+    def plan(**changes: Any) -> Plan:
+        run = config(tmp_path, model, steps=3, **changes)
+        return Plan(
+            config=run, model=model, database_url=url, admin_key="a", run_key="r", proxy_port=1, engine_ports=(2,)
+        )
+
+    url = f"sqlite:///{tmp_path}/agentrl.db"
+    database = Database(url)
+    database.upgrade()
+    run_id, status = open_run(database, plan())
+    assert status == "running"
+    with database.write() as conn:
+        conn.execute(insert(engines).values(run_id=run_id, url="http://gone", state="serving", last_seen_at=0.0))
+        runs.set_status(conn, run_id, "paused")
+    assert open_run(database, plan()) == (run_id, "running")
+    with database.read() as conn:
+        assert conn.execute(select(engines)).all() == []
+    with pytest.raises(UserError, match="seed=0, not 5"):
+        open_run(database, plan(seed=5))
+    database.close()
