@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from agentrl.trainer.onednn import linear
+
 CHUNK = 256
 """Predictions whose (C, V) logits exist at once."""
 
@@ -29,7 +31,7 @@ def token_logprobs(
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperatures_C: Tensor) -> Tensor:
-    return (hidden_CH @ weight_VH.T).float().div_(temperatures_C[:, None])
+    return linear(hidden_CH, weight_VH).float().div_(temperatures_C[:, None])
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -56,7 +58,7 @@ class _FrozenHead(torch.autograd.Function):
             p_CV = log_p_CV.exp()
             entropy_P[part] = -torch.linalg.vecdot(p_CV, log_p_CV)
             if slope_PH is not None:
-                mean_CH = p_CV.to(weight_VH.dtype) @ weight_VH
+                mean_CH = linear(p_CV.to(weight_VH.dtype), weight_VH.t())
                 slope_PH[part] = (weight_VH[targets_P[part]] - mean_CH) / temperatures_P[part, None]
         if slope_PH is not None:
             ctx.save_for_backward(slope_PH)

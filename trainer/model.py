@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from agentrl.errors import ModelFolderError
-from agentrl.trainer import attention
+from agentrl.trainer import attention, onednn
 from agentrl.trainer.attention import Rows, tree_mask
 from agentrl.trainer.head import token_logprobs
 from agentrl.trainer.packing import Microbatch
@@ -70,6 +70,8 @@ def load_policy(
     blocks = _blocks(lm)
     if train_layers is not None:
         _freeze_all_but_top(lm, blocks, train_layers)
+    if mesh.device_type == "cpu":
+        onednn.adopt(lm)
     policy = Policy(lm)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     # One rank owns everything anyway: gathering again for the backward would only copy.
