@@ -125,7 +125,7 @@ class TrainerConfig(Section):
     threads: NonNegative = 0
     """CPU threads per rank; 0 leaves torch's choice."""
     checkpoint_every: Positive = 1
-    """Steps between durable checkpoints; a step becomes trained in the store with its checkpoint."""
+    """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """Newest checkpoints kept on disk."""
 
