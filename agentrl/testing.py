@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -59,7 +60,8 @@ class FakeEngine:
     """Serves from `with` or `start()` until `stop()`, in a thread of its own, on 127.0.0.1.
 
     `requests` holds the bodies of `/generate`, `calls` every other POST as (path, body), `disconnected` the rids whose
-    client went away, all in the order of their arrival.
+    client went away, all in the order of their arrival; `running` the rids under way, `holding` counts the replies
+    that wait at their `hold_after`.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class FakeEngine:
         self.calls: list[tuple[str, Json]] = []
         self.disconnected: list[str] = []
         self.running: set[str] = set()
+        self.holding = 0
         self._aborted: set[str] = set()
         self._replies: deque[Reply] = deque()
         self._released = 0
@@ -115,6 +118,12 @@ class FakeEngine:
         """Let one reply that waits at its `hold_after` go on (or the next one that gets there)."""
         self._released += 1
         self._wake()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds, for example `lambda: engine.holding == 1`; fails after 10 s."""
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110  the engine lives in another thread
+                await asyncio.sleep(0.001)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -147,17 +156,19 @@ class FakeEngine:
     def _serve(self, started: threading.Event) -> None:
         loop = asyncio.new_event_loop()
         self._loop = loop
-        runner = web.AppRunner(self._app(), handler_cancellation=True, shutdown_timeout=0, access_log=None)
+        runner = web.AppRunner(self._app(), handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
         loop.run_until_complete(runner.setup())
         site = web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True)
         loop.run_until_complete(site.start())
         self.port = runner.addresses[0][1]
         started.set()
         loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        for task in asyncio.all_tasks(loop):
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
             task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks))
+        loop.run_until_complete(runner.cleanup())
         loop.close()
 
     def _app(self) -> web.Application:
@@ -284,7 +295,11 @@ class FakeEngine:
         """Wait while paused, and for `release` where the reply holds; an abort ends both waits."""
         async with self._changed:
             if holding:
-                await self._changed.wait_for(lambda: self._released > 0 or rid in self._aborted)
+                self.holding += 1
+                try:
+                    await self._changed.wait_for(lambda: self._released > 0 or rid in self._aborted)
+                finally:
+                    self.holding -= 1
                 self._released -= rid not in self._aborted
             await self._changed.wait_for(lambda: not self.paused or rid in self._aborted)
 
@@ -359,8 +374,7 @@ class _Running:
 def spans_of(labels: Sequence[str]) -> list[Json]:
     """["0", "0", "1"] → [{"version": "0", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}]."""
     starts = [i for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
-    ends = [*starts[1:], len(labels)]
-    return [{"version": labels[s], "start": s, "end": e} for s, e in zip(starts, ends, strict=True) if e > s]
+    return [{"version": labels[s], "start": s, "end": e} for s, e in pairwise([*starts, len(labels)])]
 
 
 def _missing(folder: str) -> str | None:

@@ -1,0 +1,91 @@
+"""What the client makes of engines that misbehave: every way to fail is one of three errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from agentrl.engine.client import Chunk, EngineClient, Health
+from agentrl.engine.server import free_port
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
+from agentrl.testing import FakeEngine, Omission, Reply
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def sample(client: EngineClient, **more: str) -> list[Chunk]:
+    params = {"max_new_tokens": 8}
+    return [chunk async for chunk in client.generate(rid="r" * 32, input_ids=[1, 2], sampling_params=params, **more)]
+
+
+async def test_nobody_there(http: aiohttp.ClientSession) -> None:
+    client = EngineClient(f"http://127.0.0.1:{free_port()}", http)
+    assert await client.health() is Health.DEAD
+    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1"):
+        await sample(client)
+
+
+async def test_a_connection_that_breaks_gives_the_tokens_before(
+    http: aiohttp.ClientSession, fake_engine: FakeEngine
+) -> None:
+    fake_engine.enqueue(Reply([5, 6, 7], drop_after=2))
+    stream = EngineClient(fake_engine.url, http).generate(rid="r" * 32, input_ids=[1], sampling_params={})
+    assert (await anext(stream)).output_ids == [5]
+    assert (await anext(stream)).output_ids == [6]
+    with pytest.raises(EngineUnavailable):
+        await anext(stream)
+
+
+@pytest.mark.parametrize("omission", ["output_ids", "output_token_logprobs", "weight_versions", "finish_reason"])
+async def test_an_answer_that_lacks_something_fails(
+    http: aiohttp.ClientSession, fake_engine: FakeEngine, omission: Omission
+) -> None:
+    fake_engine.enqueue(Reply([5, 6], omit=frozenset({omission})))
+    with pytest.raises(EngineError):
+        await sample(EngineClient(fake_engine.url, http))
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, EngineRejected), (500, EngineError), (503, EngineError)])
+async def test_statuses_are_told_apart_and_the_message_is_kept(
+    http: aiohttp.ClientSession, fake_engine: FakeEngine, status: int, kind: type[EngineError]
+) -> None:
+    fake_engine.enqueue(Reply(status=status, error="no room"))
+    with pytest.raises(kind, match="no room") as caught:
+        await sample(EngineClient(fake_engine.url, http))
+    assert type(caught.value) is kind
+
+
+async def test_a_label_that_is_no_number_fails(http: aiohttp.ClientSession, fake_engine: FakeEngine) -> None:
+    fake_engine.version = "default"
+    client = EngineClient(fake_engine.url, http)
+    assert (await client.model_info()).version == "default"
+    with pytest.raises(EngineError, match="--weight-version 0"):
+        await sample(client)
+
+
+async def test_an_older_server_is_asked_in_the_older_way(http: aiohttp.ClientSession) -> None:
+    with FakeEngine(has_ready=False) as engine:
+        client = EngineClient(engine.url, http)
+        assert await client.health() is Health.SERVING
+        await client.pause()
+        assert await client.health() is Health.PAUSED
+    assert await client.health() is Health.DEAD
+
+
+async def test_the_routing_key_travels_as_a_header(http: aiohttp.ClientSession, fake_engine: FakeEngine) -> None:
+    await sample(EngineClient(fake_engine.url, http), routing_key="session-7")
+    assert fake_engine.headers[0]["X-SMG-Routing-Key"] == "session-7"
+
+
+async def test_closing_the_generator_hangs_up(http: aiohttp.ClientSession, fake_engine: FakeEngine) -> None:
+    fake_engine.enqueue(Reply([5, 6, 7], hold_after=1))
+    stream = EngineClient(fake_engine.url, http).generate(rid="r" * 32, input_ids=[1], sampling_params={})
+    assert (await anext(stream)).output_ids == [5]
+    await stream.aclose()
+    await fake_engine.until(lambda: fake_engine.disconnected == ["r" * 32])
