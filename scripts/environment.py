@@ -3,7 +3,7 @@
     ~/.cache/agentrl/envs/KEY/    a venv with every pin of requirements/cpu.lock; KEY is a hash of lock, Python, machine
     .venv/                        a light venv: a .pth file that adds the shared packages, agentrl itself editable
 
-The shared environment counts only with its stamp file, which is written last; one without it is built anew.
+The shared environment counts only with its stamp file, which is written last; without it, it is built anew.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def build_shared(shared: Path, pins: list[str], lock: int) -> None:
         file.write("\n".join([torch, *(pin for pin in pins if not pin.startswith("torch=="))]))
         file.flush()
         install(python, ["--requirement", file.name, *index], shared, len(pins), lock)
+    compile_all(python, shared)
     (shared / STAMP).write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
 
 
@@ -152,6 +153,13 @@ def install(python: str, arguments: list[str], shared: Path, total: int, lock: i
     if process.returncode != 0:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line and "is ignored" not in line]
         raise SetupError("pip failed:\n  " + "\n  ".join(lines[-12:]) + f"\n(all of it: {log})")
+
+
+def compile_all(python: str, shared: Path) -> None:
+    """Write byte code with all cores: pip would use one, and the first start of SGLang would take minutes without."""
+    print("setup: compiling", flush=True)
+    command = [python, "-m", "compileall", "-q", "-j", "0", "-x", "/tests?/", str(shared / "lib")]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # a few packages ship files of other Pythons
 
 
 class Counter:
