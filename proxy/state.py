@@ -55,5 +55,8 @@ class ProxyState:
 
     def forget(self, session_id: str) -> None:
         """Drop what is cached about a session that ended."""
-        self.sessions.pop(session_id, None)
+        row = self.sessions.pop(session_id, None)
+        if row is not None:
+            self.session_keys.pop(row.key_hash, None)
         self.trees.forget(session_id)
+        self.pool.forget(session_id)
