@@ -17,8 +17,8 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,11 @@ def create_app(settings: Settings) -> FastAPI:
             app.state.proxy = state
             yield
 
+    return routes(lifespan)
+
+
+def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
+    """Every route and error handler, over whatever `lifespan` puts into `app.state.proxy`."""
     app = FastAPI(title="agentrl proxy", version=__version__, lifespan=lifespan)
     app.include_router(lifecycle.router)
     app.include_router(monitoring.router)
