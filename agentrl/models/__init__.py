@@ -50,7 +50,9 @@ def make_model(name: str, out: Path) -> Path:
         try:
             _builder(name)(staging)
             check_model_folder(staging)
-            staging.chmod(0o755)
+            staging.chmod(0o755)  # other users of the cache may read it
+            for file in staging.iterdir():
+                file.chmod(0o644)
             staging.rename(out)
         finally:
             shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,43 @@
+"""`agentrl engine` and `agentrl model`: what they refuse, in one line, and what they print."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def agentrl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "agentrl", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model", "tinny"], "did you mean 'tiny'"),
+        (["engine", "--model", "/absent", "--port", "0"], "/absent does not exist"),
+        (["engine", "--model", "smollm", "--port", "0"], "did you mean 'smollm2'"),
+        (["engine", "--model", "tiny", "--port", "0", "--version", "3"], "--weights and --version go together"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
+    done = agentrl(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = agentrl("engine", "--model", "tiny", "--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr == f"agentrl: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_model_prints_the_folder(tiny_model: Path) -> None:
+    done = agentrl("model", "tiny")
+    assert (done.returncode, done.stdout) == (0, f"{tiny_model}\n")

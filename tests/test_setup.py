@@ -1,0 +1,60 @@
+"""scripts/environment.py: which torch it takes, and what makes it build anew."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "environment.py"
+
+
+@pytest.fixture
+def environment() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("environment", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def report(version: str) -> dict[str, Any]:
+    return {"install": [{"metadata": {"version": version}}]}
+
+
+@pytest.mark.parametrize("offer", [report("2.13.0"), report("2.13.0+cu130"), None])
+def test_a_cuda_build_is_never_taken(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], offer: Any
+) -> None:
+    monkeypatch.setattr(environment, "pip_report", lambda python, pin: offer)
+    monkeypatch.setattr(environment.sys, "platform", "linux")
+    torch, options = environment.choose_torch("python", "torch==2.13.0")
+    assert torch == "torch==2.13.0+cpu"
+    assert options == ["--extra-index-url", environment.TORCH_CPU_INDEX]
+    assert "200 MB" in capsys.readouterr().out  # said before it is downloaded
+
+
+def test_the_cpu_build_that_pip_is_configured_for_is_taken(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "pip_report", lambda python, pin: report("2.13.0+cpu"))
+    assert environment.choose_torch("python", "torch==2.13.0") == ("torch==2.13.0+cpu", [])
+
+
+def test_another_lock_is_another_environment(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = environment.key()
+    changed = tmp_path / "cpu.lock"
+    changed.write_text(environment.LOCK.read_text() + "one-more==1\n")
+    monkeypatch.setattr(environment, "LOCK", changed)
+    assert environment.key() != before
+
+
+def test_pins_are_read_without_comments(environment: ModuleType) -> None:
+    assert environment.read_pins("# head\na==1  # why\n\nb==2\n") == ["a==1", "b==2"]
+    assert all("==" in pin for pin in environment.read_pins(environment.LOCK.read_text()))
