@@ -117,8 +117,8 @@ async def _running(
             database=database, run_id=run.id, run_name=run.name, admin_key=settings.admin_key,
             run_key_hash=run.key_hash, replica=settings.replica, renderer=renderer,
             pool=pool, limits=limits, sampling=config.rollout.sampling.model_dump(exclude_none=True),
-            base_model=run.base_model, request_timeout_s=config.proxy.request_timeout_s,
-            max_body_bytes=config.proxy.max_body_bytes, trees=TreeCache(load_tree),
+            request_timeout_s=config.proxy.request_timeout_s, max_body_bytes=config.proxy.max_body_bytes,
+            trees=TreeCache(load_tree),
         )  # fmt: skip
         lost = await state.write(interactions.declare_lost, settings.replica)
         if lost:

@@ -33,7 +33,6 @@ class ProxyState:
     pool: EnginePool
     limits: Limits
     sampling: Json  # forced on training sessions
-    base_model: str
     request_timeout_s: float
     max_body_bytes: int
     trees: TreeCache

@@ -68,11 +68,6 @@ class Database:
                 self._writer = GroupCommitWriter(self)
         return self._writer.submit(unit, *args, **kwargs)
 
-    @property
-    def queued(self) -> int:
-        """Units of work that wait for the writer."""
-        return self._writer.queued if self._writer else 0
-
     def upgrade(self) -> None:
         """Bring the schema to the newest revision; several processes may call it at once."""
         with self.write() as conn:
@@ -108,11 +103,6 @@ class GroupCommitWriter:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[Connection], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="agentrl-store-writer", daemon=True)
         self._thread.start()
-
-    @property
-    def queued(self) -> int:
-        """Units that wait."""
-        return self._queue.qsize()
 
     def submit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
         """Queue a unit of work."""
