@@ -1,18 +1,51 @@
-"""Fixtures that every test may use: two models, a fake engine, and one real SGLang server per test session."""
+"""Fixtures that every test may use: databases, two models, a fake engine, one real SGLang server per test session."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # for `import databases` and `import postgres`
+
+from databases import KINDS, Databases
+
 from agentrl.engine.client import EngineClient
 from agentrl.engine.server import EngineSpec, Server, free_port, launch
 from agentrl.models import resolve_model
 from agentrl.testing import FakeEngine
+
+
+@pytest.fixture(scope="session")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    """Makes and drops databases; for tests that need several, or one kind only."""
+    made = Databases(tmp_path_factory.mktemp("databases"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=KINDS)
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """`sqlite`, then `postgresql`: a test with any of the fixtures below runs once on each."""
+    return str(request.param)
+
+
+@pytest.fixture
+def empty_database_url(databases: Databases, database_kind: str) -> Iterator[str]:
+    """URL of a database without tables."""
+    with databases.lent(database_kind, migrated=False) as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(databases: Databases, database_kind: str) -> Iterator[str]:
+    """URL of a database at the newest revision."""
+    with databases.lent(database_kind) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""Databases built by Alembic, and the smallest run."""
+"""The store on both databases, and the smallest run."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,9 +8,8 @@ from agentrl.store import Database, runs, sessions
 
 
 @pytest.fixture
-def db(tmp_path: Path):
-    database = Database(f"sqlite:///{tmp_path}/store.db")
-    database.upgrade()
+def db(database_url: str) -> Iterator[Database]:
+    database = Database(database_url)
     yield database
     database.close()
 
