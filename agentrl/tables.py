@@ -5,7 +5,7 @@
           │                               ├─ rewards
           │                               └─ trajectories ── trajectory_interactions → interactions
           ├─ steps ── step_trajectories → trajectories
-          └─ engines, events, contents
+          └─ engines, heartbeats, events, contents
 
 Ids are 32 hex digits, time-ordered. Times are seconds since the epoch. Token arrays are packed (see `codec`) and live
 in `interaction_data`, apart from the rows that are scanned and claimed. Alembic builds the database; a test asserts
@@ -113,16 +113,17 @@ groups = Table(
     Column("external", Boolean, nullable=False),
     Column("state", String(16), nullable=False),
     Column("sampling", JSON),
-    Column("owner", String(100)),  # the worker that runs it; a restarted worker abandons what it left
+    Column("owner", String(100)),  # the worker that runs it and sends heartbeats
+    Column("start_digest", String(32)),  # of the request's idempotency key: a repeated start gets the same group
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
     UniqueConstraint("run_id", "cursor"),
     _one_of("state", "running", "ready", "leased", "trained", "stale", "rejected", "evaluated"),
 )
-Index("ix_groups_ready", groups.c.run_id, groups.c.id, sqlite_where=groups.c.state == "ready",
-      postgresql_where=groups.c.state == "ready")  # fmt: skip
-Index("ix_groups_leased", groups.c.run_id, groups.c.id, sqlite_where=groups.c.state == "leased",
-      postgresql_where=groups.c.state == "leased")  # fmt: skip
+Index("uq_groups_start", groups.c.run_id, groups.c.start_digest, unique=True)
+# What is not trained is little: claims and counts read this index, and it does not grow with the run.
+Index("ix_groups_untrained", groups.c.run_id, groups.c.state, groups.c.id, sqlite_where=groups.c.state != "trained",
+      postgresql_where=groups.c.state != "trained")  # fmt: skip
 
 sessions = Table(
     "sessions",
@@ -138,15 +139,20 @@ sessions = Table(
     Column("built", Boolean, nullable=False, default=False),  # its trajectories exist (or never will)
     Column("metadata", JSON, nullable=False),
     Column("error", Text),
-    Column("parent_session_id", ForeignKey("sessions.id")),
+    Column("parent_session_id", ForeignKey("sessions.id")),  # a sub-agent's session; of the same group
     Column("created_at", Float, nullable=False),
     Column("last_seen_at", Float, nullable=False),
+    Column("due_at", Float, nullable=False),  # until it is built: when the sweep looks at it next
     Column("ended_at", Float),
     UniqueConstraint("group_id", "sample_index"),
     _one_of("status", "open", "closing", "completed", "failed", "abandoned"),
 )
-Index("ix_sessions_unbuilt", sessions.c.run_id, sessions.c.last_seen_at, sqlite_where=sessions.c.built.is_(False),
+Index("ix_sessions_due", sessions.c.run_id, sessions.c.due_at, sqlite_where=sessions.c.built.is_(False),
       postgresql_where=sessions.c.built.is_(False))  # fmt: skip
+Index("ix_sessions_eval", sessions.c.run_id, sessions.c.id, sqlite_where=sessions.c.is_eval.is_(True),
+      postgresql_where=sessions.c.is_eval.is_(True))  # fmt: skip
+Index("ix_sessions_children", sessions.c.parent_session_id, sqlite_where=sessions.c.parent_session_id.is_not(None),
+      postgresql_where=sessions.c.parent_session_id.is_not(None))  # fmt: skip
 
 contents = Table(  # tool lists and other JSON that many calls share, by content hash
     "contents",
@@ -206,13 +212,14 @@ interaction_data = Table(
     Column("spans", JSON, nullable=False),  # [[version, start, end], …] over the output ids
 )
 
-rewards = Table(  # append-only facts; the newest of a (session, interaction, name) counts
+rewards = Table(  # append-only facts; the newest of a (session, interaction, scope, name) counts
     "rewards",
     metadata,
     Column("id", Id, primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("session_id", ForeignKey("sessions.id"), nullable=False, index=True),
-    Column("interaction_id", ForeignKey("interactions.id")),
+    Column("interaction_id", ForeignKey("interactions.id")),  # null for the session's own
+    Column("scope", String(16), nullable=False),  # how far it reaches: credit.py
     Column("name", String(100), nullable=False),
     Column("value", Float, nullable=False),
     Column("source", String(100), nullable=False),
@@ -220,6 +227,7 @@ rewards = Table(  # append-only facts; the newest of a (session, interaction, na
     Column("applied", Boolean, nullable=False),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("session_id", "idempotency_key"),
+    _one_of("scope", "session", "branch", "call"),
 )
 
 trajectories = Table(
@@ -234,14 +242,17 @@ trajectories = Table(
     Column("trainable_tokens", Integer, nullable=False),
     Column("min_version", Integer),
     Column("max_version", Integer),
-    Column("return", Float),
+    Column("return", Float),  # its episode's, from the rewards that are applied
     Column("state", String(16), nullable=False),
     Column("reason", String(100)),  # why it is stale or rejected
     Column("lease_epoch", Integer),
-    Column("lease_step_id", ForeignKey("steps.id")),
+    Column("lease_step_id", ForeignKey("steps.id"), index=True),
     Column("created_at", Float, nullable=False),
     _one_of("state", "ready", "leased", "trained", "stale", "rejected"),
 )
+
+Index("ix_trajectories_untrained", trajectories.c.run_id, trajectories.c.state,
+      sqlite_where=trajectories.c.state != "trained", postgresql_where=trajectories.c.state != "trained")  # fmt: skip
 
 trajectory_interactions = Table(
     "trajectory_interactions",
@@ -262,7 +273,18 @@ steps = Table(
     Column("state", String(16), nullable=False),
     Column("version_before", Integer, nullable=False),
     Column("version_after", Integer),
+    # What the batch was made with, and the digest of what came out: a replay is compared with it.
+    Column("max_staleness", Integer, nullable=False),
+    Column("turn_discount", Float, nullable=False),
+    Column("estimator", String(32)),
+    Column("batch_digest", String(32)),
+    # Totals of the batch, so that a dashboard reads one row a step.
+    Column("groups", Integer, nullable=False, default=0),
+    Column("trajectories", Integer, nullable=False, default=0),
+    Column("tokens_trained", Integer, nullable=False, default=0),
     Column("wasted_tokens", Integer, nullable=False, default=0),
+    Column("staleness_max", Integer),
+    Column("return_mean", Float),
     Column("metrics", JSON, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("trained_at", Float),
@@ -293,6 +315,17 @@ engines = Table(
     Column("error", Text),
     Column("last_seen_at", Float, nullable=False),
     _one_of("state", "serving", "updating", "dead"),
+)
+
+heartbeats = Table(  # who takes part in the run; who was silent for too long is taken for dead
+    "heartbeats",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("name", String(100), primary_key=True),
+    Column("started_at", Float, nullable=False),
+    Column("last_seen_at", Float, nullable=False),
+    _one_of("kind", "proxy", "worker"),
 )
 
 events = Table(
