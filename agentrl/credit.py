@@ -2,21 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 
-def turn_returns(call_rewards: Sequence[float | None], session_reward: float | None, discount: float) -> list[float]:
-    """Discounted return of each main call of a session, in the order they were made.
+@dataclass(frozen=True, slots=True)
+class CallFact:
+    """What credit needs to know of a delivered call."""
 
-    R_i = r_i + γ·R_{i+1}, where a call without a reward has r_i = 0 and the session's reward is added to the last
-    call's. (AReaL's turn discount; with γ = 1 and only a session reward every call gets that reward.)
+    id: str
+    parent_id: str | None
+    is_main: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRewards:
+    """The rewards of a session that count, summed over their names.
+
+    `session` is for the whole episode; `branches` and `calls` are by call id. A call's reward belongs to the sequence
+    of main calls; a branch's reward only to the path that leads to its call.
     """
-    returns = [0.0] * len(call_rewards)
+
+    session: float | None = None
+    branches: Mapping[str, float] = field(default_factory=dict)
+    calls: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def any(self) -> bool:
+        """Whether the session was rewarded at all."""
+        return self.session is not None or bool(self.branches) or bool(self.calls)
+
+
+def counting(facts: Iterable[tuple[str | None, str, str, float]]) -> SessionRewards:
+    """The rewards that count among `(call id, scope, name, value)`, oldest first: a later one supersedes."""
+    newest: dict[tuple[str | None, str, str], float] = {}
+    for call_id, scope, name, value in facts:
+        newest[call_id, scope, name] = value
+    session: float | None = None
+    totals: dict[str, dict[str, float]] = {"branch": {}, "call": {}}
+    for (call_id, scope, _), value in newest.items():
+        if call_id is None:
+            session = value + (session or 0.0)
+        else:
+            totals[scope][call_id] = value + totals[scope].get(call_id, 0.0)
+    return SessionRewards(session, totals["branch"], totals["call"])
+
+
+def call_returns(calls: Sequence[CallFact], rewards: SessionRewards, discount: float) -> dict[str, float]:
+    """The return of every call of a session that carries value; `calls` in the order they were made.
+
+    Main calls, across forks and compactions: R_i = r_i + γ·R_{i+1}, the session's reward entering at the last one
+    (AReaL's turn discount). A branch's reward b adds γ^k·b to the k-th main call before the rewarded one on its path.
+    A side call has a return only when it is rewarded itself, and only its own. The first entry is the first main
+    call's, when there is one.
+    """
+    main = [call.id for call in calls if call.is_main]
+    returns: dict[str, float] = dict.fromkeys(main, 0.0)
     following = 0.0
-    for i in range(len(call_rewards) - 1, -1, -1):
-        reward = call_rewards[i] or 0.0
-        if i == len(call_rewards) - 1:
-            reward += session_reward or 0.0
+    for i, call_id in reversed(list(enumerate(main))):
+        reward = rewards.calls.get(call_id, 0.0)
+        if i == len(main) - 1:
+            reward += rewards.session or 0.0
         following = reward + discount * following
-        returns[i] = following
+        returns[call_id] = following
+    for call in calls:
+        if not call.is_main and call.id in rewards.calls:
+            returns[call.id] = rewards.calls[call.id]
+    by_id = {call.id: call for call in calls}
+    for call_id, reward in rewards.branches.items():
+        node = by_id.get(call_id)
+        credit = reward
+        while node is not None:
+            if node.is_main or node.id == call_id:
+                returns[node.id] = returns.get(node.id, 0.0) + credit
+                credit *= discount
+            node = by_id.get(node.parent_id or "")
     return returns
+
+
+def outcome(calls: Sequence[CallFact], returns: Mapping[str, float]) -> float:
+    """The return of a session as baselines see it: its first main call's; 0 without one."""
+    return next((returns[call.id] for call in calls if call.is_main), 0.0)

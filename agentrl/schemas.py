@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -46,6 +47,14 @@ class TrajectoryState(StrEnum):
     TRAINED = "trained"
     STALE = "stale"
     REJECTED = "rejected"
+
+
+class RewardScope(StrEnum):
+    """How far a reward reaches (credit.call_returns)."""
+
+    SESSION = "session"  # the whole episode
+    BRANCH = "branch"  # the path that leads to a call
+    CALL = "call"  # a call, and by discount the main calls before it
 
 
 class VersionState(StrEnum):
@@ -93,6 +102,7 @@ class TrajectoryTokens:
 
     trajectory_id: str
     session_id: str
+    episode_id: str  # the session, or for a sub-agent's session the one at the root: baselines count each once
     group_id: str
     input_ids: Int32  # (T,)
     loss_mask: Bool  # (T,)
@@ -101,7 +111,7 @@ class TrajectoryTokens:
     turn_ids: Int32  # (T,) index of the interaction in the path, -1 where not sampled
     temperatures: Float32  # (T,) sampling temperature, 1 where not sampled
     turn_returns: Float32  # (n_turns,) discounted return of each interaction of the path
-    session_return: float  # the return of the session's first main call: what group baselines use
+    episode_return: float  # the return of the episode's first main call: what group baselines use
 
     def __post_init__(self) -> None:
         lengths = {
@@ -124,6 +134,17 @@ class TrainedTrajectory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedBatch:
+    """What `store.steps.complete` records of a step's batch."""
+
+    step_id: str
+    digest: str  # Batch.digest of what was trained
+    estimator: str  # of the advantages
+    wasted_tokens: int
+    trained: list[TrainedTrajectory]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """What a lease returned: whole groups, oldest first. `version` is the policy's version before the step."""
 
@@ -131,8 +152,20 @@ class Batch:
     step: int
     version: int
     trajectories: list[TrajectoryTokens]
-    ages: dict[int, int]  # weight version → its age at this step, in versions (staleness.ages)
-    wasted_tokens: int = 0  # sampled, but too old to train
+    ages: dict[int, int]  # weight version of a token in the batch → its age at this step (staleness.ages)
+    wasted_tokens: int = 0  # sampled and trainable, but too old
+
+    def digest(self) -> str:
+        """32 hex digits over every array and number of every trajectory, in order: the same batch, byte for byte."""
+        digest = hashlib.blake2b(digest_size=16)
+        for t in self.trajectories:
+            names = f"{t.trajectory_id} {t.episode_id} {t.group_id} {t.episode_return!r}"
+            digest.update(names.encode())
+            for array in (
+                t.input_ids, t.loss_mask, t.logprobs, t.versions, t.turn_ids, t.temperatures, t.turn_returns
+            ):  # fmt: skip
+                digest.update(array.tobytes())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -278,7 +278,7 @@ steps = Table(
     Column("turn_discount", Float, nullable=False),
     Column("estimator", String(32)),
     Column("batch_digest", String(32)),
-    # Totals of the batch, so that a dashboard reads one row a step.
+    # Totals of what it trains, so that a dashboard reads one row a step.
     Column("groups", Integer, nullable=False, default=0),
     Column("trajectories", Integer, nullable=False, default=0),
     Column("tokens_trained", Integer, nullable=False, default=0),

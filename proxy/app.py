@@ -41,11 +41,12 @@ from agentrl.proxy.pool import Engine, EnginePool
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.tree import TreeCache
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.store import Database, interactions, runs, sessions
+from agentrl.store import Database, heartbeats, interactions, runs, sessions
 from agentrl.tables import engines
 
 log = logging.getLogger(__name__)
 SWEEP_EVERY_S = 2.0
+GAP_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +142,12 @@ def limits_of(config: RunConfig) -> sessions.Limits:
         max_concurrent_groups=config.rollout.max_concurrent_groups,
         max_staleness=config.trainer.max_staleness,
         groups_per_step=config.trainer.groups_per_step,
+        turn_discount=config.rollout.turn_discount,
         reward_timeout_s=config.proxy.reward_timeout_s,
         end_grace_s=config.proxy.end_grace_s,
         session_timeout_s=config.proxy.session_timeout_s,
+        session_max_s=config.proxy.session_max_s,
+        heartbeat_timeout_s=config.proxy.heartbeat_timeout_s,
     )
 
 
@@ -170,11 +174,35 @@ async def _resume(state: ProxyState) -> None:
 
 
 async def _sweep(state: ProxyState) -> None:
+    """Say that this replica is alive, and deal with the sessions and replicas that are overdue.
+
+    Silence counts only while somebody was there to hear: a gap in our own sweeps starts the patience anew.
+    """
+    heard_since = last_sweep = time.time()
     while True:
         await asyncio.sleep(SWEEP_EVERY_S)
-        abandoned = await state.write(sessions.sweep, state.run_id, state.limits)
-        if abandoned:
-            log.warning("%d sessions were abandoned", abandoned)
+        try:
+            await state.write(heartbeats.beat, state.run_id, "proxy", state.replica)
+            now = time.time()
+            if now - last_sweep > GAP_S:
+                heard_since = now
+            last_sweep = now
+            await _bury_replicas(state, heard_since)
+            for session_id in await state.read(sessions.due, state.run_id):
+                if await state.write(sessions.look, session_id, state.limits, heard_since=heard_since):
+                    log.warning("session %s was abandoned", session_id)
+        except StoreError as error:
+            log.error("%s; looking again", error)
+
+
+async def _bury_replicas(state: ProxyState, heard_since: float) -> None:
+    """What a silent replica's calls had sampled is lost: their sessions need not wait for it."""
+    since = time.time() - state.limits.heartbeat_timeout_s
+    if heard_since <= since:
+        for replica in await state.read(heartbeats.silent, state.run_id, "proxy", since):
+            lost = await state.write(interactions.declare_lost, replica)
+            if lost:
+                log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
 
 
 def _save_engine(conn: Connection, run_id: str, engine: Engine) -> None:

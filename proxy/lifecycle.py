@@ -52,10 +52,11 @@ class SessionBody(Body):
 
 
 class RewardBody(Body):
-    """One reward; without `interaction_id` it is the session's."""
+    """One reward; without `interaction_id` it is the session's. `scope: branch` keeps it to the path to that call."""
 
     value: float
     interaction_id: str | None = None
+    scope: str | None = None
     name: str = Field(default="reward", max_length=100)
     source: str = Field(default="agent", max_length=100)
     idempotency_key: str | None = Field(default=None, max_length=200)
@@ -69,9 +70,10 @@ class EndBody(Body):
 
 
 class PublishBody(Body):
-    """The version to publish; its folder is in the store."""
+    """The version to publish; its folder is in the store. A trainer names its epoch: refused when that is over."""
 
     version: int = Field(ge=0)
+    epoch: int | None = Field(default=None, ge=0)
 
 
 def _state(request: Request) -> ProxyState:
@@ -101,10 +103,11 @@ async def start_group(body: GroupBody, request: Request) -> Json:
         if body.task is None:
             raise RequestError(422, "an evaluation group brings its own task", code="invalid_parameter", param="task")
         group = await state.write(
-            sessions.start_evaluation, state.run_id, hashes, body.task, body.metadata, body.sampling, body.owner
-        )
+            sessions.start_evaluation, state.run_id, state.limits, hashes, body.task, body.metadata, body.sampling,
+            owner=body.owner,
+        )  # fmt: skip
     else:
-        group = await state.write(sessions.start_group, state.run_id, state.limits, hashes, body.owner)
+        group = await state.write(sessions.start_group, state.run_id, state.limits, hashes, owner=body.owner)
     opened = zip(group.session_ids, new_keys, strict=True)
     return {
         "group_id": group.group_id,
@@ -118,8 +121,11 @@ async def abandon_groups(body: OwnerBody, request: Request) -> Json:
     """End the open sessions of a worker whose earlier process died."""
     state = _state(request)
     keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
-    count = await state.write(sessions.abandon_owned, state.run_id, body.owner, state.limits)
-    return {"abandoned": count}
+    orphans = await state.read(sessions.open_of_owner, state.run_id, body.owner)
+    why = f"its worker {body.owner} died"
+    for session_id in orphans:
+        await state.write(sessions.end, session_id, SessionStatus.ABANDONED, why, state.limits)
+    return {"abandoned": len(orphans)}
 
 
 @router.post("/sessions", status_code=201)
@@ -149,8 +155,9 @@ async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
     await keys.session_caller(request, state, session_id)
     interaction_id = body.interaction_id.removeprefix("chatcmpl-") if body.interaction_id else None
     answer = await state.write(
-        rewards.add, session_id, value=body.value, interaction_id=interaction_id, name=body.name,
-        source=body.source, idempotency_key=body.idempotency_key,
+        rewards.add, session_id, value=body.value, discount=state.limits.turn_discount,
+        interaction_id=interaction_id, scope=body.scope, name=body.name, source=body.source,
+        idempotency_key=body.idempotency_key,
     )  # fmt: skip
     await state.write(sessions.settle_rewarded, session_id, state.limits)
     return {"reward_id": answer.reward_id, "applied": answer.applied}
@@ -193,7 +200,7 @@ async def publish_version(body: PublishBody, request: Request) -> Json:
     """Bring every engine to a version and move the run to it."""
     state = _state(request)
     keys.require(await keys.authenticate(request, state), Power.ADMIN)
-    return await publish.publish(state, body.version)
+    return await publish.publish(state, body.version, body.epoch)
 
 
 def session_json(conn: Any, session_id: str) -> Json:

@@ -7,7 +7,7 @@ import time
 
 from sqlalchemy import Connection, Row, select
 
-from agentrl.errors import EngineError, RequestError
+from agentrl.errors import EngineError, FencedError, RequestError
 from agentrl.proxy.pool import EngineState
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json, VersionState
@@ -17,12 +17,14 @@ from agentrl.tables import weight_versions
 log = logging.getLogger(__name__)
 
 
-async def publish(state: ProxyState, version: int) -> Json:
+async def publish(state: ProxyState, version: int, epoch: int | None = None) -> Json:
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
 
     An engine that fails is ejected; the pool brings it to the run's version when it answers again.
-    Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it.
+    Raises RequestError: 404 for an unknown version, 409 for a rolled-back one or a trainer `epoch` that is over, 503
+    when no engine took it.
     """
+    await _check_epoch(state, epoch)
     row = await state.read(runs.version, state.run_id, version)
     if row is None:
         raise RequestError(404, f"run {state.run_name} has no version {version}", code="version_not_found")
@@ -38,7 +40,10 @@ async def publish(state: ProxyState, version: int) -> Json:
                 await state.pool.set_state(engine, EngineState.DEAD, error=str(error))
         if not stalls:
             raise RequestError(503, f"no engine took version {version}", code="publish_failed", retry_after_s=1.0)
-        await state.write(_move, state.run_id, version, stalls, started)
+        try:
+            await state.write(_move, state.run_id, version, epoch, stalls, started)
+        except FencedError as error:
+            raise _over(error) from error
         state.pool.version = version
     return {"version": version, "stall_s": stalls}
 
@@ -51,8 +56,23 @@ async def resume(state: ProxyState) -> None:
         await publish(state, version)
 
 
-def _move(conn: Connection, run_id: str, version: int, stalls: dict[str, float], started: float) -> None:
-    steps.mark_published(conn, run_id, version)
+async def _check_epoch(state: ProxyState, epoch: int | None) -> None:
+    """Engines are not touched for a trainer that was replaced."""
+    if epoch is not None:
+        try:
+            await state.write(steps.check_epoch, state.run_id, epoch)
+        except FencedError as error:
+            raise _over(error) from error
+
+
+def _over(error: FencedError) -> RequestError:
+    return RequestError(409, str(error), code="epoch_over")
+
+
+def _move(
+    conn: Connection, run_id: str, version: int, epoch: int | None, stalls: dict[str, float], started: float
+) -> None:
+    steps.mark_published(conn, run_id, version, epoch)
     data = {"version": version, "stall_s": stalls, "start": started, "end": time.time()}
     events.record(conn, run_id, "publish", data, "proxy")
 

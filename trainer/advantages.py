@@ -1,7 +1,8 @@
 """Group-relative advantages: pure functions from returns to numbers.
 
-Baselines use one return per session, R_i, the return of its first main call; never one per path, so that a session
-that forked into several trajectories counts once. A turn's advantage is its own return against that baseline.
+Baselines use one return per episode, R_i, the return of its first main call; never one per path, so that a session
+that forked into several trajectories, or that had sub-agents, counts once. A turn's advantage is its own return
+against that baseline.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ ESTIMATORS: dict[Estimator, Callable[[Float64], tuple[Float64, float]]] = {
     "dr_grpo": dr_grpo,
     "rloo": rloo,
 }
-"""Each returns the baseline of every session (n,) and the scale of the group: A = (R − baseline) / scale."""
+"""Each returns the baseline of every episode (n,) and the scale of the group: A = (R − baseline) / scale."""
 
 
 def turn_advantages(trajectories: Sequence[TrajectoryTokens], estimator: Estimator) -> list[Float32]:
-    """Per trajectory, (n_turns,) advantages. All zero in a group of one session, or where all sessions tie."""
+    """Per trajectory, (n_turns,) advantages. All zero in a group of one episode, or where all episodes tie."""
     returns: dict[str, dict[str, float]] = {}
     for t in trajectories:
-        returns.setdefault(t.group_id, {})[t.session_id] = t.session_return
-    baselines: dict[str, tuple[float, float]] = {}  # by session: baseline, scale
-    for sessions in returns.values():
-        values = np.array(list(sessions.values()), np.float64)
+        returns.setdefault(t.group_id, {})[t.episode_id] = t.episode_return
+    baselines: dict[str, tuple[float, float]] = {}  # by episode: baseline, scale
+    for episodes in returns.values():
+        values = np.array(list(episodes.values()), np.float64)
         if values.min() == values.max():  # also a group of one
             continue
         baseline, scale = ESTIMATORS[estimator](values)
-        for session_id, b in zip(sessions, baseline, strict=True):
-            baselines[session_id] = (float(b), scale)
+        for episode_id, b in zip(episodes, baseline, strict=True):
+            baselines[episode_id] = (float(b), scale)
     out = []
     for t in trajectories:
-        if t.session_id in baselines:
-            b, scale = baselines[t.session_id]
+        if t.episode_id in baselines:
+            b, scale = baselines[t.episode_id]
             out.append(((t.turn_returns.astype(np.float64) - b) / scale).astype(np.float32))
         else:
             out.append(np.zeros(len(t.turn_returns), np.float32))

@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentrl.errors import StoreError
-from agentrl.schemas import TrainedTrajectory
+from agentrl.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.trainer.distributed import World
 from agentrl.trainer.files import atomic_folder, remove_all_but_newest
 from agentrl.trainer.model import Policy
 
-FORMAT = 1
+FORMAT = 2
 FILES = ("weights.safetensors", "optimizer.safetensors", "rng.pt")
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -39,9 +39,8 @@ class StepRecord:
     """What `store.steps.complete` needs to know of a step."""
 
     step: int
-    step_id: str
     version: int  # the weights that the step made
-    trained: list[TrainedTrajectory]
+    batch: TrainedBatch
     metrics: dict[str, float]
 
 
@@ -76,7 +75,7 @@ def save(
     }
     states: list[Tensor | None] = [None] * world.size
     dist.all_gather_object(states, torch.get_rng_state())
-    folder = root / f"step-{record.step:06d}-{record.step_id}"
+    folder = root / f"step-{record.step:06d}-{record.batch.step_id}"
     if world.leads:
         with atomic_folder(folder) as staging:
             save_file(weights, staging / "weights.safetensors")
@@ -96,7 +95,7 @@ def newest(root: Path, survives: Callable[[str], bool] = lambda _: True) -> tupl
     for folder in reversed(_folders(root)):
         try:
             found = read(folder)
-            if survives(found.record.step_id):
+            if survives(found.record.batch.step_id):
                 return found, ignored
             ignored.append(f"ignoring checkpoint {folder}: its step was rolled back")
         except StoreError as error:
@@ -111,9 +110,10 @@ def read(folder: Path) -> Checkpoint:
         sizes = meta["files"]
         record = StepRecord(
             step=meta["step"],
-            step_id=meta["step_id"],
             version=meta["version"],
-            trained=[TrainedTrajectory(**t) for t in meta["trained"]],
+            batch=TrainedBatch(
+                **meta["batch"] | {"trained": [TrainedTrajectory(**t) for t in meta["batch"]["trained"]]}
+            ),
             metrics=meta["metrics"],
         )
     except OSError as error:

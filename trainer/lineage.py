@@ -60,7 +60,7 @@ class Lineage:
         until = time.monotonic() + for_s
         while time.monotonic() < until and not self.is_stopping():
             with self.database.write() as conn:
-                batch = steps.lease(
+                step_id = steps.lease(
                     conn,
                     self.run_id,
                     self.epoch,
@@ -68,9 +68,13 @@ class Lineage:
                     n_groups=self.config.trainer.groups_per_step,
                     max_staleness=self.config.trainer.max_staleness,
                     discount=self.config.rollout.turn_discount,
+                    stale_policy=self.config.trainer.stale_policy,
                 )
-            if batch is not None or pause(POLL_S):
-                return batch
+            if step_id is not None:
+                with self.database.read() as conn:
+                    return steps.batch(conn, step_id)
+            if pause(POLL_S):
+                return None
         return None
 
     def next_version(self) -> int:
@@ -91,8 +95,7 @@ class Lineage:
                 conn,
                 self.run_id,
                 self.epoch,
-                record.step_id,
-                trained=record.trained,
+                record.batch,
                 metrics=dict(record.metrics),
                 version=record.version,
                 path=str(path),
@@ -137,8 +140,8 @@ def make_samples(trajectories: Sequence[TrajectoryTokens], advantages: Sequence[
 
 
 def batch_metrics(batch: Batch, trained: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    """Rewards (one return per session), staleness and waste of a batch."""
-    returns = {t.session_id: t.session_return for t in batch.trajectories}
+    """Rewards (one return per episode), staleness and waste of a batch."""
+    returns = {t.episode_id: t.episode_return for t in batch.trajectories}
     tokens = sum(t.tokens_trained for t in trained)
     return {
         "reward_mean": float(np.mean(list(returns.values()))),

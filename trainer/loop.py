@@ -32,7 +32,7 @@ from types import FrameType
 import torch
 
 from agentrl.config import RunConfig
-from agentrl.schemas import Batch
+from agentrl.schemas import Batch, TrainedBatch
 from agentrl.trainer import checkpoint, weights
 from agentrl.trainer.advantages import turn_advantages
 from agentrl.trainer.checkpoint import Checkpoint, StepRecord
@@ -136,7 +136,7 @@ def resume(t: Trainer) -> None:
         found, ignored = checkpoint.newest(t.checkpoints, t.lineage.survives)
         for line in ignored:
             say(t, line)
-        plan = t.lineage.reconcile(found.record.step_id if found else None)
+        plan = t.lineage.reconcile(found.record.batch.step_id if found else None)
         t.step, t.version, republish = plan.step, plan.version, plan.republish
         if found:
             publishable = weights.publishable(t.weights, found.record.version, found.weights, t.base_model)
@@ -189,9 +189,14 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
     version = t.world.share(t.lineage.next_version() if t.lineage else 0)
     record = StepRecord(
         step=batch.step,
-        step_id=batch.step_id,
         version=version,
-        trained=trained,
+        batch=TrainedBatch(
+            step_id=batch.step_id,
+            digest=batch.digest(),
+            estimator=config.advantage,
+            wasted_tokens=batch.wasted_tokens,
+            trained=trained,
+        ),
         metrics=metrics
         | batch_metrics(batch, trained)
         | {
@@ -239,7 +244,7 @@ def publish(t: Trainer, version: int) -> None:
     assert t.lineage is not None
     assert t.publisher is not None
     start = time.time()
-    done = t.publisher.publish(version)
+    done = t.publisher.publish(version, t.lineage.epoch)
     t.publish_s = time.time() - start
     if done:
         t.lineage.record("wait_for_publish", start, time.time(), version=version)

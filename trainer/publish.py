@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, FencedError
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
@@ -24,16 +24,16 @@ class Publisher:
     pause: Callable[[float], bool]
     say: Callable[[str], None] = print
 
-    def publish(self, version: int) -> bool:
+    def publish(self, version: int, epoch: int) -> bool:
         """True once every serving engine has `version`; false when stopped first. Publishing twice is harmless.
 
-        Raises AgentRLError when the proxy refuses.
+        Raises FencedError when a trainer newer than `epoch` has started, AgentRLError when the proxy refuses.
         """
         pause_s = FIRST_PAUSE_S
         told = False
         with httpx.Client(timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=5.0), trust_env=False) as http:
             while True:
-                problem = self._try(http, version)
+                problem = self._try(http, version, epoch)
                 if problem is None:
                     return True
                 if not told:
@@ -43,12 +43,12 @@ class Publisher:
                     return False
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _try(self, http: httpx.Client, version: int) -> str | None:
+    def _try(self, http: httpx.Client, version: int, epoch: int) -> str | None:
         """None, or why it is worth another try."""
         try:
             answer = http.post(
                 f"{self.url}/admin/publish",
-                json={"version": version},
+                json={"version": version, "epoch": epoch},
                 headers={"Authorization": f"Bearer {self.admin_key}"},
             )
         except httpx.TransportError as error:
@@ -58,4 +58,6 @@ class Publisher:
         reason = f"the proxy answered {answer.status_code}: {answer.text[:300]}"
         if answer.status_code in RETRIED:
             return reason
+        if "epoch_over" in answer.text:
+            raise FencedError(f"trainer epoch {epoch} is over: version {version} is not published")
         raise AgentRLError(f"version {version} cannot be published: {reason}")

@@ -64,6 +64,11 @@ def unpack_json(blob: bytes) -> Any:
     return orjson.loads(_decompress(blob))
 
 
+def json_text(value: Any) -> str:
+    """A small JSON value as text, for a JSON column that is written in bulk."""
+    return orjson.dumps(value).decode()
+
+
 def content_hash(body: bytes) -> str:
     """Address of a body in `contents`."""
     return hashlib.blake2b(body, digest_size=16).hexdigest()

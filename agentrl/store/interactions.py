@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, Row, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Row, select, update
 
 from agentrl.errors import RequestError, StoreError
-from agentrl.schemas import InteractionStatus, Json, VersionSpan
-from agentrl.store import codec
+from agentrl.schemas import InteractionStatus, Json, SessionStatus, VersionSpan
+from agentrl.store import bulk, codec
 from agentrl.tables import contents, interaction_data, interactions, sessions
+
+T = TypeVar("T")
+INSERT_CONTENT = bulk.insert_new(contents)
+INSERT_INTENT = bulk.insert(
+    interactions, "id", "run_id", "session_id", "parent_id", "dialect", "status", "role", "digest", "replica",
+    "params", "temperature", "tools_hash", "fork_reason", "bridged", "distribution_modified", "kv_mixed", "trainable",
+    "prompt_tokens", "prompt_digest", "output_tokens", "created_at",
+)  # fmt: skip
+INSERT_DATA = bulk.insert(interaction_data)
+UPDATE_SESSION = bulk.update(sessions, "id", "seq", "last_seen_at", "due_at")
+UPDATE_FINISHED = bulk.update(
+    interactions, "id", "status", "seq", "conversation_key", "output_tokens", "cached_tokens", "min_version",
+    "max_version", "finish_reason", "engine_url", "first_token_at", "finished_at",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,22 +93,7 @@ class Node:
 
 def begin(conn: Connection, intent: Intent) -> None:
     """Write the intent row. Raises RequestError 409 when the session no longer takes calls."""
-    now = intent.created_at
-    touched = conn.execute(
-        update(sessions).where(sessions.c.id == intent.session_id, sessions.c.status == "open").values(last_seen_at=now)
-    )
-    if touched.rowcount != 1:
-        raise RequestError(409, f"session {intent.session_id} is sealed: it has ended", code="session_sealed")
-    conn.execute(
-        insert(interactions).values(
-            id=intent.id, run_id=intent.run_id, session_id=intent.session_id, parent_id=intent.parent_id,
-            dialect=intent.dialect, status=InteractionStatus.RUNNING, role=intent.role, digest=intent.digest,
-            replica=intent.replica, params=intent.params, temperature=intent.temperature,
-            tools_hash=_put_content(conn, intent.tools) if intent.tools else None, fork_reason=intent.fork_reason,
-            bridged=intent.bridged, distribution_modified=intent.distribution_modified, trainable=intent.trainable,
-            prompt_tokens=len(intent.prompt_ids), prompt_digest=codec.ids_digest(intent.prompt_ids), created_at=now,
-        )
-    )  # fmt: skip
+    _only(begin_many(conn, [(intent,)]))
 
 
 def finish(conn: Connection, interaction_id: str, session_id: str, outcome: Outcome) -> int:
@@ -102,41 +101,132 @@ def finish(conn: Connection, interaction_id: str, session_id: str, outcome: Outc
 
     Raises RequestError 409 when the session was sealed meanwhile, StoreError when the intent row is not running.
     """
+    return _only(finish_many(conn, [(interaction_id, session_id, outcome)]))
+
+
+def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Exception | None]:
+    """`begin` for many calls at once, in three statements; one result per call, in order."""
+    intents = [intent for (intent,) in calls]
+    status = _statuses(conn, {intent.session_id for intent in intents})
+    results: list[Exception | None] = []
+    rows: list[Json] = []
+    bodies: dict[str, bytes] = {}
+    for intent in intents:
+        if status.get(intent.session_id) != SessionStatus.OPEN:
+            message = f"session {intent.session_id} is sealed: it has ended"
+            results.append(RequestError(409, message, code="session_sealed"))
+            continue
+        tools_hash = None
+        if intent.tools:
+            body = codec.pack_json(intent.tools)
+            tools_hash = codec.content_hash(body)
+            bodies[tools_hash] = body
+        rows.append(
+            {
+                "id": intent.id, "run_id": intent.run_id, "session_id": intent.session_id,
+                "parent_id": intent.parent_id, "dialect": intent.dialect, "status": InteractionStatus.RUNNING.value,
+                "role": intent.role, "digest": intent.digest, "replica": intent.replica,
+                "params": codec.json_text(intent.params), "temperature": intent.temperature, "tools_hash": tools_hash,
+                "fork_reason": intent.fork_reason, "bridged": intent.bridged,
+                "distribution_modified": intent.distribution_modified, "kv_mixed": False,
+                "trainable": intent.trainable, "prompt_tokens": len(intent.prompt_ids),
+                "prompt_digest": codec.ids_digest(intent.prompt_ids), "output_tokens": 0,
+                "created_at": intent.created_at,
+            }
+        )  # fmt: skip
+        results.append(None)
+    bulk.run(conn, INSERT_CONTENT, [{"hash": key, "body": body} for key, body in sorted(bodies.items())])
+    bulk.run(conn, INSERT_INTENT, rows)
+    return results
+
+
+def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> list[int | Exception]:
+    """`finish` for many calls at once, in five statements; one result per call, in order."""
     now = time.time()
-    seq = conn.execute(
-        update(sessions)
-        .where(sessions.c.id == session_id, sessions.c.built.is_(False))
-        .values(seq=sessions.c.seq + 1, last_seen_at=now)
-        .returning(sessions.c.seq)
-    ).scalar_one_or_none()
-    if seq is None:
-        raise RequestError(409, f"session {session_id} is sealed: it ended while this call ran", code="session_sealed")
-    versions = [span.version for span in outcome.spans]
-    changed = conn.execute(
-        update(interactions)
-        .where(interactions.c.id == interaction_id, interactions.c.status == InteractionStatus.RUNNING)
-        .values(
-            status=outcome.status, seq=seq, conversation_key=outcome.conversation_key.hex(),
-            output_tokens=len(outcome.output_ids), cached_tokens=outcome.cached_tokens,
-            min_version=min(versions, default=None), max_version=max(versions, default=None),
-            finish_reason=outcome.finish_reason, engine_url=outcome.engine_url,
-            first_token_at=outcome.first_token_at, finished_at=now,
+    heads = _heads(conn, {session_id for _, session_id, _ in calls})
+    running = _running(conn, [interaction_id for interaction_id, _, _ in calls])
+    results: list[int | Exception] = []
+    touched: dict[str, Json] = {}
+    closed: list[Json] = []
+    data: list[Json] = []
+    for interaction_id, session_id, outcome in calls:
+        head = heads.get(session_id)
+        if head is None or head.built:
+            message = f"session {session_id} is sealed: it ended while this call ran"
+            results.append(RequestError(409, message, code="session_sealed"))
+            continue
+        if interaction_id not in running:
+            message = f"interaction {interaction_id} is not running: another proxy has declared it lost"
+            results.append(StoreError(message))
+            continue
+        running.remove(interaction_id)
+        seq = touched[session_id]["seq"] + 1 if session_id in touched else head.seq + 1
+        due_at = head.due_at if head.status == SessionStatus.OPEN else now  # the last call of an ended session is in
+        touched[session_id] = {"key": session_id, "seq": seq, "last_seen_at": now, "due_at": due_at}
+        versions = [span.version for span in outcome.spans]
+        closed.append(
+            {
+                "key": interaction_id, "status": outcome.status.value, "seq": seq,
+                "conversation_key": outcome.conversation_key.hex(), "output_tokens": len(outcome.output_ids),
+                "cached_tokens": outcome.cached_tokens, "min_version": min(versions, default=None),
+                "max_version": max(versions, default=None), "finish_reason": outcome.finish_reason,
+                "engine_url": outcome.engine_url, "first_token_at": outcome.first_token_at, "finished_at": now,
+            }
+        )  # fmt: skip
+        data.append(
+            {
+                "interaction_id": interaction_id,
+                "new_messages": codec.pack_json(outcome.new_messages),
+                "answer": codec.pack_json(outcome.answer),
+                "prompt_delta_ids": codec.pack_ids(outcome.prompt_delta_ids),
+                "output_ids": codec.pack_ids(outcome.output_ids),
+                "logprobs": codec.pack_logprobs(outcome.logprobs),
+                "spans": codec.json_text([[s.version, s.start, s.end] for s in outcome.spans]),
+            }
         )
-    )  # fmt: skip
-    if changed.rowcount != 1:
-        raise StoreError(f"interaction {interaction_id} is not running: another proxy has declared it lost")
-    conn.execute(
-        insert(interaction_data).values(
-            interaction_id=interaction_id,
-            new_messages=codec.pack_json(outcome.new_messages),
-            answer=codec.pack_json(outcome.answer),
-            prompt_delta_ids=codec.pack_ids(outcome.prompt_delta_ids),
-            output_ids=codec.pack_ids(outcome.output_ids),
-            logprobs=codec.pack_logprobs(outcome.logprobs),
-            spans=[[s.version, s.start, s.end] for s in outcome.spans],
-        )
+        results.append(seq)
+    bulk.run(conn, UPDATE_SESSION, list(touched.values()))
+    bulk.run(conn, UPDATE_FINISHED, closed)
+    bulk.run(conn, INSERT_DATA, data)
+    return results
+
+
+begin.many = begin_many  # type: ignore[attr-defined]
+finish.many = finish_many  # type: ignore[attr-defined]
+
+
+def _only(results: Sequence[T | Exception]) -> T:
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _statuses(conn: Connection, session_ids: Set[str]) -> dict[str, str]:
+    rows = conn.execute(select(sessions.c.id, sessions.c.status).where(sessions.c.id.in_(sorted(session_ids))))
+    return {row[0]: row[1] for row in rows}
+
+
+def _heads(conn: Connection, session_ids: Set[str]) -> dict[str, Any]:
+    """Where each session stands, locked in the order of their ids."""
+    rows = conn.execute(
+        select(sessions.c.id, sessions.c.seq, sessions.c.status, sessions.c.built, sessions.c.due_at)
+        .where(sessions.c.id.in_(sorted(session_ids)))
+        .order_by(sessions.c.id)
+        .with_for_update(key_share=True)
     )
-    return int(seq)
+    return {row.id: row for row in rows}
+
+
+def _running(conn: Connection, interaction_ids: list[str]) -> set[str]:
+    return set(
+        conn.execute(
+            select(interactions.c.id)
+            .where(interactions.c.id.in_(interaction_ids), interactions.c.status == InteractionStatus.RUNNING)
+            .order_by(interactions.c.id)
+            .with_for_update(key_share=True)
+        ).scalars()
+    )
 
 
 def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error: str) -> None:
@@ -215,11 +305,3 @@ def trace(conn: Connection, session_id: str) -> list[Json]:
             }
         result.append(item)
     return result
-
-
-def _put_content(conn: Connection, value: Any) -> str:
-    body = codec.pack_json(value)
-    key = codec.content_hash(body)
-    upsert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    conn.execute(upsert(contents).values(hash=key, body=body).on_conflict_do_nothing())
-    return key

@@ -1,4 +1,4 @@
-"""Rewards: append-only facts. The newest of a (session, interaction, name) counts; history stays."""
+"""Rewards: append-only facts. The newest of a (session, call, scope, name) counts; history stays."""
 
 from __future__ import annotations
 
@@ -6,48 +6,41 @@ import math
 import time
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, insert, select
 
-from agentrl.errors import RequestError
-from agentrl.schemas import Json
+from agentrl.errors import RequestError, did_you_mean
+from agentrl.schemas import Json, RewardScope
+from agentrl.store import returns
 from agentrl.store.codec import new_id
-from agentrl.tables import interactions, rewards, sessions, trajectories
+from agentrl.tables import groups, interactions, rewards, sessions
 
 
 @dataclass(frozen=True, slots=True)
 class RewardAnswer:
-    """What `add` did. `applied` is false when the session's trajectories are leased, trained or closed already."""
+    """What `add` did. `applied` is false when the session's group is leased, trained or closed already."""
 
     reward_id: str
     applied: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRewards:
-    """The rewards of a session that count: summed over names, per call and for the whole session."""
-
-    session: float | None
-    calls: dict[str, float]
-
-    @property
-    def any(self) -> bool:
-        """Whether the session was rewarded at all."""
-        return self.session is not None or bool(self.calls)
-
-
 def add(
-    conn: Connection, session_id: str, *, value: float, interaction_id: str | None = None, name: str = "reward",
-    source: str = "agent", idempotency_key: str | None = None,
+    conn: Connection, session_id: str, *, value: float, discount: float, interaction_id: str | None = None,
+    scope: str | None = None, name: str = "reward", source: str = "agent", idempotency_key: str | None = None,
 ) -> RewardAnswer:  # fmt: skip
     """Append a reward. A repeated idempotency key gets the first answer.
 
-    Raises RequestError: 404 for an unknown session or call, 422 for a value that is not finite.
+    `scope` is `session` without a call and `call` with one, unless it says `branch`. `discount` is the run's γ, for
+    the return of trajectories that wait for their lease. Raises RequestError: 404 for an unknown session or call, 422
+    for a value that is not finite or a scope that does not fit.
     """
     if not math.isfinite(value):
         raise RequestError(
             422, f"reward value must be a finite number, got {value}", code="invalid_value", param="value"
         )
-    session = conn.execute(select(sessions).where(sessions.c.id == session_id).with_for_update()).first()
+    reach = _scope(scope, interaction_id)
+    session = conn.execute(
+        select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)
+    ).first()  # fmt: skip
     if session is None:
         raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
     if idempotency_key is not None:
@@ -63,41 +56,21 @@ def add(
                 404, f"session {session_id} has no call {interaction_id!r}", code="interaction_not_found",
                 param="interaction_id",
             )  # fmt: skip
-    fixed = conn.execute(
-        select(func.count())
-        .select_from(trajectories)
-        .where(trajectories.c.session_id == session_id, trajectories.c.state != "ready")
+    # The group's lock keeps a lease from reading the rewards between our look at its state and our commit.
+    group_state = conn.execute(
+        select(groups.c.state).where(groups.c.id == session.group_id).with_for_update(key_share=True)
     ).scalar_one()
-    reward_id, applied = new_id(), fixed == 0
+    reward_id, applied = new_id(), session.is_eval or group_state in ("running", "ready")
     conn.execute(
         insert(rewards).values(
-            id=reward_id, run_id=session.run_id, session_id=session_id, interaction_id=interaction_id, name=name,
-            value=value, source=source, idempotency_key=idempotency_key, applied=applied, created_at=time.time(),
+            id=reward_id, run_id=session.run_id, session_id=session_id, interaction_id=interaction_id, scope=reach,
+            name=name, value=value, source=source, idempotency_key=idempotency_key, applied=applied,
+            created_at=time.time(),
         )
     )  # fmt: skip
+    if applied and session.built and not session.is_eval:
+        returns.refresh(conn, session_id, discount)
     return RewardAnswer(reward_id, applied)
-
-
-def of_sessions(conn: Connection, session_ids: list[str]) -> dict[str, SessionRewards]:
-    """The applied rewards that count, for each session."""
-    rows = conn.execute(
-        select(rewards).where(rewards.c.session_id.in_(session_ids), rewards.c.applied.is_(True)).order_by(rewards.c.id)
-    )
-    newest: dict[str, dict[tuple[str | None, str], float]] = {sid: {} for sid in session_ids}
-    for row in rows:
-        newest[row.session_id][row.interaction_id, row.name] = row.value
-    return {sid: _collect(values) for sid, values in newest.items()}
-
-
-def _collect(values: dict[tuple[str | None, str], float]) -> SessionRewards:
-    session: float | None = None
-    calls: dict[str, float] = {}
-    for (interaction_id, _), value in values.items():
-        if interaction_id is None:
-            session = value + (session or 0.0)
-        else:
-            calls[interaction_id] = value + calls.get(interaction_id, 0.0)
-    return SessionRewards(session, calls)
 
 
 def history(conn: Connection, session_id: str) -> list[Json]:
@@ -105,8 +78,22 @@ def history(conn: Connection, session_id: str) -> list[Json]:
     rows = conn.execute(select(rewards).where(rewards.c.session_id == session_id).order_by(rewards.c.id))
     return [
         {
-            "id": row.id, "interaction_id": row.interaction_id, "name": row.name, "value": row.value,
-            "source": row.source, "applied": row.applied, "created_at": row.created_at,
+            "id": row.id, "interaction_id": row.interaction_id, "scope": row.scope, "name": row.name,
+            "value": row.value, "source": row.source, "applied": row.applied, "created_at": row.created_at,
         }
         for row in rows
     ]  # fmt: skip
+
+
+def _scope(scope: str | None, interaction_id: str | None) -> RewardScope:
+    """Raises RequestError 422 when the scope is unknown or does not fit the presence of a call."""
+    if scope is None:
+        return RewardScope.SESSION if interaction_id is None else RewardScope.CALL
+    if scope not in set(RewardScope):
+        raise RequestError(
+            422, f"scope: no scope {scope!r}{did_you_mean(scope, RewardScope)}", code="invalid_value", param="scope"
+        )
+    if (scope == RewardScope.SESSION) != (interaction_id is None):
+        needs = "takes no interaction_id" if interaction_id is not None else "needs an interaction_id"
+        raise RequestError(422, f"scope: {scope!r} {needs}", code="invalid_value", param="scope")
+    return RewardScope(scope)

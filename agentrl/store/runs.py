@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from agentrl.errors import UserError, did_you_mean
-from agentrl.schemas import Json, VersionState
+from agentrl.schemas import Json, StepState, VersionState
 from agentrl.store.codec import hash_key, new_id
-from agentrl.tables import groups, runs, tasks, trajectories, weight_versions
+from agentrl.tables import groups, runs, steps, tasks, trajectories, weight_versions
 
 
 def create(
@@ -127,14 +127,23 @@ def version_parents(conn: Connection, run_id: str) -> dict[int, int | None]:
 
 
 def state_counts(conn: Connection, run_id: str) -> Json:
-    """How many groups and trajectories are in each state (evaluation groups apart)."""
-    by_group = conn.execute(
-        select(groups.c.state, func.count()).where(groups.c.run_id == run_id).group_by(groups.c.state)
-    )
-    by_trajectory = conn.execute(
-        select(trajectories.c.state, func.count()).where(trajectories.c.run_id == run_id).group_by(trajectories.c.state)
-    )
-    return {
-        "groups": {row[0]: row[1] for row in by_group},
-        "trajectories": {row[0]: row[1] for row in by_trajectory},
-    }
+    """How many groups and trajectories are in each state.
+
+    What is trained is added up from the steps; the rest is counted in an index that holds nothing else, so that the
+    cost does not grow with the run.
+    """
+    trained = conn.execute(
+        select(
+            func.coalesce(func.sum(steps.c.groups), 0).label("groups"),
+            func.coalesce(func.sum(steps.c.trajectories), 0).label("trajectories"),
+        ).where(steps.c.run_id == run_id, steps.c.state.in_([StepState.TRAINED, StepState.PUBLISHED]))
+    ).one()
+    counts: Json = {}
+    for table, of_steps in ((groups, trained.groups), (trajectories, trained.trajectories)):
+        untrained = conn.execute(
+            select(table.c.state, func.count())
+            .where(table.c.run_id == run_id, table.c.state != "trained")
+            .group_by(table.c.state)
+        )
+        counts[table.name] = {row[0]: row[1] for row in untrained} | ({"trained": int(of_steps)} if of_steps else {})
+    return counts

@@ -2,6 +2,9 @@
 
 A group is `running` until each of its sessions is built; then it is `ready` (enough sessions can be trained) or
 `rejected` (it gives its admission back). Evaluation groups are `evaluated` and never touch admission.
+
+Nothing waits for ever: every session that is not built has a `due_at`, and any replica's sweep looks at what is due.
+Locks are taken in the order session, group, run, and each session is settled in a transaction (or unit) of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
+from agentrl.credit import SessionRewards
 from agentrl.errors import RequestError
 from agentrl.schemas import InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import capacity
-from agentrl.store import rewards, runs, trajectories
+from agentrl.store import heartbeats, returns, runs, trajectories
 from agentrl.store.codec import new_id
-from agentrl.tables import groups, interactions, sessions
-from agentrl.tables import rewards as rewards_table
+from agentrl.tables import groups, interactions, sessions, tasks
 from agentrl.tables import runs as runs_table
 from agentrl.tables import trajectories as trajectories_table
 
@@ -34,9 +37,16 @@ class Limits:
     max_concurrent_groups: int
     max_staleness: int
     groups_per_step: int
+    turn_discount: float
     reward_timeout_s: float
     end_grace_s: float
     session_timeout_s: float
+    session_max_s: float
+    heartbeat_timeout_s: float
+
+    def silence_s(self, owner: str | None) -> float:
+        """How long an open session may stay silent: one of a worker that sends heartbeats, or an outside program's."""
+        return self.session_timeout_s if owner is None else self.heartbeat_timeout_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,52 +97,85 @@ def admit(conn: Connection, run_id: str, limits: Limits) -> tuple[int, int]:
 
 
 def start_group(
-    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], owner: str | None = None
-) -> NewGroup:
-    """Admit a group for the run's next task: one session per key hash. Raises as `admit` does."""
+    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], *, owner: str | None = None,
+    start_digest: str | None = None,
+) -> NewGroup:  # fmt: skip
+    """Admit a group for the run's next task: one session per key hash. Raises as `admit` does.
+
+    A `start_digest` that was used before gets the group that it started, and takes no new place.
+    """
+    if (earlier := _started(conn, run_id, start_digest)) is not None:
+        return earlier
     cursor, seed = admit(conn, run_id, limits)
     task = runs.task_at(conn, run_id, cursor, seed)
     return _insert_group(
-        conn, run_id, key_hashes, task_id=task.id, cursor=cursor, task=None, data=task.data, metadata={}, owner=owner
-    )
-
-
-def start_external(
-    conn: Connection, run_id: str, limits: Limits, key_hash: str, task: Json | None, metadata: Json
-) -> NewGroup:
-    """Admit a group of one for an outside program that brings its own task. Raises as `admit` does."""
-    cursor, _ = admit(conn, run_id, limits)
-    return _insert_group(
-        conn, run_id, [key_hash], task_id=None, cursor=cursor, task=task, data=task, metadata=metadata, external=True
-    )
-
-
-def start_evaluation(
-    conn: Connection,
-    run_id: str,
-    key_hashes: list[str],
-    task: Json,
-    metadata: Json,
-    sampling: Json | None,
-    owner: str | None = None,
-) -> NewGroup:
-    """Create a group that is never trained and never counted."""
-    return _insert_group(
-        conn, run_id, key_hashes, task_id=None, cursor=None, task=task, data=task, metadata=metadata,
-        is_eval=True, sampling=sampling, owner=owner,
+        conn, run_id, limits, key_hashes, task_id=task.id, cursor=cursor, data=task.data, owner=owner,
+        start_digest=start_digest,
     )  # fmt: skip
 
 
+def start_external(
+    conn: Connection, run_id: str, limits: Limits, key_hash: str, task: Json | None, metadata: Json,
+    *, start_digest: str | None = None,
+) -> NewGroup:  # fmt: skip
+    """Admit a group of one for an outside program that brings its own task. Raises as `admit` does."""
+    if (earlier := _started(conn, run_id, start_digest)) is not None:
+        return earlier
+    cursor, _ = admit(conn, run_id, limits)
+    return _insert_group(
+        conn, run_id, limits, [key_hash], cursor=cursor, task=task, data=task, metadata=metadata, external=True,
+        start_digest=start_digest,
+    )  # fmt: skip
+
+
+def start_evaluation(
+    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], task: Json, metadata: Json,
+    sampling: Json | None, *, owner: str | None = None, start_digest: str | None = None,
+) -> NewGroup:  # fmt: skip
+    """Create a group that is never trained and never counted."""
+    if (earlier := _started(conn, run_id, start_digest)) is not None:
+        return earlier
+    return _insert_group(
+        conn, run_id, limits, key_hashes, task=task, data=task, metadata=metadata, is_eval=True, sampling=sampling,
+        owner=owner, start_digest=start_digest,
+    )  # fmt: skip
+
+
+def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str, metadata: Json) -> NewGroup:
+    """Open a sub-agent's session under an open one: same group, no admission, ended at the latest with its parent.
+
+    Raises RequestError: 404 for an unknown parent, 409 when the parent has ended.
+    """
+    parent = _locked(conn, parent_id)
+    if parent.status != SessionStatus.OPEN:
+        raise RequestError(409, f"session {parent_id} is sealed: it has ended", code="session_sealed")
+    group = conn.execute(select(groups).where(groups.c.id == parent.group_id).with_for_update(key_share=True)).one()
+    index = conn.execute(
+        select(func.max(sessions.c.sample_index)).where(sessions.c.group_id == group.id)
+    ).scalar_one()  # fmt: skip
+    session_id, now = new_id(), time.time()
+    conn.execute(
+        insert(sessions).values(
+            id=session_id, run_id=parent.run_id, group_id=group.id, sample_index=max(index + 1, group.size),
+            key_hash=key_hash, status=SessionStatus.OPEN, is_eval=group.is_eval, metadata=metadata,
+            parent_session_id=parent_id, created_at=now, last_seen_at=now, due_at=_first_look(limits, group.owner, now),
+        )
+    )  # fmt: skip
+    return NewGroup(group.id, group.task_id, group.task, [session_id])
+
+
 def _insert_group(
-    conn: Connection, run_id: str, key_hashes: list[str], *, task_id: str | None, cursor: int | None,
-    task: Json | None, data: Json | None, metadata: Json, is_eval: bool = False, external: bool = False,
-    sampling: Json | None = None, owner: str | None = None,
+    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], *, task_id: str | None = None,
+    cursor: int | None = None, task: Json | None = None, data: Json | None, metadata: Json | None = None,
+    is_eval: bool = False, external: bool = False, sampling: Json | None = None, owner: str | None = None,
+    start_digest: str | None = None,
 ) -> NewGroup:  # fmt: skip
     now, group_id = time.time(), new_id()
     conn.execute(
         insert(groups).values(
             id=group_id, run_id=run_id, task_id=task_id, cursor=cursor, task=task, size=len(key_hashes),
-            is_eval=is_eval, external=external, state="running", sampling=sampling, owner=owner, created_at=now,
+            is_eval=is_eval, external=external, state="running", sampling=sampling, owner=owner,
+            start_digest=start_digest, created_at=now,
         )
     )  # fmt: skip
     session_ids = [new_id() for _ in key_hashes]
@@ -141,13 +184,33 @@ def _insert_group(
         [
             {
                 "id": sid, "run_id": run_id, "group_id": group_id, "sample_index": i, "key_hash": key_hash,
-                "status": SessionStatus.OPEN, "seq": 0, "is_eval": is_eval, "built": False, "metadata": metadata,
-                "created_at": now, "last_seen_at": now,
+                "status": SessionStatus.OPEN, "seq": 0, "is_eval": is_eval, "built": False, "metadata": metadata or {},
+                "created_at": now, "last_seen_at": now, "due_at": _first_look(limits, owner, now),
             }
             for i, (sid, key_hash) in enumerate(zip(session_ids, key_hashes, strict=True))
         ],
     )  # fmt: skip
     return NewGroup(group_id, task_id, data, session_ids)
+
+
+def _started(conn: Connection, run_id: str, start_digest: str | None) -> NewGroup | None:
+    """The group that this idempotency key started before."""
+    if start_digest is None:
+        return None
+    group = conn.execute(
+        select(groups, tasks.c.data)
+        .outerjoin(tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.run_id == run_id, groups.c.start_digest == start_digest)
+    ).first()
+    if group is None:
+        return None
+    of_group = select(sessions.c.id).where(sessions.c.group_id == group.id, sessions.c.parent_session_id.is_(None))
+    ids = list(conn.execute(of_group.order_by(sessions.c.sample_index)).scalars())
+    return NewGroup(group.id, group.task_id, group.data if group.task_id else group.task, ids)
+
+
+def _first_look(limits: Limits, owner: str | None, now: float) -> float:
+    return now + min(limits.silence_s(owner), limits.session_max_s)
 
 
 def get(conn: Connection, session_id: str) -> Row[Any] | None:
@@ -165,39 +228,52 @@ def by_key_hash(conn: Connection, key_hash: str) -> str | None:
 
 
 def end(conn: Connection, session_id: str, status: SessionStatus, error: str | None, limits: Limits) -> str:
-    """Seal a session: new calls get 409, running ones may still commit; returns the resulting status.
+    """Seal a session and its sub-agents': new calls get 409, running ones may still commit; returns the status.
 
     Ending twice is harmless: the first end stands. Raises RequestError 404 for an unknown session.
     """
-    row = conn.execute(select(sessions).where(sessions.c.id == session_id).with_for_update()).first()
-    if row is None:
-        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+    row = _locked(conn, session_id)
     if row.status != SessionStatus.OPEN:
         return str(row.status)
+    for child_id in _children(conn, session_id):
+        end(conn, child_id, status, "its parent session ended", limits)
     final = SessionStatus.CLOSING if status == SessionStatus.COMPLETED and _running_calls(conn, session_id) else status
+    now = time.time()
     conn.execute(
-        update(sessions).where(sessions.c.id == session_id).values(status=final, error=error, ended_at=time.time())
+        update(sessions).where(sessions.c.id == session_id).values(status=final, error=error, ended_at=now, due_at=now)
     )
     return settle(conn, session_id, limits)
 
 
 def settle(conn: Connection, session_id: str, limits: Limits) -> str:
-    """Build the trajectories of an ended session once nothing more can arrive; returns its status."""
-    row = conn.execute(select(sessions).where(sessions.c.id == session_id).with_for_update()).one()
+    """Build the trajectories of an ended session once nothing more can arrive; returns its status.
+
+    Until then it says when to look again (`due_at`): when its running calls have had their grace, or its reward its
+    time. A sub-agent's session waits for its parent, from which it may inherit a reward.
+    """
+    row = _locked(conn, session_id)
     if row.built or row.status == SessionStatus.OPEN:
         return str(row.status)
-    age = time.time() - row.ended_at
-    if row.status == SessionStatus.CLOSING:
-        if _running_calls(conn, session_id) and age < limits.end_grace_s:
-            return str(row.status)
-        conn.execute(update(sessions).where(sessions.c.id == session_id).values(status=SessionStatus.COMPLETED))
-    status = SessionStatus(row.status) if row.status != SessionStatus.CLOSING else SessionStatus.COMPLETED
-    if not row.is_eval and status == SessionStatus.COMPLETED:
-        rewarded = rewards.of_sessions(conn, [session_id])[session_id].any
-        if not rewarded and age < limits.reward_timeout_s:
+    now = time.time()
+    status = SessionStatus(row.status)
+    if status == SessionStatus.CLOSING:
+        if _running_calls(conn, session_id) and now < row.ended_at + limits.end_grace_s:
+            _look_again(conn, session_id, row.ended_at + limits.end_grace_s)
             return str(status)
-        trajectories.build(conn, row, rewarded=rewarded)
+        status = SessionStatus.COMPLETED
+        conn.execute(update(sessions).where(sessions.c.id == session_id).values(status=status))
+    if row.parent_session_id is not None and not _is_built(conn, row.parent_session_id):
+        _look_again(conn, session_id, now + limits.silence_s(None))
+        return str(status)
+    if not row.is_eval and status == SessionStatus.COMPLETED:
+        rewarded = returns.of_sessions(conn, [session_id], limits.turn_discount)[session_id].rewarded
+        if not rewarded and now < row.ended_at + limits.reward_timeout_s:
+            _look_again(conn, session_id, row.ended_at + limits.reward_timeout_s)
+            return str(status)
+        trajectories.build(conn, row, limits.turn_discount)
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(built=True))
+    for child_id in _children(conn, session_id):
+        settle(conn, child_id, limits)
     _settle_group(conn, row.group_id, limits)
     return str(status)
 
@@ -213,20 +289,16 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
     if group.is_eval:
         conn.execute(update(groups).where(groups.c.id == group_id).values(state="evaluated", finished_at=now))
         return
-    trainable = conn.execute(
-        select(func.count(trajectories_table.c.session_id.distinct())).where(
-            trajectories_table.c.group_id == group_id, trajectories_table.c.state == TrajectoryState.READY
-        )
-    ).scalar_one()
-    ready = trainable >= limits.min_group_size
+    of_group = (trajectories_table.c.group_id == group_id, trajectories_table.c.state == TrajectoryState.READY)
+    trainable = list(conn.execute(select(trajectories_table.c.session_id).distinct().where(*of_group)).scalars())
+    episodes = set(returns.roots(conn, trainable).values())
+    ready = len(episodes) >= limits.min_group_size
     conn.execute(
         update(groups).where(groups.c.id == group_id).values(state="ready" if ready else "rejected", finished_at=now)
     )
     if not ready:
         conn.execute(
-            update(trajectories_table)
-            .where(trajectories_table.c.group_id == group_id, trajectories_table.c.state == TrajectoryState.READY)
-            .values(state=TrajectoryState.REJECTED, reason="group_too_small")
+            update(trajectories_table).where(*of_group).values(state=TrajectoryState.REJECTED, reason="group_too_small")
         )
     conn.execute(
         update(runs_table)
@@ -246,55 +318,99 @@ def settle_rewarded(conn: Connection, session_id: str, limits: Limits) -> None:
         settle(conn, session_id, limits)
 
 
-def abandon_owned(conn: Connection, run_id: str, owner: str, limits: Limits) -> int:
-    """End the open sessions of a worker that died; returns how many. The restarted worker calls this first."""
-    orphans = conn.execute(
-        select(sessions.c.id)
-        .join(groups, groups.c.id == sessions.c.group_id)
-        .where(groups.c.run_id == run_id, groups.c.owner == owner, groups.c.state == "running")
-        .where(sessions.c.status == SessionStatus.OPEN)
-    ).scalars()
-    ids = list(orphans)
-    for session_id in ids:
-        end(conn, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", limits)
-    return len(ids)
+def open_of_owner(conn: Connection, run_id: str, owner: str) -> list[str]:
+    """The open sessions of a worker: what it left when it died. The restarted worker ends them first."""
+    return list(
+        conn.execute(
+            select(sessions.c.id)
+            .join(groups, groups.c.id == sessions.c.group_id)
+            .where(groups.c.run_id == run_id, groups.c.owner == owner, groups.c.state == "running")
+            .where(sessions.c.status == SessionStatus.OPEN, sessions.c.parent_session_id.is_(None))
+        ).scalars()
+    )
 
 
-def sweep(conn: Connection, run_id: str, limits: Limits) -> int:
-    """Abandon open sessions that nobody uses any more and settle ended ones; returns how many were abandoned."""
+def due(conn: Connection, run_id: str, limit: int = 256) -> list[str]:
+    """The sessions that some replica should look at now, the longest overdue first."""
+    return list(
+        conn.execute(
+            select(sessions.c.id)
+            .where(sessions.c.run_id == run_id, sessions.c.built.is_(False), sessions.c.due_at <= time.time())
+            .order_by(sessions.c.due_at)
+            .limit(limit)
+        ).scalars()
+    )
+
+
+def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: float) -> bool:
+    """Deal with a session that is due; returns whether it was abandoned. Several replicas may do so at once.
+
+    An open session is failed when it is older than `session_max_s`, and abandoned when neither it nor its worker was
+    heard of for too long while somebody was there to hear: `heard_since` says since when the caller has been up
+    without a gap, so that an outage of the proxy or the database kills nobody. Ended sessions are settled.
+    """
+    row = _locked(conn, session_id)
+    if row.built:
+        return False
+    if row.status != SessionStatus.OPEN:
+        settle(conn, session_id, limits)
+        return False
     now = time.time()
-    rows = conn.execute(
-        select(sessions.c.id, sessions.c.status, sessions.c.last_seen_at).where(
-            sessions.c.run_id == run_id, sessions.c.built.is_(False)
-        )
-    ).all()
-    abandoned = 0
-    for row in rows:
-        if row.status != SessionStatus.OPEN:
-            settle(conn, row.id, limits)
-        elif now - row.last_seen_at > limits.session_timeout_s and not _running_calls(conn, row.id):
-            end(conn, row.id, SessionStatus.ABANDONED, "nobody used the session any more", limits)
-            abandoned += 1
-    return abandoned
+    if now >= row.created_at + limits.session_max_s:
+        end(conn, session_id, SessionStatus.FAILED, f"it was open for {limits.session_max_s:g} s", limits)
+        return False
+    owner = conn.execute(select(groups.c.owner).where(groups.c.id == row.group_id)).scalar_one()
+    silence_s = limits.silence_s(owner)
+    heard = max(row.last_seen_at, heartbeats.last(conn, row.run_id, "worker", owner) if owner else 0.0)
+    if now < max(heard, heard_since) + silence_s or _running_calls(conn, session_id):
+        next_look = max(heard, heard_since, now - silence_s / 2) + silence_s
+        _look_again(conn, session_id, min(next_look, row.created_at + limits.session_max_s))
+        return False
+    why = f"its worker {owner} fell silent" if owner else "nobody used the session any more"
+    end(conn, session_id, SessionStatus.ABANDONED, why, limits)
+    return True
 
 
 def evaluations(conn: Connection, run_id: str) -> list[Json]:
     """Ended evaluation sessions with their metadata and reward, oldest first."""
     rows = conn.execute(
-        select(sessions.c.id, sessions.c.metadata, sessions.c.status, func.sum(rewards_table.c.value).label("reward"))
-        .outerjoin(rewards_table, rewards_table.c.session_id == sessions.c.id)
+        select(sessions.c.id, sessions.c.metadata, sessions.c.status)
         .where(
             sessions.c.run_id == run_id,
             sessions.c.is_eval.is_(True),
             sessions.c.status.in_([SessionStatus.COMPLETED, SessionStatus.FAILED]),
         )
-        .group_by(sessions.c.id)
         .order_by(sessions.c.id)
-    )
+    ).all()
+    facts = returns.applied(conn, [row.id for row in rows])
     return [
-        {**dict(row.metadata), "session_id": row.id, "status": row.status, "reward": float(row.reward or 0.0)}
+        {**dict(row.metadata), "session_id": row.id, "status": row.status, "reward": _total(facts[row.id])}
         for row in rows
     ]
+
+
+def _total(rewards: SessionRewards) -> float:
+    return (rewards.session or 0.0) + sum(rewards.branches.values()) + sum(rewards.calls.values())
+
+
+def _locked(conn: Connection, session_id: str) -> Row[Any]:
+    """The session, locked. Raises RequestError 404."""
+    row = conn.execute(select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)).first()
+    if row is None:
+        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+    return row
+
+
+def _look_again(conn: Connection, session_id: str, at: float) -> None:
+    conn.execute(update(sessions).where(sessions.c.id == session_id).values(due_at=at))
+
+
+def _is_built(conn: Connection, session_id: str) -> bool:
+    return bool(conn.execute(select(sessions.c.built).where(sessions.c.id == session_id)).scalar_one())
+
+
+def _children(conn: Connection, session_id: str) -> list[str]:
+    return list(conn.execute(select(sessions.c.id).where(sessions.c.parent_session_id == session_id)).scalars())
 
 
 def _running_calls(conn: Connection, session_id: str) -> int:

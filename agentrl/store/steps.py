@@ -7,18 +7,19 @@ gets FencedError from whatever it tries next.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from agentrl import staleness
 from agentrl.errors import FencedError, StoreError
-from agentrl.schemas import Batch, Json, ResumePlan, StepState, TrainedTrajectory, TrajectoryState, VersionState
-from agentrl.store import runs, trajectories
+from agentrl.schemas import Batch, Json, ResumePlan, StepState, TrainedBatch, TrajectoryState, VersionState
+from agentrl.store import leases, runs, trajectories
 from agentrl.store.codec import new_id
-from agentrl.tables import groups, step_trajectories, steps, weight_versions
+from agentrl.store.leases import StalePolicy
+from agentrl.store.returns import Rescore
 from agentrl.tables import runs as runs_table
+from agentrl.tables import step_trajectories, steps, weight_versions
 from agentrl.tables import trajectories as trajectories_table
 
 
@@ -36,7 +37,7 @@ def begin_epoch(conn: Connection, run_id: str) -> int:
 
 def check_epoch(conn: Connection, run_id: str, epoch: int) -> Row[Any]:
     """The run, locked. Raises FencedError when a newer trainer has started."""
-    run = conn.execute(select(runs_table).where(runs_table.c.id == run_id).with_for_update()).one()
+    run = conn.execute(select(runs_table).where(runs_table.c.id == run_id).with_for_update(key_share=True)).one()
     if run.trainer_epoch != epoch:
         raise FencedError(f"trainer epoch {epoch} is over: epoch {run.trainer_epoch} has started")
     return run
@@ -85,56 +86,73 @@ def reconcile(conn: Connection, run_id: str, epoch: int, checkpoint_step_id: str
 
 
 def lease(
-    conn: Connection, run_id: str, epoch: int, *, step: int, n_groups: int, max_staleness: int, discount: float
-) -> Batch | None:
-    """Lease the oldest `n_groups` ready groups for `step`, or None while there are too few.
+    conn: Connection, run_id: str, epoch: int, *, step: int, n_groups: int, max_staleness: int, discount: float,
+    stale_policy: StalePolicy = "mask",
+) -> str | None:  # fmt: skip
+    """Lease the oldest `n_groups` ready groups for `step`; returns the step's id, or None while there are too few.
 
-    Groups in which every token is too old become stale and give their admission back, also when None is returned.
-    Raises FencedError for an older epoch.
+    Whole groups only, each with a trajectory that is young enough; the others become stale and give their admission
+    back, also when None is returned. Within a leased group, a trajectory without a young token (policy `mask`) or with
+    any old one (`drop`) becomes stale, and its reward stays in the baseline. Asking again for a leased step gets the
+    same lease. `batch` reads what was leased.
+
+    Raises FencedError for an older epoch, StoreError when the step before is not complete or this one is already.
     """
     check_epoch(conn, run_id, epoch)
+    existing = conn.execute(
+        select(steps).where(steps.c.run_id == run_id, steps.c.step == step, steps.c.state != StepState.ROLLED_BACK)
+    ).first()
+    if existing is not None:
+        if existing.state == StepState.STARTED and existing.epoch == epoch:
+            return str(existing.id)
+        raise StoreError(f"step {step} cannot be leased: it is {existing.state}, of epoch {existing.epoch}")
     version = _version_before(conn, run_id, step)
     ages = staleness.ages(version, runs.version_parents(conn, run_id))
-    chosen = _young_groups(conn, run_id, n_groups, ages, max_staleness)
-    if len(chosen) < n_groups:
+    claimed = leases.claim(
+        conn, run_id, n_groups, young={v for v, age in ages.items() if age <= max_staleness}, policy=stale_policy
+    )
+    if claimed is None:
         return None
-    ids = list(
-        conn.execute(
-            select(trajectories_table.c.id)
-            .where(trajectories_table.c.group_id.in_(chosen), trajectories_table.c.state == TrajectoryState.READY)
-            .order_by(trajectories_table.c.group_id, trajectories_table.c.id)
-        ).scalars()
-    )
-    batch = trajectories.load(conn, ids, ages=ages, max_staleness=max_staleness, discount=discount)
-    stale = {t.trajectory_id for t in batch if not t.loss_mask.any()}
-    wasted = sum(
-        sum(1 for v in t.versions[t.turn_ids >= 0].tolist() if ages.get(v, max_staleness + 1) > max_staleness)
-        for t in batch
-    )
     step_id = new_id()
     conn.execute(
         insert(steps).values(
             id=step_id, run_id=run_id, epoch=epoch, step=step, state=StepState.STARTED, version_before=version,
-            wasted_tokens=wasted, metrics={}, started_at=time.time(),
+            max_staleness=max_staleness, turn_discount=discount, groups=n_groups,
+            trajectories=len(claimed.trajectories), metrics={}, started_at=time.time(),
         )
     )  # fmt: skip
-    conn.execute(update(groups).where(groups.c.id.in_(chosen)).values(state="leased"))
-    for trajectory in batch:
-        is_stale = trajectory.trajectory_id in stale
-        conn.execute(
-            update(trajectories_table)
-            .where(trajectories_table.c.id == trajectory.trajectory_id)
-            .values(
-                {
-                    "state": TrajectoryState.STALE if is_stale else TrajectoryState.LEASED,
-                    "reason": "too_old" if is_stale else None,
-                    "lease_epoch": epoch,
-                    "lease_step_id": step_id,
-                    "return": trajectory.session_return,
-                }
-            )
-        )
-    return Batch(step_id=step_id, step=step, version=version, trajectories=batch, ages=ages, wasted_tokens=wasted)
+    leases.assign(conn, claimed, step_id, epoch)
+    return step_id
+
+
+def batch(conn: Connection, step_id: str, *, discount: float | None = None, rescore: Rescore | None = None) -> Batch:
+    """The batch of a leased, trained or published step: what the trainer gets, and what a replay gets years later.
+
+    Everything in it is frozen by the lease: calls cannot change, later rewards are not applied. `discount` and
+    `rescore` ask what the batch would have been under another credit. Raises StoreError for a step that is unknown or
+    was rolled back.
+    """
+    step = conn.execute(select(steps).where(steps.c.id == step_id)).first()
+    if step is None or step.state == StepState.ROLLED_BACK:
+        raise StoreError(f"step {step_id} {'does not exist' if step is None else 'was rolled back: it has no batch'}")
+    rows = conn.execute(
+        select(trajectories_table.c.id, trajectories_table.c.state)
+        .where(trajectories_table.c.lease_step_id == step_id)
+        .order_by(trajectories_table.c.group_id, trajectories_table.c.id)
+    ).all()
+    loaded = trajectories.load(
+        conn,
+        [row.id for row in rows],
+        ages=staleness.ages(step.version_before, runs.version_parents(conn, step.run_id)),
+        max_staleness=step.max_staleness,
+        discount=step.turn_discount if discount is None else discount,
+        stale={row.id for row in rows if row.state == TrajectoryState.STALE},
+        rescore=rescore,
+    )
+    return Batch(
+        step_id=step_id, step=step.step, version=step.version_before, trajectories=loaded.trajectories,
+        ages=loaded.ages, wasted_tokens=loaded.wasted_tokens,
+    )  # fmt: skip
 
 
 def next_version(conn: Connection, run_id: str) -> int:
@@ -146,27 +164,29 @@ def next_version(conn: Connection, run_id: str) -> int:
 
 
 def complete(
-    conn: Connection, run_id: str, epoch: int, step_id: str, *, trained: Sequence[TrainedTrajectory],
-    metrics: Json, version: int, path: str, checksum: str,
+    conn: Connection, run_id: str, epoch: int, facts: TrainedBatch, *, metrics: Json, version: int, path: str,
+    checksum: str,
 ) -> None:  # fmt: skip
     """One transaction {step trained, trajectories trained, version pending}, after the checkpoint is durable.
 
-    Raises FencedError for an older epoch, StoreError when the step is not leased or a trajectory is not its own.
+    Repeating it is harmless. Raises FencedError for an older epoch, StoreError when the step is not leased or a
+    trajectory is not its own.
     """
     check_epoch(conn, run_id, epoch)
     now = time.time()
-    step = conn.execute(select(steps).where(steps.c.id == step_id)).one()
+    step = conn.execute(select(steps).where(steps.c.id == facts.step_id)).one()
+    if step.state in (StepState.TRAINED, StepState.PUBLISHED) and step.version_after == version:
+        return
     if step.state != StepState.STARTED or step.epoch != epoch:
         raise StoreError(f"step {step.step} cannot be completed: it is {step.state}, of epoch {step.epoch}")
-    leased = set(
-        conn.execute(
-            select(trajectories_table.c.id).where(
-                trajectories_table.c.lease_step_id == step_id, trajectories_table.c.state == TrajectoryState.LEASED
-            )
-        ).scalars()
-    )
-    if {t.trajectory_id for t in trained} != leased:
+    batch_rows = conn.execute(
+        select(trajectories_table.c.id, trajectories_table.c.session_id, trajectories_table.c.state,
+               trajectories_table.c["return"])
+        .where(trajectories_table.c.lease_step_id == facts.step_id)
+    ).all()  # fmt: skip
+    if {t.trajectory_id for t in facts.trained} != {r.id for r in batch_rows if r.state == TrajectoryState.LEASED}:
         raise StoreError(f"step {step.step} trained other trajectories than it leased")
+    returns = {row.session_id: row[3] for row in batch_rows}
     conn.execute(
         insert(weight_versions).values(
             run_id=run_id, version=version, parent_version=step.version_before, step=step.step, path=path,
@@ -175,29 +195,43 @@ def complete(
     )  # fmt: skip
     conn.execute(
         update(steps)
-        .where(steps.c.id == step_id)
-        .values(state=StepState.TRAINED, version_after=version, metrics=metrics, trained_at=now)
-    )
+        .where(steps.c.id == facts.step_id)
+        .values(
+            state=StepState.TRAINED, version_after=version, metrics=metrics, trained_at=now,
+            estimator=facts.estimator, batch_digest=facts.digest, wasted_tokens=facts.wasted_tokens,
+            tokens_trained=sum(t.tokens_trained for t in facts.trained),
+            staleness_max=max((t.staleness_max for t in facts.trained), default=None),
+            return_mean=sum(returns.values()) / len(returns) if returns else None,
+        )
+    )  # fmt: skip
     conn.execute(
         insert(step_trajectories),
         [
             {
-                "step_id": step_id, "trajectory_id": t.trajectory_id, "advantage": t.advantage,
+                "step_id": facts.step_id, "trajectory_id": t.trajectory_id, "advantage": t.advantage,
                 "staleness_max": t.staleness_max, "staleness_mean": t.staleness_mean,
                 "tokens_trained": t.tokens_trained,
             }
-            for t in trained
+            for t in facts.trained
         ],
     )  # fmt: skip
-    _set_leased(conn, step_id, TrajectoryState.TRAINED)
+    leases.move(conn, facts.step_id, TrajectoryState.TRAINED)
 
 
-def mark_published(conn: Connection, run_id: str, version: int) -> None:
-    """Every serving engine has `version`: the run moves to it, its step is published."""
+def mark_published(conn: Connection, run_id: str, version: int, epoch: int | None = None) -> None:
+    """Every serving engine has `version`: the run moves to it, its step is published.
+
+    A trainer names its epoch, and FencedError is raised when that is over; without one (a proxy that finishes what it
+    had begun) the run only moves forward. Raises StoreError for a version that is not of the surviving lineage.
+    """
     now = time.time()
+    if epoch is not None:
+        check_epoch(conn, run_id, epoch)
     row = runs.version(conn, run_id, version)
     if row is None or row.state == VersionState.ROLLED_BACK:
         raise StoreError(f"version {version} is not of the surviving lineage")
+    if epoch is None and row.step < runs.get(conn, run_id).published_step:
+        raise StoreError(f"version {version} is older than what the run has published: only its trainer goes back")
     conn.execute(
         update(weight_versions)
         .where(weight_versions.c.run_id == run_id, weight_versions.c.version == version)
@@ -241,65 +275,6 @@ def _version_before(conn: Connection, run_id: str, step: int) -> int:
     return int(before)
 
 
-def _young_groups(conn: Connection, run_id: str, n_groups: int, ages: dict[int, int], max_staleness: int) -> list[str]:
-    """The oldest ready groups with at least one young token; groups without any are retired as stale."""
-    young: list[str] = []
-    after = ""
-    while len(young) < n_groups:
-        page = list(
-            conn.execute(
-                select(groups.c.id)
-                .where(groups.c.run_id == run_id, groups.c.state == "ready", groups.c.id > after)
-                .order_by(groups.c.id)
-                .limit(n_groups)
-                .with_for_update(skip_locked=True)
-            ).scalars()
-        )
-        if not page:
-            return young
-        after = page[-1]
-        rows = conn.execute(
-            select(
-                trajectories_table.c.group_id, trajectories_table.c.min_version, trajectories_table.c.max_version
-            ).where(trajectories_table.c.group_id.in_(page), trajectories_table.c.state == TrajectoryState.READY)
-        )
-        alive = {
-            row.group_id
-            for row in rows
-            if any(ages.get(v, max_staleness + 1) <= max_staleness for v in range(row.min_version, row.max_version + 1))
-        }
-        for group_id in page:
-            if group_id in alive:
-                young.append(group_id)
-            else:
-                _retire_group(conn, run_id, group_id)
-    return young[:n_groups]
-
-
-def _retire_group(conn: Connection, run_id: str, group_id: str) -> None:
-    conn.execute(update(groups).where(groups.c.id == group_id).values(state="stale"))
-    conn.execute(
-        update(trajectories_table)
-        .where(trajectories_table.c.group_id == group_id, trajectories_table.c.state == TrajectoryState.READY)
-        .values(state=TrajectoryState.STALE, reason="too_old")
-    )
-    conn.execute(update(runs_table).where(runs_table.c.id == run_id).values(returned=runs_table.c.returned + 1))
-
-
-def _set_leased(conn: Connection, step_id: str, state: TrajectoryState) -> None:
-    """Move what a step leased or trained, trajectories and groups, to `state`."""
-    of_step = select(trajectories_table.c.group_id).where(trajectories_table.c.lease_step_id == step_id)
-    conn.execute(
-        update(groups).where(groups.c.id.in_(of_step), groups.c.state.in_(["leased", "trained"])).values(state=state)
-    )
-    held = trajectories_table.c.state.in_([TrajectoryState.LEASED, TrajectoryState.TRAINED])
-    values: Json = {"state": state}
-    if state == TrajectoryState.READY:
-        held = trajectories_table.c.state.in_([TrajectoryState.LEASED, TrajectoryState.TRAINED, TrajectoryState.STALE])
-        values |= {"lease_step_id": None, "lease_epoch": None, "reason": None}
-    conn.execute(update(trajectories_table).where(trajectories_table.c.lease_step_id == step_id, held).values(values))
-
-
 def _roll_back(conn: Connection, step: Row[Any]) -> None:
     conn.execute(update(steps).where(steps.c.id == step.id).values(state=StepState.ROLLED_BACK))
     if step.version_after is not None:
@@ -308,4 +283,4 @@ def _roll_back(conn: Connection, step: Row[Any]) -> None:
             .where(weight_versions.c.run_id == step.run_id, weight_versions.c.version == step.version_after)
             .values(state=VersionState.ROLLED_BACK)
         )
-    _set_leased(conn, step.id, TrajectoryState.READY)
+    leases.move(conn, step.id, TrajectoryState.READY)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, Row, insert, select
 
-from agentrl import credit
 from agentrl.schemas import PROMPT_VERSION, InteractionStatus, TrajectoryState, TrajectoryTokens
-from agentrl.store import codec, rewards
+from agentrl.store import codec, returns
 from agentrl.store.codec import new_id
+from agentrl.store.returns import Rescore, SessionReturns
 from agentrl.tables import interaction_data, interactions, trajectories, trajectory_interactions
 
 
@@ -32,7 +33,7 @@ def paths(parents: Mapping[str, str | None]) -> list[list[str]]:
     return result
 
 
-def build(conn: Connection, session: Row[Any], *, rewarded: bool) -> None:
+def build(conn: Connection, session: Row[Any], discount: float) -> None:
     """Insert the trajectories of a session. An output that several paths share is owned by the first of them.
 
     A path is rejected at once when the session has no reward, or when it owns no token that can be trained.
@@ -45,24 +46,30 @@ def build(conn: Connection, session: Row[Any], *, rewarded: bool) -> None:
             .order_by(interactions.c.seq)
         )
     }
+    credited = returns.of_sessions(conn, [session.id], discount)[session.id]
     owned_already: set[str] = set()
     for path in paths({row.id: row.parent_id for row in calls.values()}):
         owned = [calls[i] for i in path if i not in owned_already]
         owned_already.update(path)
-        trained = [row for row in owned if row.trainable and row.output_tokens]
-        reason = None if rewarded else "no_reward"
-        if reason is None and not trained:
+        trained = [row for row in owned if row.trainable and row.output_tokens and row.id in credited.calls]
+        reason = None
+        if not trained:
             reason = "no_trainable_tokens"
+        elif not credited.rewarded:
+            reason = "no_reward"
         trajectory_id, leaf = new_id(), calls[path[-1]]
         conn.execute(
             insert(trajectories).values(
-                id=trajectory_id, run_id=session.run_id, group_id=session.group_id, session_id=session.id,
-                leaf_id=leaf.id, tokens=leaf.prompt_tokens + leaf.output_tokens,
-                trainable_tokens=sum(row.output_tokens for row in trained),
-                min_version=min((row.min_version for row in trained), default=None),
-                max_version=max((row.max_version for row in trained), default=None),
-                state=TrajectoryState.REJECTED if reason else TrajectoryState.READY, reason=reason,
-                created_at=time.time(),
+                {
+                    "id": trajectory_id, "run_id": session.run_id, "group_id": session.group_id,
+                    "session_id": session.id, "leaf_id": leaf.id, "tokens": leaf.prompt_tokens + leaf.output_tokens,
+                    "trainable_tokens": sum(row.output_tokens for row in trained),
+                    "min_version": min((row.min_version for row in trained), default=None),
+                    "max_version": max((row.max_version for row in trained), default=None),
+                    "return": credited.episode_return,
+                    "state": TrajectoryState.REJECTED if reason else TrajectoryState.READY, "reason": reason,
+                    "created_at": time.time(),
+                }
             )
         )  # fmt: skip
         owned_ids = {row.id for row in owned}
@@ -80,13 +87,23 @@ def build(conn: Connection, session: Row[Any], *, rewarded: bool) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Trajectories with the ages of the versions that sampled them, and the tokens that were too old to train."""
+
+    trajectories: list[TrajectoryTokens]
+    ages: dict[int, int]
+    wasted_tokens: int
+
+
 def load(
-    conn: Connection, trajectory_ids: Sequence[str], *, ages: Mapping[int, int], max_staleness: int, discount: float
-) -> list[TrajectoryTokens]:
+    conn: Connection, trajectory_ids: Sequence[str], *, ages: Mapping[int, int], max_staleness: int, discount: float,
+    stale: Set[str] = frozenset(), rescore: Rescore | None = None,
+) -> Loaded:  # fmt: skip
     """Tokens, masks and returns of trajectories, in the order given.
 
     `ages` maps a weight version to its age; a token whose version is missing there, or older than `max_staleness`,
-    leaves the loss.
+    leaves the loss, as every token of a trajectory in `stale` does.
     """
     rows = conn.execute(
         select(
@@ -104,61 +121,44 @@ def load(
     by_id: dict[str, list[Any]] = {tid: [] for tid in trajectory_ids}
     for row in rows:
         by_id[row.trajectory_id].append(row)
-    returns = session_returns(conn, sorted({turns[0].session_id for turns in by_id.values()}), discount)
-    return [
-        _assemble(turns, returns[turns[0].session_id], ages=ages, max_staleness=max_staleness)
-        for turns in by_id.values()
+    credited = returns.of_sessions(conn, sorted({turns[0].session_id for turns in by_id.values()}), discount, rescore)
+    young = {version for version, age in ages.items() if age <= max_staleness}
+    loaded = [
+        _assemble(turns, credited[turns[0].session_id], set() if tid in stale else young)
+        for tid, turns in by_id.items()
     ]
-
-
-def session_returns(conn: Connection, session_ids: Sequence[str], discount: float) -> dict[str, dict[str, float]]:
-    """For each session, the return of each of its main calls (credit.turn_returns), first call first."""
-    facts = rewards.of_sessions(conn, list(session_ids))
-    main: dict[str, list[str]] = {sid: [] for sid in session_ids}
-    rows = conn.execute(
-        select(interactions.c.id, interactions.c.session_id)
-        .where(
-            interactions.c.session_id.in_(session_ids),
-            interactions.c.status == InteractionStatus.COMPLETE,
-            interactions.c.role == "main",
-        )
-        .order_by(interactions.c.seq)
+    seen = {version for turns in by_id.values() for turn in turns for version, _, _ in turn.spans}
+    return Loaded(
+        trajectories=[tokens for tokens, _ in loaded],
+        ages={version: age for version, age in ages.items() if version in seen},
+        wasted_tokens=sum(wasted for _, wasted in loaded),
     )
-    for row in rows:
-        main[row.session_id].append(row.id)
-    return {
-        sid: dict(
-            zip(
-                calls,
-                credit.turn_returns([facts[sid].calls.get(c) for c in calls], facts[sid].session, discount),
-                strict=True,
-            )
-        )
-        for sid, calls in main.items()
-    }
 
 
-def _assemble(
-    turns: Sequence[Row[Any]], returns: Mapping[str, float], *, ages: Mapping[int, int], max_staleness: int
-) -> TrajectoryTokens:
+def _assemble(turns: Sequence[Row[Any]], credited: SessionReturns, young: Set[int]) -> tuple[TrajectoryTokens, int]:
+    """One trajectory, and how many of its tokens would train were they younger."""
     ids, mask, logprobs, versions, turn_ids, temperatures = ([] for _ in range(6))
+    wasted = 0
     for position, turn in enumerate(turns):
         delta, output = codec.unpack_ids(turn.prompt_delta_ids), codec.unpack_ids(turn.output_ids)
+        trains = turn.owned and turn.trainable and turn.interaction_id in credited.calls
         sampled_by = np.empty(len(output), np.int32)
-        young = np.zeros(len(output), np.bool_)
+        trained = np.zeros(len(output), np.bool_)
         for version, start, end in turn.spans:
             sampled_by[start:end] = version
-            young[start:end] = ages.get(version, max_staleness + 1) <= max_staleness
-        trains = turn.owned and turn.trainable
+            if trains:
+                trained[start:end] = version in young
+                wasted += 0 if version in young else end - start
         ids += [delta, output]
-        mask += [np.zeros(len(delta), np.bool_), young & trains]
+        mask += [np.zeros(len(delta), np.bool_), trained]
         logprobs += [np.zeros(len(delta), np.float32), codec.unpack_logprobs(turn.logprobs)]
         versions += [np.full(len(delta), PROMPT_VERSION, np.int32), sampled_by]
         turn_ids += [np.full(len(delta), -1, np.int32), np.full(len(output), position, np.int32)]
         temperatures += [np.ones(len(delta), np.float32), np.full(len(output), turn.temperature, np.float32)]
-    return TrajectoryTokens(
+    tokens = TrajectoryTokens(
         trajectory_id=turns[0].trajectory_id,
         session_id=turns[0].session_id,
+        episode_id=credited.episode_id,
         group_id=turns[0].group_id,
         input_ids=np.concatenate(ids),
         loss_mask=np.concatenate(mask),
@@ -166,6 +166,7 @@ def _assemble(
         versions=np.concatenate(versions),
         turn_ids=np.concatenate(turn_ids),
         temperatures=np.concatenate(temperatures),
-        turn_returns=np.array([returns.get(turn.interaction_id, 0.0) for turn in turns], np.float32),
-        session_return=next(iter(returns.values()), 0.0),
+        turn_returns=np.array([credited.calls.get(turn.interaction_id, 0.0) for turn in turns], np.float32),
+        episode_return=credited.episode_return,
     )
+    return tokens, wasted

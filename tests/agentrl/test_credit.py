@@ -1,12 +1,18 @@
-"""Returns of a session's calls: tables."""
+"""Returns of a session's calls: tables, and what must hold for any session."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agentrl.credit import turn_returns
+from agentrl.credit import CallFact, SessionRewards, call_returns, counting, outcome
+
+
+def chain(n: int) -> list[CallFact]:
+    return [CallFact(str(i), str(i - 1) if i else None, True) for i in range(n)]
 
 
 @pytest.mark.parametrize(
-    ("calls", "session", "discount", "expected"),
+    ("rewards", "session", "discount", "expected"),
     [
         ([], 1.0, 1.0, []),
         ([None, None], 1.0, 1.0, [1.0, 1.0]),
@@ -16,5 +22,79 @@ from agentrl.credit import turn_returns
         ([1.0, 2.0, 3.0], None, 0.0, [1.0, 2.0, 3.0]),
     ],
 )
-def test_turn_returns(calls, session, discount, expected):
-    assert turn_returns(calls, session, discount) == pytest.approx(expected)
+def test_main_calls_in_order(rewards, session, discount, expected):
+    of_calls = {str(i): value for i, value in enumerate(rewards) if value is not None}
+    found = call_returns(chain(len(rewards)), SessionRewards(session, {}, of_calls), discount)
+    assert list(found.values()) == pytest.approx(expected)
+
+
+TREE = [
+    CallFact("root", None, True),
+    CallFact("left", "root", True),
+    CallFact("right", "root", True),
+    CallFact("side", "root", False),
+    CallFact("end", "right", True),
+]
+
+
+def test_a_branch_reward_reaches_only_its_path():
+    found = call_returns(TREE, SessionRewards(branches={"left": 1.0}), 0.5)
+    assert found == {"root": 0.5, "left": 1.0, "right": 0.0, "end": 0.0}
+
+
+def test_a_call_reward_follows_the_order_of_main_calls_across_forks():
+    found = call_returns(TREE, SessionRewards(calls={"right": 1.0}), 0.5)
+    assert found == {"root": 0.25, "left": 0.5, "right": 1.0, "end": 0.0}
+
+
+def test_side_calls_carry_no_value_unless_rewarded_themselves():
+    assert "side" not in call_returns(TREE, SessionRewards(session=1.0), 1.0)
+    rewarded = call_returns(TREE, SessionRewards(session=1.0, calls={"side": 0.25}), 1.0)
+    assert rewarded["side"] == 0.25
+    assert rewarded["root"] == 1.0  # a side call's reward stays its own
+
+
+def test_the_outcome_is_the_first_main_calls_return():
+    calls = [CallFact("warmup", None, False), *chain(2)]
+    rewards = SessionRewards(session=1.0, calls={"warmup": 5.0})
+    assert outcome(calls, call_returns(calls, rewards, 0.5)) == 0.5
+    assert outcome([], {}) == 0.0
+
+
+def test_the_newest_of_a_name_counts_and_names_add_up():
+    facts = [
+        (None, "session", "reward", 0.2),
+        (None, "session", "reward", 0.9),
+        (None, "session", "style", 0.5),
+        ("a", "call", "reward", 1.0),
+        ("a", "branch", "reward", 2.0),
+    ]
+    assert counting(facts) == SessionRewards(pytest.approx(1.4), {"a": 2.0}, {"a": 1.0})
+    assert not counting([]).any
+
+
+values = st.floats(-10, 10)
+
+
+@given(st.lists(values, min_size=1, max_size=8), values, st.floats(0, 1))
+def test_returns_satisfy_the_recursion(of_calls, session, discount):
+    rewards = SessionRewards(session, {}, {str(i): v for i, v in enumerate(of_calls)})
+    found = list(call_returns(chain(len(of_calls)), rewards, discount).values())
+    for i, value in enumerate(of_calls[:-1]):
+        assert found[i] == pytest.approx(value + discount * found[i + 1])
+    assert found[-1] == pytest.approx(of_calls[-1] + session)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), values), max_size=6), values, st.floats(0, 1))
+def test_returns_are_linear_in_the_rewards(branches, session, discount):
+    """Every reward adds its own share, whatever else was given."""
+    names = [call.id for call in TREE]
+    total: dict[str, float] = {}
+    for i, value in branches:
+        total[names[i]] = total.get(names[i], 0.0) + value
+    together = call_returns(TREE, SessionRewards(session, total), discount)
+    apart = call_returns(TREE, SessionRewards(session), discount)
+    for i, value in branches:
+        for call_id, share in call_returns(TREE, SessionRewards(branches={names[i]: value}), discount).items():
+            apart[call_id] = apart.get(call_id, 0.0) + share
+    assert together == pytest.approx(apart, abs=1e-9)

@@ -76,7 +76,8 @@ def play_groups(database: Database, run_id: str, count: int, *, seed: int = 0, v
     """`count` groups of three rewarded two-turn sessions."""
     limits = sessions.Limits(
         group_size=3, min_group_size=2, max_concurrent_groups=100, max_staleness=10, groups_per_step=100,
-        reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0,
+        turn_discount=1.0, reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0,
+        heartbeat_timeout_s=60.0,
     )  # fmt: skip
     rng = np.random.default_rng(seed)
     for _ in range(count):
@@ -86,7 +87,7 @@ def play_groups(database: Database, run_id: str, count: int, *, seed: int = 0, v
             for value, session_id in enumerate(new.session_ids):
                 first = _call(conn, run_id, session_id, None, prompt, rng, version)
                 _call(conn, run_id, session_id, first, rng.integers(3, VOCABULARY, 2).tolist(), rng, version)
-                rewards.add(conn, session_id, value=float(value))
+                rewards.add(conn, session_id, value=float(value), discount=1.0)
                 sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
 
 

@@ -44,6 +44,7 @@ def random_trajectory(
     return TrajectoryTokens(
         trajectory_id=f"{group}-{name}",
         session_id=f"{group}-{name}-s",
+        episode_id=f"{group}-{name}-s",
         group_id=group,
         input_ids=np.array(ids, np.int32),
         loss_mask=sampled_T,
@@ -52,7 +53,7 @@ def random_trajectory(
         turn_ids=turns_T,
         temperatures=np.where(sampled_T, temperature, 1).astype(np.float32),
         turn_returns=np.full(turns, rng.normal(), np.float32),
-        session_return=0.0,
+        episode_return=0.0,
     )
 
 

@@ -15,7 +15,11 @@ from agentrl.trainer.advantages import token_advantages, turn_advantages
 def trajectory(group: str, session: str, value: float, turns: list[float] | None = None) -> TrajectoryTokens:
     t = random_trajectory(np.random.default_rng(0), [3, 4], group=group, name=session, turns=len(turns or [value]))
     return dataclasses.replace(
-        t, session_id=session, session_return=value, turn_returns=np.array(turns or [value], np.float32)
+        t,
+        session_id=session,
+        episode_id=session,
+        episode_return=value,
+        turn_returns=np.array(turns or [value], np.float32),
     )
 
 

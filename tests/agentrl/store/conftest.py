@@ -18,7 +18,8 @@ def db(database_url: str) -> Iterator[Database]:
 def limits() -> sessions.Limits:
     return sessions.Limits(
         group_size=2, min_group_size=2, max_concurrent_groups=100, max_staleness=1, groups_per_step=2,
-        reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0,
+        turn_discount=1.0, reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0,
+        heartbeat_timeout_s=60.0,
     )  # fmt: skip
 
 

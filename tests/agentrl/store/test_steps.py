@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from agentrl.errors import FencedError, RequestError, StoreError
-from agentrl.schemas import InteractionStatus, SessionStatus, TrainedTrajectory, VersionSpan
+from agentrl.schemas import InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
 from agentrl.store import Database, codec, interactions, rewards, runs, sessions, steps
 
 
@@ -41,14 +41,15 @@ def group(db: Database, run_id, limits, *, version=0, values=(0.0, 1.0)):
         for session_id, value in zip(new.session_ids, values, strict=True):
             first = call(conn, run_id, session_id, version=version)
             call(conn, run_id, session_id, parent=first, delta=(5,), output=(6, 7, 8), version=version)
-            rewards.add(conn, session_id, value=value)
+            rewards.add(conn, session_id, value=value, discount=1.0)
             sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
     return new
 
 
 def take(db, run_id, epoch, step, **kwargs):
     with db.write() as conn:
-        return steps.lease(conn, run_id, epoch, step=step, n_groups=2, max_staleness=1, discount=1.0, **kwargs)
+        step_id = steps.lease(conn, run_id, epoch, step=step, n_groups=2, max_staleness=1, discount=1.0, **kwargs)
+        return None if step_id is None else steps.batch(conn, step_id)
 
 
 def finish(db, run_id, epoch, batch, *, publish=True):
@@ -60,10 +61,10 @@ def finish(db, run_id, epoch, batch, *, publish=True):
     ]
     with db.write() as conn:
         version = steps.next_version(conn, run_id)
-        steps.complete(
-            conn, run_id, epoch, batch.step_id, trained=trained, metrics={"loss": 0.1}, version=version, path="p",
-            checksum="c",
-        )  # fmt: skip
+        facts = TrainedBatch(
+            step_id=batch.step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=0, trained=trained
+        )
+        steps.complete(conn, run_id, epoch, facts, metrics={"loss": 0.1}, version=version, path="p", checksum="c")
         if publish:
             steps.mark_published(conn, run_id, version)
     return version
@@ -85,7 +86,7 @@ def test_a_batch_carries_the_exact_tokens_and_masks(db, run_id, limits):
     assert one.turn_ids.tolist() == [-1, -1, 0, 0, -1, 1, 1, 1]
     assert one.logprobs.tolist() == [0, 0, -0.5, -0.5, 0, -0.5, -0.5, -0.5]
     assert one.turn_returns.tolist() == [1.0, 1.0]
-    assert one.session_return == 1.0
+    assert one.episode_return == 1.0
 
 
 def test_lease_waits_for_whole_groups(db, run_id, limits):
@@ -182,8 +183,9 @@ def test_completing_with_other_trajectories_is_refused(db, run_id, limits):
     group(db, run_id, limits)
     epoch = begin(db, run_id)
     batch = take(db, run_id, epoch, 1)
+    facts = TrainedBatch(step_id=batch.step_id, digest="", estimator="grpo", wasted_tokens=0, trained=[])
     with pytest.raises(StoreError, match="other trajectories"), db.write() as conn:
-        steps.complete(conn, run_id, epoch, batch.step_id, trained=[], metrics={}, version=1, path="p", checksum="c")
+        steps.complete(conn, run_id, epoch, facts, metrics={}, version=1, path="p", checksum="c")
 
 
 def test_shared_outputs_belong_to_one_trajectory(db, run_id, limits):
@@ -193,7 +195,7 @@ def test_shared_outputs_belong_to_one_trajectory(db, run_id, limits):
             root = call(conn, run_id, session_id)
             call(conn, run_id, session_id, parent=root, delta=(5,), output=(6,))
             call(conn, run_id, session_id, parent=root, delta=(5,), output=(7,))
-            rewards.add(conn, session_id, value=1.0)
+            rewards.add(conn, session_id, value=1.0, discount=1.0)
             sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
     group(db, run_id, limits)
     batch = take(db, run_id, begin(db, run_id), 1)

@@ -1,0 +1,76 @@
+"""Many rows in one statement at the driver's own speed: SQL compiled once per dialect, parameters handed over as is.
+
+SQLAlchemy's per-row handling of parameters costs more CPU than SQLite's insert. Values must be what both drivers take:
+text, bytes, numbers, booleans, None; JSON as text (`codec.json_text`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import Insert, Update
+
+from agentrl.schemas import Json
+
+_SQLITE = sqlite.dialect()
+_POSTGRESQL = postgresql.psycopg.dialect()  # type: ignore[no-untyped-call]
+
+
+class Statement:
+    """An INSERT or UPDATE as SQL text and the order of its parameters, for either database."""
+
+    def __init__(self, build: Any, columns: Sequence[str]) -> None:
+        self._build = build
+        self._columns = list(columns)
+        self._compiled = cache(self._compile)
+
+    def _compile(self, dialect_name: str) -> tuple[str, list[str]]:
+        dialect = _SQLITE if dialect_name == "sqlite" else _POSTGRESQL
+        compiled = self._build(dialect_name).compile(dialect=dialect, column_keys=self._columns)
+        return str(compiled), list(compiled.positiontup or compiled.params)
+
+    def on(self, dialect_name: str) -> tuple[str, list[str]]:
+        """(SQL, parameter names in order)."""
+        return self._compiled(dialect_name)
+
+
+def insert(table: Table, *columns: str) -> Statement:
+    """INSERT of these columns (default: all)."""
+    return Statement(lambda _: sa.insert(table), columns or [c.name for c in table.columns])
+
+
+def insert_new(table: Table) -> Statement:
+    """INSERT of rows that may be there already."""
+
+    def build(dialect_name: str) -> Insert:
+        chosen: Any = sqlite if dialect_name == "sqlite" else postgresql
+        statement: Insert = chosen.insert(table).on_conflict_do_nothing()
+        return statement
+
+    return Statement(build, [c.name for c in table.columns])
+
+
+def update(table: Table, key: str, *columns: str) -> Statement:
+    """UPDATE of columns where column `key` equals the parameter called `key`."""
+
+    def build(_: str) -> Update:
+        values: Json = {name: sa.bindparam(name) for name in columns}
+        return sa.update(table).where(table.c[key] == sa.bindparam("key")).values(values)
+
+    return Statement(build, [])
+
+
+def run(conn: Connection, statement: Statement, rows: Sequence[Json]) -> None:
+    """Execute for every row; nothing for none."""
+    if not rows:
+        return
+    sql, names = statement.on(conn.dialect.name)
+    if conn.dialect.name == "sqlite":
+        conn.exec_driver_sql(sql, [tuple([row[name] for name in names]) for row in rows])
+    else:
+        conn.exec_driver_sql(sql, list(rows))

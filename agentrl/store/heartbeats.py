@@ -1,0 +1,45 @@
+"""Who takes part in a run, and when each was last heard of: proxies and rollout workers, one row each."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from agentrl.tables import heartbeats
+
+Kind = Literal["proxy", "worker"]
+
+
+def beat(conn: Connection, run_id: str, kind: Kind, name: str) -> None:
+    """`name` is alive."""
+    now = time.time()
+    upsert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    conn.execute(
+        upsert(heartbeats)
+        .values(run_id=run_id, kind=kind, name=name, started_at=now, last_seen_at=now)
+        .on_conflict_do_update(index_elements=["run_id", "kind", "name"], set_={"last_seen_at": now})
+    )
+
+
+def last(conn: Connection, run_id: str, kind: Kind, name: str) -> float:
+    """When `name` was last heard of; 0 when never."""
+    seen = conn.execute(
+        select(heartbeats.c.last_seen_at).where(
+            heartbeats.c.run_id == run_id, heartbeats.c.kind == kind, heartbeats.c.name == name
+        )
+    ).scalar()
+    return float(seen or 0.0)
+
+
+def silent(conn: Connection, run_id: str, kind: Kind, since: float) -> list[str]:
+    """The names that were not heard of after `since`."""
+    return list(
+        conn.execute(
+            select(heartbeats.c.name).where(
+                heartbeats.c.run_id == run_id, heartbeats.c.kind == kind, heartbeats.c.last_seen_at < since
+            )
+        ).scalars()
+    )

@@ -1,0 +1,127 @@
+"""Returns of sessions, from the rewards that are applied: facts read from the store, maths in `credit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select, update
+
+from agentrl import credit
+from agentrl.credit import CallFact, SessionRewards
+from agentrl.schemas import InteractionStatus, SessionStatus, TrajectoryState
+from agentrl.tables import interactions, rewards, sessions, trajectories
+
+Rescore = Callable[[str, SessionRewards], SessionRewards]
+"""Given a session's id and its rewards, what to reward it with instead (`agentrl replay --rescore`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReturns:
+    """What credit gives a session: a return for each call that carries value, and the episode's for baselines."""
+
+    episode_id: str
+    episode_return: float
+    calls: dict[str, float]
+    rewarded: bool  # itself, or through the session that it inherits from
+
+
+def applied(conn: Connection, session_ids: Sequence[str]) -> dict[str, SessionRewards]:
+    """The applied rewards that count, for each session."""
+    facts: dict[str, list[tuple[str | None, str, str, float]]] = {sid: [] for sid in session_ids}
+    rows = conn.execute(
+        select(rewards.c.session_id, rewards.c.interaction_id, rewards.c.scope, rewards.c.name, rewards.c.value)
+        .where(rewards.c.session_id.in_(session_ids), rewards.c.applied.is_(True))
+        .order_by(rewards.c.id)
+    )
+    for row in rows:
+        facts[row.session_id].append((row.interaction_id, row.scope, row.name, row.value))
+    return {sid: credit.counting(of_session) for sid, of_session in facts.items()}
+
+
+def of_sessions(
+    conn: Connection, session_ids: Sequence[str], discount: float, rescore: Rescore | None = None
+) -> dict[str, SessionReturns]:
+    """Returns of sessions. A sub-agent's session without a reward inherits the return of the session above it."""
+    above = _lineage(conn, session_ids)
+    facts = applied(conn, list(above))
+    if rescore is not None:
+        facts = {sid: rescore(sid, of_session) for sid, of_session in facts.items()}
+    calls = _calls(conn, list(above))
+    done: dict[str, SessionReturns] = {}
+
+    def solve(session_id: str) -> SessionReturns:
+        if session_id not in done:
+            own, parent = facts[session_id], above[session_id]
+            over = solve(parent) if parent is not None else None
+            rewarded = own.any
+            if over is not None and not own.any and over.rewarded:
+                own, rewarded = SessionRewards(session=over.episode_return), True
+            by_call = credit.call_returns(calls[session_id], own, discount)
+            done[session_id] = SessionReturns(
+                episode_id=over.episode_id if over else session_id,
+                episode_return=over.episode_return if over else credit.outcome(calls[session_id], by_call),
+                calls=by_call,
+                rewarded=rewarded,
+            )
+        return done[session_id]
+
+    return {sid: solve(sid) for sid in session_ids}
+
+
+def roots(conn: Connection, session_ids: Sequence[str]) -> dict[str, str]:
+    """The episode of each session: itself, or for a sub-agent's session the one at the root."""
+    above = _lineage(conn, session_ids)
+
+    def root(session_id: str) -> str:
+        parent = above[session_id]
+        return session_id if parent is None else root(parent)
+
+    return {sid: root(sid) for sid in session_ids}
+
+
+def refresh(conn: Connection, session_id: str, discount: float) -> None:
+    """A reward came to a built session whose group is not leased yet: renew returns, its sub-agents' too.
+
+    Trajectories that were rejected only for want of a reward become ready.
+    """
+    family = [session_id]
+    for member in family:
+        family += conn.execute(select(sessions.c.id).where(sessions.c.parent_session_id == member)).scalars()
+    for sid, of_session in of_sessions(conn, family, discount).items():
+        mine = trajectories.c.session_id == sid
+        conn.execute(update(trajectories).where(mine).values({"return": of_session.episode_return}))
+        if of_session.rewarded:
+            conn.execute(
+                update(trajectories)
+                .where(mine, trajectories.c.state == TrajectoryState.REJECTED, trajectories.c.reason == "no_reward")
+                .values(state=TrajectoryState.READY, reason=None)
+            )
+
+
+def _lineage(conn: Connection, session_ids: Sequence[str]) -> dict[str, str | None]:
+    """Sessions and all that stand above them → whom each inherits from (null where that one did not complete)."""
+    above: dict[str, str | None] = {}
+    wanted = set(session_ids)
+    while wanted:
+        rows = conn.execute(
+            select(sessions.c.id, sessions.c.parent_session_id, sessions.c.status).where(sessions.c.id.in_(wanted))
+        ).all()
+        above |= {row.id: row.parent_session_id for row in rows}
+        failed = {row.id for row in rows if row.status in (SessionStatus.FAILED, SessionStatus.ABANDONED)}
+        above = {sid: None if parent in failed else parent for sid, parent in above.items()}
+        wanted = {parent for parent in above.values() if parent is not None} - set(above)
+    return above
+
+
+def _calls(conn: Connection, session_ids: Sequence[str]) -> dict[str, list[CallFact]]:
+    """The delivered calls of each session, in the order they were made."""
+    calls: dict[str, list[CallFact]] = {sid: [] for sid in session_ids}
+    rows = conn.execute(
+        select(interactions.c.id, interactions.c.session_id, interactions.c.parent_id, interactions.c.role)
+        .where(interactions.c.session_id.in_(session_ids), interactions.c.status == InteractionStatus.COMPLETE)
+        .order_by(interactions.c.seq)
+    )
+    for row in rows:
+        calls[row.session_id].append(CallFact(row.id, row.parent_id, row.role == "main"))
+    return calls
