@@ -64,7 +64,12 @@ class ProxyConfig(Section):
     max_body_bytes: Positive = 32 * 1024 * 1024
     """Larger requests are refused with 413."""
     session_timeout_s: Seconds = 900.0
-    """An open session without a call for this long is abandoned."""
+    """An open session of an outside program that made no call and sent no heartbeat for this long is abandoned."""
+    heartbeat_timeout_s: Seconds = 60.0
+    """A rollout worker that sent no heartbeat for this long is dead, and its sessions are abandoned; a silent proxy
+    replica too, and its calls are lost."""
+    session_max_s: Seconds = 86400.0
+    """A session that is open for this long fails, whatever it does."""
     reward_timeout_s: Annotated[float, Field(ge=0)] = 0.0
     """How long an ended session without any reward waits for one before it is rejected."""
     end_grace_s: Seconds = 30.0
@@ -94,6 +99,8 @@ class TrainerConfig(Section):
     """Groups in one batch."""
     max_staleness: NonNegative = 1
     """No token older than this many weight versions is trained (AReaL: max_head_offpolicyness)."""
+    stale_policy: Literal["mask", "drop"] = "mask"
+    """What a too-old token does: `mask` takes it out of the loss, `drop` its whole trajectory (its reward stays)."""
     lr: Annotated[float, Field(gt=0)] = 5e-5
     """AdamW learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -166,6 +173,8 @@ class RunConfig(Section):
     """Where run folders live."""
     database_url: str | None = None
     """SQLAlchemy URL; null takes AGENTRL_DATABASE_URL, else SQLite in the run's folder."""
+    max_restarts: NonNegative = 5
+    """A part (engine, proxy, trainer, rollout worker) that dies more often than this in ten minutes fails the run."""
     engine: EngineConfig = EngineConfig()
     proxy: ProxyConfig = ProxyConfig()
     rollout: RolloutConfig = RolloutConfig()
