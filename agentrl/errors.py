@@ -6,6 +6,7 @@ AgentRLError
 │   └── ModelFolderError          a model folder that is missing or incomplete
 ├── RequestError                  an HTTP answer with a status and a code, in the caller's dialect
 ├── StoreError                    the database refused, is damaged, or is too old
+│   ├── StoreUnavailable          it cannot be reached or is locked, for longer than was waited: try later
 │   └── FencedError               an older trainer epoch met a newer one
 └── EngineError                   an inference engine failed a call
     ├── EngineUnavailable         nobody answers, or no engine is in the pool
@@ -49,6 +50,10 @@ class RequestError(AgentRLError):
 
 class StoreError(AgentRLError):
     """The database refused, is damaged, or has an older schema."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached, or is locked, and waiting did not help: try later."""
 
 
 class FencedError(StoreError):

@@ -1,6 +1,9 @@
 """The store: plain functions over a SQLAlchemy connection, grouped by what they touch.
 
-database        transactions, migrations, the group-commit writer
+database        transactions that outlast faults, migrations
+writer          the group commit
+faults          what a database error means, and what to do
+sqlite_file     a SQLite database as a file: where it may lie, whether it is whole
 runs            runs, tasks, weight versions
 sessions        admission, groups, sessions and how they end
 interactions    one model call: intent, commit, failure, and a session's token tree

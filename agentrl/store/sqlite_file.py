@@ -1,0 +1,132 @@
+"""A SQLite database as a file: where it may lie, how it is made, and whether a part of it is missing.
+
+Looked at before SQLite opens it, because SQLite would serve a file that was cut off until a query meets the gap, take
+an empty one for a new database, and even remove the write-ahead log beside an empty one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import time
+from pathlib import Path
+from uuid import uuid4
+
+from agentrl.errors import StoreError, UserError
+
+MAGIC = b"SQLite format 3\0"
+_WAL_MAGIC = (0x377F0682, 0x377F0683)
+_NETWORK = re.compile(
+    r"(fuse\.)?(nfs\d?|cifs|smb\w*|9p|sshfs|ceph\w*|gluster\w*|lustre|beegfs\w*|gpfs|afs|davfs\d?|orangefs|pvfs\d?|gfs\d?"
+    r"|ocfs\d?|s3fs|gcsfuse|goofys|mountpoint-s3|blobfuse\d?|rclone|juicefs\w*|seaweedfs)"
+)
+
+
+def network_filesystem(path: Path, mounts: str) -> str | None:
+    """`TYPE at MOUNTPOINT` when an absolute, resolved path lies on a network file system; `mounts` is /proc/mounts."""
+    kind, point = "", Path("/")
+    for line in mounts.splitlines():
+        _, escaped, found, *_ = [*line.split(), "", "", ""]
+        where = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped))
+        if path.is_relative_to(where) and len(where.parts) >= len(point.parts):  # the last of equals lies on top
+            kind, point = found, where
+    return f"{kind} at {point}" if _NETWORK.fullmatch(kind) else None
+
+
+def require_local(path: Path) -> None:
+    """Raise UserError for a path on a network file system, where the system can tell."""
+    try:
+        mounts = Path("/proc/mounts").read_text()
+    except OSError:
+        return
+    if found := network_filesystem(path.resolve(), mounts):
+        raise UserError(
+            f"SQLite does not work on a network file system ({path}: {found}): use a local disk or PostgreSQL"
+        )
+
+
+def create(path: Path) -> None:
+    """Make an empty database in WAL mode unless the file exists; several processes may try at once.
+
+    It appears with its header in place, so an empty file is always one that lost its content.
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
+    try:
+        conn = sqlite3.connect(draft)
+        conn.execute("PRAGMA journal_mode=WAL")
+        conn.close()
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        os.link(draft, path)
+    except FileExistsError:
+        pass  # another process was first
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"{path}: cannot be made: {error}") from error
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            Path(f"{draft}{suffix}").unlink(missing_ok=True)
+
+
+def require_whole(path: Path) -> None:
+    """Raise StoreError for a file that is empty, is no SQLite database, or lacks pages at its end. Cheap: no scan."""
+    if not path.exists():
+        return
+    fault = _fault(path)
+    if fault:  # another process may have been in the middle of a checkpoint
+        time.sleep(0.1)
+        fault = _fault(path)
+    if fault:
+        raise StoreError(
+            f"{path}: {fault}: stop everything that uses it and restore a backup made by `agentrl store backup`"
+        )
+
+
+def _fault(path: Path) -> str | None:
+    with path.open("rb") as file:  # the log first: a checkpoint moves pages from it into the file, never back
+        in_log, pages = _committed_in_log(Path(f"{path}-wal"))
+        header = file.read(100)
+        size = os.fstat(file.fileno()).st_size
+    if size == 0:
+        return "the file is empty (if it never held a database, remove it)"
+    if not header.startswith(MAGIC):
+        return "the file is not a SQLite database"
+    if len(header) < 100:
+        return f"the file is cut off ({size} bytes)"
+    page_size = int.from_bytes(header[16:18], "big")
+    page_size = 65536 if page_size == 1 else page_size
+    if pages == 0:
+        if header[24:28] != header[92:96]:  # written by a SQLite that did not count pages
+            return None
+        pages = int.from_bytes(header[28:32], "big")
+    there = size // page_size
+    missing = max(0, pages - there) - sum(there < page <= pages for page in in_log)
+    return f"the file is cut off: {missing} of its {pages} pages are missing" if missing else None
+
+
+def _committed_in_log(log: Path) -> tuple[set[int], int]:
+    """Page numbers that a write-ahead log's commits hold, and the database's pages after the last; (∅, 0) if none."""
+    try:
+        file = log.open("rb")
+    except FileNotFoundError:
+        return set(), 0
+    committed: set[int] = set()
+    since_commit: list[int] = []
+    pages = 0
+    with file:
+        header = file.read(32)
+        if len(header) < 32 or int.from_bytes(header[:4], "big") not in _WAL_MAGIC:
+            return committed, pages
+        page_size, salts = int.from_bytes(header[8:12], "big"), header[16:24]
+        while len(frame := file.read(24)) == 24 and frame[8:16] == salts:
+            since_commit.append(int.from_bytes(frame[:4], "big"))
+            after = int.from_bytes(frame[4:8], "big")
+            file.seek(page_size, os.SEEK_CUR)
+            if after:
+                committed.update(since_commit)
+                since_commit.clear()
+                pages = after
+    return committed, pages
