@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from sqlalchemy import Connection
 
 from agentrl.config import RunConfig
 from agentrl.schemas import Batch, Float32, Json, ResumePlan, TrainedTrajectory, TrajectoryTokens
@@ -31,88 +32,70 @@ class Lineage:
     @classmethod
     def begin(cls, database: Database, config: RunConfig) -> Lineage:
         """Start a new epoch; older trainers of the run are fenced from here on. Raises UserError for an unknown run."""
-        with database.write() as conn:
-            run_id = runs.by_name(conn, config.name).id
-            return cls(database, run_id, steps.begin_epoch(conn, run_id), config)
+        run = database.query(runs.by_name, config.name)
+        return cls(database, run.id, database.transact(steps.begin_epoch, run.id), config)
 
     def reconcile(self, checkpoint_step_id: str | None) -> ResumePlan:
         """Bring the store to the checkpoint's step."""
-        with self.database.write() as conn:
-            return steps.reconcile(conn, self.run_id, self.epoch, checkpoint_step_id)
+        return self.database.transact(steps.reconcile, self.run_id, self.epoch, checkpoint_step_id)
 
     def survives(self, step_id: str) -> bool:
         """Whether a step is of this run and was not rolled back."""
-        with self.database.read() as conn:
-            return steps.survives(conn, self.run_id, step_id)
+        return self.database.query(steps.survives, self.run_id, step_id)
 
     def check(self) -> None:
         """Raise FencedError once a newer trainer has started."""
-        with self.database.write() as conn:
-            steps.check_epoch(conn, self.run_id, self.epoch)
+        self.database.transact(steps.check_epoch, self.run_id, self.epoch)
 
     def is_stopping(self) -> bool:
         """Somebody asked the run to stop, or it failed elsewhere."""
-        with self.database.read() as conn:
-            return runs.get(conn, self.run_id).status in ("stopping", "failed")
+        return self.database.query(runs.get, self.run_id).status in ("stopping", "failed")
 
     def wait_for_batch(self, step: int, for_s: float, pause: Callable[[float], bool]) -> Batch | None:
         """The step's batch as soon as enough groups are ready; None after `for_s`, or when told to stop."""
+        trainer = self.config.trainer
         until = time.monotonic() + for_s
         while time.monotonic() < until and not self.is_stopping():
-            with self.database.write() as conn:
-                step_id = steps.lease(
-                    conn,
-                    self.run_id,
-                    self.epoch,
-                    step=step,
-                    n_groups=self.config.trainer.groups_per_step,
-                    max_staleness=self.config.trainer.max_staleness,
-                    discount=self.config.rollout.turn_discount,
-                    stale_policy=self.config.trainer.stale_policy,
-                )
+            step_id = self.database.transact(
+                steps.lease, self.run_id, self.epoch, step=step, n_groups=trainer.groups_per_step,
+                max_staleness=trainer.max_staleness, discount=self.config.rollout.turn_discount,
+                stale_policy=trainer.stale_policy,
+            )  # fmt: skip
             if step_id is not None:
-                with self.database.read() as conn:
-                    return steps.batch(conn, step_id)
+                return self.database.query(steps.batch, step_id)
             if pause(POLL_S):
                 return None
         return None
 
     def next_version(self) -> int:
         """A version number that was never used."""
-        with self.database.read() as conn:
-            return steps.next_version(conn, self.run_id)
+        return self.database.query(steps.next_version, self.run_id)
 
     def version_path(self, version: int) -> str | None:
         """Where a version's weights were written; None for the base weights."""
-        with self.database.read() as conn:
-            row = runs.version(conn, self.run_id, version)
-            return None if row is None else row.path
+        row = self.database.query(runs.version, self.run_id, version)
+        return None if row is None else row.path
 
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
         """One transaction {step and trajectories trained, version pending}."""
-        with self.database.write() as conn:
-            steps.complete(
-                conn,
-                self.run_id,
-                self.epoch,
-                record.batch,
-                metrics=dict(record.metrics),
-                version=record.version,
-                path=str(path),
-                checksum=checksum,
-            )
+        self.database.transact(
+            steps.complete, self.run_id, self.epoch, record.batch, metrics=dict(record.metrics),
+            version=record.version, path=str(path), checksum=checksum,
+        )  # fmt: skip
 
     def record(self, kind: str, start: float, end: float, **data: object) -> None:
         """Put something that took time on the timeline."""
         facts: Json = {"start": start, "end": end, **data}
-        with self.database.write() as conn:
-            events.record(conn, self.run_id, kind, facts, "trainer")
+        self.database.transact(events.record, self.run_id, kind, facts, "trainer")
 
     def finish(self) -> None:
         """The run has all its steps."""
-        with self.database.write() as conn:
-            steps.check_epoch(conn, self.run_id, self.epoch)
-            runs.set_status(conn, self.run_id, "finished")
+        self.database.transact(_finish, self.run_id, self.epoch)
+
+
+def _finish(conn: Connection, run_id: str, epoch: int) -> None:
+    steps.check_epoch(conn, run_id, epoch)
+    runs.set_status(conn, run_id, "finished")
 
 
 def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[TrainedTrajectory]:
