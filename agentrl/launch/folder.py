@@ -20,6 +20,7 @@ CHANGEABLE = (
     "steps",
     "runs_dir",
     "database_url",
+    "max_restarts",
     "engine",
     "proxy",
     "rollout.max_concurrent_groups",
@@ -55,6 +56,11 @@ def database_url(config: RunConfig) -> str:
     """The config's, else AGENTRL_DATABASE_URL, else SQLite in the run's folder."""
     default = f"sqlite:///{config.run_dir.resolve() / 'agentrl.db'}"
     return config.database_url or os.environ.get("AGENTRL_DATABASE_URL") or default
+
+
+def has_checkpoints(run_dir: Path) -> bool:
+    """Whether a trainer has left a complete checkpoint in the folder."""
+    return any((run_dir / "checkpoints").glob("step-*/meta.json"))
 
 
 def write_config(config: RunConfig, path: Path) -> None:

@@ -12,14 +12,16 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.engine import guard
 from agentrl.errors import AgentRLError, UserError
 
-MAX_RESTARTS, RESTART_WINDOW_S = 5, 600.0
+RESTART_WINDOW_S = 600.0
+LIVED_S = 5.0
+"""A part that lived this long before it died had started well: it is restarted at once."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 10.0
 USER_ERROR_STATUS = 2
 STOP_TIMEOUT_S = guard.GRACE_S + 10
@@ -40,36 +42,50 @@ class Part:
     done: Callable[[], bool] = lambda: False
 
 
+async def _ignore(_: int) -> None:
+    """Nobody wants to know."""
+
+
 async def keep_running(
     part: Part,
     *,
-    on_start: Callable[[int], None] = lambda pid: None,
-    on_death: Callable[[int], None] = lambda status: None,
+    max_restarts: int,
+    on_start: Callable[[int], Awaitable[None]] = _ignore,
+    on_death: Callable[[int], Awaitable[None]] = _ignore,
 ) -> None:
     """Run `part` until it is done, restarting it when it dies. Cancelled: end it and leave nothing behind.
 
-    `on_start` gets the guard's process id; `on_death` the exit status, before the restart. Raises PartFailed when it
-    dies more than MAX_RESTARTS times in RESTART_WINDOW_S, UserError at once when it ends as a wrong setting does.
+    `on_start` gets the guard's process id; `on_death` the exit status, before the restart. Quick deaths in a row are
+    spaced out. Raises PartFailed when the part dies more than `max_restarts` times in RESTART_WINDOW_S, UserError at
+    once when it ends as a wrong setting does.
     """
-    deaths: deque[float] = deque(maxlen=MAX_RESTARTS + 1)
+    deaths: deque[float] = deque(maxlen=max_restarts + 1)
+    quick_deaths = 0
     while True:
         log_start = part.log_file.stat().st_size if part.log_file.exists() else 0
+        started = time.monotonic()
         status = await _run_once(part, on_start)
         if status == 0 and await asyncio.to_thread(part.done):
             return
         if status == USER_ERROR_STATUS:
             raise UserError(_last_line(part, log_start).removeprefix("agentrl: "))
         deaths.append(time.monotonic())
-        if len(deaths) > MAX_RESTARTS and deaths[-1] - deaths[0] < RESTART_WINDOW_S:
+        if len(deaths) > max_restarts and deaths[-1] - deaths[0] < RESTART_WINDOW_S:
             raise PartFailed(
                 f"{part.name} died {len(deaths)} times, last with status {status}: {_last_line(part, log_start)} "
                 f"(see {part.log_file})"
             )
-        on_death(status)
-        await asyncio.sleep(min(BACKOFF_FIRST_S * 2 ** (len(deaths) - 1), BACKOFF_MAX_S))
+        await on_death(status)
+        quick_deaths = quick_deaths + 1 if deaths[-1] - started < LIVED_S else 0
+        await asyncio.sleep(backoff_s(quick_deaths))
 
 
-async def _run_once(part: Part, on_start: Callable[[int], None]) -> int:
+def backoff_s(quick_deaths: int) -> float:
+    """Seconds to wait after this many quick deaths in a row: none, 0.5, 1, 2, … at most BACKOFF_MAX_S."""
+    return min(BACKOFF_FIRST_S * 2.0 ** min(quick_deaths - 1, 30), BACKOFF_MAX_S) if quick_deaths else 0.0
+
+
+async def _run_once(part: Part, on_start: Callable[[int], Awaitable[None]]) -> int:
     part.log_file.parent.mkdir(parents=True, exist_ok=True)
     with part.log_file.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
@@ -80,8 +96,8 @@ async def _run_once(part: Part, on_start: Callable[[int], None]) -> int:
             stderr=log,
             start_new_session=True,
         )
-    on_start(process.pid)
     try:
+        await on_start(process.pid)
         return await process.wait()
     finally:
         if process.returncode is None:

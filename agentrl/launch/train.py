@@ -6,7 +6,8 @@
     rollout ─┴─ workers: end by themselves when the run is finished and evaluated
 
 All of them share only the database and the proxy's address, so each may die at any moment. What the supervisor knows
-it reads from the database; Ctrl-C stops everything, and the same command goes on where it stopped.
+it reads from the database, waiting out one that is away for some seconds (`Database.transact`, `query`), always in a
+thread, so that parts are watched meanwhile. Ctrl-C stops everything, and the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from sqlalchemy import delete
+from sqlalchemy import Connection, delete, make_url
 
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, EngineUnavailable
+from agentrl.errors import AgentRLError, EngineUnavailable, UserError
 from agentrl.launch import curve, folder, parts, snapshot, summary
 from agentrl.launch.parts import Plan
 from agentrl.launch.process import Part, keep_running, kill_tree
@@ -81,34 +82,46 @@ def check_agent(config: RunConfig) -> None:
 
 
 def open_run(database: Database, plan: Plan) -> tuple[str, str]:
-    """Create the run, or reopen the one of this name; returns its id and status."""
+    """Create the run, or reopen the one of this name; returns its id and status.
+
+    Raises UserError when the folder holds checkpoints of a run that the database does not know.
+    """
+    config = plan.config
+    known = database.query(runs.find, config.name) is not None
+    return database.transact(_open_run, plan, [] if known else load_tasks(config.tasks, seed=config.seed))
+
+
+def _open_run(conn: Connection, plan: Plan, task_data: list[Json]) -> tuple[str, str]:
     config = plan.config
     stored = config.model_dump(mode="json")
-    with database.write() as conn:
-        existing = runs.find(conn, config.name)
-        if existing is not None:
-            folder.check_resume(existing.config, config)
-            runs.reopen(conn, existing.id, key=plan.run_key, config=stored, steps=config.steps)
-            conn.execute(delete(engines).where(engines.c.run_id == existing.id))  # those of the last time are gone
-            return existing.id, runs.get(conn, existing.id).status
-        run_id = runs.create(
-            conn,
-            name=config.name,
-            config=stored,
-            task_data=load_tasks(config.tasks, seed=config.seed),
-            base_model=str(plan.model),
-            key=plan.run_key,
-            seed=config.seed,
-            steps=config.steps,
+    existing = runs.find(conn, config.name)
+    if existing is not None:
+        folder.check_resume(existing.config, config)
+        runs.reopen(conn, existing.id, key=plan.run_key, config=stored, steps=config.steps)
+        conn.execute(delete(engines).where(engines.c.run_id == existing.id))  # those of the last time are gone
+        return existing.id, runs.get(conn, existing.id).status
+    if folder.has_checkpoints(config.run_dir):
+        raise UserError(
+            f"{config.run_dir} holds checkpoints, but {make_url(plan.database_url).render_as_string()} has no run "
+            f"{config.name!r}: restore or name the database that it used, or give another name to start anew"
         )
-        return run_id, "running"
+    run_id = runs.create(
+        conn,
+        name=config.name,
+        config=stored,
+        task_data=task_data,
+        base_model=str(plan.model),
+        key=plan.run_key,
+        seed=config.seed,
+        steps=config.steps,
+    )
+    return run_id, "running"
 
 
 def report(plan: Plan, database: Database, run_id: str) -> Json:
     """Write `summary.json` and `curve.png` from what the store holds."""
-    with database.read() as conn:
-        now = snapshot.take(conn, run_id)
-        wall_s = sum(row.data["wall_s"] for row in events.of_run(conn, run_id, STOPPED))
+    now = database.query(snapshot.take, run_id)
+    wall_s = sum(row.data["wall_s"] for row in database.query(events.of_run, run_id, STOPPED))
     result = summary.summarize(now, wall_s)
     run_dir = plan.config.run_dir
     summary.write(result, run_dir / "summary.json")
@@ -128,9 +141,7 @@ def _supervised(plan: Plan, database: Database, run_id: str, display: Display) -
             outcome, error = "failed", str(problem)
         raise
     finally:
-        with database.write() as conn:
-            runs.set_status(conn, run_id, outcome, error)
-            events.record(conn, run_id, STOPPED, {"wall_s": time.monotonic() - started, "as": outcome}, "train")
+        database.transact(_close_run, run_id, outcome, error, time.monotonic() - started)
 
 
 async def _main(plan: Plan, database: Database, run_id: str, display: Display) -> None:
@@ -148,19 +159,23 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
     """Two nested groups: the workers end, in whatever way, before the services that they need."""
 
     def keep(part: Part) -> Coroutine[None, None, None]:
-        def started(pid: int) -> None:
+        async def record(kind: str, **data: object) -> None:
+            facts = {"part": part.name, **data}
+            await asyncio.to_thread(database.transact, events.record, run_id, kind, facts, "train")
+
+        async def started(pid: int) -> None:
             pids[part.name] = pid
-            _record(database, run_id, "part_started", {"part": part.name, "pid": pid})
+            await record("part_started", pid=pid)
 
-        def died(status: int) -> None:
+        async def died(status: int) -> None:
             display.note(f"{part.name} ended with status {status}: restarting it ({part.log_file})")
-            _record(database, run_id, "part_died", {"part": part.name, "status": status})
+            await record("part_died", status=status)
 
-        return keep_running(part, on_start=started, on_death=died)
+        return keep_running(part, max_restarts=plan.config.max_restarts, on_start=started, on_death=died)
 
     def finished() -> bool:
-        now = _snapshot(database, run_id)
-        return now.published_step >= now.target_steps
+        run = database.query(runs.get, run_id)
+        return bool(run.published_step >= run.target_steps)
 
     async with asyncio.TaskGroup() as services:
         background = [services.create_task(keep(part)) for part in [*parts.engines(plan), parts.proxy(plan)]]
@@ -176,18 +191,18 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 async def _watch(database: Database, run_id: str, display: Display) -> None:
     """Show the run; declare it finished when its last step is published, so that admission says so."""
     while True:
-        now = await asyncio.to_thread(_snapshot, database, run_id)
+        now = await asyncio.to_thread(database.query, snapshot.take, run_id)
         if "serving" in now.engines.values():
             display.update(now)
         if now.published_step >= now.target_steps and now.status == "running":
-            await asyncio.to_thread(_finish, database, run_id)
+            await asyncio.to_thread(database.transact, runs.set_status, run_id, "finished")
         await asyncio.sleep(POLL_S)
 
 
 async def _until_serving(plan: Plan, database: Database, run_id: str, display: Display) -> None:
     """Wait until the proxy has an engine. Raises EngineUnavailable after `engine.start_timeout_s`."""
     started, limit_s = time.monotonic(), plan.config.engine.start_timeout_s
-    while "serving" not in (await asyncio.to_thread(_snapshot, database, run_id)).engines.values():
+    while "serving" not in (await asyncio.to_thread(database.query, snapshot.take, run_id)).engines.values():
         elapsed_s = time.monotonic() - started
         if elapsed_s > limit_s:
             raise EngineUnavailable(f"no engine serves after {limit_s:g} s (see {plan.config.run_dir / 'logs'})")
@@ -221,19 +236,9 @@ def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int])
             loop.remove_signal_handler(number)
 
 
-def _snapshot(database: Database, run_id: str) -> snapshot.Snapshot:
-    with database.read() as conn:
-        return snapshot.take(conn, run_id)
-
-
-def _finish(database: Database, run_id: str) -> None:
-    with database.write() as conn:
-        runs.set_status(conn, run_id, "finished")
-
-
-def _record(database: Database, run_id: str, kind: str, data: Json) -> None:
-    with database.write() as conn:
-        events.record(conn, run_id, kind, data, "train")
+def _close_run(conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float) -> None:
+    runs.set_status(conn, run_id, outcome, error)
+    events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train")
 
 
 def _first(error: BaseException) -> BaseException:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -30,6 +32,16 @@ def python(tmp_path: Path, code: str, *, done: bool = True) -> Part:
     return Part(name="part", argv=argv, env={"HERE": str(tmp_path)}, log_file=tmp_path / "part.log", done=lambda: done)
 
 
+def heard() -> tuple[list[int], Callable[[int], Awaitable[None]]]:
+    """A list, and a callback that fills it."""
+    numbers: list[int] = []
+
+    async def note(number: int) -> None:
+        numbers.append(number)
+
+    return numbers, note
+
+
 def wait_for_pids(path: Path) -> list[int]:
     while not path.exists() or len(path.read_text().split()) < 2:
         time.sleep(0.01)
@@ -45,22 +57,57 @@ async def test_a_part_that_dies_is_restarted_until_it_is_done(tmp_path: Path) ->
         if n == 0: os.kill(os.getpid(), signal.SIGKILL)
         if n == 1: raise SystemExit(7)
     """
-    deaths: list[int] = []
-    await keep_running(python(tmp_path, code), on_death=deaths.append)
+    deaths, note = heard()
+    await keep_running(python(tmp_path, code), max_restarts=2, on_death=note)
     assert deaths == [128 + signal.SIGKILL, 7]
 
 
-async def test_a_part_must_not_end_before_its_work_is_done(tmp_path: Path) -> None:
-    with pytest.raises(PartFailed, match="part died 6 times, last with status 0: hello"):
-        await keep_running(python(tmp_path, "print('hello')", done=False))
+@pytest.mark.parametrize("max_restarts", [0, 3])
+async def test_a_part_must_not_end_before_its_work_is_done(tmp_path: Path, max_restarts: int) -> None:
+    deaths, note = heard()
+    part = python(tmp_path, "print('hello')", done=False)
+    with pytest.raises(PartFailed, match=f"part died {max_restarts + 1} times, last with status 0: hello"):
+        await keep_running(part, max_restarts=max_restarts, on_death=note)
+    assert deaths == [0] * max_restarts
 
 
 async def test_a_wrong_setting_is_not_tried_again(tmp_path: Path) -> None:
     code = "import sys; print('agentrl: no such thing', file=sys.stderr); sys.exit(2)"
-    deaths: list[int] = []
+    deaths, note = heard()
     with pytest.raises(UserError, match=r"^no such thing$"):
-        await keep_running(python(tmp_path, code), on_death=deaths.append)
+        await keep_running(python(tmp_path, code), max_restarts=5, on_death=note)
     assert deaths == []
+
+
+async def test_only_quick_deaths_in_a_row_are_spaced_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def run_once(_: Part, __: object) -> int:
+        lived_s = [1.0, 1.0, process.LIVED_S, 1.0, 1.0][len(pauses)]
+        clock.append(clock[-1] + lived_s)
+        return 1
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    clock = [0.0]
+    monkeypatch.setattr(process, "BACKOFF_FIRST_S", 0.5)
+    monkeypatch.setattr(process, "BACKOFF_MAX_S", 10.0)
+    monkeypatch.setattr(process, "_run_once", run_once)
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
+    monkeypatch.setattr(process.asyncio, "sleep", sleep)
+    part = python(tmp_path, "")
+    part.log_file.touch()
+    with pytest.raises(PartFailed):
+        await keep_running(part, max_restarts=4)
+    assert pauses == [0.5, 1.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize(("quick_deaths", "pause_s"), [(0, 0.0), (1, 0.5), (3, 2.0), (6, 10.0), (5000, 10.0)])
+def test_the_pause_grows_to_a_bound(monkeypatch: pytest.MonkeyPatch, quick_deaths: int, pause_s: float) -> None:
+    monkeypatch.setattr(process, "BACKOFF_FIRST_S", 0.5)
+    monkeypatch.setattr(process, "BACKOFF_MAX_S", 10.0)
+    assert process.backoff_s(quick_deaths) == pause_s
 
 
 SPAWNS = """
@@ -72,7 +119,7 @@ SPAWNS = """
 
 
 async def test_cancelling_ends_a_part_and_what_it_started(tmp_path: Path) -> None:
-    task = asyncio.create_task(keep_running(python(tmp_path, SPAWNS)))
+    task = asyncio.create_task(keep_running(python(tmp_path, SPAWNS), max_restarts=5))
     pids = await asyncio.to_thread(wait_for_pids, tmp_path / "pids")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -86,7 +133,7 @@ def test_a_part_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         from agentrl.launch.process import Part, keep_running
         part = Part(name="part", argv=[sys.executable, "-c", {textwrap.dedent(SPAWNS)!r}],
                     env={{"HERE": {str(tmp_path)!r}}}, log_file=pathlib.Path({str(tmp_path)!r}, "log"))
-        asyncio.run(keep_running(part))
+        asyncio.run(keep_running(part, max_restarts=5))
     """)
     parent = subprocess.Popen([sys.executable, "-c", supervisor])
     pids = wait_for_pids(tmp_path / "pids")

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import io
+import signal
 import socket
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from databases import Databases
 from rich.console import Console
-from sqlalchemy import insert, select
+from sqlalchemy import Executable, NullPool, create_engine, insert, make_url, select, text, update
+from sqlalchemy.exc import ProgrammingError
 
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import UserError
 from agentrl.launch import parts
 from agentrl.launch.parts import Plan
+from agentrl.launch.process import Part
 from agentrl.launch.train import open_run, train
 from agentrl.store import Database, runs
 from agentrl.tables import engines
+from agentrl.tables import runs as runs_table
 
 BASE: dict[str, Any] = {
     "name": "r",
@@ -97,4 +106,101 @@ def test_a_run_is_created_once_and_reopened_without_the_engines_of_the_last_time
         assert conn.execute(select(engines)).all() == []
     with pytest.raises(UserError, match="seed=0, not 5"):
         open_run(database, plan(seed=5))
+    assert open_run(database, plan(max_restarts=50)) == (run_id, "running")
     database.close()
+
+
+def test_checkpoints_of_a_run_that_the_database_does_not_know_are_not_started_over(tmp_path: Path, model: Path) -> None:
+    run = config(tmp_path, model, database_url=f"sqlite:///{tmp_path}/emptied.db")
+    checkpoint = run.run_dir / "checkpoints" / "step-000003-0123456789abcdef"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "meta.json").touch()
+    with pytest.raises(UserError, match=r"r holds checkpoints, but sqlite:.*emptied.db has no run 'r': ") as caught:
+        train(run, Console(file=io.StringIO()))
+    assert "\n" not in str(caught.value)
+    database = Database(str(run.database_url))
+    with database.read() as conn:
+        assert runs.all_runs(conn) == []
+    database.close()
+
+
+class Stage:
+    """Parts that only wait for a file, and a thread that plays the proxy and the database's administrator."""
+
+    def __init__(self, folder: Path, url: str, out: io.StringIO) -> None:
+        self.url, self.out, self.end = url, out, folder / "end"
+        self.folder = folder
+
+    def part(self, name: str) -> Part:
+        code = f"import os, time\nwhile not os.path.exists({str(self.end)!r}): time.sleep(0.02)"
+        return Part(
+            name=name, argv=[sys.executable, "-c", code], log_file=self.folder / f"{name}.log", done=self.end.exists
+        )
+
+    def play(self) -> None:
+        """The database is away when the trainer dies, and comes back."""
+        try:
+            wait_until(lambda: self.rows("SELECT id FROM runs"))
+            run_id = self.rows("SELECT id FROM runs")[0].id
+            self.write(insert(engines).values(run_id=run_id, url="http://e", state="serving", last_seen_at=0.0))
+            wait_until(lambda: len(self.rows("SELECT id FROM events WHERE kind = 'part_started'")) == 3)
+            started = self.rows("SELECT data FROM events WHERE kind = 'part_started'")
+            (trainer,) = [row.data["pid"] for row in started if row.data["part"] == "trainer"]
+            self.set_away(True)
+            for process in psutil.Process(trainer).children():
+                process.kill()
+            wait_until(lambda: "trainer ended with status" in self.out.getvalue())
+            self.set_away(False)
+            wait_until(lambda: len(self.rows("SELECT id FROM events WHERE kind = 'part_started'")) == 4)
+            self.write(update(runs_table).values(published_step=1))
+        finally:
+            self.end.touch()
+
+    def rows(self, sql: str) -> list[Any]:
+        engine = create_engine(self.url, poolclass=NullPool)
+        with engine.connect() as conn:
+            try:
+                return list(conn.execute(text(sql)))
+            except ProgrammingError:  # no table yet
+                return []
+
+    def write(self, statement: Executable) -> None:
+        with create_engine(self.url, poolclass=NullPool).begin() as conn:
+            conn.execute(statement)
+
+    def set_away(self, away: bool) -> None:
+        """Cut every connection and refuse new ones, as a server that restarts does; or let them in again."""
+        url = make_url(self.url)
+        admin = create_engine(url.set(database="postgres"), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with admin.connect() as conn:
+            conn.execute(text(f'ALTER DATABASE "{url.database}" ALLOW_CONNECTIONS {not away}'))
+            if away:
+                conn.execute(
+                    text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"),
+                    {"name": url.database},
+                )
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        time.sleep(0.02)
+
+
+def test_the_supervisor_outlives_a_database_that_is_away(
+    tmp_path: Path, model: Path, databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    with databases.lent("postgresql") as url:
+        stage = Stage(tmp_path, url, out)
+        monkeypatch.setattr(parts, "engines", lambda plan: [])
+        monkeypatch.setattr(parts, "proxy", lambda plan: stage.part("proxy"))
+        monkeypatch.setattr(parts, "trainer", lambda plan, finished: stage.part("trainer"))
+        monkeypatch.setattr(parts, "rollout", lambda plan, finished: stage.part("rollout"))
+        with ThreadPoolExecutor() as pool:
+            playing = pool.submit(stage.play)
+            summary = train(config(tmp_path, model, steps=1, database_url=url), Console(file=out))
+            playing.result()
+        assert summary["steps"] == 1
+        (died,) = stage.rows("SELECT data FROM events WHERE kind = 'part_died'")
+        assert died.data == {"part": "trainer", "status": 128 + signal.SIGKILL}
+        assert [row.status for row in stage.rows("SELECT status FROM runs")] == ["finished"]
