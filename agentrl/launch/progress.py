@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,7 +13,6 @@ from rich.text import Text
 from agentrl.config import RunConfig
 from agentrl.launch.snapshot import Snapshot, StepPoint
 
-RATE_WINDOW_S = 20.0
 LINE_EVERY_S = 30.0
 
 
@@ -39,28 +36,12 @@ def waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
     return f"rollouts: {snapshot.ready_groups} of {config.trainer.groups_per_step} groups ready"
 
 
-@dataclass
-class Rate:
-    """Tokens per second over the last seconds."""
-
-    samples: deque[tuple[float, int]] = field(default_factory=deque)
-
-    def add(self, now: float, total: int) -> float:
-        """Add a reading of the counter; returns the rate."""
-        self.samples.append((now, total))
-        while self.samples[0][0] < now - RATE_WINDOW_S and len(self.samples) > 2:
-            self.samples.popleft()
-        (then, before) = self.samples[0]
-        return (total - before) / (now - then) if now > then else 0.0
-
-
 class Display:
     """Feed it snapshots and notes; it decides what to print."""
 
     def __init__(self, config: RunConfig, console: Console) -> None:
         self.config = config
         self.console = console
-        self._rate = Rate()
         self._started = time.monotonic()
         self._shown_step = -1
         self._shown_line, self._line_at = "", 0.0
@@ -88,7 +69,7 @@ class Display:
     def update(self, snapshot: Snapshot) -> None:
         """Show the run as it is now; every finished step leaves a line."""
         now = time.monotonic()
-        rate = self._rate.add(now, snapshot.output_tokens)
+        rate = snapshot.tokens_per_s
         if self._shown_step < 0:
             self._shown_step = snapshot.published_step
         for point in snapshot.points:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from agentrl.store import runs, sessions, steps
-from agentrl.tables import engines, interactions, step_trajectories, trajectories
+from agentrl.store import codec, runs, sessions, steps
+from agentrl.tables import engines, interactions
+
+RATE_WINDOW_S = 20.0
+LONGEST_CALL_S = 120.0  # of a call that counts in the rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +39,13 @@ class Snapshot:
     running_groups: int
     newest_step_state: str | None
     engines: dict[str, str]  # url → state
-    output_tokens: int
+    tokens_per_s: float  # sampled, over the last seconds
     points: list[StepPoint] = field(default_factory=list)
     evaluations: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # (before|after, setting) → rewards
 
 
 def take(conn: Connection, run_id: str) -> Snapshot:
-    """Read it in one transaction."""
+    """Read it in one transaction, at a cost that does not grow with the calls and trajectories of the run."""
     run = runs.get(conn, run_id)
     lineage = steps.of_run(conn, run_id)
     by_state = runs.state_counts(conn, run_id)["groups"]
@@ -54,41 +58,46 @@ def take(conn: Connection, run_id: str) -> Snapshot:
         running_groups=run.running,
         newest_step_state=lineage[-1].state if lineage else None,
         engines={row.url: row.state for row in conn.execute(select(engines).where(engines.c.run_id == run_id))},
-        output_tokens=conn.execute(
-            select(func.coalesce(func.sum(interactions.c.output_tokens), 0)).where(interactions.c.run_id == run_id)
-        ).scalar_one(),
-        points=_points(conn, lineage),
+        tokens_per_s=_tokens_per_s(conn, run_id),
+        points=_points(lineage),
         evaluations=_evaluations(conn, run_id),
     )
 
 
-def _points(conn: Connection, lineage: list[Row[Any]]) -> list[StepPoint]:
-    trained = {
-        row.step_id: row
-        for row in conn.execute(
-            select(
-                step_trajectories.c.step_id,
-                func.avg(trajectories.c["return"]).label("reward"),
-                func.max(step_trajectories.c.staleness_max).label("staleness_max"),
-                func.sum(step_trajectories.c.tokens_trained).label("tokens_trained"),
-                func.count().label("trajectories"),
-            )
-            .join(trajectories, trajectories.c.id == step_trajectories.c.trajectory_id)
-            .where(step_trajectories.c.step_id.in_([row.id for row in lineage]))
-            .group_by(step_trajectories.c.step_id)
+def total_output_tokens(conn: Connection, run_id: str) -> int:
+    """All tokens that the run ever sampled; reads every call."""
+    return int(
+        conn.execute(
+            select(func.coalesce(func.sum(interactions.c.output_tokens), 0)).where(interactions.c.run_id == run_id)
+        ).scalar_one()
+    )
+
+
+def _tokens_per_s(conn: Connection, run_id: str) -> float:
+    """From the calls of the last seconds: ids sort by time, so older calls are not read."""
+    now = time.time()
+    tokens = conn.execute(
+        select(func.coalesce(func.sum(interactions.c.output_tokens), 0)).where(
+            interactions.c.id > codec.first_id(now - LONGEST_CALL_S),
+            interactions.c.run_id == run_id,
+            interactions.c.finished_at > now - RATE_WINDOW_S,
         )
-    }
+    ).scalar_one()
+    return float(tokens) / RATE_WINDOW_S
+
+
+def _points(lineage: list[Row[Any]]) -> list[StepPoint]:
     return [
         StepPoint(
             step=row.step,
-            reward=float(totals.reward),
-            staleness_max=totals.staleness_max,
-            tokens_trained=totals.tokens_trained,
-            trajectories=totals.trajectories,
+            reward=row.return_mean,
+            staleness_max=row.staleness_max,
+            tokens_trained=row.tokens_trained,
+            trajectories=row.trajectories,
             metrics=row.metrics,
         )
         for row in lineage
-        if (totals := trained.get(row.id)) is not None
+        if row.return_mean is not None and row.staleness_max is not None
     ]
 
 

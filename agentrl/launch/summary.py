@@ -13,7 +13,7 @@ from agentrl.schemas import Json
 MAIN_SETTING = "sampled"
 
 
-def summarize(snapshot: Snapshot, wall_s: float) -> Json:
+def summarize(snapshot: Snapshot, wall_s: float, output_tokens: int) -> Json:
     """What `summary.json` holds. Rewards are means over the evaluation's tasks; null where nothing was evaluated."""
     points = snapshot.points
     matched = [
@@ -42,7 +42,7 @@ def summarize(snapshot: Snapshot, wall_s: float) -> Json:
         "logprob_mismatch_mean_abs": sum(m * t for m, t in matched) / matched_tokens if matched else None,
         "mismatch_tokens": int(matched_tokens),
         "rewards": [p.reward for p in points],
-        "output_tokens": snapshot.output_tokens,
+        "output_tokens": output_tokens,
     }
 
 

@@ -79,6 +79,11 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def first_id(seconds: float) -> str:
+    """An id that sorts before every id made at `seconds` since the epoch or later."""
+    return f"{int(seconds * 1000) << 16:016x}"
+
+
 _last_id = 0
 _id_lock = threading.Lock()
 

@@ -33,14 +33,14 @@ SNAPSHOT = Snapshot(
     running_groups=2,
     newest_step_state="published",
     engines={"http://e": "serving"},
-    output_tokens=1000,
+    tokens_per_s=10.0,
     points=[point(1, logprob_mismatch_mean_abs=1e-6, mismatch_tokens=300), point(2, mismatch_tokens=0)],
     evaluations={("before", "sampled"): [0.0, 1.0], ("after", "sampled"): [1.0, 1.0], ("before", "greedy"): [0.5, 0.5]},
 )
 
 
 def test_the_summary_has_every_promised_figure() -> None:
-    result = summary.summarize(SNAPSHOT, 12.34)
+    result = summary.summarize(SNAPSHOT, 12.34, 1000)
     assert {
         "steps": 2,
         "wall_s": 12.3,
@@ -57,7 +57,7 @@ def test_the_summary_has_every_promised_figure() -> None:
 
 
 def test_a_run_without_evaluation_has_a_summary_too() -> None:
-    result = summary.summarize(replace(SNAPSHOT, points=[], evaluations={}), 1)
+    result = summary.summarize(replace(SNAPSHOT, points=[], evaluations={}), 1, 0)
     assert (result["eval_before"], result["logprob_mismatch_mean_abs"], result["max_staleness_seen"]) == (None, None, 0)
 
 
