@@ -25,4 +25,7 @@ lint: setup  ## ruff, mypy --strict, import contracts
 bench: setup  ## Measure the proxy's cost per call; results go to benchmarks/results
 	@$(PY) benchmarks/proxy.py --out benchmarks/results/proxy.json
 
-.PHONY: help setup demo demo-quick test lint bench
+crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour
+	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/crash.py --out benchmarks/results/crash.json
+
+.PHONY: help setup demo demo-quick test lint bench crash

@@ -1,0 +1,105 @@
+"""Which part dies when: a plan from a seed, carried out on a run."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from chaos.run import SUPERVISOR, Position, Run
+
+FREQUENT = ("trainer", "proxy", "rollout")
+SELDOM = ("engine", SUPERVISOR)
+"""Their restart costs the start of an engine."""
+SELDOM_SHARE = 0.2
+EARLY_SHARE = 0.3
+"""Kills that do not wait for the run to recover from the one before."""
+CALM_S, EARLY_S = 3.0, 1.5
+MORE_STEPS = 20
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A kill to come, `pause_s` after the run has recovered, or at once when `early`."""
+
+    part: str
+    early: bool
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A kill that was done."""
+
+    at_s: float  # since the start of the run
+    part: str
+    early: bool
+    step: int  # the last published one
+    state: str  # of the newest optimizer step
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was done to a run. `recovery_s`: (part, seconds from its kill to the next published step)."""
+
+    kills: list[Kill] = field(default_factory=list)
+    recovery_s: list[tuple[str, float]] = field(default_factory=list)
+    prolonged: int = 0  # how often the run had finished before all kills were done, and got more steps
+
+
+def plan(seed: int, count: int) -> list[Planned]:
+    """`count` kills: every frequent part about as often as the others, the seldom ones in a fifth of the kills."""
+    rng = random.Random(f"kills/{seed}")
+    n_seldom = int(count * SELDOM_SHARE)
+    names = [SELDOM[(seed + i) % len(SELDOM)] for i in range(n_seldom)]
+    while len(names) < count:
+        names += rng.sample(FREQUENT, min(len(FREQUENT), count - len(names)))
+    rng.shuffle(names)
+    return [planned(rng, name) for name in names]
+
+
+def planned(rng: random.Random, part: str) -> Planned:
+    """One kill at a random moment."""
+    early = rng.random() < EARLY_SHARE
+    return Planned(part, early, rng.expovariate(1 / (EARLY_S if early else CALM_S)))
+
+
+def disturb(run: Run, kills: Sequence[Planned], outcome: Outcome, say: Say) -> None:
+    """Start the run, do the kills in turn, then let it go to its last step. Raises RunFailed; `outcome` holds what was
+    done until then."""
+    started = time.monotonic()
+    run.start()
+    for number, to_do in enumerate(kills, 1):
+        positions = _going(run, outcome, say)
+        if not to_do.early:
+            _recover(outcome, positions, started)
+        time.sleep(to_do.pause_s)
+        position = next(p for p in positions if run.kill(to_do.part))
+        outcome.kills.append(Kill(time.monotonic() - started, to_do.part, to_do.early, *position))
+        say(f"kill {number}/{len(kills)}: {to_do.part} at step {position.step} of {run.steps} ({position.state})")
+    _recover(outcome, run.follow(), started)
+    for _ in run.follow():
+        pass
+
+
+def _going(run: Run, outcome: Outcome, say: Say) -> Iterator[Position]:
+    """The run's position, for ever: one that has finished goes on with more steps."""
+    while True:
+        yield from run.follow()
+        run.steps += MORE_STEPS
+        outcome.prolonged += 1
+        say(f"finished too early: going on to step {run.steps}")
+        run.start()
+
+
+def _recover(outcome: Outcome, positions: Iterator[Position], started: float) -> None:
+    """Wait for the first step that is published after the last kill."""
+    last = outcome.kills[-1] if outcome.kills else None
+    for position in positions:
+        if position.step > (last.step if last else 0):
+            if last:
+                outcome.recovery_s.append((last.part, time.monotonic() - started - last.at_s))
+            return
