@@ -8,21 +8,16 @@ are interleaved; a figure is the median over rounds of the proxy process's CPU t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import aiohttp
+import harness
 import psutil
 
 from agentrl.config import RunConfig
@@ -37,27 +32,16 @@ RUN = {"Authorization": "Bearer run-key"}
 
 def main() -> None:
     """Measure, print a table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each variant (default 5)")
-    parser.add_argument("--calls", type=int, default=256, help="calls of one round (default 256)")
-    options = parser.parse_args()
+    options = harness.arguments(
+        __doc__, rounds=(int, 5, "rounds of each variant"), calls=(int, 256, "calls of one round")
+    )
+    report = harness.Report("proxy")
     with tempfile.TemporaryDirectory() as folder, FakeEngine(lambda ids, params: OUTPUT) as engine:
-        figures = asyncio.run(measure(Path(folder), engine, options.rounds, options.calls))
-    report = {
-        "benchmark": "proxy",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cores": os.cpu_count(), "cpu": platform.processor() or platform.machine()},
-        "versions": {name: version(name) for name in ("agentrl", "fastapi", "uvicorn", "sqlalchemy", "aiohttp")},
-        "figures": figures,
-    }
-    for figure in figures:
-        print(f"{figure['name']:<36} {figure['value']:8.2f} {figure['unit']}  ×{figure['ratio']:.2f}")
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+        asyncio.run(measure(report, Path(folder), engine, options.rounds, options.calls))
+    harness.finish(report, options.out)
 
 
-async def measure(folder: Path, engine: FakeEngine, rounds: int, calls: int) -> list[dict[str, Any]]:
+async def measure(report: harness.Report, folder: Path, engine: FakeEngine, rounds: int, calls: int) -> None:
     """CPU per call at 1, 8 and 32 calls in flight, whole and streamed."""
     port = free_port()
     url, proxy = f"http://127.0.0.1:{port}", start_proxy(folder, engine.url, port)
@@ -74,15 +58,8 @@ async def measure(folder: Path, engine: FakeEngine, rounds: int, calls: int) -> 
     finally:
         proxy.terminate()
         proxy.wait(20)
-    base = median(samples[1, False])
-    return [
-        {
-            "name": f"cpu_per_call/agentrl/c{n}{'/stream' if stream else ''}",
-            "value": median(costs), "unit": "ms", "ratio_to": "cpu_per_call/agentrl/c1",
-            "ratio": median(costs) / base, "min": min(costs), "max": max(costs), "rounds": rounds,
-        }
-        for (n, stream), costs in samples.items()
-    ]  # fmt: skip
+    named = {f"c{n}{'/stream' if stream else ''}": costs for (n, stream), costs in samples.items()}
+    report.compare("cpu_per_call/agentrl", named, "ms", base="c1")
 
 
 def start_proxy(folder: Path, engine_url: str, port: int) -> subprocess.Popen[bytes]:
