@@ -6,6 +6,7 @@ an empty one for a new database, and even remove the write-ahead log beside an e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sqlite3
@@ -53,22 +54,22 @@ def create(path: Path) -> None:
     """
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         conn = sqlite3.connect(draft)
         conn.execute("PRAGMA journal_mode=WAL")
         conn.close()
         with draft.open("rb") as file:
             os.fsync(file.fileno())
-        os.link(draft, path)
-    except FileExistsError:
-        pass  # another process was first
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(draft, path)
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"{path}: cannot be made: {error}") from error
+        raise StoreError(f"database {path}: cannot be made: {error}") from error
     finally:
         for suffix in ("", "-wal", "-shm", "-journal"):
-            Path(f"{draft}{suffix}").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                Path(f"{draft}{suffix}").unlink()
 
 
 def require_whole(path: Path) -> None:
@@ -81,7 +82,7 @@ def require_whole(path: Path) -> None:
         fault = _fault(path)
     if fault:
         raise StoreError(
-            f"{path}: {fault}: stop everything that uses it and restore a backup made by `agentrl store backup`"
+            f"database {path}: {fault}: stop everything that uses it and restore a backup made by `agentrl store backup`"
         )
 
 
