@@ -1,8 +1,12 @@
 """The store on both databases, and the smallest run."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `import play`
 
 from agentrl.store import Database, runs, sessions
 

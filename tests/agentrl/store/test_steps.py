@@ -1,78 +1,13 @@
 """Admission, leases and resume, driven as the proxy and the trainer drive them."""
 
-import time
-
 import numpy as np
 import pytest
+from play import begin, call, finish, group, take
 from sqlalchemy import text
 
 from agentrl.errors import FencedError, RequestError, StoreError
-from agentrl.schemas import InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
-from agentrl.store import Database, codec, interactions, rewards, runs, sessions, steps
-
-
-def call(conn, run_id, session_id, *, parent=None, delta=(1, 2), output=(3, 4), version=0, key=b"k"):
-    """One recorded call."""
-    call_id = codec.new_id()
-    interactions.begin(
-        conn,
-        interactions.Intent(
-            id=call_id, run_id=run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role="main",
-            digest="d", replica="r", params={}, temperature=1.0, tools=None, fork_reason=None, bridged=bool(parent),
-            distribution_modified=False, trainable=True, prompt_ids=list(delta), created_at=time.time(),
-        ),
-    )  # fmt: skip
-    interactions.finish(
-        conn, call_id, session_id,
-        interactions.Outcome(
-            status=InteractionStatus.COMPLETE, conversation_key=key, new_messages=[], answer={},
-            prompt_delta_ids=list(delta), output_ids=list(output), logprobs=[-0.5] * len(output),
-            spans=[VersionSpan(version=version, start=0, end=len(output))], finish_reason="stop", engine_url="e",
-            cached_tokens=0, first_token_at=None,
-        ),
-    )  # fmt: skip
-    return call_id
-
-
-def group(db: Database, run_id, limits, *, version=0, values=(0.0, 1.0)):
-    """A whole rewarded group of two sessions."""
-    with db.write() as conn:
-        new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in values])
-        for session_id, value in zip(new.session_ids, values, strict=True):
-            first = call(conn, run_id, session_id, version=version)
-            call(conn, run_id, session_id, parent=first, delta=(5,), output=(6, 7, 8), version=version)
-            rewards.add(conn, session_id, value=value, discount=1.0)
-            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
-    return new
-
-
-def take(db, run_id, epoch, step, **kwargs):
-    with db.write() as conn:
-        step_id = steps.lease(conn, run_id, epoch, step=step, n_groups=2, max_staleness=1, discount=1.0, **kwargs)
-        return None if step_id is None else steps.batch(conn, step_id)
-
-
-def finish(db, run_id, epoch, batch, *, publish=True):
-    trained = [
-        TrainedTrajectory(
-            trajectory_id=t.trajectory_id, advantage=1.0, staleness_max=0, staleness_mean=0.0, tokens_trained=5
-        )
-        for t in batch.trajectories
-    ]
-    with db.write() as conn:
-        version = steps.next_version(conn, run_id)
-        facts = TrainedBatch(
-            step_id=batch.step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=0, trained=trained
-        )
-        steps.complete(conn, run_id, epoch, facts, metrics={"loss": 0.1}, version=version, path="p", checksum="c")
-        if publish:
-            steps.mark_published(conn, run_id, version)
-    return version
-
-
-def begin(db, run_id):
-    with db.write() as conn:
-        return steps.begin_epoch(conn, run_id)
+from agentrl.schemas import SessionStatus, TrainedBatch
+from agentrl.store import rewards, runs, sessions, steps
 
 
 def test_a_batch_carries_the_exact_tokens_and_masks(db, run_id, limits):
