@@ -121,19 +121,7 @@ def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Excepti
             body = codec.pack_json(intent.tools)
             tools_hash = codec.content_hash(body)
             bodies[tools_hash] = body
-        rows.append(
-            {
-                "id": intent.id, "run_id": intent.run_id, "session_id": intent.session_id,
-                "parent_id": intent.parent_id, "dialect": intent.dialect, "status": InteractionStatus.RUNNING.value,
-                "role": intent.role, "digest": intent.digest, "replica": intent.replica,
-                "params": codec.json_text(intent.params), "temperature": intent.temperature, "tools_hash": tools_hash,
-                "fork_reason": intent.fork_reason, "bridged": intent.bridged,
-                "distribution_modified": intent.distribution_modified, "kv_mixed": False,
-                "trainable": intent.trainable, "prompt_tokens": len(intent.prompt_ids),
-                "prompt_digest": codec.ids_digest(intent.prompt_ids), "output_tokens": 0,
-                "created_at": intent.created_at,
-            }
-        )  # fmt: skip
+        rows.append(intent_row(intent, tools_hash))
         results.append(None)
     bulk.run(conn, INSERT_CONTENT, [{"hash": key, "body": body} for key, body in sorted(bodies.items())])
     bulk.run(conn, INSERT_INTENT, rows)
@@ -189,6 +177,19 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
     bulk.run(conn, UPDATE_FINISHED, closed)
     bulk.run(conn, INSERT_DATA, data)
     return results
+
+
+def intent_row(intent: Intent, tools_hash: str | None) -> Json:
+    """The columns of a call that has begun."""
+    return {
+        "id": intent.id, "run_id": intent.run_id, "session_id": intent.session_id, "parent_id": intent.parent_id,
+        "dialect": intent.dialect, "status": InteractionStatus.RUNNING.value, "role": intent.role,
+        "digest": intent.digest, "replica": intent.replica, "params": codec.json_text(intent.params),
+        "temperature": intent.temperature, "tools_hash": tools_hash, "fork_reason": intent.fork_reason,
+        "bridged": intent.bridged, "distribution_modified": intent.distribution_modified, "kv_mixed": False,
+        "trainable": intent.trainable, "prompt_tokens": len(intent.prompt_ids),
+        "prompt_digest": codec.ids_digest(intent.prompt_ids), "output_tokens": 0, "created_at": intent.created_at,
+    }  # fmt: skip
 
 
 begin.many = begin_many  # type: ignore[attr-defined]
