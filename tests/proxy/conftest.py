@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from databases import Databases
 
 from agentrl.engine.server import free_port
 from agentrl.proxy.app import Settings, create_app
@@ -38,7 +40,7 @@ class Proxy:
     run_id: str
     engine: FakeEngine
     renderer: Renderer
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+    http: httpx.Client
 
     def post(self, path: str, body: Any = None, *, headers: dict[str, str] = RUN) -> httpx.Response:
         return self.http.post(self.url + path, json=body if body is not None else {}, headers=headers)
@@ -72,14 +74,16 @@ class Proxy:
 
 
 @contextmanager
-def serve_proxy(database_url: str, engine_urls: list[str], port: int) -> Iterator[uvicorn.Server]:
+def serve_proxy(
+    database_url: str, engine_urls: list[str], port: int, replica: str = "test-replica"
+) -> Iterator[uvicorn.Server]:
     """Run a proxy until the block ends."""
     settings = Settings(
         database_url=database_url,
         run_name="test",
         engine_urls=engine_urls,
         admin_key="admin-key",
-        replica="test-replica",
+        replica=replica,
     )
     server = uvicorn.Server(
         uvicorn.Config(
@@ -107,17 +111,29 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 
 
 @pytest.fixture
-def store_url(tmp_path: Path, tiny_model: Path) -> str:
-    url = f"sqlite:///{tmp_path}/store.db"
-    database = Database(url)
-    database.upgrade()
-    with database.write() as conn:
-        runs.create(
-            conn, name="test", config=CONFIG, task_data=[{"n": i} for i in range(4)], base_model=str(tiny_model),
-            key="run-key", seed=0, steps=10,
-        )  # fmt: skip
-    database.close()
-    return url
+def database_kind() -> str:
+    """SQLite; what leans on the database runs on both: `pytest.mark.parametrize("database_kind", KINDS)`."""
+    return "sqlite"
+
+
+@pytest.fixture
+def run_config() -> dict[str, Any]:
+    """The run's configuration; a module that needs another one overrides this."""
+    return deepcopy(CONFIG)
+
+
+@pytest.fixture
+def store_url(databases: Databases, database_kind: str, run_config: dict[str, Any], tiny_model: Path) -> Iterator[str]:
+    """A database that holds one run."""
+    with databases.lent(database_kind) as url:
+        database = Database(url)
+        with database.write() as conn:
+            runs.create(
+                conn, name="test", config=run_config, task_data=[{"n": i} for i in range(4)],
+                base_model=str(tiny_model), key="run-key", seed=0, steps=10,
+            )  # fmt: skip
+        database.close()
+        yield url
 
 
 @pytest.fixture
@@ -126,9 +142,17 @@ def proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iterator
     database = Database(store_url)
     with database.read() as conn:
         run_id = runs.by_name(conn, "test").id
-    with serve_proxy(store_url, [fake_engine.url], port):
-        yield Proxy(f"http://127.0.0.1:{port}", database, run_id, fake_engine, load_renderer(tiny_model))
+    with serve_proxy(store_url, [fake_engine.url], port), httpx.Client(timeout=30) as http:
+        yield Proxy(f"http://127.0.0.1:{port}", database, run_id, fake_engine, load_renderer(tiny_model), http)
     database.close()
+
+
+@pytest.fixture
+def second(proxy: Proxy, store_url: str) -> Iterator[Proxy]:
+    """Another replica of the same run."""
+    port = free_port()
+    with serve_proxy(store_url, [proxy.engine.url], port, replica="second-replica"):
+        yield replace(proxy, url=f"http://127.0.0.1:{port}")
 
 
 @pytest.fixture

@@ -1,12 +1,14 @@
 """Groups, sessions, rewards, publishing and restarts, over HTTP."""
 
 import pytest
+from databases import KINDS
 
 from agentrl.engine.server import free_port
-from agentrl.schemas import InteractionStatus, TrainedTrajectory
+from agentrl.schemas import InteractionStatus, TrainedBatch, TrainedTrajectory
 from agentrl.store import codec, interactions, runs, steps
 from agentrl.testing import FakeEngine
 
+pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 RUN = {"Authorization": "Bearer run-key"}
 ADMIN = {"Authorization": "Bearer admin-key"}
 
@@ -114,16 +116,20 @@ def trained_version(proxy, tmp_path):
             play(proxy, session)
     with proxy.database.write() as conn:
         epoch = steps.begin_epoch(conn, proxy.run_id)
-        batch = steps.lease(conn, proxy.run_id, epoch, step=1, n_groups=2, max_staleness=1, discount=1.0)
-        steps.complete(
-            conn, proxy.run_id, epoch, batch.step_id, metrics={"loss": 0.5}, version=1, path=str(tmp_path),
-            checksum="c", trained=[
+        step_id = steps.lease(conn, proxy.run_id, epoch, step=1, n_groups=2, max_staleness=1, discount=1.0)
+        batch = steps.batch(conn, step_id)
+        facts = TrainedBatch(
+            step_id=step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=0,
+            trained=[
                 TrainedTrajectory(
                     trajectory_id=t.trajectory_id, advantage=0.5, staleness_max=0, staleness_mean=0.0, tokens_trained=4
                 )
                 for t in batch.trajectories
             ],
         )  # fmt: skip
+        steps.complete(
+            conn, proxy.run_id, epoch, facts, metrics={"loss": 0.5}, version=1, path=str(tmp_path), checksum="c"
+        )
 
 
 def test_a_publish_moves_the_run_once_every_engine_has_the_version(proxy, tmp_path):
