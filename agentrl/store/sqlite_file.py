@@ -81,9 +81,8 @@ def require_whole(path: Path) -> None:
         time.sleep(0.1)
         fault = _fault(path)
     if fault:
-        raise StoreError(
-            f"database {path}: {fault}: stop everything that uses it and restore a backup made by `agentrl store backup`"
-        )
+        advice = "stop everything that uses it and restore a backup made by `agentrl store backup`"
+        raise StoreError(f"database {path}: {fault}: {advice}")
 
 
 def _fault(path: Path) -> str | None:

@@ -54,7 +54,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(100), nullable=False),
         sa.Column("started_at", sa.Float(), nullable=False),
         sa.Column("last_seen_at", sa.Float(), nullable=False),
-        sa.CheckConstraint("kind IN ('proxy', 'worker')", name="ck_heartbeats_kind"),
+        sa.CheckConstraint("kind IN ('proxy', 'worker')", name=op.f("ck_heartbeats_kind")),
         sa.PrimaryKeyConstraint("run_id", "kind", "name", name="pk_heartbeats"),
     )
     op.create_index("uq_groups_start", "groups", ["run_id", "start_digest"], unique=True)

@@ -90,7 +90,7 @@ def test_a_unit_that_fails_by_itself_leaves_nothing(db, run_id):
 
 
 def test_units_that_wait_share_a_commit(db, run_id):
-    commits = []
+    commits: list[object] = []
     with held(db):
         event.listen(db.engine, "commit", commits.append)
         futures = [db.submit(insert, run_id, str(i)) for i in range(50)]
