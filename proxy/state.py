@@ -41,7 +41,7 @@ class ProxyState:
 
     async def write(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `unit(conn, …)` in the next group commit; returns once it is durable."""
-        return await asyncio.wrap_future(self.database.submit(unit, *args, **kwargs))
+        return await self.database.asubmit(unit, *args, **kwargs)
 
     async def read(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `query(conn, …)` in a thread, in a transaction of its own."""

@@ -6,16 +6,17 @@ text, bytes, numbers, booleans, None; JSON as text (`codec.json_text`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Row, Table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert, Update
 
 from agentrl.schemas import Json
+from agentrl.store.codec import json_text
 
 _SQLITE = sqlite.dialect()
 _POSTGRESQL = postgresql.psycopg.dialect()  # type: ignore[no-untyped-call]
@@ -55,22 +56,39 @@ def insert_new(table: Table) -> Statement:
     return Statement(build, [c.name for c in table.columns])
 
 
-def update(table: Table, key: str, *columns: str) -> Statement:
-    """UPDATE of columns where column `key` equals the parameter called `key`."""
+def update(table: Table, key: str, *columns: str, where: str = "") -> Statement:
+    """UPDATE of columns where column `key` equals the parameter called `key`, and SQL `where` holds."""
 
     def build(_: str) -> Update:
         values: Json = {name: sa.bindparam(name) for name in columns}
-        return sa.update(table).where(table.c[key] == sa.bindparam("key")).values(values)
+        statement = sa.update(table).where(table.c[key] == sa.bindparam("key")).values(values)
+        return statement.where(sa.text(where)) if where else statement
 
     return Statement(build, [])
 
 
-def run(conn: Connection, statement: Statement, rows: Sequence[Json]) -> None:
-    """Execute for every row; nothing for none."""
+def run(conn: Connection, statement: Statement, rows: Sequence[Json]) -> int:
+    """Execute for every row, nothing for none; how many rows of the table were written."""
     if not rows:
-        return
+        return 0
     sql, names = statement.on(conn.dialect.name)
     if conn.dialect.name == "sqlite":
-        conn.exec_driver_sql(sql, [tuple([row[name] for name in names]) for row in rows])
-    else:
-        conn.exec_driver_sql(sql, list(rows))
+        return conn.exec_driver_sql(sql, [tuple([row[name] for name in names]) for row in rows]).rowcount
+    return conn.exec_driver_sql(sql, list(rows)).rowcount
+
+
+def select(table: Table, *columns: str, lock: bool = False) -> tuple[str, str]:
+    """SQL that reads columns of the rows with given ids, in the order of their ids; for `fetch`."""
+    head = f"SELECT {', '.join(columns)} FROM {table.name} WHERE id "
+    locked = " FOR NO KEY UPDATE" if lock else ""
+    return (
+        head + "IN (SELECT value FROM json_each(?)) ORDER BY id",
+        head + f"= ANY(%(ids)s) ORDER BY id{locked}",
+    )
+
+
+def fetch(conn: Connection, statement: tuple[str, str], ids: Iterable[str]) -> Sequence[Row[Any]]:
+    """Run what `select` made: the ids travel as one parameter, however many they are."""
+    if conn.dialect.name == "sqlite":
+        return conn.exec_driver_sql(statement[0], (json_text(list(ids)),)).all()
+    return conn.exec_driver_sql(statement[1], {"ids": list(ids)}).all()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import threading
 import time
-from typing import Any
+from array import array
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -29,9 +31,19 @@ def _decompress(blob: bytes) -> bytes:
     return bytes(_local.decompressor.decompress(blob))
 
 
+def _bytes(code: Literal["i", "f"], values: list[int] | list[float] | Int32 | Float32) -> bytes:
+    """Little-endian 4-byte numbers. `array` reads a list three times faster than numpy does."""
+    if isinstance(values, np.ndarray):
+        return values.astype(f"<{code}4", copy=False).tobytes()
+    packed = array(code, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
 def pack_ids(ids: list[int] | Int32) -> bytes:
     """Token ids as zstd of little-endian int32."""
-    return _compress(np.asarray(ids, dtype="<i4").tobytes())
+    return _compress(_bytes("i", ids))
 
 
 def unpack_ids(blob: bytes) -> Int32:
@@ -41,12 +53,12 @@ def unpack_ids(blob: bytes) -> Int32:
 
 def ids_digest(ids: list[int] | Int32) -> str:
     """Digest of a token sequence, 32 hex digits."""
-    return hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(_bytes("i", ids), digest_size=16).hexdigest()
 
 
 def pack_logprobs(logprobs: list[float] | Float32) -> bytes:
     """Logprobs as zstd of little-endian float32."""
-    return _compress(np.asarray(logprobs, dtype="<f4").tobytes())
+    return _compress(_bytes("f", logprobs))
 
 
 def unpack_logprobs(blob: bytes) -> Float32:

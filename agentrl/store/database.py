@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -89,13 +90,20 @@ class Database:
 
         The rules of the group commit, and what `unit.many` is for, are at `GroupCommitWriter`.
         """
+        return self._group_commit().submit(unit, *args, **kwargs)
+
+    def asubmit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
+        """`submit` for a coroutine of the running event loop."""
+        return self._group_commit().asubmit(unit, *args, **kwargs)
+
+    def _group_commit(self) -> GroupCommitWriter:
         writer = self._writer
         if writer is None:
             with self._writer_lock:
                 if self._writer is None:
                     self._writer = GroupCommitWriter(self)
                 writer = self._writer
-        return writer.submit(unit, *args, **kwargs)
+        return writer
 
     def connect(self, *, writing: bool) -> Connection:
         """A connection without a transaction; those it begins may write, or only read. Raises as `write` does."""

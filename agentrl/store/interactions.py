@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, case, select, update
 
 from agentrl.errors import RequestError, StoreError
 from agentrl.schemas import InteractionStatus, Json, SessionStatus, VersionSpan
@@ -23,10 +23,12 @@ INSERT_INTENT = bulk.insert(
     "prompt_tokens", "prompt_digest", "output_tokens", "created_at",
 )  # fmt: skip
 INSERT_DATA = bulk.insert(interaction_data)
+SELECT_STATUS = bulk.select(sessions, "id", "status")
+SELECT_HEAD = bulk.select(sessions, "id", "seq", "status", "built", "due_at", lock=True)
 UPDATE_SESSION = bulk.update(sessions, "id", "seq", "last_seen_at", "due_at")
 UPDATE_FINISHED = bulk.update(
     interactions, "id", "status", "seq", "conversation_key", "output_tokens", "cached_tokens", "min_version",
-    "max_version", "finish_reason", "engine_url", "first_token_at", "finished_at",
+    "max_version", "finish_reason", "engine_url", "first_token_at", "finished_at", where="status = 'running'",
 )  # fmt: skip
 
 
@@ -107,7 +109,8 @@ def finish(conn: Connection, interaction_id: str, session_id: str, outcome: Outc
 def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Exception | None]:
     """`begin` for many calls at once, in three statements; one result per call, in order."""
     intents = [intent for (intent,) in calls]
-    status = _statuses(conn, {intent.session_id for intent in intents})
+    found = bulk.fetch(conn, SELECT_STATUS, {intent.session_id for intent in intents})
+    status = {row.id: row.status for row in found}
     results: list[Exception | None] = []
     rows: list[Json] = []
     bodies: dict[str, bytes] = {}
@@ -129,10 +132,12 @@ def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Excepti
 
 
 def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> list[int | Exception]:
-    """`finish` for many calls at once, in five statements; one result per call, in order."""
+    """`finish` for many calls at once, in four statements; one result per call, in order.
+
+    Raises StoreError, having to be rolled back, when any of the intent rows is not running.
+    """
     now = time.time()
-    heads = _heads(conn, {session_id for _, session_id, _ in calls})
-    running = _running(conn, [interaction_id for interaction_id, _, _ in calls])
+    heads = {row.id: row for row in bulk.fetch(conn, SELECT_HEAD, {session_id for _, session_id, _ in calls})}
     results: list[int | Exception] = []
     touched: dict[str, Json] = {}
     closed: list[Json] = []
@@ -143,11 +148,6 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
             message = f"session {session_id} is sealed: it ended while this call ran"
             results.append(RequestError(409, message, code="session_sealed"))
             continue
-        if interaction_id not in running:
-            message = f"interaction {interaction_id} is not running: another proxy has declared it lost"
-            results.append(StoreError(message))
-            continue
-        running.remove(interaction_id)
         seq = touched[session_id]["seq"] + 1 if session_id in touched else head.seq + 1
         due_at = head.due_at if head.status == SessionStatus.OPEN else now  # the last call of an ended session is in
         touched[session_id] = {"key": session_id, "seq": seq, "last_seen_at": now, "due_at": due_at}
@@ -174,7 +174,9 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
         )
         results.append(seq)
     bulk.run(conn, UPDATE_SESSION, list(touched.values()))
-    bulk.run(conn, UPDATE_FINISHED, closed)
+    if bulk.run(conn, UPDATE_FINISHED, closed) != len(closed):
+        names = ", ".join(row["key"] for row in closed)
+        raise StoreError(f"interaction {names} is not running: another proxy has declared it lost")
     bulk.run(conn, INSERT_DATA, data)
     return results
 
@@ -203,51 +205,46 @@ def _only(results: Sequence[T | Exception]) -> T:
     return result
 
 
-def _statuses(conn: Connection, session_ids: Set[str]) -> dict[str, str]:
-    rows = conn.execute(select(sessions.c.id, sessions.c.status).where(sessions.c.id.in_(sorted(session_ids))))
-    return {row[0]: row[1] for row in rows}
-
-
-def _heads(conn: Connection, session_ids: Set[str]) -> dict[str, Any]:
-    """Where each session stands, locked in the order of their ids."""
-    rows = conn.execute(
-        select(sessions.c.id, sessions.c.seq, sessions.c.status, sessions.c.built, sessions.c.due_at)
-        .where(sessions.c.id.in_(sorted(session_ids)))
-        .order_by(sessions.c.id)
-        .with_for_update(key_share=True)
-    )
-    return {row.id: row for row in rows}
-
-
-def _running(conn: Connection, interaction_ids: list[str]) -> set[str]:
-    return set(
-        conn.execute(
-            select(interactions.c.id)
-            .where(interactions.c.id.in_(interaction_ids), interactions.c.status == InteractionStatus.RUNNING)
-            .order_by(interactions.c.id)
-            .with_for_update(key_share=True)
-        ).scalars()
-    )
-
-
 def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error: str) -> None:
     """Close an intent row that has no answer."""
+    now = time.time()
+    of_call = select(interactions.c.session_id).where(interactions.c.id == interaction_id).scalar_subquery()
+    conn.execute(  # its agent was heard of; an ended session need not wait for this call any more
+        update(sessions)
+        .where(sessions.c.id == of_call)
+        .values(
+            last_seen_at=now,
+            due_at=case((sessions.c.status == SessionStatus.CLOSING, now), else_=sessions.c.due_at),
+        )
+    )
     conn.execute(
         update(interactions)
         .where(interactions.c.id == interaction_id, interactions.c.status == InteractionStatus.RUNNING)
-        .values(status=status, error=error, finished_at=time.time())
+        .values(status=status, error=error, finished_at=now)
     )
 
 
-def declare_lost(conn: Connection, replica: str) -> int:
+def declare_lost(conn: Connection, run_id: str, replica: str) -> int:
     """Calls that a dead proxy left running become `lost`; returns how many. A starting replica calls it for itself."""
     result = conn.execute(
         update(interactions)
-        .where(interactions.c.replica == replica, interactions.c.status == InteractionStatus.RUNNING)
+        .where(
+            interactions.c.replica == replica,
+            interactions.c.status == InteractionStatus.RUNNING,
+            interactions.c.run_id == run_id,
+        )
         .values(status=InteractionStatus.LOST, error="the proxy stopped before the answer was recorded",
                 finished_at=time.time())
     )  # fmt: skip
     return result.rowcount
+
+
+def serving_replicas(conn: Connection, run_id: str) -> set[str]:
+    """The proxies that have calls under way, dead or alive."""
+    running = select(interactions.c.replica).where(
+        interactions.c.status == InteractionStatus.RUNNING, interactions.c.run_id == run_id
+    )
+    return set(conn.execute(running.distinct()).scalars())
 
 
 def load_tree(conn: Connection, session_id: str) -> tuple[int, list[Node]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, select, update
 
 from agentrl.schemas import Json, TrajectoryState
-from agentrl.tables import groups, interaction_data, interactions, trajectory_interactions
+from agentrl.tables import groups
 from agentrl.tables import runs as runs_table
 from agentrl.tables import trajectories as trajectories_table
 
@@ -56,7 +56,7 @@ def claim(conn: Connection, run_id: str, n_groups: int, *, young: Set[int], poli
             )
             .where(trajectories_table.c.group_id.in_(page), trajectories_table.c.state == TrajectoryState.READY)
         ).all()  # fmt: skip
-        trainable = _trainable(conn, rows, young, policy)
+        trainable = {row.id for row in rows if is_young(row, young, policy)}
         alive = {row.group_id for row in rows if row.id in trainable}
         found.groups.extend(group_id for group_id in page if group_id in alive)
         found.trajectories.extend(row.id for row in rows if row.id in trainable)
@@ -95,45 +95,12 @@ def move(conn: Connection, step_id: str, state: TrajectoryState) -> None:
     )
 
 
-def _trainable(conn: Connection, rows: Sequence[Any], young: Set[int], policy: StalePolicy) -> set[str]:
-    """Which trajectories have a young token (`mask`), or only young ones (`drop`).
+def is_young(trajectory: Any, young: Set[int], policy: StalePolicy) -> bool:
+    """Whether a trajectory has a young token (`mask`), or only young ones (`drop`).
 
-    The ends of a trajectory's version range nearly always decide. Only where versions were rolled back can the inside
-    differ from both ends; then the spans are read.
+    A later version is never older than an earlier one (`staleness.ages`), so one end of its range decides.
     """
-    trainable: set[str] = set()
-    doubtful: list[str] = []
-    for row in rows:
-        ends = [row.min_version in young, row.max_version in young]
-        inside = [version in young for version in range(row.min_version + 1, row.max_version)]
-        if policy == "mask":
-            certain, possible = any(ends), any(inside)
-        else:
-            certain, possible = all(ends + inside), all(ends)
-        if certain:
-            trainable.add(row.id)
-        elif possible:
-            doubtful.append(row.id)
-    for trajectory_id, versions in _versions(conn, doubtful).items():
-        if versions & young if policy == "mask" else versions <= young:
-            trainable.add(trajectory_id)
-    return trainable
-
-
-def _versions(conn: Connection, trajectory_ids: list[str]) -> dict[str, set[int]]:
-    """The versions that sampled each trajectory's trainable tokens."""
-    versions: dict[str, set[int]] = {tid: set() for tid in trajectory_ids}
-    if trajectory_ids:
-        rows = conn.execute(
-            select(trajectory_interactions.c.trajectory_id, interaction_data.c.spans)
-            .join(interaction_data, interaction_data.c.interaction_id == trajectory_interactions.c.interaction_id)
-            .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
-            .where(trajectory_interactions.c.trajectory_id.in_(trajectory_ids))
-            .where(trajectory_interactions.c.owned.is_(True), interactions.c.trainable.is_(True))
-        )
-        for row in rows:
-            versions[row.trajectory_id].update(version for version, _, _ in row.spans)
-    return versions
+    return (trajectory.max_version if policy == "mask" else trajectory.min_version) in young
 
 
 def _retire(conn: Connection, run_id: str, group_ids: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import random
@@ -24,7 +25,8 @@ T = TypeVar("T")
 MAX_UNITS_PER_COMMIT = 256
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 
-_Unit = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+_Promise = Future[Any] | asyncio.Future[Any]
+_Unit = tuple[_Promise, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class _Failed:
@@ -70,6 +72,12 @@ class GroupCommitWriter:
         self._queue.put((future, unit, args, kwargs))
         return future
 
+    def asubmit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
+        """Queue a unit from an event loop, which is woken once for all of a batch's units."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue.put((future, unit, args, kwargs))
+        return future
+
     def close(self) -> None:
         """Commit what is queued and stop; a database that is away is waited for no longer than its deadline, once."""
         self._closing_deadline = self._database.deadline()
@@ -86,7 +94,7 @@ class GroupCommitWriter:
                     closing = True
                     break
                 units.append(unit)
-            if units := [unit for unit in units if unit[0].set_running_or_notify_cancel()]:
+            if units := [unit for unit in units if _is_wanted(unit[0])]:
                 self._settle(units)
         self._disconnect()
 
@@ -115,12 +123,7 @@ class GroupCommitWriter:
             except BaseException as error:  # noqa: BLE001 - not swallowed: it goes to those who submitted the units
                 return _fail(units, error)
             else:
-                for (future, *_), outcome in zip(units, outcomes, strict=True):
-                    if type(outcome) is _Failed:
-                        future.set_exception(outcome.error)
-                    else:
-                        future.set_result(outcome)
-                return
+                return _deliver(units, outcomes)
 
     def _attempt(self, units: list[_Unit], bulk: bool) -> list[Any]:
         """One transaction with all units; their results or `_Failed`, in order."""
@@ -201,8 +204,38 @@ def pauses() -> Iterator[float]:
 
 
 def _fail(units: list[_Unit], error: BaseException) -> None:
-    for future, *_ in units:
-        future.set_exception(error)
+    _deliver(units, [_Failed(error)] * len(units))
+
+
+def _deliver(units: list[_Unit], outcomes: list[Any]) -> None:
+    """Resolve the futures of a batch; those of an event loop all at once, in its own thread."""
+    of_loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    for (future, *_), outcome in zip(units, outcomes, strict=True):
+        if isinstance(future, asyncio.Future):
+            of_loops.setdefault(future.get_loop(), []).append((future, outcome))
+        else:
+            _resolve(future, outcome)
+    for loop, settled in of_loops.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_resolve_all, settled)
+
+
+def _resolve_all(settled: list[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, outcome in settled:
+        if not future.done():  # its task was cancelled while the batch ran
+            _resolve(future, outcome)
+
+
+def _resolve(future: _Promise, outcome: Any) -> None:
+    if type(outcome) is _Failed:
+        future.set_exception(outcome.error)
+    else:
+        future.set_result(outcome)
+
+
+def _is_wanted(future: _Promise) -> bool:
+    """Whether somebody still waits for it; from now on it can no longer be taken back."""
+    return not future.cancelled() if isinstance(future, asyncio.Future) else future.set_running_or_notify_cancel()
 
 
 def _is_fault(error: Exception) -> bool:

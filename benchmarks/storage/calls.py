@@ -11,7 +11,7 @@ from agentrl.store import codec, interactions
 from agentrl.store.interactions import Intent, Outcome
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
-WORDS = "the agent calls a tool reads its answer and writes what it found into the file before it goes on".split()
+WORDS = ("the", "agent", "calls", "a", "tool", "reads", "its", "answer", "and", "writes", "it", "into", "some", "file")
 VOCABULARY = 32_000
 
 
