@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select
 
 from agentrl import credit
 from agentrl.credit import CallFact, SessionRewards
-from agentrl.schemas import InteractionStatus, SessionStatus, TrajectoryState
-from agentrl.tables import interactions, rewards, sessions, trajectories
+from agentrl.schemas import InteractionStatus, SessionStatus
+from agentrl.tables import interactions, rewards, sessions
 
 Rescore = Callable[[str, SessionRewards], SessionRewards]
 """Given a session's id and its rewards, what to reward it with instead (`agentrl replay --rescore`)."""
@@ -80,35 +80,17 @@ def roots(conn: Connection, session_ids: Sequence[str]) -> dict[str, str]:
     return {sid: root(sid) for sid in session_ids}
 
 
-def refresh(conn: Connection, session_id: str, discount: float) -> None:
-    """A reward came to a built session whose group is not leased yet: renew returns, its sub-agents' too.
-
-    Trajectories that were rejected only for want of a reward become ready.
-    """
-    family = [session_id]
-    for member in family:
-        family += conn.execute(select(sessions.c.id).where(sessions.c.parent_session_id == member)).scalars()
-    for sid, of_session in of_sessions(conn, family, discount).items():
-        mine = trajectories.c.session_id == sid
-        conn.execute(update(trajectories).where(mine).values({"return": of_session.episode_return}))
-        if of_session.rewarded:
-            conn.execute(
-                update(trajectories)
-                .where(mine, trajectories.c.state == TrajectoryState.REJECTED, trajectories.c.reason == "no_reward")
-                .values(state=TrajectoryState.READY, reason=None)
-            )
-
-
 def _lineage(conn: Connection, session_ids: Sequence[str]) -> dict[str, str | None]:
     """Sessions and all that stand above them → whom each inherits from (null where that one did not complete)."""
     above: dict[str, str | None] = {}
+    failed: set[str] = set()
     wanted = set(session_ids)
     while wanted:
         rows = conn.execute(
             select(sessions.c.id, sessions.c.parent_session_id, sessions.c.status).where(sessions.c.id.in_(wanted))
         ).all()
         above |= {row.id: row.parent_session_id for row in rows}
-        failed = {row.id for row in rows if row.status in (SessionStatus.FAILED, SessionStatus.ABANDONED)}
+        failed |= {row.id for row in rows if row.status in (SessionStatus.FAILED, SessionStatus.ABANDONED)}
         above = {sid: None if parent in failed else parent for sid, parent in above.items()}
         wanted = {parent for parent in above.values() if parent is not None} - set(above)
     return above

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, select
 
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.schemas import Json, RewardScope
-from agentrl.store import returns
+from agentrl.store import trajectories
 from agentrl.store.codec import new_id
 from agentrl.tables import groups, interactions, rewards, sessions
 
@@ -69,7 +69,7 @@ def add(
         )
     )  # fmt: skip
     if applied and session.built and not session.is_eval:
-        returns.refresh(conn, session_id, discount)
+        trajectories.refresh(conn, session_id, discount)
     return RewardAnswer(reward_id, applied)
 
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
+from agentrl.config import RunConfig
 from agentrl.credit import SessionRewards
 from agentrl.errors import RequestError
 from agentrl.schemas import InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import capacity
-from agentrl.store import heartbeats, returns, runs, trajectories
+from agentrl.store import heartbeats, returns, rewards, runs, trajectories
 from agentrl.store.codec import new_id
+from agentrl.store.rewards import RewardAnswer
 from agentrl.tables import groups, interactions, sessions, tasks
 from agentrl.tables import runs as runs_table
 from agentrl.tables import trajectories as trajectories_table
@@ -43,6 +45,23 @@ class Limits:
     session_timeout_s: float
     session_max_s: float
     heartbeat_timeout_s: float
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """The limits of a run."""
+        return cls(
+            group_size=config.rollout.group_size,
+            min_group_size=config.rollout.min_group_size,
+            max_concurrent_groups=config.rollout.max_concurrent_groups,
+            max_staleness=config.trainer.max_staleness,
+            groups_per_step=config.trainer.groups_per_step,
+            turn_discount=config.rollout.turn_discount,
+            reward_timeout_s=config.proxy.reward_timeout_s,
+            end_grace_s=config.proxy.end_grace_s,
+            session_timeout_s=config.proxy.session_timeout_s,
+            session_max_s=config.proxy.session_max_s,
+            heartbeat_timeout_s=config.proxy.heartbeat_timeout_s,
+        )
 
     def silence_s(self, owner: str | None) -> float:
         """How long an open session may stay silent: one of a worker that sends heartbeats, or an outside program's."""
@@ -144,12 +163,20 @@ def start_evaluation(
 def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str, metadata: Json) -> NewGroup:
     """Open a sub-agent's session under an open one: same group, no admission, ended at the latest with its parent.
 
-    Raises RequestError: 404 for an unknown parent, 409 when the parent has ended.
+    A `key_hash` that opened one before gets the same session. Raises RequestError: 404 for an unknown parent, 409 when
+    the parent has ended.
     """
     parent = _locked(conn, parent_id)
+    earlier = conn.execute(
+        select(sessions.c.id, groups.c.task_id, groups.c.task)
+        .join(groups, groups.c.id == sessions.c.group_id)
+        .where(sessions.c.key_hash == key_hash, sessions.c.parent_session_id == parent_id)
+    ).first()
+    if earlier is not None:
+        return NewGroup(parent.group_id, earlier.task_id, earlier.task, [earlier.id])
     if parent.status != SessionStatus.OPEN:
         raise RequestError(409, f"session {parent_id} is sealed: it has ended", code="session_sealed")
-    group = conn.execute(select(groups).where(groups.c.id == parent.group_id).with_for_update(key_share=True)).one()
+    group = _locked_group(conn, parent.group_id)
     index = conn.execute(
         select(func.max(sessions.c.sample_index)).where(sessions.c.group_id == group.id)
     ).scalar_one()  # fmt: skip
@@ -190,13 +217,16 @@ def _insert_group(
             for i, (sid, key_hash) in enumerate(zip(session_ids, key_hashes, strict=True))
         ],
     )  # fmt: skip
+    if owner is not None:  # who starts a group is alive, whether or not it has said so yet
+        heartbeats.beat(conn, run_id, "worker", owner)
     return NewGroup(group_id, task_id, data, session_ids)
 
 
 def _started(conn: Connection, run_id: str, start_digest: str | None) -> NewGroup | None:
-    """The group that this idempotency key started before."""
+    """The group that this idempotency key started before. The run's lock keeps two repetitions apart."""
     if start_digest is None:
         return None
+    conn.execute(select(runs_table.c.id).where(runs_table.c.id == run_id).with_for_update(key_share=True))
     group = conn.execute(
         select(groups, tasks.c.data)
         .outerjoin(tasks, tasks.c.id == groups.c.task_id)
@@ -222,9 +252,28 @@ def get(conn: Connection, session_id: str) -> Row[Any] | None:
     ).first()
 
 
-def by_key_hash(conn: Connection, key_hash: str) -> str | None:
-    """The id of the session that a key opens."""
-    return conn.execute(select(sessions.c.id).where(sessions.c.key_hash == key_hash)).scalar()
+def by_key_hash(conn: Connection, run_id: str, key_hash: str) -> str | None:
+    """The id of the run's session that a key opens."""
+    of_key = select(sessions.c.id).where(sessions.c.key_hash == key_hash, sessions.c.run_id == run_id)
+    return conn.execute(of_key).scalar()
+
+
+def run_of(conn: Connection, session_id: str) -> str | None:
+    """The run of a session."""
+    return conn.execute(select(sessions.c.run_id).where(sessions.c.id == session_id)).scalar()
+
+
+def touch(conn: Connection, session_id: str) -> str:
+    """Somebody uses the session: it will not be abandoned for a while; returns its status. Raises RequestError 404."""
+    status = conn.execute(
+        update(sessions)
+        .where(sessions.c.id == session_id)
+        .values(last_seen_at=time.time())
+        .returning(sessions.c.status)
+    ).scalar()
+    if status is None:
+        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+    return str(status)
 
 
 def end(conn: Connection, session_id: str, status: SessionStatus, error: str | None, limits: Limits) -> str:
@@ -265,6 +314,10 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
     if row.parent_session_id is not None and not _is_built(conn, row.parent_session_id):
         _look_again(conn, session_id, now + limits.silence_s(None))
         return str(status)
+    _lock_below(conn, session_id)
+    if row.parent_session_id is not None:
+        # A reward of a session above is either seen now, or waits for this lock and then finds the trajectories.
+        _locked_group(conn, row.group_id)
     if not row.is_eval and status == SessionStatus.COMPLETED:
         rewarded = returns.of_sessions(conn, [session_id], limits.turn_discount)[session_id].rewarded
         if not rewarded and now < row.ended_at + limits.reward_timeout_s:
@@ -279,7 +332,7 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
 
 
 def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
-    group = conn.execute(select(groups).where(groups.c.id == group_id).with_for_update()).one()
+    group = _locked_group(conn, group_id)
     unbuilt = conn.execute(
         select(func.count()).select_from(sessions).where(sessions.c.group_id == group_id, sessions.c.built.is_(False))
     ).scalar_one()
@@ -307,15 +360,17 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
     )
 
 
-def settle_rewarded(conn: Connection, session_id: str, limits: Limits) -> None:
-    """A session that ended before its reward came is built now."""
-    waiting = conn.execute(
-        select(sessions.c.id).where(
-            sessions.c.id == session_id, sessions.c.built.is_(False), sessions.c.ended_at.is_not(None)
-        )
-    ).first()
-    if waiting is not None:
-        settle(conn, session_id, limits)
+def reward(
+    conn: Connection, session_id: str, limits: Limits, *, value: float, interaction_id: str | None = None,
+    scope: str | None = None, name: str = "reward", source: str = "agent", idempotency_key: str | None = None,
+) -> RewardAnswer:  # fmt: skip
+    """Append a reward, and build the session if it had ended and only waited for one. Raises as `rewards.add` does."""
+    answer = rewards.add(
+        conn, session_id, value=value, discount=limits.turn_discount, interaction_id=interaction_id, scope=scope,
+        name=name, source=source, idempotency_key=idempotency_key,
+    )  # fmt: skip
+    settle(conn, session_id, limits)
+    return answer
 
 
 def open_of_owner(conn: Connection, run_id: str, owner: str) -> list[str]:
@@ -347,7 +402,8 @@ def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: floa
 
     An open session is failed when it is older than `session_max_s`, and abandoned when neither it nor its worker was
     heard of for too long while somebody was there to hear: `heard_since` says since when the caller has been up
-    without a gap, so that an outage of the proxy or the database kills nobody. Ended sessions are settled.
+    without a gap, so that an outage of the proxy or the database kills nobody. A running call keeps a session alive,
+    a sub-agent's session keeps its parent alive, and is itself ended by its parent. Ended sessions are settled.
     """
     row = _locked(conn, session_id)
     if row.built:
@@ -361,9 +417,12 @@ def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: floa
         return False
     owner = conn.execute(select(groups.c.owner).where(groups.c.id == row.group_id)).scalar_one()
     silence_s = limits.silence_s(owner)
-    heard = max(row.last_seen_at, heartbeats.last(conn, row.run_id, "worker", owner) if owner else 0.0)
-    if now < max(heard, heard_since) + silence_s or _running_calls(conn, session_id):
-        next_look = max(heard, heard_since, now - silence_s / 2) + silence_s
+    family = _open_family(conn, session_id)
+    heard = max(heard_since, *family.values())
+    if owner is not None:
+        heard = max(heard, heartbeats.last(conn, row.run_id, "worker", owner))
+    if now < heard + silence_s or _running_calls(conn, *family) or _is_open(conn, row.parent_session_id):
+        next_look = max(heard, now - silence_s / 2) + silence_s
         _look_again(conn, session_id, min(next_look, row.created_at + limits.session_max_s))
         return False
     why = f"its worker {owner} fell silent" if owner else "nobody used the session any more"
@@ -401,6 +460,11 @@ def _locked(conn: Connection, session_id: str) -> Row[Any]:
     return row
 
 
+def _locked_group(conn: Connection, group_id: str) -> Row[Any]:
+    """The group, locked: after sessions, before the run."""
+    return conn.execute(select(groups).where(groups.c.id == group_id).with_for_update(key_share=True)).one()
+
+
 def _look_again(conn: Connection, session_id: str, at: float) -> None:
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(due_at=at))
 
@@ -409,13 +473,39 @@ def _is_built(conn: Connection, session_id: str) -> bool:
     return bool(conn.execute(select(sessions.c.built).where(sessions.c.id == session_id)).scalar_one())
 
 
+def _is_open(conn: Connection, session_id: str | None) -> bool:
+    found = select(sessions.c.id).where(sessions.c.id == session_id, sessions.c.status == SessionStatus.OPEN)
+    return session_id is not None and conn.execute(found).first() is not None
+
+
+def _open_family(conn: Connection, session_id: str) -> dict[str, float]:
+    """When each of the session and the open sub-agents' sessions below it was last heard of."""
+    heard: dict[str, float] = {}
+    generation = select(sessions.c.id, sessions.c.last_seen_at).where(sessions.c.id == session_id)
+    while found := {row.id: row.last_seen_at for row in conn.execute(generation)}:
+        heard |= found
+        generation = select(sessions.c.id, sessions.c.last_seen_at).where(
+            sessions.c.parent_session_id.in_(found), sessions.c.status == SessionStatus.OPEN
+        )
+    return heard
+
+
 def _children(conn: Connection, session_id: str) -> list[str]:
-    return list(conn.execute(select(sessions.c.id).where(sessions.c.parent_session_id == session_id)).scalars())
+    below = select(sessions.c.id).where(sessions.c.parent_session_id == session_id)
+    return list(conn.execute(below.order_by(sessions.c.id)).scalars())
 
 
-def _running_calls(conn: Connection, session_id: str) -> int:
+def _lock_below(conn: Connection, session_id: str) -> None:
+    """Lock the sub-agents' sessions of every level, before the group: they are settled with it."""
+    level = [session_id]
+    while level:
+        below = select(sessions.c.id).where(sessions.c.parent_session_id.in_(level)).order_by(sessions.c.id)
+        level = list(conn.execute(below.with_for_update(key_share=True)).scalars())
+
+
+def _running_calls(conn: Connection, *session_ids: str) -> int:
     return conn.execute(
         select(func.count())
         .select_from(interactions)
-        .where(interactions.c.session_id == session_id, interactions.c.status == InteractionStatus.RUNNING)
+        .where(interactions.c.session_id.in_(session_ids), interactions.c.status == InteractionStatus.RUNNING)
     ).scalar_one()

@@ -37,7 +37,7 @@ def begin_epoch(conn: Connection, run_id: str) -> int:
 
 def check_epoch(conn: Connection, run_id: str, epoch: int) -> Row[Any]:
     """The run, locked. Raises FencedError when a newer trainer has started."""
-    run = conn.execute(select(runs_table).where(runs_table.c.id == run_id).with_for_update(key_share=True)).one()
+    run = _locked(conn, run_id)
     if run.trainer_epoch != epoch:
         raise FencedError(f"trainer epoch {epoch} is over: epoch {run.trainer_epoch} has started")
     return run
@@ -174,7 +174,9 @@ def complete(
     """
     check_epoch(conn, run_id, epoch)
     now = time.time()
-    step = conn.execute(select(steps).where(steps.c.id == facts.step_id)).one()
+    step = conn.execute(select(steps).where(steps.c.id == facts.step_id, steps.c.run_id == run_id)).first()
+    if step is None:
+        raise StoreError(f"step {facts.step_id} cannot be completed: it is not of this run")
     if step.state in (StepState.TRAINED, StepState.PUBLISHED) and step.version_after == version:
         return
     if step.state != StepState.STARTED or step.epoch != epoch:
@@ -225,12 +227,11 @@ def mark_published(conn: Connection, run_id: str, version: int, epoch: int | Non
     had begun) the run only moves forward. Raises StoreError for a version that is not of the surviving lineage.
     """
     now = time.time()
-    if epoch is not None:
-        check_epoch(conn, run_id, epoch)
+    run = _locked(conn, run_id) if epoch is None else check_epoch(conn, run_id, epoch)
     row = runs.version(conn, run_id, version)
     if row is None or row.state == VersionState.ROLLED_BACK:
         raise StoreError(f"version {version} is not of the surviving lineage")
-    if epoch is None and row.step < runs.get(conn, run_id).published_step:
+    if epoch is None and row.step < run.published_step:
         raise StoreError(f"version {version} is older than what the run has published: only its trainer goes back")
     conn.execute(
         update(weight_versions)
@@ -260,6 +261,11 @@ def of_run(conn: Connection, run_id: str) -> list[Row[Any]]:
             select(steps).where(steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK).order_by(steps.c.step)
         )
     )
+
+
+def _locked(conn: Connection, run_id: str) -> Row[Any]:
+    """The run, locked: leases, completions, publishes and resumes of a run come one after another."""
+    return conn.execute(select(runs_table).where(runs_table.c.id == run_id).with_for_update(key_share=True)).one()
 
 
 def _version_before(conn: Connection, run_id: str, step: int) -> int:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, insert, select, update
 
-from agentrl.schemas import PROMPT_VERSION, InteractionStatus, TrajectoryState, TrajectoryTokens
+from agentrl.schemas import PROMPT_VERSION, InteractionStatus, Json, TrajectoryState, TrajectoryTokens
 from agentrl.store import codec, returns
 from agentrl.store.codec import new_id
 from agentrl.store.returns import Rescore, SessionReturns
-from agentrl.tables import interaction_data, interactions, trajectories, trajectory_interactions
+from agentrl.tables import interaction_data, interactions, sessions, trajectories, trajectory_interactions
 
 
 def paths(parents: Mapping[str, str | None]) -> list[list[str]]:
@@ -51,24 +51,13 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
     for path in paths({row.id: row.parent_id for row in calls.values()}):
         owned = [calls[i] for i in path if i not in owned_already]
         owned_already.update(path)
-        trained = [row for row in owned if row.trainable and row.output_tokens and row.id in credited.calls]
-        reason = None
-        if not trained:
-            reason = "no_trainable_tokens"
-        elif not credited.rewarded:
-            reason = "no_reward"
         trajectory_id, leaf = new_id(), calls[path[-1]]
         conn.execute(
             insert(trajectories).values(
                 {
                     "id": trajectory_id, "run_id": session.run_id, "group_id": session.group_id,
                     "session_id": session.id, "leaf_id": leaf.id, "tokens": leaf.prompt_tokens + leaf.output_tokens,
-                    "trainable_tokens": sum(row.output_tokens for row in trained),
-                    "min_version": min((row.min_version for row in trained), default=None),
-                    "max_version": max((row.max_version for row in trained), default=None),
-                    "return": credited.episode_return,
-                    "state": TrajectoryState.REJECTED if reason else TrajectoryState.READY, "reason": reason,
-                    "created_at": time.time(),
+                    "created_at": time.time(), **worth(owned, credited),
                 }
             )
         )  # fmt: skip
@@ -85,6 +74,49 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
                 for i, call_id in enumerate(path)
             ],
         )
+
+
+def refresh(conn: Connection, session_id: str, discount: float) -> None:
+    """A reward came to a built session whose group is not leased yet: renew its trajectories, its sub-agents' too.
+
+    Returns change; what was rejected for want of a reward becomes ready; a side call that was rewarded can be trained.
+    """
+    family = [session_id]
+    for member in family:
+        family += conn.execute(select(sessions.c.id).where(sessions.c.parent_session_id == member)).scalars()
+    owned: dict[tuple[str, str], list[Row[Any]]] = {}
+    for row in conn.execute(
+        select(trajectories.c.id.label("trajectory_id"), interactions)
+        .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
+        .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
+        .where(trajectories.c.session_id.in_(family), trajectory_interactions.c.owned.is_(True))
+    ):
+        owned.setdefault((row.session_id, row.trajectory_id), []).append(row)
+    credited = returns.of_sessions(conn, family, discount)
+    for (sid, trajectory_id), calls in owned.items():
+        values = worth(calls, credited[sid])
+        conn.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))
+
+
+def worth(owned: Sequence[Any], credited: SessionReturns) -> Json:
+    """What a path is worth by the rewards applied so far: return, trainable tokens, their versions, state, reason.
+
+    `owned` are the calls whose outputs it owns.
+    """
+    trained = [row for row in owned if row.trainable and row.output_tokens and row.id in credited.calls]
+    reason = None
+    if not trained:
+        reason = "no_trainable_tokens"
+    elif not credited.rewarded:
+        reason = "no_reward"
+    return {
+        "trainable_tokens": sum(row.output_tokens for row in trained),
+        "min_version": min((row.min_version for row in trained), default=None),
+        "max_version": max((row.max_version for row in trained), default=None),
+        "return": credited.episode_return,
+        "state": TrajectoryState.REJECTED if reason else TrajectoryState.READY,
+        "reason": reason,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Ages and admission: tables."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agentrl.staleness import ages, capacity
+from agentrl.staleness import ages, ancestors, capacity
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,19 @@ from agentrl.staleness import ages, capacity
 )
 def test_ages(version, parents, expected):
     assert ages(version, parents) == expected
+
+
+@given(st.lists(st.integers(0, 3), max_size=12))
+def test_a_later_version_is_never_older_whatever_was_rolled_back(rolled_back_steps):
+    """Before each new version some of the newest steps are rolled back. Leases rely on it (`leases.is_young`)."""
+    parents: dict[int, int | None] = {0: None}
+    newest = 0
+    for back in rolled_back_steps:
+        lineage = ancestors(newest, parents)
+        parents[len(parents)] = lineage[min(back, len(lineage) - 1)]
+        newest = len(parents) - 1
+    by_version = [age for _, age in sorted(ages(newest, parents).items())]
+    assert by_version == sorted(by_version, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""Sessions and groups: sub-agents, repeated starts, and ends that meet each other on several connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from time import sleep
+from typing import Any
+
+import pytest
+from play import begin_call, call, end, open_group
+from sqlalchemy import select
+
+from agentrl.schemas import SessionStatus
+from agentrl.store import Database, interactions, returns, rewards, runs, sessions
+from agentrl.tables import groups, trajectories
+
+LET_IT_WAIT_S = 0.2  # for a thread to reach a lock that the test holds
+
+
+def meanwhile(db: Database, first: Callable[..., Any], second: Callable[..., Any]) -> tuple[Any, Any]:
+    """`first(conn)` and, on another connection before the first commits, `second(conn)`; what each returned."""
+    with ThreadPoolExecutor(1) as pool:
+        with db.write() as conn:
+            one = first(conn)
+            other: Future[Any] = pool.submit(db.transact, second)
+            sleep(LET_IT_WAIT_S)
+        return one, other.result()
+
+
+def counters(db: Database, run_id: str) -> tuple[int, int, int]:
+    with db.read() as conn:
+        run = runs.get(conn, run_id)
+    return run.admitted, run.running, run.returned
+
+
+def state(db: Database, group_id: str) -> str:
+    with db.read() as conn:
+        return str(conn.execute(select(groups.c.state).where(groups.c.id == group_id)).scalar_one())
+
+
+def child_of(db: Database, parent_id: str, limits: sessions.Limits) -> str:
+    with db.write() as conn:
+        (child_id,) = sessions.start_child(conn, parent_id, limits, f"key of {parent_id}", {}).session_ids
+    return child_id
+
+
+def test_a_repeated_start_gets_the_same_group_and_takes_one_place(db, run_id, limits):
+    def start(conn):
+        return sessions.start_group(conn, run_id, limits, ["a", "b"], start_digest="d")
+
+    first, second = meanwhile(db, start, start)
+    assert first == second
+    assert counters(db, run_id) == (1, 1, 0)
+
+
+def test_a_repeated_evaluation_gets_the_same_group(db, run_id, limits):
+    def start(conn):
+        return sessions.start_evaluation(conn, run_id, limits, ["a"], {"n": 1}, {}, None, start_digest="d")
+
+    first, second = meanwhile(db, start, start)
+    assert first == second
+    assert counters(db, run_id) == (0, 0, 0)
+
+
+def test_a_sub_agent_under_a_failed_root_has_no_outcome_to_inherit(db, run_id, limits):
+    """Also when it stands two levels below: the session between them is no root of an episode's reward either."""
+    (root, _) = open_group(db, run_id, limits).session_ids
+    child = child_of(db, root, limits)
+    grandchild = child_of(db, child, limits)
+    with db.write() as conn:
+        for session_id in (root, child, grandchild):
+            call(conn, run_id, session_id)
+        rewards.add(conn, root, value=1.0, discount=1.0)
+        sessions.end(conn, grandchild, SessionStatus.COMPLETED, None, limits)
+        sessions.end(conn, child, SessionStatus.COMPLETED, None, limits)
+        sessions.end(conn, root, SessionStatus.FAILED, "boom", limits)
+        alone = returns.of_sessions(conn, [grandchild], 1.0)[grandchild]
+        among = returns.of_sessions(conn, [root, child, grandchild], 1.0)[grandchild]
+        together = returns.of_sessions(conn, [root, grandchild], 1.0)[grandchild]
+    assert alone == among == together
+    assert (alone.episode_id, alone.rewarded) == (child, False)
+
+
+def test_a_reward_of_the_parent_reaches_a_child_that_is_built_meanwhile(db, run_id, limits):
+    """The child's builder reads the rewards either before this one (then it is refreshed) or after it."""
+    (root, _) = open_group(db, run_id, limits).session_ids
+    child = child_of(db, root, limits)
+    with db.write() as conn:
+        call(conn, run_id, root)
+        begin_call(conn, run_id, child, replica="dead")
+        call(conn, run_id, child)
+        sessions.end(conn, root, SessionStatus.COMPLETED, None, limits)  # built; the child waits for its running call
+        interactions.declare_lost(conn, run_id, "dead")
+
+    def reward(conn):
+        return rewards.add(conn, root, value=1.0, discount=1.0)
+
+    meanwhile(db, reward, lambda conn: sessions.settle(conn, child, limits))
+    with db.read() as conn:
+        found = conn.execute(
+            select(trajectories.c.state, trajectories.c["return"]).where(trajectories.c.session_id == child)
+        ).one()
+    assert tuple(found) == ("ready", 1.0)
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_sessions_of_a_group_that_end_together_settle_it_once_without_a_deadlock(db, run_id, limits, round_):
+    """Not repeated by anybody, so a deadlock would be an error here."""
+    many = replace(limits, group_size=6)
+    new = open_group(db, run_id, many, 6)
+    with db.write() as conn:
+        for session_id in new.session_ids:
+            call(conn, run_id, session_id)
+            rewards.add(conn, session_id, value=1.0, discount=1.0)
+    together = threading.Barrier(6)
+
+    def end_one(session_id: str) -> str:
+        together.wait()
+        return end(db, session_id, many)
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(end_one, new.session_ids)) == ["completed"] * 6
+    assert state(db, new.group_id) == "ready"
+    assert counters(db, run_id) == (1, 0, 0)
