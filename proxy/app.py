@@ -7,8 +7,8 @@
     trainer ──► publish.py                       weights, engine by engine
     people ──► monitoring.py
 
-Background tasks: `EnginePool.watch` (who serves, who must catch up) and `_sweep` (sessions that nobody ends). Calls
-wait for a serving engine, never for the trainer; a publish waits for nobody.
+Background tasks: `EnginePool.watch` (who serves, who must catch up) and `sweep.py` (what nobody ends). They outlast any
+fault of the database. Calls wait for a serving engine, never for the trainer; a publish waits for nobody.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from starlette.responses import Response
 from agentrl import __version__
 from agentrl.config import RunConfig
 from agentrl.engine.client import EngineClient
-from agentrl.errors import RequestError, StoreError
+from agentrl.errors import FencedError, RequestError, StoreError
 from agentrl.proxy import chat, lifecycle, monitoring, publish
 from agentrl.proxy.dialects import openai_chat
 from agentrl.proxy.pool import Engine, EnginePool
 from agentrl.proxy.state import ProxyState
+from agentrl.proxy.sweep import sweep
 from agentrl.proxy.tree import TreeCache
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.store import Database, heartbeats, interactions, runs, sessions
+from agentrl.store import Database, heartbeats, interactions, runs
+from agentrl.store.sessions import Limits
 from agentrl.tables import engines
 
 log = logging.getLogger(__name__)
-SWEEP_EVERY_S = 2.0
-GAP_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,7 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
         app.add_route(f"{prefix}/v1/chat/completions", chat.chat_completions, ["POST"], include_in_schema=False)
         app.add_route(f"{prefix}/v1/models", chat.models, ["GET"], include_in_schema=False)
     app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(FencedError, _on_fenced_error)
     app.add_exception_handler(StoreError, _on_store_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -97,7 +98,6 @@ async def _running(
     settings: Settings, database: Database, run: Row[Any], renderer: Renderer
 ) -> AsyncIterator[ProxyState]:
     config = RunConfig.model_validate(run.config)
-    limits = limits_of(config)
 
     async def weights(version: int) -> str:
         row = await state.read(runs.version, run.id, version)
@@ -117,11 +117,12 @@ async def _running(
         state = ProxyState(
             database=database, run_id=run.id, run_name=run.name, admin_key=settings.admin_key,
             run_key_hash=run.key_hash, replica=settings.replica, renderer=renderer,
-            pool=pool, limits=limits, sampling=config.rollout.sampling.model_dump(exclude_none=True),
+            pool=pool, limits=Limits.of(config), sampling=config.rollout.sampling.model_dump(exclude_none=True),
             request_timeout_s=config.proxy.request_timeout_s, max_body_bytes=config.proxy.max_body_bytes,
             trees=TreeCache(load_tree),
         )  # fmt: skip
-        lost = await state.write(interactions.declare_lost, settings.replica)
+        await state.write(heartbeats.beat, run.id, "proxy", settings.replica)
+        lost = await state.write(interactions.declare_lost, run.id, settings.replica)
         if lost:
             log.warning("%d calls of an earlier process of this proxy are lost", lost)
         background = asyncio.create_task(_background(state), name="proxy-background")
@@ -134,30 +135,13 @@ async def _running(
             await asyncio.to_thread(database.close)
 
 
-def limits_of(config: RunConfig) -> sessions.Limits:
-    """What admission and session ends need of a run's configuration."""
-    return sessions.Limits(
-        group_size=config.rollout.group_size,
-        min_group_size=config.rollout.min_group_size,
-        max_concurrent_groups=config.rollout.max_concurrent_groups,
-        max_staleness=config.trainer.max_staleness,
-        groups_per_step=config.trainer.groups_per_step,
-        turn_discount=config.rollout.turn_discount,
-        reward_timeout_s=config.proxy.reward_timeout_s,
-        end_grace_s=config.proxy.end_grace_s,
-        session_timeout_s=config.proxy.session_timeout_s,
-        session_max_s=config.proxy.session_max_s,
-        heartbeat_timeout_s=config.proxy.heartbeat_timeout_s,
-    )
-
-
 async def _background(state: ProxyState) -> None:
     """The background tasks; when one fails the proxy stops, visibly, rather than run without it."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(_resume(state))
             group.create_task(state.pool.watch())
-            group.create_task(_sweep(state))
+            group.create_task(sweep(state))
     except* Exception as errors:
         log.critical("a background task failed, stopping: %s", errors.exceptions[0], exc_info=errors)
         signal.raise_signal(signal.SIGTERM)
@@ -168,41 +152,9 @@ async def _resume(state: ProxyState) -> None:
     while True:
         try:
             return await publish.resume(state)
-        except RequestError as error:
+        except (RequestError, StoreError) as error:
             log.info("%s; trying again", error)
             await asyncio.sleep(1)
-
-
-async def _sweep(state: ProxyState) -> None:
-    """Say that this replica is alive, and deal with the sessions and replicas that are overdue.
-
-    Silence counts only while somebody was there to hear: a gap in our own sweeps starts the patience anew.
-    """
-    heard_since = last_sweep = time.time()
-    while True:
-        await asyncio.sleep(SWEEP_EVERY_S)
-        try:
-            await state.write(heartbeats.beat, state.run_id, "proxy", state.replica)
-            now = time.time()
-            if now - last_sweep > GAP_S:
-                heard_since = now
-            last_sweep = now
-            await _bury_replicas(state, heard_since)
-            for session_id in await state.read(sessions.due, state.run_id):
-                if await state.write(sessions.look, session_id, state.limits, heard_since=heard_since):
-                    log.warning("session %s was abandoned", session_id)
-        except StoreError as error:
-            log.error("%s; looking again", error)
-
-
-async def _bury_replicas(state: ProxyState, heard_since: float) -> None:
-    """What a silent replica's calls had sampled is lost: their sessions need not wait for it."""
-    since = time.time() - state.limits.heartbeat_timeout_s
-    if heard_since <= since:
-        for replica in await state.read(heartbeats.silent, state.run_id, "proxy", since):
-            lost = await state.write(interactions.declare_lost, replica)
-            if lost:
-                log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
 
 
 def _save_engine(conn: Connection, run_id: str, engine: Engine) -> None:
@@ -230,6 +182,10 @@ async def _on_request_error(_: Request, error: Exception) -> Response:
 async def _on_store_error(_: Request, error: Exception) -> Response:
     log.error("%s", error)
     return _error_response(RequestError(503, str(error), code="store_unavailable", retry_after_s=1.0))
+
+
+async def _on_fenced_error(_: Request, error: Exception) -> Response:
+    return _error_response(RequestError(409, str(error), code="epoch_over"))
 
 
 async def _on_validation_error(_: Request, error: Exception) -> Response:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
@@ -13,6 +15,9 @@ from agentrl.errors import RequestError
 from agentrl.proxy.state import ProxyState
 from agentrl.store import sessions
 from agentrl.store.codec import hash_key
+
+PARENT_HEADER = "x-parent-session-id"
+LONGEST_REPEAT_KEY = 200
 
 
 class Power(StrEnum):
@@ -31,9 +36,43 @@ class Caller:
     session_id: str | None = None
 
 
-def new_key(kind: Power) -> str:
-    """A fresh random key; its prefix tells people which kind it is."""
-    return f"arl-{kind}-{secrets.token_urlsafe(24)}"
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A request that opens sessions; `digest` names it when it carries an `Idempotency-Key` and so may be repeated.
+
+    The store holds only hashes of keys, so a repeated start could not be told its keys: they are derived from the
+    caller's own key and the digest, and whoever can send the request again gets them again.
+    """
+
+    digest: str | None
+    secret: str
+
+    def session_key(self, index: int) -> str:
+        """The key of the session with this sample index; its prefix tells people which kind it is."""
+        code = hmac.digest(self.secret.encode(), f"session {self.digest} {index}".encode(), "sha256")
+        return f"arl-{Power.SESSION}-{base64.urlsafe_b64encode(code[:24]).decode()}"
+
+
+async def start_of(request: Request, state: ProxyState) -> Start:
+    """What a start is to be known by: the run, the route, the caller, its `Idempotency-Key` and the body."""
+    repeat = repeat_key(request)
+    if repeat is None:
+        return Start(None, secrets.token_urlsafe(24))
+    caller = key_of(request)
+    parts = [state.run_id, request.url.path, hash_key(caller), repeat, request.headers.get(PARENT_HEADER, "")]
+    known = hashlib.blake2b("\0".join(parts).encode() + b"\0" + await request.body(), digest_size=16)
+    return Start(known.hexdigest(), caller)
+
+
+def repeat_key(request: Request) -> str | None:
+    """The `Idempotency-Key` of a request. Raises RequestError 422 when it is too long to be kept."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and len(key) > LONGEST_REPEAT_KEY:
+        raise RequestError(
+            422, f"an Idempotency-Key has at most {LONGEST_REPEAT_KEY} characters", code="invalid_parameter",
+            param="Idempotency-Key",
+        )  # fmt: skip
+    return key
 
 
 def key_of(request: Request) -> str:
@@ -55,7 +94,7 @@ async def authenticate(request: Request, state: ProxyState) -> Caller:
         return Caller(Power.RUN)
     session_id = state.session_keys.get(hashed)
     if session_id is None:
-        session_id = await state.read(sessions.by_key_hash, hashed)
+        session_id = await state.read(sessions.by_key_hash, state.run_id, hashed)
         if session_id is None:
             raise RequestError(401, "the API key is not valid", code="invalid_api_key")
         state.session_keys[hashed] = session_id
@@ -71,8 +110,11 @@ def require(caller: Caller, *powers: Power) -> None:
 
 
 async def session_caller(request: Request, state: ProxyState, session_id: str) -> Caller:
-    """Authenticate for one session: its own key, the run's or the admin's. Raises RequestError 401 or 403."""
+    """Authenticate for one session: its own key, its run's or the admin's. Raises RequestError 401, 403 or 404."""
     caller = await authenticate(request, state)
-    if caller.power is Power.SESSION and caller.session_id != session_id:
-        raise RequestError(403, "this key belongs to another session", code="forbidden")
+    if caller.power is Power.SESSION:
+        if caller.session_id != session_id:
+            raise RequestError(403, "this key belongs to another session", code="forbidden")
+    elif await state.read(sessions.run_of, session_id) != state.run_id:
+        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
     return caller

@@ -1,4 +1,8 @@
-"""Groups, sessions and rewards: `/groups`, `/sessions/…`, and the admin's `/admin/publish`."""
+"""Groups, sessions, rewards and heartbeats: `/groups`, `/sessions/…`, `/heartbeat`, the admin's `/admin/publish`.
+
+A start that carries an `Idempotency-Key` may be repeated, here or at another replica: it gets the same group, the same
+sessions and the same keys, and takes no second place.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from agentrl.proxy import keys, publish
 from agentrl.proxy.keys import Power
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json, SessionStatus
-from agentrl.store import interactions, rewards, sessions
+from agentrl.store import heartbeats, interactions, rewards, sessions
 from agentrl.store.codec import hash_key
 
 router = APIRouter(tags=["sessions"])
@@ -27,7 +31,8 @@ class Body(BaseModel):
 class GroupBody(Body):
     """`task`, `size`, `metadata` and `sampling` are for evaluation; training groups get the run's next task.
 
-    `owner` names the worker, so that it can abandon what an earlier process of it left (`/groups/abandon`).
+    `owner` names the worker, whose heartbeats (`/heartbeat`) keep the sessions alive, and who can abandon what an
+    earlier process of it left (`/groups/abandon`).
     """
 
     is_eval: bool = False
@@ -41,18 +46,22 @@ class GroupBody(Body):
 class OwnerBody(Body):
     """A worker's name."""
 
-    owner: str = Field(max_length=100)
+    owner: str = Field(min_length=1, max_length=100)
 
 
 class SessionBody(Body):
-    """An outside program's own session."""
+    """An outside program's own session, or with `parent_session_id` a sub-agent's, which has its parent's task."""
 
     task: dict[str, Any] | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+    parent_session_id: str | None = None
 
 
 class RewardBody(Body):
-    """One reward; without `interaction_id` it is the session's. `scope: branch` keeps it to the path to that call."""
+    """One reward; without `interaction_id` it is the session's. `scope: branch` keeps it to the path to that call.
+
+    The `Idempotency-Key` of the request stands in for a missing `idempotency_key`.
+    """
 
     value: float
     interaction_id: str | None = None
@@ -97,23 +106,35 @@ async def start_group(body: GroupBody, request: Request) -> Json:
     state = _state(request)
     keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
     size = body.size if body.is_eval else state.limits.group_size
-    new_keys = [keys.new_key(Power.SESSION) for _ in range(size)]
+    start = await keys.start_of(request, state)
+    new_keys = [start.session_key(i) for i in range(size)]
     hashes = [hash_key(key) for key in new_keys]
     if body.is_eval:
         if body.task is None:
             raise RequestError(422, "an evaluation group brings its own task", code="invalid_parameter", param="task")
         group = await state.write(
             sessions.start_evaluation, state.run_id, state.limits, hashes, body.task, body.metadata, body.sampling,
-            owner=body.owner,
+            owner=body.owner, start_digest=start.digest,
         )  # fmt: skip
     else:
-        group = await state.write(sessions.start_group, state.run_id, state.limits, hashes, owner=body.owner)
+        group = await state.write(
+            sessions.start_group, state.run_id, state.limits, hashes, owner=body.owner, start_digest=start.digest
+        )
     opened = zip(group.session_ids, new_keys, strict=True)
     return {
         "group_id": group.group_id,
         "task": {"id": group.task_id, "data": group.task},
         "sessions": [_opened(request, sid, key, i) for i, (sid, key) in enumerate(opened)],
     }
+
+
+@router.post("/heartbeat")
+async def worker_heartbeat(body: OwnerBody, request: Request) -> Json:
+    """A worker is alive, and so are the sessions of its groups. Answers how long it may be silent."""
+    state = _state(request)
+    keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
+    await state.write(heartbeats.beat, state.run_id, "worker", body.owner)
+    return {"heartbeat_timeout_s": state.limits.heartbeat_timeout_s}
 
 
 @router.post("/groups/abandon")
@@ -130,14 +151,33 @@ async def abandon_groups(body: OwnerBody, request: Request) -> Json:
 
 @router.post("/sessions", status_code=201)
 async def start_session(body: SessionBody, request: Request) -> Json:
-    """Start one session for a program that brings its own task. 429 while admission refuses."""
+    """Start one session for a program that brings its own task (429 while admission refuses), or for a sub-agent.
+
+    A sub-agent's session names its parent, in the body or as `x-parent-session-id`; opened with a session key, it is
+    that session's. It takes no place of its own.
+    """
     state = _state(request)
-    keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
-    key = keys.new_key(Power.SESSION)
-    group = await state.write(
-        sessions.start_external, state.run_id, state.limits, hash_key(key), body.task, body.metadata
-    )
-    return {**_opened(request, group.session_ids[0], key, 0), "group_id": group.group_id}
+    caller = await keys.authenticate(request, state)
+    parent_id = body.parent_session_id or request.headers.get(keys.PARENT_HEADER) or caller.session_id
+    start = await keys.start_of(request, state)
+    key = start.session_key(0)
+    if parent_id is not None:
+        await keys.session_caller(request, state, parent_id)
+        if body.task is not None:
+            raise RequestError(
+                422, "a sub-agent's session has its parent's task", code="invalid_parameter", param="task"
+            )
+        group = await state.write(sessions.start_child, parent_id, state.limits, hash_key(key), body.metadata)
+    else:
+        group = await state.write(
+            sessions.start_external, state.run_id, state.limits, hash_key(key), body.task, body.metadata,
+            start_digest=start.digest,
+        )  # fmt: skip
+    return {
+        **_opened(request, group.session_ids[0], key, 0),
+        "group_id": group.group_id,
+        "parent_session_id": parent_id,
+    }
 
 
 @router.get("/sessions/{session_id}")
@@ -150,17 +190,32 @@ async def get_session(session_id: str, request: Request) -> Json:
 
 @router.post("/sessions/{session_id}/reward")
 async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
-    """Append a reward. `applied` is false when the session's trajectories are already leased or trained."""
+    """Append a reward. `applied` is false when it came too late: leased, trained or rejected."""
     state = _state(request)
     await keys.session_caller(request, state, session_id)
-    interaction_id = body.interaction_id.removeprefix("chatcmpl-") if body.interaction_id else None
     answer = await state.write(
-        rewards.add, session_id, value=body.value, discount=state.limits.turn_discount,
-        interaction_id=interaction_id, scope=body.scope, name=body.name, source=body.source,
-        idempotency_key=body.idempotency_key,
+        sessions.reward, session_id, state.limits, value=body.value,
+        interaction_id=body.interaction_id.removeprefix("chatcmpl-") if body.interaction_id else None,
+        scope=body.scope, name=body.name, source=body.source,
+        idempotency_key=body.idempotency_key or keys.repeat_key(request),
     )  # fmt: skip
-    await state.write(sessions.settle_rewarded, session_id, state.limits)
     return {"reward_id": answer.reward_id, "applied": answer.applied}
+
+
+@router.get("/sessions/{session_id}/rewards")
+async def reward_history(session_id: str, request: Request) -> list[Json]:
+    """Every reward that the session ever got, oldest first, with who gave it and whether it was applied."""
+    state = _state(request)
+    await keys.session_caller(request, state, session_id)
+    return await state.read(rewards.history, session_id)
+
+
+@router.post("/sessions/{session_id}/heartbeat")
+async def session_heartbeat(session_id: str, request: Request) -> Json:
+    """The session is still used, though it makes no call. Answers its status."""
+    state = _state(request)
+    await keys.session_caller(request, state, session_id)
+    return {"status": await state.write(sessions.touch, session_id)}
 
 
 @router.post("/sessions/{session_id}/end")
@@ -213,6 +268,7 @@ def session_json(conn: Any, session_id: str) -> Json:
         "session_id": row.id,
         "run_id": row.run_id,
         "group_id": row.group_id,
+        "parent_session_id": row.parent_session_id,
         "sample_index": row.sample_index,
         "status": row.status,
         "is_eval": row.is_eval,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentrl.engine.client import EngineClient
-from agentrl.errors import EngineError, EngineUnavailable
+from agentrl.errors import EngineError, EngineUnavailable, StoreError
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
@@ -41,6 +41,7 @@ class Engine:
     tainted: bool = False  # an update did not finish: its label says nothing about its weights
     error: str | None = None
     last_seen_at: float = 0.0
+    reported: bool = False  # the store knows of its state
 
     @property
     def url(self) -> str:
@@ -51,7 +52,8 @@ class Engine:
 class EnginePool:
     """Sticky, least-loaded choice among serving engines, and the watch that keeps the list true.
 
-    `weights` names the folder of a version; `changed` is called after an engine's state changed.
+    `weights` names the folder of a version, `changed` records a changed state; both may raise StoreError, which stops
+    neither the watch nor an update.
     """
 
     def __init__(
@@ -75,7 +77,10 @@ class EnginePool:
         while True:
             for engine in self.engines:
                 if engine.state is not EngineState.UPDATING:
-                    await self.probe(engine)
+                    try:
+                        await self.probe(engine)
+                    except StoreError as error:
+                        log.error("engine %s: %s; probing again", engine.url, error)
             await asyncio.sleep(WATCH_EVERY_S)
 
     async def probe(self, engine: Engine) -> None:
@@ -153,13 +158,19 @@ class EnginePool:
         self._sticky.pop(session_id, None)
 
     async def set_state(self, engine: Engine, state: EngineState, error: str | None = None) -> None:
-        """Record what became of an engine and wake who waits for one."""
+        """Wake who waits for an engine, and record what became of this one."""
         before, engine.state, engine.error = engine.state, state, error
         if before is not state:
             log.info("engine %s is %s%s", engine.url, state, f": {error}" if error else "")
-            await self._changed(engine)
+            engine.reported = False
         async with self._news:
             self._news.notify_all()
+        if not engine.reported:
+            try:
+                await self._changed(engine)
+                engine.reported = True
+            except StoreError as problem:  # the next probe tries again
+                log.error("engine %s is %s, which could not be recorded: %s", engine.url, state, problem)
 
 
 def _number(label: str) -> int | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
-from agentrl.errors import EngineError, FencedError, RequestError
+from agentrl.errors import EngineError, RequestError
 from agentrl.proxy.pool import EngineState
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json, VersionState
 from agentrl.store import events, runs, steps
+from agentrl.tables import runs as runs_table
 from agentrl.tables import weight_versions
 
 log = logging.getLogger(__name__)
@@ -21,10 +22,11 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None) -> 
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
 
     An engine that fails is ejected; the pool brings it to the run's version when it answers again.
-    Raises RequestError: 404 for an unknown version, 409 for a rolled-back one or a trainer `epoch` that is over, 503
-    when no engine took it.
+    Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it. Raises
+    FencedError, before any engine is touched, when the trainer's `epoch` is over.
     """
-    await _check_epoch(state, epoch)
+    if epoch is not None:
+        await state.write(steps.check_epoch, state.run_id, epoch)
     row = await state.read(runs.version, state.run_id, version)
     if row is None:
         raise RequestError(404, f"run {state.run_name} has no version {version}", code="version_not_found")
@@ -40,10 +42,7 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None) -> 
                 await state.pool.set_state(engine, EngineState.DEAD, error=str(error))
         if not stalls:
             raise RequestError(503, f"no engine took version {version}", code="publish_failed", retry_after_s=1.0)
-        try:
-            await state.write(_move, state.run_id, version, epoch, stalls, started)
-        except FencedError as error:
-            raise _over(error) from error
+        await state.write(_move, state.run_id, version, epoch, stalls, started)
         state.pool.version = version
     return {"version": version, "stall_s": stalls}
 
@@ -56,19 +55,6 @@ async def resume(state: ProxyState) -> None:
         await publish(state, version)
 
 
-async def _check_epoch(state: ProxyState, epoch: int | None) -> None:
-    """Engines are not touched for a trainer that was replaced."""
-    if epoch is not None:
-        try:
-            await state.write(steps.check_epoch, state.run_id, epoch)
-        except FencedError as error:
-            raise _over(error) from error
-
-
-def _over(error: FencedError) -> RequestError:
-    return RequestError(409, str(error), code="epoch_over")
-
-
 def _move(
     conn: Connection, run_id: str, version: int, epoch: int | None, stalls: dict[str, float], started: float
 ) -> None:
@@ -78,10 +64,12 @@ def _move(
 
 
 def _pending(conn: Connection, run_id: str) -> int | None:
-    row: Row[tuple[int]] | None = conn.execute(
+    """One that the run has not yet gone past: what a trainer published later makes an older one pointless."""
+    return conn.execute(
         select(weight_versions.c.version)
+        .join(runs_table, runs_table.c.id == weight_versions.c.run_id)
         .where(weight_versions.c.run_id == run_id, weight_versions.c.state == VersionState.PENDING)
+        .where(weight_versions.c.step >= runs_table.c.published_step)
         .order_by(weight_versions.c.version.desc())
         .limit(1)
-    ).first()
-    return None if row is None else row.version
+    ).scalar()

@@ -44,13 +44,8 @@ class ProxyState:
         return await self.database.asubmit(unit, *args, **kwargs)
 
     async def read(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `query(conn, …)` in a thread, in a transaction of its own."""
-
-        def run() -> T:
-            with self.database.read() as conn:
-                return query(conn, *args, **kwargs)
-
-        return await asyncio.to_thread(run)
+        """Run `query(conn, …)` in a thread, in a transaction of its own; waits for a database that is away."""
+        return await asyncio.to_thread(self.database.query, query, *args, **kwargs)
 
     def forget(self, session_id: str) -> None:
         """Drop what is cached about a session that ended."""

@@ -164,7 +164,7 @@ def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str,
     """Open a sub-agent's session under an open one: same group, no admission, ended at the latest with its parent.
 
     A `key_hash` that opened one before gets the same session. Raises RequestError: 404 for an unknown parent, 409 when
-    the parent has ended.
+    it has ended.
     """
     parent = _locked(conn, parent_id)
     earlier = conn.execute(
@@ -365,11 +365,16 @@ def reward(
     scope: str | None = None, name: str = "reward", source: str = "agent", idempotency_key: str | None = None,
 ) -> RewardAnswer:  # fmt: skip
     """Append a reward, and build the session if it had ended and only waited for one. Raises as `rewards.add` does."""
+    row = _locked(conn, session_id)
+    waiting = row.status != SessionStatus.OPEN and not row.built
+    if waiting:
+        _lock_below(conn, session_id)
     answer = rewards.add(
         conn, session_id, value=value, discount=limits.turn_discount, interaction_id=interaction_id, scope=scope,
         name=name, source=source, idempotency_key=idempotency_key,
     )  # fmt: skip
-    settle(conn, session_id, limits)
+    if waiting:
+        settle(conn, session_id, limits)
     return answer
 
 
