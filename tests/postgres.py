@@ -13,7 +13,6 @@ import getpass
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,7 +71,7 @@ def find_binaries() -> Path | None:
 
 
 class Cluster:
-    """A private server in one folder, reached through a socket in it and nothing else.
+    """A private server in one folder, reached through a socket in it and nothing else; `owner` (uid, gid) runs it.
 
     PostgreSQL refuses to run as root: then it runs as the user `postgres`, who must be able to reach the folder.
     """
@@ -81,10 +80,10 @@ class Cluster:
         self.folder, self.binaries = folder.absolute(), binaries
         self.data, self.sockets, self.log = self.folder / "data", self.folder / "socket", self.folder / "log"
         self._as_user: list[str] = []
-        self._owner = (os.getuid(), os.getgid())
+        self.owner = (os.getuid(), os.getgid())
         if os.getuid() == 0:
             account = pwd.getpwnam("postgres")
-            self._owner = (account.pw_uid, account.pw_gid)
+            self.owner = (account.pw_uid, account.pw_gid)
             ids = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
             self._as_user = ["setpriv", *ids] if shutil.which("setpriv") else ["runuser", "-u", "postgres", "--"]
         if len(str(self.sockets)) > MAX_SOCKET_PATH - len("/.s.PGSQL.5432"):
@@ -102,7 +101,7 @@ class Cluster:
         for folder in (self.folder, self.sockets):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
-            os.chown(folder, *self._owner)
+            os.chown(folder, *self.owner)
         shutil.rmtree(self.data, ignore_errors=True)
         self._run("initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
         with (self.data / "postgresql.conf").open("a") as config:
@@ -123,10 +122,6 @@ class Cluster:
     def stop(self, mode: str = "immediate") -> None:
         """Stop it."""
         self._run("pg_ctl", "stop", "-w", "-m", mode, "-D", self.data)
-
-    def kill(self) -> None:
-        """SIGKILL its main process, which takes the others with it."""
-        os.kill(int((self.data / "postmaster.pid").read_text().splitlines()[0]), signal.SIGKILL)
 
     def _call(self, name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         command = [*self._as_user, str(self.binaries / name), *map(str, arguments)]

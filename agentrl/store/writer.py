@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from agentrl.errors import StoreUnavailable
+from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.store import faults
 
 if TYPE_CHECKING:
@@ -62,14 +62,18 @@ class GroupCommitWriter:
         self._database = database
         self._conn: Connection | None = None
         self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # nothing is queued behind the end of the queue
         self._closing_deadline = float("inf")
         self._thread = threading.Thread(target=self._run, name="agentrl-store-writer", daemon=True)
         self._thread.start()
 
     def submit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-        """Queue a unit of work."""
+        """Queue a unit of work. Raises StoreError once the writer is closed."""
         future: Future[T] = Future()
-        self._queue.put((future, unit, args, kwargs))
+        with self._gate:
+            if self._closing_deadline != float("inf"):
+                raise StoreError(f"{self._database.where} was closed by this process")
+            self._queue.put((future, unit, args, kwargs))
         return future
 
     def asubmit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
@@ -80,8 +84,9 @@ class GroupCommitWriter:
 
     def close(self) -> None:
         """Commit what is queued and stop; a database that is away is waited for no longer than its deadline, once."""
-        self._closing_deadline = self._database.deadline()
-        self._queue.put(None)
+        with self._gate:
+            self._closing_deadline = self._database.deadline()
+            self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
