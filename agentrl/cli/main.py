@@ -7,7 +7,7 @@ import sys
 import typer
 
 from agentrl import __version__
-from agentrl.cli import db, demo, engine, model, proxy, rollout, store, train, trainer
+from agentrl.cli import db, demo, engine, export, model, proxy, replay, rollout, store, train, trainer
 from agentrl.errors import AgentRLError
 
 app = typer.Typer(
@@ -36,7 +36,9 @@ app.add_typer(db.db, name="db")
 app.add_typer(store.store, name="store")
 app.command("engine")(engine.engine)
 app.command("model")(model.model)
+app.command("export")(export.export)
 app.command("proxy")(proxy.proxy)
+app.command("replay")(replay.replay)
 app.command("rollout")(rollout.rollout)
 app.command("train")(train.train)
 app.command("trainer")(trainer.trainer)

@@ -1,0 +1,48 @@
+"""`agentrl export`: a run's rows as files for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.db import DatabaseUrl
+
+
+def export(
+    run: Annotated[str, typer.Option("--run", help="Name of the run.")],
+    out: Annotated[Path, typer.Option("--out", help="File or folder to make.")],
+    database_url: str = DatabaseUrl,
+    what: Annotated[str, typer.Option(help="trajectories, interactions, rewards or steps.")] = "trajectories",
+    format_: Annotated[
+        str, typer.Option("--format", help="parquet, jsonl, or of trajectories: areal (text), tensors (safetensors).")
+    ] = "parquet",
+    state: Annotated[str | None, typer.Option(help="Only rows in these states, e.g. trained,ready.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Only what these steps trained: 5, 3..7, 3.. or ..7.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Model folder whose tokenizer makes text (areal).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Write a run's rows as Parquet, JSONL, AReaL's dump or padded tensors. The run may go on meanwhile.
+
+    Whatever it makes appears complete under its name, or not at all.
+    """
+    from agentrl.cli.progress import bar
+    from agentrl.export.job import FORMATS, Job
+    from agentrl.export.selection import Selection, require_choice
+    from agentrl.store import Database, runs
+
+    selection = Selection.parse(what, state, steps)
+    require_choice("--format", format_, FORMATS)
+    database = Database(database_url)
+    try:
+        database.require_current()
+        row = database.query(runs.by_name, run)
+        job = Job(
+            database=database, run=row, selection=selection, format=format_, out=out, force=force, tokenizer=tokenizer
+        )
+        with bar(f"exporting {what}") as progress:
+            written = job.execute(progress)
+    finally:
+        database.close()
+    typer.echo(f"{written.rows:,} {what}, {written.bytes:,} bytes: {written.path}")

@@ -1,0 +1,85 @@
+"""`agentrl replay`: past batches again, checked byte for byte, and under another credit."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.cli.db import DatabaseUrl
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from agentrl.replay import Shift
+
+
+def replay(
+    run: Annotated[str, typer.Option("--run", help="Name of the run.")],
+    steps: Annotated[str, typer.Option(help="Which steps: 5, 3..7, 3.. or ..7.")],
+    database_url: str = DatabaseUrl,
+    rescore: Annotated[
+        str | None, typer.Option(help="module:function from a session to its reward, {call id: reward} or None.")
+    ] = None,
+    discount: Annotated[float | None, typer.Option(help="Turn discount to credit with.")] = None,
+    estimator: Annotated[str | None, typer.Option(help="Advantages to compute: grpo, dr_grpo or rloo.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the batches as Parquet, a file a step.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is at --out.")] = False,
+) -> None:
+    """Rebuild the batches of past steps and compare each, byte for byte, with what was trained. Never writes the store.
+
+    With --rescore, --discount or --estimator also says what returns and advantages would have been. Exits with status 1
+    when a batch is not what was trained.
+    """
+    from rich.console import Console
+
+    from agentrl import replay as again
+    from agentrl.export.formats import ParquetWriter
+    from agentrl.export.output import atomic_folder
+    from agentrl.export.selection import StepRange
+    from agentrl.rollout.agent import load_object
+    from agentrl.store import Database, runs
+
+    wanted = StepRange.parse(steps)
+    judge = load_object(rescore, "--rescore") if rescore else None
+    credit = again.Credit(judge=judge, discount=discount, estimator=estimator)  # type: ignore[arg-type]
+    database = Database(database_url)
+    console = Console(highlight=False)
+    shifts: list[tuple[int, Shift]] = []
+    different = 0
+    try:
+        database.require_current()
+        chosen = again.chosen_steps(database, database.query(runs.by_name, run), wanted)
+        with ExitStack() as stack:
+            folder = stack.enter_context(atomic_folder(out, force=force)) if out else None
+            for step in chosen:
+                checked = again.check(database, step)
+                different += checked.fault is not None
+                console.print(str(checked), soft_wrap=True)
+                if checked.batch is not None and (folder or credit.changes):
+                    credited = again.recredit(database, step, checked.batch, credit)
+                    shifts.append((step.step, credited.shift()))
+                    if folder:
+                        with ParquetWriter(folder / f"step-{step.step:06d}.parquet", again.COLUMNS) as writer:
+                            writer.write(again.records(step, credited))
+    finally:
+        database.close()
+    if credit.changes and shifts:
+        console.print(_table(shifts))
+    if different:
+        typer.echo(f"{different} of {len(chosen)} batches are not what was trained", err=True)
+        raise typer.Exit(1)
+
+
+def _table(shifts: list[tuple[int, Shift]]) -> Table:
+    from rich.table import Table
+
+    table = Table("step", "trajectories", "mean return", "new mean return", "mean |Δ advantage|", "signs changed")
+    for step, shift in shifts:
+        table.add_row(
+            str(step), f"{shift.trajectories:,}", f"{shift.old_return:.4f}", f"{shift.new_return:.4f}",
+            f"{shift.advantage:.4f}", str(shift.flipped),
+        )  # fmt: skip
+    return table

@@ -1,0 +1,90 @@
+"""AReaL's tensor dict: right-padded arrays of a batch, in memory or as one .safetensors file.
+
+input_ids       (N, T) int32    0 where padded
+attention_mask  (N, T) bool     false where padded
+loss_mask       (N, T) int32
+logprobs        (N, T) float32  0 where not sampled
+versions        (N, T) int32    -1 where not sampled
+rewards         (N,)   float32  the return of the trajectory's episode
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+DTYPES: dict[str, tuple[type[np.generic], str]] = {  # numpy's type and safetensors' name for it
+    "input_ids": (np.int32, "I32"),
+    "attention_mask": (np.bool_, "BOOL"),
+    "loss_mask": (np.int32, "I32"),
+    "logprobs": (np.float32, "F32"),
+    "versions": (np.int32, "I32"),
+    "rewards": (np.float32, "F32"),
+}
+
+
+def pad_batch(trajectories: Sequence[TrajectoryTokens]) -> Arrays:
+    """The tensor dict of N trajectories, T the length of the longest; no trajectories give (0, 0)."""
+    n, width = len(trajectories), max((len(t.input_ids) for t in trajectories), default=0)
+    arrays: Arrays = {name: np.zeros(_shape(name, n, width), dtype) for name, (dtype, _) in DTYPES.items()}
+    arrays["versions"].fill(PROMPT_VERSION)
+    fill(arrays, 0, trajectories)
+    return arrays
+
+
+def fill(arrays: Arrays, start: int, trajectories: Sequence[TrajectoryTokens]) -> None:
+    """Write trajectories into rows `start`, `start + 1`, … of arrays that hold padding there."""
+    ids, attention, loss = arrays["input_ids"], arrays["attention_mask"], arrays["loss_mask"]
+    logprobs, versions = arrays["logprobs"], arrays["versions"]
+    for row, t in enumerate(trajectories, start):
+        length = len(t.input_ids)
+        ids[row, :length] = t.input_ids
+        attention[row, :length] = True
+        loss[row, :length] = t.loss_mask
+        logprobs[row, :length] = t.logprobs
+        versions[row, :length] = t.versions
+    arrays["rewards"][start : start + len(trajectories)] = [t.episode_return for t in trajectories]
+
+
+def create_file(path: Path, n: int, width: int, metadata: dict[str, str]) -> Arrays:
+    """A .safetensors file of N x T padding, mapped into memory: `fill` writes it without holding it.
+
+    The file is complete when the arrays are gone, or flushed.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, (dtype, label) in _by_alignment():
+        shape = _shape(name, n, width)
+        begin, end = end, end + int(np.prod(shape)) * np.dtype(dtype).itemsize
+        header[name] = {"dtype": label, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    arrays: Arrays = {}
+    for name, (dtype, _) in _by_alignment():
+        shape, offset = _shape(name, n, width), 8 + len(text) + header[name]["data_offsets"][0]
+        empty = 0 in shape  # nothing to map
+        arrays[name] = np.empty(shape, dtype) if empty else np.memmap(path, dtype, "r+", offset, shape)
+    for row in range(n):
+        arrays["versions"][row].fill(PROMPT_VERSION)
+    return arrays
+
+
+def _by_alignment() -> list[tuple[str, tuple[type[np.generic], str]]]:
+    """Wide types first, so that every array begins at a multiple of its item."""
+    return sorted(DTYPES.items(), key=lambda item: -np.dtype(item[1][0]).itemsize)
+
+
+def _shape(name: str, n: int, width: int) -> tuple[int, ...]:
+    return (n,) if name == "rewards" else (n, width)

@@ -1,0 +1,56 @@
+"""Options as typed: what they mean, and what is said about a wrong one."""
+
+import pytest
+
+from agentrl.errors import UserError
+from agentrl.export.selection import Selection, StepRange
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"), [("5", 5, 5), ("3..7", 3, 7), ("3..", 3, None), ("..7", 1, 7), (" 2..2 ", 2, 2)]
+)
+def test_ranges(text, first, last) -> None:
+    assert StepRange.parse(text) == StepRange(first, last)
+
+
+def test_a_range_includes_both_ends() -> None:
+    assert [n for n in range(10) if n in StepRange(3, 5)] == [3, 4, 5]
+    assert 10**9 in StepRange(3, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("7..3", "did you mean '3..7'"),
+        ("..", "no range of steps"),
+        ("", "no range of steps"),
+        ("3-7", "write 5, 3..7"),
+        ("a..b", "no range of steps"),
+        ("0", "the first step is 1"),
+        ("-1", "no range of steps"),
+        ("1...3", "no range of steps"),
+    ],
+)
+def test_what_is_no_range_is_refused(text, message) -> None:
+    with pytest.raises(UserError, match=r"^--steps: ") as refused:
+        StepRange.parse(text)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "state", "message"),
+    [
+        ("trajectory", None, "--what: 'trajectory' is not one of its values; did you mean 'trajectories'?"),
+        ("trajectories", "trained,redy", "did you mean 'ready'?"),
+        ("steps", "ready", "--state: 'ready'"),
+        ("rewards", "applied", "rewards have no state"),
+    ],
+)
+def test_the_nearest_choice_is_named(what, state, message) -> None:
+    with pytest.raises(UserError) as refused:
+        Selection.parse(what, state)
+    assert message in str(refused.value)
+
+
+def test_states_are_a_list() -> None:
+    assert Selection.parse("trajectories", "trained, ready", "2..").states == ("trained", "ready")
