@@ -4,6 +4,10 @@
         answer = my_agent(base_url=s.base_url, api_key=s.api_key)
         s.reward(1.0 if answer == "4" else 0.0)
 
+A session that makes no call for long says `s.heartbeat()` now and then. A sub-agent gets a session of its own,
+`with s.child() as sub:`; inside an agent that somebody else started, `Client(base_url, api_key)` with the agent's own
+two opens such sessions.
+
 `Client` and `AsyncClient` share every rule: a rule is a generator that yields what it wants done (`_Send`, `_Wait`) and
 is driven by a blocking or by an awaiting loop. The proxy may be killed and come back at any moment: connection errors
 and 502/503 are retried with the same idempotency key, so that nothing is lost and nothing counts twice. 429 means "not
@@ -41,7 +45,8 @@ class _Send:
     method: str
     path: str
     body: Json | None
-    key: str
+    repeat_key: str
+    api_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +59,13 @@ _Answer = httpx.Response | httpx.TransportError | None
 _Flow = Generator[_Send | _Wait, _Answer, T]
 
 
-def _call(method: str, path: str, body: Json | None, timeout_s: float) -> _Flow[Any]:
+def _call(method: str, path: str, body: Json | None, timeout_s: float, api_key: str | None) -> _Flow[Any]:
     """One logical request: send, wait, send again, until an answer, a refusal, or `timeout_s` is over."""
     deadline = time.monotonic() + timeout_s
-    key = uuid.uuid4().hex
+    repeat_key = uuid.uuid4().hex
     backoff_s = BACKOFF_FIRST_S
     while True:
-        answer = yield _Send(method, path, body, key)
+        answer = yield _Send(method, path, body, repeat_key, api_key)
         assert answer is not None
         if isinstance(answer, httpx.TransportError):
             problem = RequestError(503, f"the proxy does not answer ({answer!r})", code="connection_error")
@@ -91,9 +96,12 @@ def _refusal(answer: httpx.Response) -> RequestError:
     return RequestError(answer.status_code, message, code=code, param=param, retry_after_s=retry_after_s)
 
 
-def _reward_body(value: float, interaction_id: str | None, name: str, source: str | None) -> Json:
-    body: Json = {"value": float(value), "name": name, "idempotency_key": uuid.uuid4().hex}
-    return body | {k: v for k, v in {"interaction_id": interaction_id, "source": source}.items() if v is not None}
+def _reward_body(
+    value: float, interaction_id: str | None, scope: str | None, name: str, source: str | None, key: str | None
+) -> Json:
+    body: Json = {"value": float(value), "name": name, "idempotency_key": key or uuid.uuid4().hex}
+    optional = {"interaction_id": interaction_id, "scope": scope, "source": source}
+    return body | {k: v for k, v in optional.items() if v is not None}
 
 
 def _end_body(error: str | None) -> Json:
@@ -101,7 +109,10 @@ def _end_body(error: str | None) -> Json:
 
 
 class _Settings:
-    """Where the proxy is and who we are; arguments win over AGENTRL_PROXY_URL and AGENTRL_RUN_KEY."""
+    """Where the proxy is and who we are; arguments win over AGENTRL_PROXY_URL and AGENTRL_RUN_KEY.
+
+    A session's own `base_url` and key are taken too: what they open are sub-agents' sessions.
+    """
 
     def __init__(
         self,
@@ -116,7 +127,7 @@ class _Settings:
             raise UserError("no proxy address: pass base_url or set AGENTRL_PROXY_URL")
         if not key:
             raise UserError("no run key: pass api_key or set AGENTRL_RUN_KEY")
-        self.base_url = url.rstrip("/")
+        self.base_url = url.partition("/sessions/")[0].rstrip("/")
         self.timeout_s = timeout_s
         self.on_wait = on_wait
         self._http_args: dict[str, Any] = {
@@ -126,7 +137,10 @@ class _Settings:
         }
 
     def _request_args(self, send: _Send) -> dict[str, Any]:
-        return {"method": send.method, "url": send.path, "json": send.body, "headers": {"Idempotency-Key": send.key}}
+        headers = {"Idempotency-Key": send.repeat_key}
+        if send.api_key is not None:
+            headers["Authorization"] = f"Bearer {send.api_key}"
+        return {"method": send.method, "url": send.path, "json": send.body, "headers": headers}
 
     def _note(self, wait: _Wait) -> None:
         if self.on_wait is not None:
@@ -140,9 +154,20 @@ class Client(_Settings):
         super().__init__(base_url, api_key, **options)
         self._http = httpx.Client(**self._http_args)
 
-    def request(self, method: str, path: str, body: Json | None = None, *, timeout_s: float | None = None) -> Any:
-        """Send, with the waits and retries of this module; raises RequestError."""
-        flow = _call(method, path, body, self.timeout_s if timeout_s is None else timeout_s)
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        timeout_s: float | None = None,
+        api_key: str | None = None,
+    ) -> Any:
+        """Send, with the waits and retries of this module, as another key's holder if `api_key` is given.
+
+        Raises RequestError.
+        """
+        flow = _call(method, path, body, self.timeout_s if timeout_s is None else timeout_s, api_key)
         answer: _Answer = None
         try:
             while True:
@@ -159,9 +184,14 @@ class Client(_Settings):
         except StopIteration as done:
             return done.value
 
-    def session(self, task: Json | None = None, metadata: Json | None = None) -> Session:
-        """Open a session when entered; waits for admission. Leaving the block ends it."""
-        return Session(self, task, metadata)
+    def session(
+        self, task: Json | None = None, metadata: Json | None = None, *, parent_session_id: str | None = None
+    ) -> Session:
+        """Open a session when entered; waits for admission. Leaving the block ends it.
+
+        With `parent_session_id` it is a sub-agent's (`Session.child`), and waits for nothing.
+        """
+        return Session(self, task, metadata, parent_session_id)
 
     def close(self) -> None:
         """Close the connections."""
@@ -181,9 +211,20 @@ class AsyncClient(_Settings):
         super().__init__(base_url, api_key, **options)
         self._http = httpx.AsyncClient(**self._http_args, limits=httpx.Limits(max_connections=None))
 
-    async def request(self, method: str, path: str, body: Json | None = None, *, timeout_s: float | None = None) -> Any:
-        """Send, with the waits and retries of this module; raises RequestError."""
-        flow = _call(method, path, body, self.timeout_s if timeout_s is None else timeout_s)
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        timeout_s: float | None = None,
+        api_key: str | None = None,
+    ) -> Any:
+        """Send, with the waits and retries of this module, as another key's holder if `api_key` is given.
+
+        Raises RequestError.
+        """
+        flow = _call(method, path, body, self.timeout_s if timeout_s is None else timeout_s, api_key)
         answer: _Answer = None
         try:
             while True:
@@ -200,9 +241,14 @@ class AsyncClient(_Settings):
         except StopIteration as done:
             return done.value
 
-    def session(self, task: Json | None = None, metadata: Json | None = None) -> AsyncSession:
-        """Open a session when entered; waits for admission. Leaving the block ends it."""
-        return AsyncSession(self, task, metadata)
+    def session(
+        self, task: Json | None = None, metadata: Json | None = None, *, parent_session_id: str | None = None
+    ) -> AsyncSession:
+        """Open a session when entered; waits for admission. Leaving the block ends it.
+
+        With `parent_session_id` it is a sub-agent's (`AsyncSession.child`), and waits for nothing.
+        """
+        return AsyncSession(self, task, metadata, parent_session_id)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -223,8 +269,9 @@ class _SessionState:
     base_url: str
     group_id: str
 
-    def __init__(self, task: Json | None, metadata: Json | None) -> None:
-        self._request = {k: v for k, v in {"task": task, "metadata": metadata}.items() if v is not None}
+    def __init__(self, task: Json | None, metadata: Json | None, parent_session_id: str | None) -> None:
+        request = {"task": task, "metadata": metadata, "parent_session_id": parent_session_id}
+        self._request = {k: v for k, v in request.items() if v is not None}
         self.ended = False
 
     def _open(self, answer: Json) -> None:
@@ -239,21 +286,52 @@ def _error_text(kind: type[BaseException] | None, error: BaseException | None) -
 class Session(_SessionState):
     """One agent episode; use as a context manager."""
 
-    def __init__(self, client: Client, task: Json | None, metadata: Json | None) -> None:
-        super().__init__(task, metadata)
+    def __init__(
+        self, client: Client, task: Json | None, metadata: Json | None, parent_session_id: str | None = None
+    ) -> None:
+        super().__init__(task, metadata, parent_session_id)
         self._client = client
 
+    def _request_as_itself(self, what: str, body: Json | None = None) -> Any:
+        return self._client.request("POST", f"/sessions/{self.id}/{what}", body, api_key=self.api_key)
+
     def reward(
-        self, value: float, interaction_id: str | None = None, *, name: str = "reward", source: str | None = None
+        self,
+        value: float,
+        interaction_id: str | None = None,
+        *,
+        scope: str | None = None,
+        name: str = "reward",
+        source: str | None = None,
+        idempotency_key: str | None = None,
     ) -> bool:
-        """Reward the session, or one model call by its completion id. False: too late to be trained on."""
-        body = _reward_body(value, interaction_id, name, source)
-        return bool(self._client.request("POST", f"/sessions/{self.id}/reward", body)["applied"])
+        """Reward the session, or one model call by its completion id. False: too late to be trained on.
+
+        `scope="branch"` keeps a call's reward to the path that leads to it. Rewards of several names add up; a later
+        one of the same name, call and scope takes the earlier one's place. A repeated `idempotency_key` counts once.
+        """
+        body = _reward_body(value, interaction_id, scope, name, source, idempotency_key)
+        return bool((self._request_as_itself("reward", body))["applied"])
+
+    def heartbeat(self) -> bool:
+        """Say that the session is still used; whether it is still open.
+
+        Model calls say so by themselves. An agent that makes none for longer than `proxy.session_timeout_s` (waiting
+        for a person, or for a long tool) calls this now and then, or its session is abandoned.
+        """
+        return bool((self._request_as_itself("heartbeat"))["status"] == "open")
+
+    def child(self, metadata: Json | None = None) -> Session:
+        """A sub-agent's session under this one: its own key, URL and rewards, and no wait for admission.
+
+        Unless rewarded itself it inherits this session's return; it ends at the latest with this session.
+        """
+        return self._client.session(metadata=metadata, parent_session_id=self.id)
 
     def end(self, error: str | None = None) -> None:
         """End as completed, or as failed with `error`. Only the first call counts."""
         if not self.ended:
-            self._client.request("POST", f"/sessions/{self.id}/end", _end_body(error))
+            self._request_as_itself("end", _end_body(error))
             self.ended = True
 
     def __enter__(self) -> Self:
@@ -267,21 +345,52 @@ class Session(_SessionState):
 class AsyncSession(_SessionState):
     """One agent episode; use as an async context manager."""
 
-    def __init__(self, client: AsyncClient, task: Json | None, metadata: Json | None) -> None:
-        super().__init__(task, metadata)
+    def __init__(
+        self, client: AsyncClient, task: Json | None, metadata: Json | None, parent_session_id: str | None = None
+    ) -> None:
+        super().__init__(task, metadata, parent_session_id)
         self._client = client
 
+    async def _request_as_itself(self, what: str, body: Json | None = None) -> Any:
+        return await self._client.request("POST", f"/sessions/{self.id}/{what}", body, api_key=self.api_key)
+
     async def reward(
-        self, value: float, interaction_id: str | None = None, *, name: str = "reward", source: str | None = None
+        self,
+        value: float,
+        interaction_id: str | None = None,
+        *,
+        scope: str | None = None,
+        name: str = "reward",
+        source: str | None = None,
+        idempotency_key: str | None = None,
     ) -> bool:
-        """Reward the session, or one model call by its completion id. False: too late to be trained on."""
-        body = _reward_body(value, interaction_id, name, source)
-        return bool((await self._client.request("POST", f"/sessions/{self.id}/reward", body))["applied"])
+        """Reward the session, or one model call by its completion id. False: too late to be trained on.
+
+        `scope="branch"` keeps a call's reward to the path that leads to it. Rewards of several names add up; a later
+        one of the same name, call and scope takes the earlier one's place. A repeated `idempotency_key` counts once.
+        """
+        body = _reward_body(value, interaction_id, scope, name, source, idempotency_key)
+        return bool((await self._request_as_itself("reward", body))["applied"])
+
+    async def heartbeat(self) -> bool:
+        """Say that the session is still used; whether it is still open.
+
+        Model calls say so by themselves. An agent that makes none for longer than `proxy.session_timeout_s` (waiting
+        for a person, or for a long tool) calls this now and then, or its session is abandoned.
+        """
+        return bool((await self._request_as_itself("heartbeat"))["status"] == "open")
+
+    def child(self, metadata: Json | None = None) -> AsyncSession:
+        """A sub-agent's session under this one: its own key, URL and rewards, and no wait for admission.
+
+        Unless rewarded itself it inherits this session's return; it ends at the latest with this session.
+        """
+        return self._client.session(metadata=metadata, parent_session_id=self.id)
 
     async def end(self, error: str | None = None) -> None:
         """End as completed, or as failed with `error`. Only the first call counts."""
         if not self.ended:
-            await self._client.request("POST", f"/sessions/{self.id}/end", _end_body(error))
+            await self._request_as_itself("end", _end_body(error))
             self.ended = True
 
     async def __aenter__(self) -> Self:

@@ -14,6 +14,7 @@ from agentrl.config import RunConfig
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.episode import agent_http_client
 from agentrl.rollout.evaluate import evaluate, settings_of
+from agentrl.rollout.heart import beating
 from agentrl.rollout.progress import Progress, shown
 from agentrl.rollout.runner import is_finished, run_groups
 
@@ -29,6 +30,7 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
         AsyncClient(base_url, api_key, timeout_s=START_PATIENCE_S, on_wait=progress.waits) as client,
         agent_http_client(config.proxy.request_timeout_s) as http,
         shown(progress, console),
+        beating(client, owner),
     ):
 
         async def evaluation(when: str) -> None:

@@ -31,6 +31,8 @@ class StandIn:
         self.rewards: list[Json] = []
         self.seen_keys: Counter[str] = Counter()
         self.abandoned: list[str] = []
+        self.heartbeat_timeout_s = 60.0
+        self.history: list[tuple[str, Json, str]] = []  # (path, body, key) of every request that starts or beats
         self.faults: dict[str, list[JSONResponse]] = {}
         self.steps, self.published_step = 1, 0
         self.url = ""
@@ -41,8 +43,21 @@ class StandIn:
         base_url = f"{self.url}/sessions/{sid}/v1"
         return {"session_id": sid, "api_key": f"key-{sid}", "base_url": base_url, "sample_index": 0, "group_id": "g"}
 
+    async def note(self, request: Request) -> Json:
+        body: Json = await request.json() if await request.body() else {}
+        self.history.append((request.url.path, body, request.headers["authorization"].removeprefix("Bearer ")))
+        return body
+
+    async def heartbeat(self, request: Request) -> JSONResponse:
+        await self.note(request)
+        return JSONResponse({"heartbeat_timeout_s": self.heartbeat_timeout_s})
+
+    async def session_heartbeat(self, request: Request) -> JSONResponse:
+        await self.note(request)
+        return JSONResponse({"status": self.sessions[request.path_params["sid"]]["status"]})
+
     async def groups(self, request: Request) -> JSONResponse:
-        body = await request.json()
+        body = await self.note(request)
         if body["is_eval"]:
             task, sessions = body["task"], [self._new_session(True, body["metadata"] | {"sampling": body["sampling"]})]
         elif self.groups_left == 0:
@@ -59,7 +74,7 @@ class StandIn:
         return JSONResponse({"abandoned": 0})
 
     async def new_session(self, request: Request) -> JSONResponse:
-        return JSONResponse(self._new_session(False, (await request.json()).get("metadata", {})), 201)
+        return JSONResponse(self._new_session(False, (await self.note(request)).get("metadata", {})), 201)
 
     async def reward(self, request: Request) -> JSONResponse:
         body = await request.json() | {"session_id": request.path_params["sid"]}
@@ -104,6 +119,8 @@ class StandIn:
             routes=[
                 faulty("/groups", self.groups, "POST"),
                 faulty("/groups/abandon", self.abandon, "POST"),
+                faulty("/heartbeat", self.heartbeat, "POST"),
+                faulty("/sessions/{sid}/heartbeat", self.session_heartbeat, "POST"),
                 faulty("/sessions", self.new_session, "POST"),
                 faulty("/sessions/{sid}/reward", self.reward, "POST"),
                 faulty("/sessions/{sid}/end", self.end, "POST"),

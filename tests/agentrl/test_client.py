@@ -32,6 +32,38 @@ def test_a_session_is_opened_rewarded_and_completed(proxy: Any, client: Client) 
     assert (reward["value"], reward["interaction_id"], reward["name"]) == (0.5, "chatcmpl-1", "style")
 
 
+def test_a_reward_says_how_far_it_reaches_and_may_be_repeated(proxy: Any, client: Client) -> None:
+    with client.session() as s:
+        for _ in range(2):
+            s.reward(1.0, "chatcmpl-1", scope="branch", source="me", idempotency_key="once")
+    (reward,) = proxy.rewards
+    assert (reward["scope"], reward["source"], reward["idempotency_key"]) == ("branch", "me", "once")
+
+
+def test_a_session_beats_with_its_own_key_until_it_has_ended(proxy: Any, client: Client) -> None:
+    with client.session() as s:
+        assert s.heartbeat()
+        assert proxy.history[-1] == (f"/sessions/{s.id}/heartbeat", {}, s.api_key)
+    assert not s.heartbeat()
+
+
+def test_a_sub_agent_gets_a_session_under_its_parent(proxy: Any, client: Client) -> None:
+    with client.session() as s, s.child({"who": "sub"}) as sub:
+        sub.reward(1.0)
+    path, body, key = proxy.history[-1]
+    assert (path, body) == ("/sessions", {"metadata": {"who": "sub"}, "parent_session_id": s.id})
+    assert key == "run-key"
+    assert proxy.rewards[0]["session_id"] == sub.id != s.id
+    assert proxy.sessions[sub.id]["status"] == "completed"
+
+
+def test_an_agent_opens_sub_sessions_with_what_it_was_given(proxy: Any, client: Client) -> None:
+    with client.session() as s, Client(s.base_url, s.api_key) as own, own.session() as sub:
+        sub.reward(0.5)
+    assert proxy.history[-1] == ("/sessions", {}, s.api_key)
+    assert proxy.rewards[0]["session_id"] == sub.id
+
+
 def test_a_block_that_raises_fails_its_session(proxy: Any, client: Client) -> None:
     with pytest.raises(ZeroDivisionError), client.session() as s:
         _ = 1 / 0
@@ -85,8 +117,13 @@ def test_nobody_answers() -> None:
 async def test_the_async_client_follows_the_same_rules(proxy: Any) -> None:
     proxy.faults["/sessions"] = [refuse(503, "starting")]
     async with AsyncClient(proxy.url, "k", timeout_s=5) as client, client.session() as s:
-        assert await s.reward(1.0)
-    assert proxy.sessions[s.id]["status"] == "completed"
+        assert await s.reward(1.0, "chatcmpl-1", scope="branch")
+        assert await s.heartbeat()
+        async with s.child() as sub:
+            pass
+    assert [proxy.sessions[i]["status"] for i in (s.id, sub.id)] == ["completed", "completed"]
+    assert proxy.rewards[0]["scope"] == "branch"
+    assert proxy.history[-1][1] == {"parent_session_id": s.id}
 
 
 def test_missing_settings_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

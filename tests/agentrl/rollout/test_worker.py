@@ -57,6 +57,12 @@ async def test_a_fresh_run_is_evaluated_played_and_evaluated(config: RunConfig, 
     assert proxy.abandoned == ["me"]
 
 
+async def test_a_worker_beats_before_it_starts_anything(config: RunConfig, proxy: Any) -> None:
+    await run(config, proxy)
+    assert proxy.history[0] == ("/heartbeat", {"owner": "me"}, "k")
+    assert {body["owner"] for path, body, _ in proxy.history if path == "/groups"} == {"me"}
+
+
 async def test_a_finished_run_only_lacks_its_last_evaluation(config: RunConfig, proxy: Any) -> None:
     proxy.published_step = proxy.steps
     await run(config, proxy)

@@ -1,0 +1,46 @@
+"""A worker's heartbeat: while it is sent, the proxies know that the worker's sessions are being played."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agentrl.client import AsyncClient
+
+log = logging.getLogger(__name__)
+EVERY_S = 5.0
+BEATS_PER_TIMEOUT = 6
+"""At least so many beats fit into the silence that the run allows, so that a few may get lost."""
+
+
+@asynccontextmanager
+async def beating(client: AsyncClient, owner: str) -> AsyncIterator[None]:
+    """Send the first heartbeat of `owner`, then one every few seconds until the block ends.
+
+    The first is waited for as long as the client waits; raises RequestError. Later ones may fail for any reason: it is
+    logged, and the next one is sent all the same.
+    """
+    pause_s = await _beat(client, owner, client.timeout_s)
+    task = asyncio.create_task(_keep_beating(client, owner, pause_s), name="heartbeat")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _keep_beating(client: AsyncClient, owner: str, pause_s: float) -> None:
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            pause_s = await _beat(client, owner, pause_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, without the next beat the sessions are abandoned
+            log.warning("a heartbeat failed: %s", error)
+
+
+async def _beat(client: AsyncClient, owner: str, timeout_s: float) -> float:
+    """Returns the seconds to wait before the next one."""
+    answer = await client.request("POST", "/heartbeat", {"owner": owner}, timeout_s=timeout_s)
+    return min(EVERY_S, float(answer["heartbeat_timeout_s"]) / BEATS_PER_TIMEOUT)

@@ -1,0 +1,78 @@
+"""A worker's heart beats on, whatever its proxy answers, and stops with the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse
+
+from agentrl.client import AsyncClient
+from agentrl.errors import RequestError
+from agentrl.rollout.heart import beating
+
+
+@pytest.fixture
+async def client(proxy: Any) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(proxy.url, "k", timeout_s=5) as made:
+        yield made
+
+
+async def until_beats(proxy: Any, count: int) -> None:
+    async with asyncio.timeout(20):
+        while len(proxy.history) < count:  # noqa: ASYNC110 - the stand-in lives in another thread
+            await asyncio.sleep(0.005)
+
+
+async def test_the_first_beat_is_there_before_the_work_begins(proxy: Any, client: AsyncClient) -> None:
+    async with beating(client, "me"):
+        assert proxy.history == [("/heartbeat", {"owner": "me"}, "k")]
+
+
+async def test_who_may_not_beat_does_not_begin(proxy: Any, client: AsyncClient) -> None:
+    proxy.faults["/heartbeat"] = [JSONResponse({}, 401)]
+    with pytest.raises(RequestError):
+        async with beating(client, "me"):
+            pytest.fail("the work began")
+
+
+@pytest.mark.parametrize(
+    "answer", [JSONResponse({}, 500), JSONResponse({}, 503), JSONResponse({}, 401), JSONResponse([])]
+)
+async def test_a_failed_beat_is_followed_by_the_next(
+    proxy: Any, client: AsyncClient, answer: JSONResponse, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.heartbeat_timeout_s = 0.06
+    with caplog.at_level(logging.WARNING):
+        async with beating(client, "me"):
+            proxy.faults["/heartbeat"] = [answer]
+            await until_beats(proxy, 5)
+    assert proxy.faults["/heartbeat"] == []
+    assert "a heartbeat failed" in caplog.text
+
+
+async def test_a_proxy_that_is_away_is_waited_for(
+    proxy: Any, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.heartbeat_timeout_s = 0.06
+    async with beating(client, "me"):
+        with monkeypatch.context() as away:
+            tried = asyncio.Event()
+
+            async def refused(*_: Any, **__: Any) -> None:
+                tried.set()
+                raise OSError("connection refused")
+
+            away.setattr(client._http, "request", refused)
+            await asyncio.wait_for(tried.wait(), 20)
+        await until_beats(proxy, len(proxy.history) + 2)
+
+
+async def test_the_heart_stops_with_the_work(proxy: Any, client: AsyncClient) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with beating(client, "me"):
+            _ = 1 / 0
+    assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() == "heartbeat"] == []
