@@ -14,17 +14,19 @@ def ancestors(version: int, parents: Mapping[int, int | None]) -> list[int]:
 
 
 def ages(version: int, parents: Mapping[int, int | None]) -> dict[int, int]:
-    """Age of every known version as seen by a step that starts from `version`: updates since they parted.
+    """Age of every version in `parents` as seen by a step that starts from `version`: updates since they parted.
 
     A version on the surviving lineage is as old as the number of updates that followed it. A version of a rolled-back
-    branch is as old as the newest ancestor that it shares with the surviving lineage.
+    branch is as old as the newest ancestor that it shares with the surviving lineage. Versions are numbered in the
+    order they were made, so a parent's number is smaller than its children's.
     """
     lineage = {v: age for age, v in enumerate(ancestors(version, parents))}
     result: dict[int, int] = {}
-    for candidate in parents:
-        shared = next((v for v in ancestors(candidate, parents) if v in lineage), None)
-        if shared is not None:
-            result[candidate] = lineage[shared]
+    for candidate in sorted(parents):
+        parent = parents[candidate]
+        age = lineage.get(candidate, result.get(parent, lineage.get(parent)) if parent is not None else None)
+        if age is not None:
+            result[candidate] = age
     return result
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, select
 
-from agentrl import staleness
 from agentrl.export.columns import Row
 from agentrl.export.selection import Selection
 from agentrl.schemas import TrajectoryState, TrajectoryTokens
@@ -194,18 +193,19 @@ def _trajectories(
 
 def _tokens(conn: Connection, run_id: str, heads: Sequence[Any]) -> dict[str, TrajectoryTokens]:
     """Arrays by trajectory: of a leased or trained one as its step takes them, of any other as if all were young."""
-    parents = runs.version_parents(conn, run_id)
     discount = float((runs.get(conn, run_id).config.get("rollout") or {}).get("turn_discount", 1.0))
     loaded: dict[str, TrajectoryTokens] = {}
     by_step = sorted(heads, key=lambda row: row.lease_step_id or "")
     for step_id, of_step in groupby(by_step, key=lambda row: row.lease_step_id):
         rows = list(of_step)
-        ages = dict.fromkeys(parents, 0) if step_id is None else staleness.ages(rows[0].version_before, parents)
+        if step_id is None:
+            ages = dict.fromkeys(runs.version_parents(conn, run_id), 0)
+        else:
+            ages = runs.young_ages(conn, run_id, rows[0].version_before, rows[0].max_staleness)
         result = paths.load(
             conn,
             [row.id for row in rows],
             ages=ages,
-            max_staleness=0 if step_id is None else rows[0].max_staleness,
             discount=discount if step_id is None else rows[0].turn_discount,
             stale={row.id for row in rows if row.state == TrajectoryState.STALE},
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
+from agentrl import staleness
 from agentrl.errors import UserError, did_you_mean
 from agentrl.schemas import Json, StepState, VersionState
 from agentrl.store.codec import hash_key, new_id
@@ -116,6 +117,26 @@ def version(conn: Connection, run_id: str, number: int) -> Row[Any] | None:
     return conn.execute(
         select(weight_versions).where(weight_versions.c.run_id == run_id, weight_versions.c.version == number)
     ).first()
+
+
+def young_ages(conn: Connection, run_id: str, number: int, max_staleness: int) -> dict[int, int]:
+    """Ages, as a step that starts from version `number` sees them, of the versions that are young enough for it.
+
+    Only the newest versions are read: whatever is younger than an ancestor has a larger number.
+    """
+    oldest = number
+    for _ in range(max_staleness):
+        row = version(conn, run_id, oldest)
+        if row is None or row.parent_version is None:
+            break
+        oldest = row.parent_version
+    rows = conn.execute(
+        select(weight_versions.c.version, weight_versions.c.parent_version).where(
+            weight_versions.c.run_id == run_id, weight_versions.c.version >= oldest
+        )
+    )
+    ages = staleness.ages(number, {row.version: row.parent_version for row in rows})
+    return {v: age for v, age in ages.items() if age <= max_staleness}
 
 
 def version_parents(conn: Connection, run_id: str) -> dict[int, int | None]:

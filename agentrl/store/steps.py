@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from agentrl import staleness
 from agentrl.errors import FencedError, StoreError
 from agentrl.schemas import Batch, Json, ResumePlan, StepState, TrainedBatch, TrajectoryState, VersionState
 from agentrl.store import leases, runs, trajectories
@@ -107,10 +106,8 @@ def lease(
             return str(existing.id)
         raise StoreError(f"step {step} cannot be leased: it is {existing.state}, of epoch {existing.epoch}")
     version = _version_before(conn, run_id, step)
-    ages = staleness.ages(version, runs.version_parents(conn, run_id))
-    claimed = leases.claim(
-        conn, run_id, n_groups, young={v for v, age in ages.items() if age <= max_staleness}, policy=stale_policy
-    )
+    young = runs.young_ages(conn, run_id, version, max_staleness)
+    claimed = leases.claim(conn, run_id, n_groups, young=set(young), policy=stale_policy)
     if claimed is None:
         return None
     step_id = new_id()
@@ -143,8 +140,7 @@ def batch(conn: Connection, step_id: str, *, discount: float | None = None, resc
     loaded = trajectories.load(
         conn,
         [row.id for row in rows],
-        ages=staleness.ages(step.version_before, runs.version_parents(conn, step.run_id)),
-        max_staleness=step.max_staleness,
+        ages=runs.young_ages(conn, step.run_id, step.version_before, step.max_staleness),
         discount=step.turn_discount if discount is None else discount,
         stale={row.id for row in rows if row.state == TrajectoryState.STALE},
         rescore=rescore,

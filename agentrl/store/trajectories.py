@@ -129,13 +129,13 @@ class Loaded:
 
 
 def load(
-    conn: Connection, trajectory_ids: Sequence[str], *, ages: Mapping[int, int], max_staleness: int, discount: float,
+    conn: Connection, trajectory_ids: Sequence[str], *, ages: Mapping[int, int], discount: float,
     stale: Set[str] = frozenset(), rescore: Rescore | None = None,
 ) -> Loaded:  # fmt: skip
     """Tokens, masks and returns of trajectories, in the order given.
 
-    `ages` maps a weight version to its age; a token whose version is missing there, or older than `max_staleness`,
-    leaves the loss, as every token of a trajectory in `stale` does.
+    `ages` maps the weight versions that are young enough to their ages; a token of any other version leaves the loss,
+    as every token of a trajectory in `stale` does.
     """
     rows = conn.execute(
         select(
@@ -154,9 +154,8 @@ def load(
     for row in rows:
         by_id[row.trajectory_id].append(row)
     credited = returns.of_sessions(conn, sorted({turns[0].session_id for turns in by_id.values()}), discount, rescore)
-    young = {version for version, age in ages.items() if age <= max_staleness}
     loaded = [
-        _assemble(turns, credited[turns[0].session_id], set() if tid in stale else young)
+        _assemble(turns, credited[turns[0].session_id], set() if tid in stale else ages.keys())
         for tid, turns in by_id.items()
     ]
     seen = {version for turns in by_id.values() for turn in turns for version, _, _ in turn.spans}
