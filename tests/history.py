@@ -14,7 +14,14 @@ LIMITS = sessions.Limits(
     turn_discount=0.9, reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0,
     heartbeat_timeout_s=60.0,
 )  # fmt: skip
-CONFIG = {"rollout": {"turn_discount": 0.9}, "trainer": {"max_staleness": 1}}
+CONFIG = {
+    "name": "test",
+    "model": "tiny",
+    "agent": "a:b",
+    "tasks": "a:c",
+    "rollout": {"turn_discount": 0.9},
+    "trainer": {"max_staleness": 1},
+}
 
 
 class History:

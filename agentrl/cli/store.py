@@ -1,14 +1,21 @@
-"""`agentrl store`: look into a run's rows."""
+"""`agentrl store`: check, prune and back up the database."""
 
 from __future__ import annotations
 
 import json
+import re
+import time
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from agentrl.cli.db import DatabaseUrl
+from agentrl.cli.reward import reward
+from agentrl.errors import UserError
 
-store = typer.Typer(help="Look into a run's rows.", no_args_is_help=True)
+store = typer.Typer(help="Check, prune and back up the database.", no_args_is_help=True)
+store.command()(reward)
 
 
 @store.command()
@@ -33,3 +40,81 @@ def check(
         typer.echo(line, err=True)
     typer.echo(f"{len(broken)} violations")
     raise typer.Exit(1 if broken else 0)
+
+
+@store.command()
+def prune(
+    run: Annotated[str, typer.Option("--run", help="Name of the run.")],
+    database_url: str = DatabaseUrl,
+    older_than: Annotated[str | None, typer.Option(help="Only what finished so long ago: 7d, 12h, 30m.")] = None,
+    keep_steps: Annotated[
+        int | None, typer.Option(min=0, help="Only what finished before the newest N steps began.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    vacuum: Annotated[bool, typer.Option("--vacuum", help="Then give the space back to the disk.")] = False,
+) -> None:
+    """Remove rejected, stale and evaluated groups that no lineage needs, and old events. The run may go on meanwhile.
+
+    Whatever a step has leased or trained stays, so that every past batch can still be rebuilt; so does the newest
+    evaluation of each kind.
+    """
+    from agentrl.cli.progress import bar
+    from agentrl.store import Database, retention, runs
+
+    if (older_than is None) == (keep_steps is None):
+        raise UserError("give either --older-than or --keep-steps")
+    age = parse_age(older_than) if older_than is not None else 0.0
+    database = Database(database_url)
+    try:
+        database.require_current()
+        run_id = database.query(runs.by_name, run).id
+        if keep_steps is None:
+            cut = time.time() - age
+        else:
+            cut = database.query(retention.cut_before_steps, run_id, keep_steps)
+        if dry_run:
+            pruned = retention.estimate(database, run_id, cut)
+        else:
+            with bar("pruning groups") as progress:
+                pruned = retention.prune(database, run_id, cut, progress)
+            if vacuum:
+                retention.vacuum(database)
+    finally:
+        database.close()
+    for table, rows in pruned.rows.items():
+        typer.echo(f"{rows:>12,} {table}")
+    typer.echo(f"{pruned.bytes:>12,} bytes of tokens and messages {'would go' if dry_run else 'removed'}")
+
+
+@store.command()
+def backup(
+    target: Annotated[Path, typer.Argument(help="File to make.")],
+    database_url: str = DatabaseUrl,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Copy the database to a file while others write to it: everything committed before this began is in the copy.
+
+    SQLite: a database file, checked. PostgreSQL: an archive by pg_dump, for pg_restore.
+    """
+    from agentrl.cli.progress import bar
+    from agentrl.store import Database
+    from agentrl.store import backup as backups
+
+    database = Database(database_url)
+    try:
+        with bar("copying pages") as progress:
+            backups.backup(database, target, force=force, progress=progress)
+    finally:
+        database.close()
+    typer.echo(f"{database.where}: {target.stat().st_size:,} bytes in {target}")
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_age(text: str) -> float:
+    """`7d`, `12h`, `1.5w` in seconds. Raises UserError naming --older-than."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip())
+    if found is None:
+        raise UserError(f"--older-than: {text!r} is no age; write a number and a unit (s, m, h, d, w), e.g. 7d")
+    return float(found[1]) * _UNITS[found[2]]
