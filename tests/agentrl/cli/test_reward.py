@@ -1,0 +1,98 @@
+"""A person rewards from the command line: at once or late, with the run's own limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from typer.testing import CliRunner
+
+from agentrl.cli.main import app
+from agentrl.errors import RequestError
+from agentrl.schemas import SessionStatus
+from agentrl.store import Database, rewards, runs, sessions
+from agentrl.tables import groups
+from agentrl.tables import sessions as sessions_table
+
+CONFIG = {
+    "name": "test", "model": "tiny", "agent": "a:B", "tasks": "t.jsonl",
+    "rollout": {"group_size": 1, "min_group_size": 1}, "proxy": {"reward_timeout_s": 3600.0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def db(database_url: str) -> Iterator[Database]:
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def session_id(db: Database) -> str:
+    """A session that ended without a reward, and waits for one."""
+    from agentrl.config import parse_config
+
+    limits = sessions.Limits.of(parse_config(CONFIG))
+    with db.write() as conn:
+        run_id = runs.create(
+            conn, name="test", config=CONFIG, task_data=[{}], base_model="tiny", key="k", seed=0, steps=1
+        )
+        (made,) = sessions.start_group(conn, run_id, limits, ["hash"]).session_ids
+        sessions.end(conn, made, SessionStatus.COMPLETED, None, limits)
+    return made
+
+
+def reward(db: Database, session_id: str, *options: str) -> Any:
+    result = CliRunner().invoke(
+        app,
+        ["store", "reward", "--session", session_id, "--database-url", db.url, *options],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def built(db: Database, session_id: str) -> bool:
+    with db.read() as conn:
+        return bool(conn.execute(select(sessions_table.c.built).where(sessions_table.c.id == session_id)).scalar_one())
+
+
+def test_a_late_judgement_is_applied_and_ends_the_wait(db: Database, session_id: str) -> None:
+    assert not built(db, session_id)
+    assert reward(db, session_id, "--value", "0.5", "--name", "style")["applied"]
+    assert built(db, session_id)
+    with db.read() as conn:
+        (fact,) = rewards.history(conn, session_id)
+    assert (fact["value"], fact["name"], fact["source"], fact["scope"]) == (0.5, "style", "human", "session")
+
+
+def test_a_judgement_that_came_too_late_is_kept_and_says_so(db: Database, session_id: str) -> None:
+    with db.write() as conn:
+        conn.execute(groups.update().values(state="trained"))
+    assert reward(db, session_id, "--value", "1")["applied"] is False
+    with db.read() as conn:
+        assert [fact["applied"] for fact in rewards.history(conn, session_id)] == [False]
+
+
+def test_a_repeated_key_counts_once(db: Database, session_id: str) -> None:
+    first = reward(db, session_id, "--value", "1", "--key", "k")
+    assert reward(db, session_id, "--value", "0", "--key", "k") == first
+    with db.read() as conn:
+        assert [fact["value"] for fact in rewards.history(conn, session_id)] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--value", "nan"], "finite"),
+        (["--value", "1", "--scope", "branch"], "needs an interaction_id"),
+        (["--value", "1", "--call", "chatcmpl-none"], "has no call 'none'"),
+        (["--value", "1", "--session", "nobody"], "no session 'nobody'"),
+    ],
+)
+def test_what_cannot_be_rewarded_is_said(db: Database, session_id: str, options: list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        reward(db, session_id, *options)
