@@ -1,6 +1,6 @@
 """kill -9 to random processes of real training runs, on both databases: nothing may be lost, nothing trained twice.
 
-    python benchmarks/crash.py --database both --seeds 0,1,2 --kills 11 --out benchmarks/results/crash.json
+    python benchmarks/crash.py --database both --seeds 0,1,2 --kills 15 --out benchmarks/results/crash.json
 
 For each database and seed one `agentrl train` (real SGLang, proxy, rollout worker, trainer; the tiny model) is killed
 `--kills` times at random moments: mostly proxy, rollout worker and trainer, some engine, some the supervisor itself,
@@ -43,7 +43,7 @@ from sqlalchemy import make_url
 DATABASES = ("sqlite", "postgresql")
 PARTS = (*killer.FREQUENT, "engine", SUPERVISOR)
 POSTGRES = "postgresql://postgres@127.0.0.1:5432/postgres"
-STEPS_PER_KILL = 4
+STEPS_PER_KILL = 3
 LOG_LINES = 15
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", choices=[*DATABASES, "both"], default="both")
     parser.add_argument("--seeds", default="0,1,2", help="one run per seed and database (default 0,1,2)")
-    parser.add_argument("--kills", type=int, default=11, help="kills of one run (default 11)")
+    parser.add_argument("--kills", type=int, default=15, help="kills of one run (default 15)")
     parser.add_argument("--steps", type=int, help=f"steps of one run (default {STEPS_PER_KILL} per kill)")
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     options = parser.parse_args()
@@ -105,6 +105,10 @@ def one_run(kind: str, seed: int, kills: int, steps: int, console: Console) -> R
             findings = losses.check(run)
         except RunFailed as error:
             failure = str(error)
+        except (KeyboardInterrupt, SystemExit):
+            run.stop()
+            shutil.rmtree(folder)
+            raise
         finally:
             run.stop()
         result = Result(kind, seed, run.steps, time.monotonic() - started, outcome, findings, failure)
@@ -257,4 +261,7 @@ def table(report: dict[str, Any]) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -16,18 +16,21 @@ SELDOM_SHARE = 0.2
 EARLY_SHARE = 0.3
 """Kills that do not wait for the run to recover from the one before."""
 CALM_S, EARLY_S = 3.0, 1.5
-MORE_STEPS = 20
+AIMS, AIM_WEIGHTS = (None, "started", "trained"), (5, 3, 2)
+"""Steps are short beside the waiting for agents: some kills wait for the newest step to be in such a state."""
+MORE_STEPS = 10
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A kill to come, `pause_s` after the run has recovered, or at once when `early`."""
+    """A kill to come, `pause_s` after the run has recovered (when `early`: after the last kill) and in that state."""
 
     part: str
     early: bool
     pause_s: float
+    state: str | None  # of the newest optimizer step; None: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ def plan(seed: int, count: int) -> list[Planned]:
 def planned(rng: random.Random, part: str) -> Planned:
     """One kill at a random moment."""
     early = rng.random() < EARLY_SHARE
-    return Planned(part, early, rng.expovariate(1 / (EARLY_S if early else CALM_S)))
+    aim = rng.choices(AIMS, AIM_WEIGHTS)[0]
+    return Planned(part, early, rng.expovariate(1 / (EARLY_S if early else CALM_S)), None if early else aim)
 
 
 def disturb(run: Run, kills: Sequence[Planned], outcome: Outcome, say: Say) -> None:
@@ -77,7 +81,7 @@ def disturb(run: Run, kills: Sequence[Planned], outcome: Outcome, say: Say) -> N
         if not to_do.early:
             _recover(outcome, positions, started)
         time.sleep(to_do.pause_s)
-        position = next(p for p in positions if run.kill(to_do.part))
+        position = next(p for p in positions if to_do.state in (None, p.state) and run.kill(to_do.part))
         outcome.kills.append(Kill(time.monotonic() - started, to_do.part, to_do.early, *position))
         say(f"kill {number}/{len(kills)}: {to_do.part} at step {position.step} of {run.steps} ({position.state})")
     _recover(outcome, run.follow(), started)

@@ -22,7 +22,9 @@ from agentrl.engine import guard
 
 NAME = "crash"
 SUPERVISOR = "supervisor"
-POLL_S = 0.1
+POLL_S = 0.03
+MAX_RESTARTS = 15
+"""Of one part in ten minutes: above what we do to it, low enough to end soon when it dies by itself again and again."""
 STUCK_S = 300.0
 STOP_TIMEOUT_S = 60.0
 
@@ -47,7 +49,7 @@ class Run:
     seed: int
     steps: int
     engine_url: str | None = None
-    think_s: float = 0.5
+    think_s: float = 0.2
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
@@ -63,13 +65,13 @@ class Run:
             "agent_args": {"ledger": str(self.ledger), "think_s": self.think_s},
             "tasks": "agentrl.agents.reverse:train_tasks",
             "seed": self.seed,
-            "max_restarts": 1000,
+            "max_restarts": MAX_RESTARTS,
             "engine": {"urls": [self.engine_url] if self.engine_url else []},
             "proxy": {"session_timeout_s": 60},
             "rollout": {"group_size": 4, "max_concurrent_groups": 8},
             # Every second seed loses a step that was published when its trainer dies before the next checkpoint.
             "trainer": {
-                "groups_per_step": 4, "max_staleness": 2, "lr": 1e-3, "threads": 1,
+                "groups_per_step": 4, "max_staleness": 2, "lr": 4e-4, "threads": 1,
                 "checkpoint_every": 1 + self.seed % 2,
             },
         }  # fmt: skip
@@ -91,7 +93,8 @@ class Run:
         env = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")}
         if "AGENTRL_CACHE" in os.environ:
             env["AGENTRL_CACHE"] = os.environ["AGENTRL_CACHE"]
-        env |= {"PYTHONPATH": str(self.folder), "AGENTRL_DATABASE_URL": self.database_url}
+        paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env |= {"PYTHONPATH": os.pathsep.join(paths), "AGENTRL_DATABASE_URL": self.database_url}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "agentrl", "train", "config.yaml", f"steps={self.steps}"],

@@ -21,7 +21,7 @@ from agentrl.store import Database
 from agentrl.tables import step_trajectories, steps
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
-STEPS = 10
+STEPS = 18
 
 
 @pytest.fixture
