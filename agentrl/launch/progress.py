@@ -31,7 +31,7 @@ def waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
         return "the trainer's update"
     if snapshot.newest_step_state == "trained":
         return "engines to load the new weights"
-    if settings and not snapshot.points and not snapshot.running_groups and not snapshot.ready_groups:
+    if settings and snapshot.newest_step_state is None and not snapshot.running_groups and not snapshot.ready_groups:
         return f"evaluation before: {done['before']} episodes"
     return f"rollouts: {snapshot.ready_groups} of {config.trainer.groups_per_step} groups ready"
 
@@ -44,6 +44,7 @@ class Display:
         self.console = console
         self._started = time.monotonic()
         self._shown_step = -1
+        self._newest: StepPoint | None = None
         self._shown_line, self._line_at = "", 0.0
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
 
@@ -66,6 +67,11 @@ class Display:
         if self._live is not None:
             self._live.update(Text(text[: self.console.width], no_wrap=True))
 
+    @property
+    def shown_step(self) -> int:
+        """The last step that left its line: `update` needs the points after it."""
+        return max(self._shown_step, 0)
+
     def update(self, snapshot: Snapshot) -> None:
         """Show the run as it is now; every finished step leaves a line."""
         now = time.monotonic()
@@ -75,7 +81,7 @@ class Display:
         for point in snapshot.points:
             if self._shown_step < point.step <= snapshot.published_step:
                 self.note(step_line(point, snapshot.target_steps))
-                self._shown_step = point.step
+                self._shown_step, self._newest = point.step, point
         waits = waiting_for(snapshot, self.config)
         if self._live is not None:
             self._live.update(self._panel(snapshot, rate, waits))
@@ -86,7 +92,7 @@ class Display:
             self._shown_line, self._line_at = kind, now
 
     def _panel(self, snapshot: Snapshot, rate: float, waits: str) -> RenderableType:
-        point = snapshot.points[-1] if snapshot.points else None
+        point = snapshot.points[-1] if snapshot.points else self._newest
         table = Table.grid(padding=(0, 2))
         table.add_row(
             f"step {snapshot.published_step}/{snapshot.target_steps}",

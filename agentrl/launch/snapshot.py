@@ -44,10 +44,12 @@ class Snapshot:
     evaluations: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # (before|after, setting) → rewards
 
 
-def take(conn: Connection, run_id: str) -> Snapshot:
-    """Read it in one transaction, at a cost that does not grow with the calls and trajectories of the run."""
+def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
+    """Read it in one transaction; `points` are those of the steps after `after_step`.
+
+    Whoever looks again and again asks for what is new: then the cost does not grow with the run.
+    """
     run = runs.get(conn, run_id)
-    lineage = steps.of_run(conn, run_id)
     by_state = runs.state_counts(conn, run_id)["groups"]
     return Snapshot(
         status=run.status,
@@ -56,10 +58,10 @@ def take(conn: Connection, run_id: str) -> Snapshot:
         version=run.current_version,
         ready_groups=by_state.get("ready", 0),
         running_groups=run.running,
-        newest_step_state=lineage[-1].state if lineage else None,
+        newest_step_state=steps.newest_state(conn, run_id),
         engines={row.url: row.state for row in conn.execute(select(engines).where(engines.c.run_id == run_id))},
         tokens_per_s=_tokens_per_s(conn, run_id),
-        points=_points(lineage),
+        points=_points(steps.of_run(conn, run_id, after_step)),
         evaluations=_evaluations(conn, run_id),
     )
 

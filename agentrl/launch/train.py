@@ -191,7 +191,7 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 async def _watch(database: Database, run_id: str, display: Display) -> None:
     """Show the run; declare it finished when its last step is published, so that admission says so."""
     while True:
-        now = await asyncio.to_thread(database.query, snapshot.take, run_id)
+        now = await asyncio.to_thread(database.query, snapshot.take, run_id, display.shown_step)
         if "serving" in now.engines.values():
             display.update(now)
         if now.published_step >= now.target_steps and now.status == "running":

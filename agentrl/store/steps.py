@@ -250,13 +250,16 @@ def survives(conn: Connection, run_id: str, step_id: str) -> bool:
     return state is not None and state != StepState.ROLLED_BACK
 
 
-def of_run(conn: Connection, run_id: str) -> list[Row[Any]]:
-    """The steps of the surviving lineage, in order."""
-    return list(
-        conn.execute(
-            select(steps).where(steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK).order_by(steps.c.step)
-        )
-    )
+def of_run(conn: Connection, run_id: str, after_step: int = 0) -> list[Row[Any]]:
+    """The steps of the surviving lineage that follow step `after_step`, in order."""
+    surviving = select(steps).where(steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK)
+    return list(conn.execute(surviving.where(steps.c.step > after_step).order_by(steps.c.step)))
+
+
+def newest_state(conn: Connection, run_id: str) -> str | None:
+    """The state of the surviving lineage's last step."""
+    surviving = select(steps.c.state).where(steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK)
+    return conn.execute(surviving.order_by(steps.c.step.desc()).limit(1)).scalar()
 
 
 def _locked(conn: Connection, run_id: str) -> Row[Any]:
