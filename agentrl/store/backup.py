@@ -52,6 +52,9 @@ def _draft(target: Path) -> Iterator[Path]:
     draft = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror}") from error
+    try:
         yield draft
         _sync(draft)
         draft.replace(target)
@@ -116,5 +119,6 @@ def _dump_postgresql(database: Database, draft: Path) -> None:
 def _for_libpq(url: URL) -> tuple[str, dict[str, str]]:
     """A URL for libpq without its password, and the environment that holds it."""
     password = url.password or url.query.get("password")
-    plain = url.set(drivername="postgresql", password=None).difference_update_query(["password"])
+    plain = URL.create("postgresql", url.username, None, url.host, url.port, url.database, url.query)
+    plain = plain.difference_update_query(["password"])
     return plain.render_as_string(hide_password=False), {"PGPASSWORD": str(password)} if password else {}
