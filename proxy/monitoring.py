@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from sqlalchemy import Connection, Row, func, select, text
+from sqlalchemy import Connection, Row, select, text
 
 from agentrl.errors import RequestError
 from agentrl.proxy import keys
@@ -13,7 +13,7 @@ from agentrl.proxy.lifecycle import session_json
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
 from agentrl.store import events, interactions, runs, sessions, steps
-from agentrl.tables import engines, step_trajectories
+from agentrl.tables import engines
 
 router = APIRouter(tags=["monitoring"])
 
@@ -116,28 +116,7 @@ def _run_json(conn: Connection, row: Row[Any]) -> Json:
 
 
 def _steps_json(conn: Connection, run_id: str) -> list[Json]:
-    staleness = {
-        row.step_id: row
-        for row in conn.execute(
-            select(
-                step_trajectories.c.step_id,
-                func.count().label("trajectories"),
-                func.max(step_trajectories.c.staleness_max).label("staleness_max"),
-                func.sum(step_trajectories.c.tokens_trained).label("tokens_trained"),
-            ).group_by(step_trajectories.c.step_id)
-        )
-    }
-    result = []
-    for step in steps.of_run(conn, run_id):
-        item = _plain(step)
-        if (row := staleness.get(step.id)) is not None:
-            item |= {
-                "trajectories": row.trajectories,
-                "staleness_max": row.staleness_max,
-                "tokens_trained": row.tokens_trained,
-            }
-        result.append(item)
-    return result
+    return [_plain(step) for step in steps.of_run(conn, run_id)]
 
 
 def _lineage_json(conn: Connection, run_id: str, step: int) -> list[Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -84,6 +85,18 @@ def _past_steps(conn: Connection, run_id: str, n_steps: int) -> list[str]:
     return ids
 
 
+class _Past:
+    """Ids and times of a run that began a month ago: two ids a second."""
+
+    def __init__(self) -> None:
+        self.now = time.time() - 30 * 86400
+
+    def new_id(self) -> str:
+        """The next id, in order."""
+        self.now += 0.5
+        return codec.first_id(self.now) + os.urandom(8).hex()
+
+
 class _Maker:
     """Rows of groups in their order, a chunk at a time."""
 
@@ -100,6 +113,7 @@ class _Maker:
         self.short = (codec.pack_ids([1, 2]), codec.pack_ids([3]), codec.pack_logprobs([-0.5]))
         self.text = codec.pack_json([{"role": "user", "content": "What is 12 plus 35?"}])
         self.rng = rng
+        self.past = _Past()
 
     def chunks(self) -> Iterator[dict[str, list[dict[str, Any]]]]:
         """Trained groups, some rejected among them, then the ready ones."""
@@ -113,7 +127,7 @@ class _Maker:
             yield rows
 
     def _group(self, rows: dict[str, list[dict[str, Any]]], state: str, step: int) -> None:
-        now, group_id = time.time(), codec.new_id()
+        group_id, now = self.past.new_id(), self.past.now
         rows["groups"].append(
             {"id": group_id, "run_id": self.run_id, "task_id": None, "cursor": None, "task": None, "size": GROUP,
              "is_eval": False, "external": False, "state": state, "sampling": None, "owner": "w", "start_digest": None,
@@ -125,7 +139,7 @@ class _Maker:
     def _session(
         self, rows: dict[str, list[dict[str, Any]]], state: str, step: int, group_id: str, index: int, now: float
     ) -> None:
-        sid, cid, tid = codec.new_id(), codec.new_id(), codec.new_id()
+        sid, cid, tid = self.past.new_id(), self.past.new_id(), self.past.new_id()
         version = max(0, step - 1)
         whole = state == "ready"
         delta, output, logprobs = self.full[int(self.rng.integers(64))] if whole else self.short
@@ -150,7 +164,7 @@ class _Maker:
              "output_ids": output, "logprobs": logprobs, "spans": codec.json_text([[version, 0, n_output]])}
         )  # fmt: skip
         rows["rewards"].append(
-            {"id": codec.new_id(), "run_id": self.run_id, "session_id": sid, "interaction_id": None,
+            {"id": self.past.new_id(), "run_id": self.run_id, "session_id": sid, "interaction_id": None,
              "scope": "session", "name": "reward", "value": 0.5, "source": "agent", "idempotency_key": None,
              "applied": True, "created_at": now}
         )  # fmt: skip

@@ -19,7 +19,6 @@ from agentrl.store import Database, codec, leases, runs, steps
 from agentrl.tables import steps as steps_table
 from storage.filled import GROUP, PER_STEP, READY
 
-
 DTYPES = {"input_ids": np.int32, "loss_mask": bool, "logprobs": np.float32, "versions": np.int32}
 
 
