@@ -27,7 +27,7 @@ def writer(db: Database):
     def write() -> None:
         while not stop.is_set():
             value = float(len(acknowledged))
-            db.submit(rewards.add, session_id, value=value, discount=1.0, name="n", source="writer").result()
+            db.submit(rewards.add, session_id, value=value, discount=0.9, name="n", source="writer").result()
             acknowledged.append(value)
             if value == 20:
                 going.set()
