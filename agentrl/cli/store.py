@@ -20,25 +20,37 @@ store.command()(reward)
 
 @store.command()
 def check(
-    run: str = typer.Option(..., "--run", help="Name of the run."),
+    run: Annotated[str | None, typer.Option("--run", help="Name of the run; without it every run.")] = None,
     database_url: str = DatabaseUrl,
 ) -> None:
-    """Check a run's promises row by row: exact tokens, exactly-once training, bounded staleness, counters.
+    """Check the database itself, then every promise of its runs row by row: exact tokens, exactly once, bounded
+    staleness, states, credit, counters.
 
-    Prints figures as JSON; exits with status 1 and one line per violation when a promise is broken.
+    Prints each run's figures as JSON; exits with status 1 and one line per violation (`TABLE ID: what is wrong`) on
+    stderr when a promise is broken. A run may be on meanwhile.
     """
+    from agentrl.cli.progress import bar
     from agentrl.store import Database, audit, runs
 
     database = Database(database_url)
-    database.require_current()
-    with database.read() as conn:
-        run_id = runs.by_name(conn, run).id
-        broken, figures = audit.violations(conn, run_id), audit.figures(conn, run_id)
-    database.close()
-    typer.echo(json.dumps(figures, indent=2))
-    for line in broken:
-        typer.echo(line, err=True)
-    typer.echo(f"{len(broken)} violations")
+    broken, figures = 0, {}
+    try:
+        for line in database.integrity():
+            typer.echo(f"database: {line}", err=True)
+            broken += 1
+        database.require_current()
+        known = [database.query(runs.by_name, run)] if run is not None else database.query(runs.all_runs)
+        for row in known:
+            with database.read() as conn, bar(f"checking groups of {row.name}") as progress:
+                audit.snapshot(conn)
+                for line in audit.scan(conn, row.id, progress):
+                    typer.echo(line, err=True)
+                    broken += 1
+                figures[row.name] = audit.figures(conn, row.id)
+    finally:
+        database.close()
+    typer.echo(json.dumps(figures if run is None else figures[run], indent=2))
+    typer.echo(f"{broken} violations")
     raise typer.Exit(1 if broken else 0)
 
 

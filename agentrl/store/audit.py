@@ -1,26 +1,130 @@
-"""Check a run's promises from its rows: token-exact bridges, exactly-once training, bounded staleness, counters."""
+"""Check a run's promises from its rows, and say what its calls were.
+
+Every violation is one line, `TABLE ID: what is wrong`. Groups are read a page at a time, so that memory does not grow
+with the run; what a run has few of (steps, versions) is kept. The checks themselves are in `audit_lineage` (versions,
+steps, the run's position) and `audit_groups` (sessions, calls, tokens, rewards, trajectories, training).
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 
 from sqlalchemy import Connection, func, select, text
 
-from agentrl.config import RunConfig
-from agentrl.schemas import InteractionStatus, Json, StepState, TrajectoryState
-from agentrl.store import codec, events, runs
-from agentrl.tables import groups, interaction_data, interactions, step_trajectories, steps, trajectories
+from agentrl.schemas import InteractionStatus, Json, StepState
+from agentrl.store import audit_groups, audit_lineage, codec, events, runs
+from agentrl.store.audit_groups import StepTotals
+from agentrl.store.audit_lineage import Lineage
+from agentrl.tables import contents, groups, interactions, step_trajectories, steps, trajectories
+
+PAGE_GROUPS = 32
+REMEMBERED_CONTENTS = 10_000
+Progress = Callable[[int, int], None]
+"""Called with (groups done, groups in all)."""
+
+
+def snapshot(conn: Connection) -> None:
+    """Make a transaction that has done nothing yet see one state of the database to its end."""
+    if conn.dialect.name != "sqlite":  # SQLite's do anyway
+        conn.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 
 
 def violations(conn: Connection, run_id: str) -> list[str]:
-    """Every broken promise of a run, one line each, naming the offending row; empty when all hold."""
-    return [
-        *_calls(conn, run_id),
-        *_exactly_once(conn, run_id),
-        *_staleness(conn, run_id),
-        *_counters(conn, run_id),
-    ]
+    """Every broken promise of a run; empty when all hold."""
+    return list(scan(conn, run_id))
+
+
+def scan(conn: Connection, run_id: str, progress: Progress = lambda done, total: None) -> Iterator[str]:
+    """Every broken promise of a run as it is found. While the run is on, begin with `snapshot`."""
+    lineage = Lineage.read(conn, run_id)
+    yield from audit_lineage.check(lineage)
+    in_all = conn.execute(select(func.count()).select_from(groups).where(groups.c.run_id == run_id)).scalar_one()
+    totals: dict[str, StepTotals] = {}
+    states: Counter[str] = Counter()
+    done, after = 0, ""
+    checked: set[str] = set()
+    while ids := _page(conn, run_id, after):
+        named: set[str] = set()
+        for rows in audit_groups.load(conn, run_id, ids[0], ids[-1]):
+            yield from audit_groups.check(rows, lineage, totals)
+            states[rows.group.state] += not rows.group.is_eval
+            named |= {call.tools_hash for call in rows.calls.values() if call.tools_hash}
+        yield from _contents(conn, named - checked)
+        checked = named if len(checked) > REMEMBERED_CONTENTS else checked | named
+        after, done = ids[-1], done + len(ids)
+        progress(done, in_all)
+    yield from _steps(lineage, totals)
+    yield from _counters(lineage, states)
+    yield from _strays(conn, run_id)
+
+
+def _page(conn: Connection, run_id: str, after: str) -> list[str]:
+    return list(
+        conn.execute(
+            select(groups.c.id)
+            .where(groups.c.run_id == run_id, groups.c.id > after)
+            .order_by(groups.c.id)
+            .limit(PAGE_GROUPS)
+        ).scalars()
+    )
+
+
+def _steps(lineage: Lineage, totals: dict[str, StepTotals]) -> Iterator[str]:
+    """The totals of a surviving step are those of its rows."""
+    for step in lineage.surviving:
+        if step.batch_digest is None and step.state != StepState.STARTED:
+            continue  # of a time when steps did not record all of them
+        found = totals.get(step.id, StepTotals())
+        wanted: Json = {"groups": found.groups, "trajectories": found.trajectories}
+        if step.state != StepState.STARTED:
+            wanted |= {
+                "tokens_trained": found.tokens_trained,
+                "wasted_tokens": found.wasted_tokens,
+                "staleness_max": found.staleness_max,
+                "return_mean": found.returns / found.sessions if found.sessions else None,
+            }
+        for name, value in wanted.items():
+            have = getattr(step, name)
+            if have != value and (None in (have, value) or not math.isclose(have, value, rel_tol=1e-9, abs_tol=1e-9)):
+                yield f"steps {step.id}: {name} is {have}, its rows say {value}"
+
+
+def _counters(lineage: Lineage, states: Counter[str]) -> Iterator[str]:
+    """The run's admission counters are those of its groups."""
+    run = lineage.run
+    expected = {
+        "admitted": states.total(),
+        "running": states["running"],
+        "returned": states["rejected"] + states["stale"],
+    }
+    for name, value in expected.items():
+        if getattr(run, name) != value:
+            yield f"runs {run.id}: counter {name} is {getattr(run, name)}, its groups say {value}"
+    if run.data_cursor < run.admitted:
+        yield f"runs {run.id}: data_cursor is {run.data_cursor}, but {run.admitted} groups were admitted"
+
+
+def _strays(conn: Connection, run_id: str) -> Iterator[str]:
+    """Training rows that join this run's steps to another run's trajectories."""
+    rows = conn.execute(
+        select(step_trajectories.c.step_id, step_trajectories.c.trajectory_id)
+        .join(steps, steps.c.id == step_trajectories.c.step_id)
+        .outerjoin(trajectories, trajectories.c.id == step_trajectories.c.trajectory_id)
+        .where(steps.c.run_id == run_id, trajectories.c.run_id.is_distinct_from(run_id))
+    )
+    for step_id, trajectory_id in rows:
+        yield f"step_trajectories {step_id} {trajectory_id}: the trajectory is not of the step's run"
+
+
+def _contents(conn: Connection, hashes: Set[str]) -> Iterator[str]:
+    """Tool lists that calls name exist, and are what their hash says."""
+    of_page = select(contents.c.hash, contents.c.body).where(contents.c.hash.in_(sorted(hashes)))
+    right = {key: codec.content_hash(body) == key for key, body in conn.execute(of_page)}
+    for key in sorted(hashes):
+        if not right.get(key, False):
+            yield f"contents {key}: {'its body has another hash' if key in right else 'it is missing'}"
 
 
 def figures(conn: Connection, run_id: str) -> Json:
@@ -47,95 +151,6 @@ def figures(conn: Connection, run_id: str) -> Json:
         **runs.state_counts(conn, run_id),
         **_overlap(conn, run_id),
     }
-
-
-def _calls(conn: Connection, run_id: str) -> Iterator[str]:
-    """A bridged prompt is its parent's prompt + output + its own delta; logprobs and spans cover the output."""
-    rows = conn.execute(
-        select(
-            interactions.c.id, interactions.c.parent_id, interactions.c.bridged, interactions.c.prompt_digest,
-            interactions.c.output_tokens, interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids,
-            interaction_data.c.logprobs, interaction_data.c.spans,
-        )
-        .outerjoin(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
-        .where(interactions.c.run_id == run_id, interactions.c.status == InteractionStatus.COMPLETE)
-        .order_by(interactions.c.session_id, interactions.c.seq)
-    )  # fmt: skip
-    sequences: dict[str, list[int]] = {}
-    for row in rows:
-        if row.output_ids is None:
-            yield f"call {row.id} is complete but holds no tokens"
-            continue
-        output, delta = codec.unpack_ids(row.output_ids).tolist(), codec.unpack_ids(row.prompt_delta_ids).tolist()
-        if row.bridged != (row.parent_id is not None):
-            yield f"call {row.id}: bridged is {row.bridged} but its parent is {row.parent_id}"
-        if row.parent_id is not None and row.parent_id not in sequences:
-            yield f"call {row.id}: its parent {row.parent_id} was not delivered before it"
-        prompt = sequences.get(row.parent_id or "", []) + delta
-        if row.prompt_digest != codec.ids_digest(prompt):
-            yield f"call {row.id}: the engine got another prompt than its parent's tokens and its own delta"
-        if not len(output) == row.output_tokens == len(codec.unpack_logprobs(row.logprobs)):
-            yield f"call {row.id}: output ids, logprobs and count disagree"
-        borders = [0, *(end for _, _, end in row.spans)]
-        if borders[-1] != len(output) or [start for _, start, _ in row.spans] != borders[:-1]:
-            yield f"call {row.id}: version spans {row.spans} do not cover {len(output)} tokens"
-        sequences[row.id] = prompt + output
-
-
-def _exactly_once(conn: Connection, run_id: str) -> Iterator[str]:
-    surviving = (
-        select(step_trajectories.c.trajectory_id, func.count().label("n"))
-        .join(steps, steps.c.id == step_trajectories.c.step_id)
-        .where(steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK)
-        .group_by(step_trajectories.c.trajectory_id)
-        .subquery()
-    )
-    rows = conn.execute(
-        select(trajectories.c.id, trajectories.c.state, func.coalesce(surviving.c.n, 0).label("n"))
-        .outerjoin(surviving, surviving.c.trajectory_id == trajectories.c.id)
-        .where(trajectories.c.run_id == run_id)
-    )
-    for row in rows:
-        if row.n != (row.state == TrajectoryState.TRAINED):
-            yield f"trajectory {row.id} is {row.state} and was trained by {row.n} surviving steps"
-    shared = conn.execute(
-        text(
-            "SELECT ti.interaction_id FROM trajectory_interactions ti JOIN trajectories t ON t.id = ti.trajectory_id "
-            "WHERE t.run_id = :run AND ti.owned GROUP BY ti.interaction_id HAVING count(*) > 1"
-        ),
-        {"run": run_id},
-    )
-    for (interaction_id,) in shared:
-        yield f"call {interaction_id} is owned by several trajectories"
-
-
-def _staleness(conn: Connection, run_id: str) -> Iterator[str]:
-    bound = RunConfig.model_validate(runs.get(conn, run_id).config).trainer.max_staleness
-    rows = conn.execute(
-        select(steps.c.step, step_trajectories.c.trajectory_id, step_trajectories.c.staleness_max)
-        .join(steps, steps.c.id == step_trajectories.c.step_id)
-        .where(steps.c.run_id == run_id, step_trajectories.c.staleness_max > bound)
-    )
-    for row in rows:
-        yield f"step {row.step} trained {row.trajectory_id} at staleness {row.staleness_max} > {bound}"
-
-
-def _counters(conn: Connection, run_id: str) -> Iterator[str]:
-    run = runs.get(conn, run_id)
-    by_state = conn.execute(
-        select(groups.c.state, func.count())
-        .where(groups.c.run_id == run_id, groups.c.is_eval.is_(False))
-        .group_by(groups.c.state)
-    )
-    states = Counter({row[0]: row[1] for row in by_state})
-    expected = {
-        "admitted": states.total(),
-        "running": states["running"],
-        "returned": states["rejected"] + states["stale"],
-    }
-    for name, value in expected.items():
-        if getattr(run, name) != value:
-            yield f"run {run.name}: counter {name} is {getattr(run, name)}, its groups say {value}"
 
 
 def _overlap(conn: Connection, run_id: str) -> Json:
