@@ -114,14 +114,18 @@ class History:
 
     def complete(self, batch: Batch, *, publish: bool = True) -> None:
         """Train what `lease` gave."""
-        trained = [
-            TrainedTrajectory(
-                trajectory_id=t.trajectory_id, advantage=self.random.gauss(0, 1), staleness_max=0, staleness_mean=0.0,
-                tokens_trained=int(t.loss_mask.sum()),
-            )
-            for t in batch.trajectories
-            if t.loss_mask.any()
-        ]  # fmt: skip
+        trained = []
+        for t in batch.trajectories:
+            ages = [batch.ages[version] for version in t.versions[t.loss_mask].tolist()]
+            if ages:
+                advantage = self.random.gauss(0, 1)
+                mean = sum(ages) / len(ages)
+                trained.append(
+                    TrainedTrajectory(
+                        trajectory_id=t.trajectory_id, advantage=advantage, staleness_max=max(ages),
+                        staleness_mean=mean, tokens_trained=len(ages),
+                    )
+                )  # fmt: skip
         facts = TrainedBatch(
             step_id=batch.step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=batch.wasted_tokens,
             trained=trained,
