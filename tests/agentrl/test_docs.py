@@ -52,3 +52,9 @@ def test_the_readme_agent_is_short_and_runs_through_python() -> None:
 def test_the_external_program_fits_on_a_screen() -> None:
     lines = (ROOT / "agents" / "external.py").read_text().splitlines()
     assert sum(1 for line in lines if line.strip() and not line.startswith('"""')) <= 15
+
+
+def test_the_benchmark_tables_are_up_to_date() -> None:
+    script = ROOT / "scripts" / "benchmark_tables.py"
+    generated = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    assert page("benchmarks.md") == generated, "run: python scripts/benchmark_tables.py > docs/benchmarks.md"
