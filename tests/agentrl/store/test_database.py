@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import event, select, text
+from sqlalchemy import event, make_url, select, text
 
 from agentrl.errors import StoreError, UserError
 from agentrl.store import Database, events
@@ -275,15 +275,15 @@ def test_an_old_schema_names_the_command(empty_database_url):
 
 def test_a_postgresql_database_that_does_not_exist_is_not_waited_for(databases):
     with databases.lent("postgresql") as url:
-        missing = Database(url + "_missing")
+        missing = Database(make_url(url).set(database="missing").render_as_string(hide_password=False))
         with pytest.raises(StoreError, match="does not exist"):
             missing.query(lambda conn: None)
 
 
 def test_connections_to_postgresql_say_who_they_are_and_do_not_idle_in_a_transaction(databases):
     with databases.lent("postgresql") as url:
-        for query, name in (("", "agentrl"), ("?application_name=mine", "mine")):
-            db = Database(url + query)
+        for query, name in (({}, "agentrl"), ({"application_name": "mine"}, "mine")):
+            db = Database(make_url(url).update_query_dict(query).render_as_string(hide_password=False))
             show = "SELECT current_setting('application_name'), current_setting('idle_in_transaction_session_timeout')"
             assert db.query(lambda conn, show=show: tuple(conn.execute(text(show)).one())) == (name, "1min")
             db.close()
