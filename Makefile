@@ -22,8 +22,10 @@ lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m mypy agentrl tests
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
-bench: setup  ## Measure the proxy's cost per call; results go to benchmarks/results
+bench: setup  ## Measure the store and the proxy; results go to benchmarks/results
+	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/store.py --out benchmarks/results/store.json
 	@$(PY) benchmarks/proxy.py --out benchmarks/results/proxy.json
+	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
 crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/crash.py --out benchmarks/results/crash.json

@@ -11,7 +11,8 @@ HEAD = """# Benchmarks
 
 Each benchmark is `python benchmarks/NAME.py --out FILE.json`, and says in its `--help` what it measures. Variants take
 turns, round by round; a figure is the median over the rounds. The machines are noisy, so read ratios: they compare
-figures of one run. `python scripts/benchmark_tables.py > docs/benchmarks.md` makes this page from `benchmarks/results/`.
+figures of one run. This page is made from `benchmarks/results/`:
+`python scripts/benchmark_tables.py > docs/benchmarks.md`.
 """
 
 
