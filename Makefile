@@ -29,5 +29,6 @@ bench: setup  ## Measure the store and the proxy; results go to benchmarks/resul
 
 crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/crash.py --out benchmarks/results/crash.json
+	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
 .PHONY: help setup demo demo-quick test lint bench crash

@@ -11,9 +11,7 @@ agents had noted on their own side. PostgreSQL is the server of AGENTRL_TEST_POS
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import signal
 import sqlite3
@@ -23,11 +21,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -36,6 +31,7 @@ from chaos import killer, losses
 from chaos.killer import Outcome
 from chaos.losses import Findings
 from chaos.run import SUPERVISOR, Run, RunFailed
+from harness import Figure, Report
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import make_url
@@ -84,7 +80,7 @@ def main() -> None:
     report = make_report(results, server)
     console.print(table(report))
     if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+        report.write(options.out)
     if not all(result.clean for result in results):
         raise SystemExit(1)
 
@@ -184,19 +180,17 @@ def postgres_version() -> str:
         raise SystemExit(f"no PostgreSQL server at {admin_url()}: {' '.join(str(error).split())}") from error
 
 
-def make_report(results: Sequence[Result], server: str | None) -> dict[str, Any]:
-    """Everything as JSON."""
-    names = ("agentrl", "sqlalchemy", "psycopg", "torch", "sglang")
+def make_report(results: Sequence[Result], server: str | None) -> Report:
+    """Everything that is written: the databases' summaries as notes, counts and recovery times as figures."""
     by_database = {kind: [r for r in results if r.database == kind] for kind in DATABASES}
-    return {
-        "benchmark": "crash",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cores": os.cpu_count(), "cpu": platform.processor() or platform.machine()},
-        "versions": {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version, "postgresql": server}
-        | {name: version(name) for name in names},
-        "databases": {kind: summary(of_kind) for kind, of_kind in by_database.items() if of_kind},
-        "figures": figures(results),
-    }
+    databases = {kind: summary(of_kind) for kind, of_kind in by_database.items() if of_kind}
+    notes: dict[str, object] = {"sqlite": sqlite3.sqlite_version, "postgresql": server, "databases": databases}
+    report = Report("crash", figures=list(counts(results)), notes=notes)
+    for part in PARTS:
+        times = [seconds for r in results for name, seconds in r.outcome.recovery_s if name == part]
+        if times:
+            report.add(f"recovery/{part}", times, "s")
+    return report
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
@@ -206,7 +200,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     return {
         "seeds": [r.seed for r in results],
         "runs": len(results),
-        "runs_at_their_last_step": sum(r.failure is None for r in results),
+        "runs_at_their_last_step": sum(f.losses["missing_steps"] == 0 for f in findings),
         "kills": {part: kills[part] for part in PARTS} | {"total": kills.total()},
         "steps": sum(r.steps for r in results),
         "responses_delivered": sum(f.responses for f in findings),
@@ -216,38 +210,28 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "violations": sum(len(f.violations) for f in findings),
         "wall_s": round(sum(r.wall_s for r in results), 1),
         "failures": [f"seed {r.seed}: {r.failure}" for r in results if r.failure],
-        "timeline": [[asdict(kill) for kill in r.outcome.kills] for r in results],
+        "timeline": [[str(kill) for kill in r.outcome.kills] for r in results],
     }
 
 
-def figures(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Kills, losses and violations by database; how long a run took to publish its next step, by what was killed."""
-    rows = []
+def counts(results: Sequence[Result]) -> Iterator[Figure]:
+    """Kills by part, losses and violations of each database: totals, with the least and the most of one run."""
     for kind in dict.fromkeys(r.database for r in results):
-        totals = summary([r for r in results if r.database == kind])
-        counts = {"kills": totals["kills"]["total"], "losses": sum(totals["losses"].values())}
-        for name, value in (counts | {"violations": totals["violations"]}).items():
-            rows.append(figure(f"{name}/{kind}", value, "count", rounds=totals["runs"]))
-    for part in PARTS:
-        times = [s for r in results for name, s in r.outcome.recovery_s if name == part]
-        if times:
-            rows.append(figure(f"recovery/{part}", median(times), "s", min(times), max(times), len(times)))
-    return rows
+        of_kind = [r for r in results if r.database == kind]
+        found = [r.findings for r in of_kind if r.findings is not None]
+        by_run = {f"kills/{kind}": [len(r.outcome.kills) for r in of_kind]}
+        for part in PARTS:
+            by_run[f"kills/{kind}/{part}"] = [sum(k.part == part for k in r.outcome.kills) for r in of_kind]
+        by_run[f"losses/{kind}"] = [sum(f.losses.values()) for f in found]
+        by_run[f"violations/{kind}"] = [len(f.violations) for f in found]
+        for name, numbers in by_run.items():
+            if numbers:
+                yield Figure(name, sum(numbers), "count", None, None, min(numbers), max(numbers), len(numbers))
 
 
-def figure(
-    name: str, value: float, unit: str, low: float | None = None, high: float | None = None, rounds: int | None = None
-) -> dict[str, Any]:
-    """One figure in the form that all benchmarks share; these have nothing to be compared with."""
-    return {
-        "name": name, "value": value, "unit": unit, "ratio_to": None, "ratio": None, "min": low, "max": high,
-        "rounds": rounds,
-    }  # fmt: skip
-
-
-def table(report: dict[str, Any]) -> Table:
+def table(report: Report) -> Table:
     """The report for the terminal: one column per database."""
-    columns = report["databases"]
+    columns: Any = report.notes["databases"]
     shown = Table("kill -9", *columns)
     for part in (*PARTS, "total"):
         shown.add_row(f"kills: {part}", *(str(c["kills"][part]) for c in columns.values()))

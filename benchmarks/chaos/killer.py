@@ -43,6 +43,10 @@ class Kill:
     step: int  # the last published one
     state: str  # of the newest optimizer step
 
+    def __str__(self) -> str:
+        early = ", without waiting" if self.early else ""
+        return f"{self.at_s:.1f} s: {self.part} at step {self.step} ({self.state}{early})"
+
 
 @dataclass(slots=True)
 class Outcome:
