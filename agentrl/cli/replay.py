@@ -76,7 +76,7 @@ def replay(
 def _table(shifts: list[tuple[int, Shift]]) -> Table:
     from rich.table import Table
 
-    table = Table("step", "trajectories", "mean return", "new mean return", "mean |Δ advantage|", "signs changed")
+    table = Table("step", "trajectories", "return", "new return", "|Δ advantage|", "signs changed", title="means")
     for step, shift in shifts:
         table.add_row(
             str(step), f"{shift.trajectories:,}", f"{shift.old_return:.4f}", f"{shift.new_return:.4f}",

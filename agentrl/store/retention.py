@@ -44,6 +44,11 @@ PAGE_EVENTS = 5000
 PAGE_CONTENTS = 5000
 KEPT_EVENTS = ("stopped",)
 """Kinds that stay: a run's total time is added up from them."""
+TABLES = (
+    "groups", "sessions", "interactions", "interaction_data", "rewards", "trajectories", "trajectory_interactions",
+    "contents", "events", "heartbeats",
+)  # fmt: skip
+"""What rows can go from."""
 ENDED = ("rejected", "stale", "evaluated")
 Progress = Callable[[int, int], None]
 """Called with (groups done, groups in all)."""
@@ -53,7 +58,7 @@ Progress = Callable[[int, int], None]
 class Pruned:
     """Rows that went, or would go, by table, and the bytes of their arrays, messages and bodies."""
 
-    rows: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(TABLES, 0)))
     bytes: int = 0
 
     def add(self, other: Pruned) -> None:
