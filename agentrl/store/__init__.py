@@ -11,6 +11,8 @@ rewards         append-only rewards
 trajectories    paths of a session: built at its end, loaded for the loss
 steps           trainer epochs, leases, completion, publishing, resume
 events          the timeline
+retention       removes what no lineage needs
+backup          a copy of the database while it is in use
 codec           arrays, JSON, ids and hashes
 """
 
