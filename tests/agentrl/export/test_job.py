@@ -191,7 +191,7 @@ def test_the_areal_dump_is_text_by_version_and_task(history, tmp_path, tiny_mode
     assert evaluations
     tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
     rows_ = {row["trajectory_id"]: row for row in read(run_job(history, tmp_path / "rows").path)}
-    expected = Counter()
+    expected: Counter[tuple] = Counter()
     for row in rows_.values():
         first = next(i for i, turn in enumerate(row["turn_ids"]) if turn >= 0)
         sampled = [version for version in row["versions"] if version >= 0]
