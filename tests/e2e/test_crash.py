@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from agentrl.store import Database
 from agentrl.tables import step_trajectories, steps
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
-STEPS = 18
+STEPS = 20
 
 
 @pytest.fixture
@@ -36,8 +37,9 @@ def test_nothing_is_lost_when_processes_are_killed(run: Run) -> None:
     rng = random.Random(run.seed)
     parts = [*killer.FREQUENT, SUPERVISOR]
     rng.shuffle(parts)
+    kills = [replace(killer.planned(rng, part), pause_s=rng.random()) for part in parts]
     outcome = Outcome()
-    killer.disturb(run, [killer.planned(rng, part) for part in parts], outcome, say=lambda _: None)
+    killer.disturb(run, kills, outcome, say=lambda _: None)
     assert [kill.part for kill in outcome.kills] == parts
 
     found = losses.check(run)
