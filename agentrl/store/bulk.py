@@ -56,11 +56,14 @@ def insert_new(table: Table) -> Statement:
     return Statement(build, [c.name for c in table.columns])
 
 
-def update(table: Table, key: str, *columns: str, where: str = "") -> Statement:
-    """UPDATE of columns where column `key` equals the parameter called `key`, and SQL `where` holds."""
+def update(table: Table, key: str, *columns: str, where: str = "", **computed: Any) -> Statement:
+    """UPDATE of columns where column `key` equals the parameter called `key`, and SQL `where` holds.
+
+    `computed` sets columns to SQL expressions.
+    """
 
     def build(_: str) -> Update:
-        values: Json = {name: sa.bindparam(name) for name in columns}
+        values: Json = {name: sa.bindparam(name) for name in columns} | computed
         statement = sa.update(table).where(table.c[key] == sa.bindparam("key")).values(values)
         return statement.where(sa.text(where)) if where else statement
 
@@ -77,14 +80,14 @@ def run(conn: Connection, statement: Statement, rows: Sequence[Json]) -> int:
     return conn.exec_driver_sql(sql, list(rows)).rowcount
 
 
-def select(table: Table, *columns: str, lock: bool = False) -> tuple[str, str]:
-    """SQL that reads columns of the rows with given ids, in the order of their ids; for `fetch`."""
-    head = f"SELECT {', '.join(columns)} FROM {table.name} WHERE id "
-    locked = " FOR NO KEY UPDATE" if lock else ""
-    return (
-        head + "IN (SELECT value FROM json_each(?)) ORDER BY id",
-        head + f"= ANY(%(ids)s) ORDER BY id{locked}",
-    )
+def select(table: Table, *columns: str, where: str, lock: bool = False) -> tuple[str, str]:
+    """SQL that reads columns of those rows with given ids for which `where` holds, for `fetch`.
+
+    Locks are taken in the order of the ids.
+    """
+    head = f"SELECT {', '.join(columns)} FROM {table.name} WHERE {where} AND id "
+    locked = " ORDER BY id FOR NO KEY UPDATE" if lock else ""
+    return head + "IN (SELECT value FROM json_each(?))", head + f"= ANY(%(ids)s){locked}"
 
 
 def fetch(conn: Connection, statement: tuple[str, str], ids: Iterable[str]) -> Sequence[Row[Any]]:

@@ -110,7 +110,7 @@ class _Raw:
     def closing(self, call: Call) -> Any:
         """Parameters that close an intent: (session's, interaction's)."""
         now = time.time()
-        session = {"key": call.intent.session_id, "seq": 1, "last_seen_at": now, "due_at": now + 900}
+        session = {"key": call.intent.session_id, "seq": 1, "last_seen_at": now}
         return session, {
             "key": call.intent.id, "status": "complete", "seq": 1,
             "conversation_key": call.outcome.conversation_key.hex(), "output_tokens": len(call.outcome.output_ids),
