@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Row, Table
+from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert, Update
 
@@ -90,7 +90,7 @@ def select(table: Table, *columns: str, where: str, lock: bool = False) -> tuple
     return head + "IN (SELECT value FROM json_each(?))", head + f"= ANY(%(ids)s){locked}"
 
 
-def fetch(conn: Connection, statement: tuple[str, str], ids: Iterable[str]) -> Sequence[Row[Any]]:
+def fetch(conn: Connection, statement: tuple[str, str], ids: Iterable[str]) -> Sequence[Any]:
     """Run what `select` made: the ids travel as one parameter, however many they are."""
     if conn.dialect.name == "sqlite":
         return conn.exec_driver_sql(statement[0], (json_text(list(ids)),)).all()
