@@ -42,8 +42,9 @@ def proxy(
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     port = listener.getsockname()[1]
+    replica = f"{socket.gethostname()[:50]}:{port}"  # the same after a restart, another one on another machine
     settings = Settings(
-        database_url=database_url, run_name=run, engine_urls=engine, admin_key=admin_key, replica=f"{host}:{port}"
+        database_url=database_url, run_name=run, engine_urls=engine, admin_key=admin_key, replica=replica
     )
     app = create_app(settings)
     typer.echo(f"agentrl proxy for run {run} on http://{host}:{port}")
