@@ -74,6 +74,6 @@ class EngineRejected(EngineError):
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest choice, else the list of choices."""
-    options = sorted(choices)
+    options = sorted(str(choice) for choice in choices)  # an enum shows its value
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(options)}"
