@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
@@ -71,9 +72,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(
         staleness=st.integers(0, 2), policy=st.sampled_from(["mask", "drop"]), min_group=st.integers(1, 2),
-        per_step=st.integers(1, 2), reward_timeout=st.sampled_from([0.0, 50.0]),
+        per_step=st.integers(1, 2), reward_timeout=st.sampled_from([0.0, 50.0]), trained=st.integers(0, 3),
     )  # fmt: skip
-    def begin_run(self, staleness, policy, min_group, per_step, reward_timeout):
+    def begin_run(self, staleness, policy, min_group, per_step, reward_timeout, trained):
         limits = replace(
             LIMITS, max_staleness=staleness, min_group_size=min_group, groups_per_step=per_step,
             reward_timeout_s=reward_timeout,
@@ -88,6 +89,10 @@ class StoreMachine(RuleBasedStateMachine):
                 conn, name=name, config=config, task_data=[{"n": i} for i in range(3)], base_model="tiny", key=name,
                 seed=0, steps=TARGET_STEPS,
             )  # fmt: skip
+        for _ in range(trained):
+            for _ in range(per_step):
+                self.play_a_group(size=2, owner=None, backs=[1, 2], values=[0.0, 1.0], child=False)
+            self.train_a_step()
 
     # sessions
 
@@ -106,23 +111,21 @@ class StoreMachine(RuleBasedStateMachine):
         group.id = new.group_id
         self.model.start(group, new.session_ids)
 
-    @rule(size=st.integers(1, 2), owner=st.sampled_from([None, "worker"]), digest=st.sampled_from([None, "a", "b"]))
-    def start_group(self, size, owner, digest):
-        keys = [codec.new_id() for _ in range(size)]
-
-        def start(conn, run_id, limits, *, start_digest):
-            return sessions.start_group(conn, run_id, limits, keys, owner=owner, start_digest=start_digest)
-
-        self._start(start, Group("", False, size, owner=owner, digest=digest))
-
-    @rule(digest=st.sampled_from([None, "c"]))
-    def start_external(self, digest):
-        self._start(sessions.start_external, Group("", False, 1, digest=digest), codec.new_id(), {"n": 1}, {})
-
-    @rule(digest=st.sampled_from([None, "d"]))
-    def start_evaluation(self, digest):
-        args = ([codec.new_id()], {"n": 1}, {}, None)
-        self._start(sessions.start_evaluation, Group("", True, 1, digest=digest), *args, counted=False)
+    @rule(
+        kind=st.sampled_from(["own", "external", "evaluation"]), size=st.integers(1, 2),
+        owner=st.sampled_from([None, "worker"]), digest=st.sampled_from([None, "a", "b"]),
+    )  # fmt: skip
+    def start(self, kind, size, owner, digest):
+        """Three kinds of groups; a digest that came before gets what it started."""
+        keys, digest = [codec.new_id() for _ in range(size)], digest and f"{digest} {kind}"
+        if kind == "own":
+            group = Group("", False, size, owner=owner, digest=digest)
+            self._start(partial(sessions.start_group, owner=owner), group, keys)
+        elif kind == "external":
+            self._start(sessions.start_external, Group("", False, 1, digest=digest), keys[0], {"n": 1}, {})
+        else:
+            args = (keys, {"n": 1}, {}, None)
+            self._start(sessions.start_evaluation, Group("", True, size, digest=digest), *args, counted=False)
 
     @precondition(lambda self: self.model.sessions)
     @rule(pick=picks)
@@ -140,24 +143,34 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.sessions)
     @rule(pick=picks, status=st.sampled_from([s for s in SessionStatus if s not in ("open", "closing")]))
     def end(self, pick, status):
-        session = self._session(pick)
+        self._end(self._session(pick), status)
+
+    def _end(self, session: Session, status: SessionStatus) -> None:
         self.model.end(session, status.value)
         with self.db.write() as conn:
             assert sessions.end(conn, session.id, status, None, self.model.limits) == session.status
 
-    @precondition(lambda self: any(s.status == "open" for s in self.model.sessions))
-    @rule(pick=picks)
-    def complete_a_group(self, pick):
-        """Every open session of a group gets a call and a reward, and is ended: what happens most."""
-        open_sessions = [s for s in self.model.sessions if s.status == "open"]
-        group = open_sessions[-1 - pick % len(open_sessions)].group
-        for session in [s for s in group.sessions if s.status == "open" and s.parent is None]:
-            self._call(session, None, "main", "r", [1, 2])
-            self._commit(session.calls[-1], "complete", [(pick % 3, 2)])
-            self._reward(session, None, None, "reward", float(pick % 2), None)
-            self.model.end(session, "completed")
-            with self.db.write() as conn:
-                sessions.end(conn, session.id, SessionStatus.COMPLETED, None, self.model.limits)
+    @rule(
+        size=st.integers(1, 2), owner=st.sampled_from([None, "worker"]), backs=st.lists(picks, min_size=2, max_size=2),
+        values=st.lists(st.sampled_from([1.0, 0.0, None]), min_size=2, max_size=2), child=st.booleans(),
+    )  # fmt: skip
+    def play_a_group(self, size, owner, backs, values, child):
+        """What happens most: a group starts, each session makes two calls, is rewarded, and ends."""
+        known = len(self.model.groups)
+        self.start(kind="own", size=size, owner=owner, digest=None)
+        for group in self.model.groups[known:]:
+            for session, value in zip(list(group.sessions), values, strict=False):
+                self._call(session, None, "main", "r", [1, 2])
+                self._commit(session.calls[-1], "complete", [(backs[0] % 4, 2)])
+                self._call(session, session.calls[-1], "main", "r", [3])
+                self._commit(session.calls[-1], "complete", [(backs[1] % 4, 1), (backs[0] % 2, 1)])
+                if child:
+                    self.start_child(pick=0)
+                    self._call(group.sessions[-1], None, "main", "r", [4])
+                    self._commit(group.sessions[-1].calls[-1], "complete", [(backs[0] % 3, 2)])
+                if value is not None:
+                    self._reward(session, None, None, "reward", value, None)
+                self._end(session, SessionStatus.COMPLETED)
 
     # calls
 
@@ -220,18 +233,20 @@ class StoreMachine(RuleBasedStateMachine):
         assert seq == call.seq
 
     @precondition(lambda self: any(c.status == "running" for c in self.model.calls))
-    @rule(pick=picks, status=st.sampled_from(["aborted", "failed"]))
+    @rule(pick=picks, status=st.sampled_from(["aborted", "failed", "lost"]))
     def fail_call(self, pick, status):
+        """A call gives up, or its replica is declared lost with all that it served."""
         running = [c for c in self.model.calls if c.status == "running"]
         call = running[pick % len(running)]
+        if status == "lost":
+            self._lose(call.replica)
+            return
         with self.db.write() as conn:
             interactions.fail(conn, call.id, InteractionStatus(status), "boom")
         call.status = status
         call.session.seen = self.model.now
 
-    @precondition(lambda self: any(c.status == "running" for c in self.model.calls))
-    @rule(replica=st.sampled_from(["r", "s"]))
-    def lose_a_replica(self, replica):
+    def _lose(self, replica: str) -> None:
         lost = [c for c in self.model.calls if c.status == "running" and c.replica == replica]
         with self.db.write() as conn:
             assert interactions.declare_lost(conn, self.run_id, replica) == len(lost)
@@ -270,33 +285,27 @@ class StoreMachine(RuleBasedStateMachine):
 
     # time
 
-    @rule(seconds=st.sampled_from([10.0, 40.0, 100.0, 1000.0]))
-    def wait(self, seconds):
+    @rule(seconds=st.sampled_from([0.0, 10.0, 40.0, 100.0, 1000.0]), outage=st.sampled_from([False, False, True]))
+    def sweep(self, seconds, outage):
+        """Time passes, and a replica looks at what is due; after an outage of all of them patience begins anew."""
         self.clock.now += seconds
         self.model.now = self.clock.now
-
-    @rule()
-    def beat(self):
-        with self.db.write() as conn:
-            heartbeats.beat(conn, self.run_id, "worker", "worker")
-        self.model.beats["worker"] = self.model.now
+        if outage:
+            self.model.heard_since = self.model.now
+        self._sweep()
 
     @precondition(lambda self: self.model.sessions)
-    @rule(pick=picks)
-    def touch(self, pick):
+    @rule(pick=picks, worker=st.booleans())
+    def hear(self, pick, worker):
+        """A worker or a session gives a sign of life."""
         session = self._session(pick)
         with self.db.write() as conn:
-            assert sessions.touch(conn, session.id) == session.status
-        session.seen = self.model.now
-
-    @rule()
-    def outage(self):
-        """Nobody was there to hear: patience begins anew."""
-        self.model.heard_since = self.model.now
-
-    @rule()
-    def sweep(self):
-        self._sweep()
+            if worker:
+                heartbeats.beat(conn, self.run_id, "worker", "worker")
+                self.model.beats["worker"] = self.model.now
+            else:
+                assert sessions.touch(conn, session.id) == session.status
+                session.seen = self.model.now
 
     def _sweep(self) -> int:
         with self.db.read() as conn:
@@ -348,6 +357,18 @@ class StoreMachine(RuleBasedStateMachine):
         if crash == "before publishing":
             self.trainer = None
         elif self.trainer is not None and self.trainer.unpublished is not None:
+            self.publish(by_proxy=False)
+
+    @rule()
+    def train_a_step(self):
+        """What a trainer does most."""
+        if self.trainer is None:
+            self.start_trainer(crash=None)
+        assert self.trainer is not None
+        if self.trainer.batch is None:
+            self.lease()
+        if self.trainer.batch is not None:
+            self.train(checkpoint=True, crash=False)
             self.publish(by_proxy=False)
 
     @precondition(lambda self: self.trainer is not None and self.trainer.batch is None)
@@ -554,10 +575,9 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         for replica in ("r", "s"):
-            self.lose_a_replica(replica)
+            self._lose(replica)
         for _ in range(4):
-            self.wait(LIMITS.session_max_s)
-            self._sweep()
+            self.sweep(seconds=LIMITS.session_max_s, outage=False)
         self.agrees()
         assert all(s.built for s in self.model.sessions)
         with self.db.read() as conn:
