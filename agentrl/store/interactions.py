@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, Row, case, select, update
+from sqlalchemy import Connection, Row, bindparam, case, literal_column, select, update
 
 from agentrl.errors import RequestError, StoreError
 from agentrl.schemas import InteractionStatus, Json, SessionStatus, VersionSpan
@@ -23,9 +23,14 @@ INSERT_INTENT = bulk.insert(
     "prompt_tokens", "prompt_digest", "output_tokens", "created_at",
 )  # fmt: skip
 INSERT_DATA = bulk.insert(interaction_data)
-SELECT_STATUS = bulk.select(sessions, "id", "status")
-SELECT_HEAD = bulk.select(sessions, "id", "seq", "status", "built", "due_at", lock=True)
-UPDATE_SESSION = bulk.update(sessions, "id", "seq", "last_seen_at", "due_at")
+COUNT_OPEN = bulk.select(sessions, "count(*)", where="status = 'open'")
+SELECT_OPEN = bulk.select(sessions, "id", where="status = 'open'")
+SELECT_SEQ = bulk.select(sessions, "id", "seq", where="NOT built", lock=True)
+UPDATE_SESSION = bulk.update(
+    sessions, "id", "seq", "last_seen_at",
+    # The last call of an ended session is in: it is due.
+    due_at=case((sessions.c.status == literal_column("'open'"), sessions.c.due_at), else_=bindparam("last_seen_at")),
+)  # fmt: skip
 UPDATE_FINISHED = bulk.update(
     interactions, "id", "status", "seq", "conversation_key", "output_tokens", "cached_tokens", "min_version",
     "max_version", "finish_reason", "engine_url", "first_token_at", "finished_at", where="status = 'running'",
@@ -109,13 +114,15 @@ def finish(conn: Connection, interaction_id: str, session_id: str, outcome: Outc
 def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Exception | None]:
     """`begin` for many calls at once, in three statements; one result per call, in order."""
     intents = [intent for (intent,) in calls]
-    found = bulk.fetch(conn, SELECT_STATUS, {intent.session_id for intent in intents})
-    status = {row.id: row.status for row in found}
+    takes_calls = {intent.session_id for intent in intents}
+    ((n_open,),) = bulk.fetch(conn, COUNT_OPEN, takes_calls)
+    if n_open < len(takes_calls):
+        takes_calls = {row[0] for row in bulk.fetch(conn, SELECT_OPEN, takes_calls)}
     results: list[Exception | None] = []
     rows: list[Json] = []
     bodies: dict[str, bytes] = {}
     for intent in intents:
-        if status.get(intent.session_id) != SessionStatus.OPEN:
+        if intent.session_id not in takes_calls:
             message = f"session {intent.session_id} is sealed: it has ended"
             results.append(RequestError(409, message, code="session_sealed"))
             continue
@@ -137,20 +144,19 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
     Raises StoreError, having to be rolled back, when any of the intent rows is not running.
     """
     now = time.time()
-    heads = {row.id: row for row in bulk.fetch(conn, SELECT_HEAD, {session_id for _, session_id, _ in calls})}
+    found = bulk.fetch(conn, SELECT_SEQ, {session_id for _, session_id, _ in calls})
+    last_seq: dict[str, int] = {row[0]: row[1] for row in found}
     results: list[int | Exception] = []
     touched: dict[str, Json] = {}
     closed: list[Json] = []
     data: list[Json] = []
     for interaction_id, session_id, outcome in calls:
-        head = heads.get(session_id)
-        if head is None or head.built:
+        if session_id not in last_seq:
             message = f"session {session_id} is sealed: it ended while this call ran"
             results.append(RequestError(409, message, code="session_sealed"))
             continue
-        seq = touched[session_id]["seq"] + 1 if session_id in touched else head.seq + 1
-        due_at = head.due_at if head.status == SessionStatus.OPEN else now  # the last call of an ended session is in
-        touched[session_id] = {"key": session_id, "seq": seq, "last_seen_at": now, "due_at": due_at}
+        seq = last_seq[session_id] = last_seq[session_id] + 1
+        touched[session_id] = {"key": session_id, "seq": seq, "last_seen_at": now}
         versions = [span.version for span in outcome.spans]
         closed.append(
             {
