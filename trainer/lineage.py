@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from agentrl.config import RunConfig
 from agentrl.schemas import Batch, Float32, Json, ResumePlan, TrainedTrajectory, TrajectoryTokens
 from agentrl.store import Database, events, runs, steps
+from agentrl.store.codec import new_id
 from agentrl.trainer.advantages import token_advantages
 from agentrl.trainer.checkpoint import StepRecord
 from agentrl.trainer.packing import Sample
@@ -86,7 +87,7 @@ class Lineage:
     def record(self, kind: str, start: float, end: float, **data: object) -> None:
         """Put something that took time on the timeline."""
         facts: Json = {"start": start, "end": end, **data}
-        self.database.transact(events.record, self.run_id, kind, facts, "trainer")
+        self.database.transact(events.record, self.run_id, kind, facts, "trainer", new_id())
 
     def finish(self) -> None:
         """The run has all its steps."""

@@ -33,6 +33,7 @@ from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.evaluate import settings_of
 from agentrl.schemas import Json
 from agentrl.store import Database, events, runs
+from agentrl.store.codec import new_id
 from agentrl.tables import engines
 
 POLL_S = 1.0
@@ -141,7 +142,7 @@ def _supervised(plan: Plan, database: Database, run_id: str, display: Display) -
             outcome, error = "failed", str(problem)
         raise
     finally:
-        database.transact(_close_run, run_id, outcome, error, time.monotonic() - started)
+        database.transact(_close_run, run_id, outcome, error, time.monotonic() - started, new_id())
 
 
 async def _main(plan: Plan, database: Database, run_id: str, display: Display) -> None:
@@ -161,7 +162,7 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
     def keep(part: Part) -> Coroutine[None, None, None]:
         async def record(kind: str, **data: object) -> None:
             facts = {"part": part.name, **data}
-            await asyncio.to_thread(database.transact, events.record, run_id, kind, facts, "train")
+            await asyncio.to_thread(database.transact, events.record, run_id, kind, facts, "train", new_id())
 
         async def started(pid: int) -> None:
             pids[part.name] = pid
@@ -236,9 +237,11 @@ def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int])
             loop.remove_signal_handler(number)
 
 
-def _close_run(conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float) -> None:
+def _close_run(
+    conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float, event_id: str
+) -> None:  # fmt: skip
     runs.set_status(conn, run_id, outcome, error)
-    events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train")
+    events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train", event_id)
 
 
 def _first(error: BaseException) -> BaseException:
