@@ -17,7 +17,7 @@ def record(conn: Connection, run_id: str, kind: str, data: Json, source: str, ev
     """Append one event. Who may have to repeat it names its id beforehand (`codec.new_id`): it is stored once."""
     insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
     event = {"id": event_id or new_id(), "run_id": run_id, "kind": kind, "source": source, "data": data}
-    conn.execute(insert(events).values(event, created_at=time.time()).on_conflict_do_nothing())
+    conn.execute(insert(events).values(**event, created_at=time.time()).on_conflict_do_nothing())
 
 
 def of_run(conn: Connection, run_id: str, kind: str | None = None) -> list[Row[Any]]:
