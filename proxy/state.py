@@ -17,6 +17,17 @@ from agentrl.store import Database
 from agentrl.store.sessions import Limits
 
 T = TypeVar("T")
+V = TypeVar("V")
+REMEMBERED = 65_536
+
+
+class Recent(dict[str, V]):
+    """What was looked up last, at most REMEMBERED entries: sessions also end at other replicas, which tell nobody."""
+
+    def __setitem__(self, key: str, value: V) -> None:
+        super().__setitem__(key, value)
+        if len(self) > REMEMBERED:
+            del self[next(iter(self))]
 
 
 @dataclass(kw_only=True)
@@ -36,8 +47,8 @@ class ProxyState:
     request_timeout_s: float
     max_body_bytes: int
     trees: TreeCache
-    session_keys: dict[str, str] = field(default_factory=dict)  # key hash → session id
-    sessions: dict[str, Row[Any]] = field(default_factory=dict)  # immutable facts of live sessions
+    session_keys: Recent[str] = field(default_factory=Recent)  # key hash → session id
+    sessions: Recent[Row[Any]] = field(default_factory=Recent)  # immutable facts of live sessions
 
     async def write(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `unit(conn, …)` in the next group commit; returns once it is durable."""

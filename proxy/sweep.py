@@ -12,13 +12,14 @@ import time
 
 from sqlalchemy import Connection
 
-from agentrl.errors import RequestError, StoreError, StoreUnavailable
+from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.state import ProxyState
 from agentrl.store import heartbeats, interactions, sessions
 from agentrl.store.sessions import Limits
 
 log = logging.getLogger(__name__)
 EVERY_S = 2.0
+TOGETHER = 32  # sessions that are looked at together share a commit
 
 
 class Ears:
@@ -61,16 +62,22 @@ async def sweep_once(state: ProxyState, ears: Ears) -> None:
         for replica in await state.read(_silent_serving, state.run_id, silent_since):
             if lost := await state.write(_bury, state.run_id, replica, silent_since, ears.last + ears.gap_s):
                 log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
-    for session_id in await state.read(sessions.due, state.run_id):
-        since = ears.listen()
-        try:
-            if await state.write(_look, session_id, state.limits, since, ears.last + ears.gap_s):
-                log.warning("session %s was abandoned", session_id)
-                state.forget(session_id)
-        except StoreUnavailable:
-            raise
-        except (StoreError, RequestError) as error:  # one bad session must not keep the others from their end
-            log.error("session %s: %s", session_id, error)
+    due = await state.read(sessions.due, state.run_id)
+    for first in range(0, len(due), TOGETHER):
+        ears.listen()
+        async with asyncio.TaskGroup() as looking:
+            for session_id in due[first : first + TOGETHER]:
+                looking.create_task(_look_at(state, session_id, ears.since, ears.last + ears.gap_s))
+
+
+async def _look_at(state: ProxyState, session_id: str, heard_since: float, valid_until: float) -> None:
+    """One session; what is wrong with it keeps no other from its end."""
+    try:
+        if await state.write(_look, session_id, state.limits, heard_since, valid_until):
+            log.warning("session %s was abandoned", session_id)
+            state.forget(session_id)
+    except (StoreError, RequestError) as error:
+        log.error("session %s: %s", session_id, error)
 
 
 def _silent_serving(conn: Connection, run_id: str, since: float) -> list[str]:

@@ -209,20 +209,30 @@ async def test_one_bad_session_does_not_keep_the_others_from_their_end(replica, 
     assert ids[0] in caplog.text
 
 
-async def test_a_database_that_is_away_ends_the_sweep(replica, clock):
+async def test_a_database_that_is_away_is_asked_again(replica, clock, caplog):
     ids, ears = start(replica), Ears(TIMEOUT_S / 4)
-    await listen(replica, ears, clock, TIMEOUT_S - 10)
-    looked = []
 
     def away(unit: Any) -> None:
         if unit is sweep._look:
-            looked.append(unit)
             raise StoreUnavailable("away")
 
     replica.before_write = away
-    with pytest.raises(StoreUnavailable):
-        await listen(replica, ears, clock, 20)
-    assert len(looked) == 1 < len(ids)
+    with caplog.at_level(logging.ERROR):
+        await listen(replica, ears, clock, TIMEOUT_S + 10)
+    assert all(f"session {session_id}: away" in caplog.text for session_id in ids)
+    replica.before_write = lambda unit: None
+    await listen(replica, ears, clock, 10)
+    assert statuses(replica, ids) == {"abandoned"}
+
+
+async def test_many_overdue_sessions_are_all_looked_at(replica, clock):
+    ids = [session_id for _ in range(4) for session_id in start(replica)]
+    with replica.database.write() as conn:
+        conn.execute(sessions_table.update().values(created_at=0.0, due_at=0.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "TOGETHER", 3)
+        await sweep_once(replica, Ears(TIMEOUT_S / 4))
+    assert statuses(replica, ids) == {"failed"}
 
 
 @pytest.mark.parametrize("busy", ["a call", "a heartbeat", "a running call"])
