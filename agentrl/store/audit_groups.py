@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, Row, select
+from zstandard import ZstdError
 
 from agentrl import credit
 from agentrl.credit import CallFact, SessionRewards
@@ -234,7 +235,11 @@ def _call(rows: GroupRows, call: Row[Any], lineage: Lineage) -> Iterator[str]:
         yield f"{name}: it is trainable, but greedy or of an evaluation"
     if call.output_ids is None:
         return
-    output, logprobs = codec.unpack_ids(call.output_ids), codec.unpack_logprobs(call.logprobs)
+    try:
+        output, logprobs = codec.unpack_ids(call.output_ids), codec.unpack_logprobs(call.logprobs)
+    except (ZstdError, ValueError):
+        yield f"{name}: its tokens or logprobs cannot be decoded"
+        return
     if not len(output) == call.output_tokens == len(logprobs):
         yield f"{name}: output ids, logprobs and count disagree"
     if not (np.isfinite(logprobs) & (logprobs <= LOGPROB_SLACK)).all():
@@ -263,7 +268,11 @@ def _tokens(rows: GroupRows) -> Iterator[str]:
             continue
         digest, length = ends.get(call.parent_id or "", (hashlib.blake2b(digest_size=16), 0))
         digest = digest.copy()
-        delta, output = codec.unpack_ids(call.prompt_delta_ids), codec.unpack_ids(call.output_ids)
+        try:
+            delta, output = codec.unpack_ids(call.prompt_delta_ids), codec.unpack_ids(call.output_ids)
+        except (ZstdError, ValueError):
+            yield f"interactions {call.id}: its prompt or output cannot be decoded"
+            continue
         digest.update(delta.astype("<i4").tobytes())
         if (digest.hexdigest(), length + len(delta)) != (call.prompt_digest, call.prompt_tokens):
             yield f"interactions {call.id}: the engine got another prompt than its parent's tokens and its own delta"
@@ -410,12 +419,12 @@ def _batch(
     totals: StepTotals,
 ) -> Iterator[str]:  # fmt: skip
     """Staleness by the spans and the surviving chain, whatever the trainer said; adds to the step's totals."""
-    if t.lease_epoch > step.epoch:
+    if t.lease_epoch is not None and t.lease_epoch > step.epoch:
         yield f"{name}: its lease is of epoch {t.lease_epoch}, its step of {step.epoch}"
     young: list[tuple[int, int]] = []  # (age, tokens)
     old = 0
     for call in trained:
-        for version, start, end in call.spans:
+        for version, start, end in call.spans or ():
             age = lineage.age(version, step)
             if age is None or age > step.max_staleness:
                 old += end - start
@@ -455,7 +464,10 @@ def _credit(rows: GroupRows, discount: float) -> dict[str, _Credit]:
             facts[reward.session_id].append((reward.interaction_id, reward.scope, reward.name, reward.value))
     for call in rows.calls.values():
         if call.status == InteractionStatus.COMPLETE:
-            calls[call.session_id].append(CallFact(call.id, call.parent_id, call.role == "main"))
+            parent = rows.calls.get(call.parent_id)
+            earlier = parent is not None and (parent.seq or 0) < (call.seq or 0)  # in broken rows it may be a loop
+            fact = CallFact(call.id, call.parent_id if earlier else None, call.role == "main")
+            calls[call.session_id].append(fact)
     done: dict[str, _Credit] = {}
 
     def solve(session_id: str, depth: int = 0) -> _Credit:

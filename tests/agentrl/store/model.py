@@ -195,7 +195,8 @@ class Model:
             result[call.id] = sum(gamma ** (j - i) * own[later] for j, later in enumerate(main) if j >= i)
         for (call, scope, _), value in newest.items():
             if scope == "branch" and call in calls:
-                distance, node = 0, call
+                distance = 0
+                node: Call | None = call
                 while node is not None:
                     if node.role == "main" or node is call:
                         result[node.id] = result.get(node.id, 0.0) + gamma**distance * value
@@ -216,7 +217,8 @@ class Model:
         for leaf in calls:
             if any(c.parent is leaf for c in calls):
                 continue
-            path, node = [], leaf
+            path: list[Call] = []
+            node: Call | None = leaf
             while node is not None:
                 path.insert(0, node)
                 node = node.parent

@@ -73,8 +73,10 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(
         staleness=st.integers(0, 2), policy=st.sampled_from(["mask", "drop"]), min_group=st.integers(1, 2),
         per_step=st.integers(1, 2), reward_timeout=st.sampled_from([0.0, 50.0]), trained=st.integers(0, 3),
+        kept=st.integers(0, 3),
     )  # fmt: skip
-    def begin_run(self, staleness, policy, min_group, per_step, reward_timeout, trained):
+    def begin_run(self, staleness, policy, min_group, per_step, reward_timeout, trained, kept):
+        """A run that has trained some steps, the first of them with a checkpoint."""
         limits = replace(
             LIMITS, max_staleness=staleness, min_group_size=min_group, groups_per_step=per_step,
             reward_timeout_s=reward_timeout,
@@ -89,10 +91,10 @@ class StoreMachine(RuleBasedStateMachine):
                 conn, name=name, config=config, task_data=[{"n": i} for i in range(3)], base_model="tiny", key=name,
                 seed=0, steps=TARGET_STEPS,
             )  # fmt: skip
-        for _ in range(trained):
+        for step in range(trained):
             for _ in range(per_step):
                 self.play_a_group(size=2, owner=None, backs=[1, 2], values=[0.0, 1.0], child=False)
-            self.train_a_step()
+            self.train_a_step(checkpoint=step < kept)
 
     # sessions
 
@@ -124,8 +126,8 @@ class StoreMachine(RuleBasedStateMachine):
         elif kind == "external":
             self._start(sessions.start_external, Group("", False, 1, digest=digest), keys[0], {"n": 1}, {})
         else:
-            args = (keys, {"n": 1}, {}, None)
-            self._start(sessions.start_evaluation, Group("", True, size, digest=digest), *args, counted=False)
+            group = Group("", True, size, digest=digest)
+            self._start(sessions.start_evaluation, group, keys, {"n": 1}, {}, None, counted=False)
 
     @precondition(lambda self: self.model.sessions)
     @rule(pick=picks)
@@ -210,7 +212,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _commit(self, call: Call, status: str, wanted: list[tuple[int, int]]) -> None:
         """`wanted`: (how many versions back from the newest, tokens) of each span."""
-        spans, output = [], []
+        spans: list[tuple[int, int, int]] = []
+        output: list[int] = []
         for back, n in wanted:
             version = max(0, max(self.model.parents) - back)
             spans.append((version, len(output), len(output) + n))
@@ -359,8 +362,8 @@ class StoreMachine(RuleBasedStateMachine):
         elif self.trainer is not None and self.trainer.unpublished is not None:
             self.publish(by_proxy=False)
 
-    @rule()
-    def train_a_step(self):
+    @rule(checkpoint=st.booleans())
+    def train_a_step(self, checkpoint):
         """What a trainer does most."""
         if self.trainer is None:
             self.start_trainer(crash=None)
@@ -368,7 +371,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.trainer.batch is None:
             self.lease()
         if self.trainer.batch is not None:
-            self.train(checkpoint=True, crash=False)
+            self.train(checkpoint=checkpoint, crash=False)
             self.publish(by_proxy=False)
 
     @precondition(lambda self: self.trainer is not None and self.trainer.batch is None)
@@ -541,7 +544,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert {row[0]: row[1] for row in of_run} == {r.id: r.applied for s in model.sessions for r in s.rewards}
             t = trajectories.c
             of_run = conn.execute(
-                select(t.session_id, t.leaf_id, t.state, t.reason, t["return"], t.trainable_tokens, t.min_version,
+                select(t.session_id, t.leaf_id, t.state, t.reason, t["return"].label("value"), t.trainable_tokens, t.min_version,
                        t.max_version, t.lease_step_id)
                 .where(t.run_id == self.run_id)
             )  # fmt: skip
@@ -552,7 +555,7 @@ class StoreMachine(RuleBasedStateMachine):
                 row = found[leaf]
                 assert (row.state, row.reason, row.lease_step_id) == (path.state, path.reason, path.step)
                 assert (row.trainable_tokens, (row.min_version, row.max_version)) == (path.tokens, path.versions)
-                assert math.isclose(row[4], path.value, abs_tol=1e-9)
+                assert math.isclose(row.value, path.value, abs_tol=1e-9)
             of_run = conn.execute(select(steps_table).where(steps_table.c.run_id == self.run_id))
             assert {(s.id, s.step, s.epoch, s.state, s.version_before, s.version_after) for s in of_run} == {
                 (s.id, s.number, s.epoch, s.state, s.before, s.after) for s in model.steps
