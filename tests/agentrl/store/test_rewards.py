@@ -1,11 +1,13 @@
 """Rewards are facts: append-only, superseding, idempotent."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from play import Clock, begin, call, group, open_group, take
 
 from agentrl.errors import RequestError
-from agentrl.store import returns, rewards, sessions
+from agentrl.store import audit, returns, rewards, sessions
 
 
 @pytest.fixture
@@ -40,3 +42,57 @@ def test_unknown_sessions_are_404(db):
     with pytest.raises(RequestError) as caught, db.write() as conn:
         rewards.add(conn, "nobody", value=1.0, discount=1.0)
     assert caught.value.status == 404
+
+
+@pytest.mark.parametrize(
+    ("scope", "of_call", "wrong"),
+    [
+        ("sesion", False, "did you mean 'session'"),
+        ("session", True, "takes no interaction_id"),
+        ("call", False, "needs an interaction_id"),
+        ("branch", False, "needs an interaction_id"),
+    ],
+)
+def test_a_scope_must_exist_and_fit(db, run_id, session_id, scope, of_call, wrong):
+    with db.write() as conn:
+        call_id = call(conn, run_id, session_id)
+    with pytest.raises(RequestError, match=wrong) as refused, db.write() as conn:
+        rewards.add(conn, session_id, value=1.0, discount=1.0, scope=scope, interaction_id=call_id if of_call else None)
+    assert (refused.value.status, refused.value.param) == (422, "scope")
+
+
+def test_the_call_must_be_of_the_session(db, run_id, session_id, limits):
+    other = open_group(db, run_id, limits)
+    with db.write() as conn:
+        call_id = call(conn, run_id, other.session_ids[0])
+    with pytest.raises(RequestError, match="has no call") as refused, db.write() as conn:
+        rewards.add(conn, session_id, value=1.0, discount=1.0, interaction_id=call_id)
+    assert refused.value.status == 404
+
+
+def test_a_repeated_key_that_races_is_stored_once(db, session_id):
+    def add(_):
+        return db.transact(rewards.add, session_id, value=0.5, discount=1.0, idempotency_key="k")
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = set(pool.map(add, range(8)))
+    assert len(answers) == 1
+    with db.read() as conn:
+        assert len(rewards.history(conn, session_id)) == 1
+
+
+def test_hours_after_the_end_a_reward_still_counts_until_the_lease(db, run_id, limits, monkeypatch):
+    """The group is ready without it; once leased, rewards are kept, and change nothing."""
+    clock = Clock()
+    clock.install(monkeypatch)
+    first = group(db, run_id, limits)
+    group(db, run_id, limits)
+    clock.now += 7 * 3600
+    with db.write() as conn:
+        assert rewards.add(conn, first.session_ids[0], value=5.0, discount=1.0).applied
+    batch = take(db, run_id, begin(db, run_id), 1)
+    assert next(t for t in batch.trajectories if t.session_id == first.session_ids[0]).episode_return == 5.0
+    with db.write() as conn:
+        assert not rewards.add(conn, first.session_ids[0], value=9.0, discount=1.0).applied
+        assert [r["applied"] for r in rewards.history(conn, first.session_ids[0])] == [True, True, False]
+        assert audit.violations(conn, run_id) == []

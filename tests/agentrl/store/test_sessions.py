@@ -14,7 +14,7 @@ from play import begin_call, call, end, open_group
 from sqlalchemy import select
 
 from agentrl.schemas import SessionStatus
-from agentrl.store import Database, interactions, returns, rewards, runs, sessions
+from agentrl.store import Database, audit, interactions, returns, rewards, runs, sessions
 from agentrl.tables import groups, trajectories
 
 LET_IT_WAIT_S = 0.2  # for a thread to reach a lock that the test holds
@@ -125,3 +125,32 @@ def test_sessions_of_a_group_that_end_together_settle_it_once_without_a_deadlock
         assert list(pool.map(end_one, new.session_ids)) == ["completed"] * 6
     assert state(db, new.group_id) == "ready"
     assert counters(db, run_id) == (1, 0, 0)
+
+
+def test_two_replicas_settle_the_sessions_of_groups_through_their_group_commits(db, database_url, run_id, limits):
+    """Each commits many units at once, whose locks cross: deadlocks are repeated, and nothing happens twice."""
+    many = replace(limits, group_size=8, groups_per_step=100)
+    started = [open_group(db, run_id, many, 8) for _ in range(6)]
+    everybody = [session_id for new in started for session_id in new.session_ids]
+    with db.write() as conn:
+        for session_id in everybody:
+            call(conn, run_id, session_id)
+            rewards.add(conn, session_id, value=1.0, discount=1.0)
+    replicas = [Database(database_url), Database(database_url)]
+    together = threading.Barrier(8)
+
+    def end_some(i: int) -> list[str]:
+        """Every session is ended by both replicas, in different orders."""
+        together.wait()
+        mine = everybody[i // 2 :: 4][:: 1 if i % 2 else -1]
+        ends = [replicas[i % 2].submit(sessions.end, sid, SessionStatus.COMPLETED, None, many) for sid in mine]
+        return [one.result() for one in ends]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert {status for of_one in pool.map(end_some, range(8)) for status in of_one} == {"completed"}
+    for replica in replicas:
+        replica.close()
+    assert [state(db, new.group_id) for new in started] == ["ready"] * 6
+    assert counters(db, run_id) == (6, 0, 0)
+    with db.read() as conn:
+        assert audit.violations(conn, run_id) == []
