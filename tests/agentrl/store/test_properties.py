@@ -93,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
             )  # fmt: skip
         for step in range(trained):
             for _ in range(per_step):
-                self.play_a_group(size=2, owner=None, backs=[1, 2], values=[0.0, 1.0], child=False)
+                self.play_a_group(size=2, owner=None, backs=(0, 1), values=(0.0, 1.0), shape="fork")
             self.train_a_step(checkpoint=step < kept)
 
     # sessions
@@ -153,26 +153,34 @@ class StoreMachine(RuleBasedStateMachine):
             assert sessions.end(conn, session.id, status, None, self.model.limits) == session.status
 
     @rule(
-        size=st.integers(1, 2), owner=st.sampled_from([None, "worker"]), backs=st.lists(picks, min_size=2, max_size=2),
-        values=st.lists(st.sampled_from([1.0, 0.0, None]), min_size=2, max_size=2), child=st.booleans(),
+        size=st.integers(1, 2), owner=st.sampled_from([None, "worker"]),
+        backs=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        values=st.tuples(*[st.sampled_from([1.0, 0.0, None])] * 2),
+        shape=st.sampled_from(["plain", "fork", "side", "child", "running"]),
     )  # fmt: skip
-    def play_a_group(self, size, owner, backs, values, child):
-        """What happens most: a group starts, each session makes two calls, is rewarded, and ends."""
+    def play_a_group(self, size, owner, backs, values, shape):
+        """What happens most: a group starts, each session makes some calls, is rewarded, and ends."""
         known = len(self.model.groups)
         self.start(kind="own", size=size, owner=owner, digest=None)
         for group in self.model.groups[known:]:
-            for session, value in zip(list(group.sessions), values, strict=False):
-                self._call(session, None, "main", "r", [1, 2])
-                self._commit(session.calls[-1], "complete", [(backs[0] % 4, 2)])
-                self._call(session, session.calls[-1], "main", "r", [3])
-                self._commit(session.calls[-1], "complete", [(backs[1] % 4, 1), (backs[0] % 2, 1)])
-                if child:
+            for i, session in enumerate(list(group.sessions)):
+                first = self._play_a_call(session, None, backs[i])
+                if shape == "child":
                     self.start_child(pick=0)
-                    self._call(group.sessions[-1], None, "main", "r", [4])
-                    self._commit(group.sessions[-1].calls[-1], "complete", [(backs[0] % 3, 2)])
-                if value is not None:
+                    self._play_a_call(group.sessions[-1], None, backs[1 - i])
+                elif shape == "running":
+                    self._call(session, first, "main", "r", [4])
+                elif shape != "plain":
+                    self._play_a_call(session, first, backs[1 - i], "side" if shape == "side" else "main")
+                    self._play_a_call(session, first, backs[1])
+                if (value := values[i]) is not None:
                     self._reward(session, None, None, "reward", value, None)
                 self._end(session, SessionStatus.COMPLETED)
+
+    def _play_a_call(self, session: Session, above: Call | None, back: int, role: str = "main") -> Call:
+        self._call(session, above, role, "r", [1, 2])
+        self._commit(session.calls[-1], "complete", [(back, 2)])
+        return session.calls[-1]
 
     # calls
 
@@ -261,10 +269,11 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.sessions)
     @rule(
         pick=picks, call=st.one_of(st.none(), picks), branch=st.booleans(), name=st.sampled_from(["reward", "style"]),
-        value=st.sampled_from([0.0, 1.0, -0.5]), key=st.sampled_from([None, "k", "l"]),
+        value=st.sampled_from([0.0, 1.0, -0.5]), key=st.sampled_from([None, "k", "l"]), late=st.booleans(),
     )  # fmt: skip
-    def reward(self, pick, call, branch, name, value, key):
-        session = self._session(pick)
+    def reward(self, pick, call, branch, name, value, key, late):
+        ended = [s for s in self.model.sessions if s.built and s.group.state in ("running", "ready")]
+        session = ended[-1 - pick % len(ended)] if late and ended else self._session(pick)
         of_call = session.calls[-1 - call % len(session.calls)] if session.calls and call is not None else None
         self._reward(session, of_call, "branch" if branch and of_call else None, name, value, key)
 
