@@ -73,10 +73,10 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(
         staleness=st.integers(0, 2), policy=st.sampled_from(["mask", "drop"]), min_group=st.integers(1, 2),
         per_step=st.integers(1, 2), reward_timeout=st.sampled_from([0.0, 50.0]), trained=st.integers(0, 3),
-        kept=st.integers(0, 3),
+        kept=st.integers(0, 3), resumed=st.booleans(),
     )  # fmt: skip
-    def begin_run(self, staleness, policy, min_group, per_step, reward_timeout, trained, kept):
-        """A run that has trained some steps, the first of them with a checkpoint."""
+    def begin_run(self, staleness, policy, min_group, per_step, reward_timeout, trained, kept, resumed):
+        """A run that has trained some steps, the first of them with a checkpoint, and may have been resumed since."""
         limits = replace(
             LIMITS, max_staleness=staleness, min_group_size=min_group, groups_per_step=per_step,
             reward_timeout_s=reward_timeout,
@@ -95,6 +95,8 @@ class StoreMachine(RuleBasedStateMachine):
             for _ in range(per_step):
                 self.play_a_group(size=2, owner=None, backs=(0, 1), values=(0.0, 1.0), shape="fork")
             self.train_a_step(checkpoint=step < kept)
+        if resumed:
+            self.start_trainer(crash=None)
 
     # sessions
 
