@@ -59,35 +59,45 @@ async def play(
     timeout_s: float,
     **extra: Any,
 ) -> Outcome:
-    """Run `agent` on a session that the proxy opened. Cancelled: the session is abandoned."""
+    """Run `agent` on a session that the proxy opened. Cancelled: the session is abandoned.
+
+    A reward that is refused, or that cannot be sent for as long as the client waits, fails the session.
+    """
     session_id = str(session["session_id"])
+    rewards: list[tuple[str | None, float]] = []
+    error: str | None = None
     try:
-        error: str | None = None
-        rewards: list[tuple[str | None, float]] = []
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 rewards = rewards_of(
                     await agent.run(
                         data, base_url=session["base_url"], api_key=session["api_key"], http_client=http, **extra
                     )
                 )
         except Exception as problem:  # noqa: BLE001 - an agent is foreign code: whatever it raises fails its session only
-            error = (
-                f"the agent ran longer than {timeout_s:g} s" if isinstance(problem, TimeoutError) else _text(problem)
-            )
-        for interaction_id, value in rewards:
-            body = {"value": value, "interaction_id": interaction_id, "source": "agent"}
-            body["idempotency_key"] = f"{session_id}:{interaction_id or 'session'}"
-            await client.request("POST", f"/sessions/{session_id}/reward", _without_nulls(body))
-        end = _without_nulls({"status": "failed" if error else "completed", "error": error})
-        await client.request("POST", f"/sessions/{session_id}/end", end)
-    except RequestError as refused:
-        return Outcome(session_id=session_id, reward=None, error=_text(refused))
+            error = f"the agent ran longer than {timeout_s:g} s" if limit.expired() else _text(problem)
+        try:
+            await _send(client, session_id, rewards)
+        except RequestError as refused:
+            error = _text(refused)
+        try:  # whatever went wrong: a session that nobody ends keeps its group's place for as long as the worker lives
+            end = _without_nulls({"status": "failed" if error else "completed", "error": error})
+            await client.request("POST", f"/sessions/{session_id}/end", end)
+        except RequestError as refused:
+            error = error or _text(refused)
     except asyncio.CancelledError:
         await _abandon(client, session_id)
         raise
-    reward = sum(value for _, value in rewards) if rewards else None
+    reward = sum(value for _, value in rewards) if rewards and error is None else None
     return Outcome(session_id=session_id, reward=reward, error=error)
+
+
+async def _send(client: AsyncClient, session_id: str, rewards: list[tuple[str | None, float]]) -> None:
+    """Raises RequestError at the first reward that the proxy does not take."""
+    for interaction_id, value in rewards:
+        body = {"value": value, "interaction_id": interaction_id, "source": "agent"}
+        body["idempotency_key"] = f"{session_id}:{interaction_id or 'session'}"
+        await client.request("POST", f"/sessions/{session_id}/reward", _without_nulls(body))
 
 
 async def _abandon(client: AsyncClient, session_id: str) -> None:

@@ -76,6 +76,17 @@ async def test_a_conversation_of_several_turns_extends_its_own_tokens(proxy: Any
     assert second[: len(first)] == first
 
 
+async def test_a_reward_for_no_call_of_it_fails_the_session(proxy: Any, client: AsyncClient) -> None:
+    class Confused:
+        async def run(self, data: Any, **extra: Any) -> dict[str, float]:
+            return {"wrong id": 1.0}
+
+    outcome = await episode(client, Confused(), {})
+    session = proxy.get(f"/sessions/{outcome.session_id}")
+    assert (session["status"], session["error"]) == ("failed", outcome.error)
+    assert "wrong id" in session["error"]
+
+
 async def test_an_evaluation_is_asked_for_once_and_sampled_as_set(proxy: Any, client: AsyncClient) -> None:
     proxy.engine.respond = lambda ids, params: proxy.says("dcba")
     settings = [

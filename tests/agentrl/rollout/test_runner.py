@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from rich.console import Console
+from starlette.responses import JSONResponse
 
 from agentrl.client import AsyncClient
 from agentrl.rollout.episode import agent_http_client, play
@@ -84,6 +85,35 @@ async def test_a_hanging_agent_times_out(proxy: Any, client: AsyncClient, http: 
     assert [s["error"] for s in proxy.sessions.values() if s["status"] == "failed"] == [
         "the agent ran longer than 0.05 s"
     ]
+
+
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [(JSONResponse({"error": {"message": "no such call", "code": "c"}}, 404), "RequestError: no such call"),
+     (JSONResponse({"error": {"message": "away", "code": "c"}}, 503, {"retry-after": "60"}), "RequestError: away")],
+)  # fmt: skip
+async def test_a_reward_that_is_not_taken_fails_its_session(
+    proxy: Any, client: AsyncClient, http: httpx.AsyncClient, refused: JSONResponse, error: str
+) -> None:
+    proxy.faults["/sessions/{sid}/reward"] = [refused]
+    session = await client.request("POST", "/sessions", {})
+    outcome = await play(client, Scripted({"wrong id": 1.0}), {}, session, http=http, timeout_s=60)
+    assert (outcome.reward, outcome.error) == (None, error)
+    ended = proxy.sessions[session["session_id"]]
+    assert (ended["status"], ended["error"]) == ("failed", error)
+
+
+async def test_an_end_that_is_refused_is_told(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+    proxy.faults["/sessions/{sid}/end"] = [JSONResponse({"error": {"message": "no", "code": "c"}}, 404)]
+    session = await client.request("POST", "/sessions", {})
+    outcome = await play(client, Scripted(1.0), {}, session, http=http, timeout_s=60)
+    assert (outcome.reward, outcome.error) == (None, "RequestError: no")
+
+
+async def test_an_agents_own_time_out_is_not_ours(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+    session = await client.request("POST", "/sessions", {})
+    outcome = await play(client, Scripted(TimeoutError("its tool")), {}, session, http=http, timeout_s=60)
+    assert outcome.error == "TimeoutError: its tool"
 
 
 async def test_cancelling_abandons_the_session(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
