@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from agentrl.store import interactions, sessions
 from agentrl.store.codec import new_id
 from agentrl.store.interactions import Node
 
+log = logging.getLogger(__name__)
 DIALECT = "openai.chat"
 _NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 
@@ -86,7 +88,12 @@ async def begin(
         prompt_ids=prompt.token_ids,
         created_at=time.time(),
     )
-    await state.write(interactions.begin, intent)
+    state.serving.add(call.id)
+    try:
+        await state.write(interactions.begin, intent)
+    except BaseException:  # the row may be there all the same: the sweep finds it
+        state.serving.discard(call.id)
+        raise
     return call
 
 
@@ -94,7 +101,8 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Delta | Answer, N
     """Sample the call: its deltas as they are generated, then, after the commit, the rest and the Answer.
 
     A caller that does not stream gets the Answer alone, and an answer that broke off is sampled anew for it.
-    Raises RequestError; the intent row then says why. Closing the iterator early aborts the call.
+    Raises RequestError; the intent row then says why. Closing the iterator early aborts the call. Where the row cannot
+    be closed now, the sweep closes it, because it is no longer in `state.serving`.
     """
     deadline = time.monotonic() + state.request_timeout_s
     try:
@@ -112,14 +120,22 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Delta | Answer, N
         answer = attempt.answer()
         await _commit(state, call, attempt.sampled, answer)
     except (asyncio.CancelledError, GeneratorExit):
-        state.database.submit(interactions.fail, call.id, InteractionStatus.ABORTED, "the client went away")
+        with suppress(StoreError):
+            state.database.submit(interactions.fail, call.id, InteractionStatus.ABORTED, "the client went away")
         raise
-    except (RequestError, StoreError, ValueError) as error:
-        await state.write(interactions.fail, call.id, InteractionStatus.FAILED, str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the call is over, and the client and the store are told
+        if not isinstance(error, RequestError | StoreError | ValueError):
+            log.exception("call %s failed", call.id)
+        try:
+            await state.write(interactions.fail, call.id, InteractionStatus.FAILED, str(error))
+        except StoreError as problem:
+            log.error("call %s: %s", call.id, problem)
         if isinstance(error, RequestError):
             raise
         message = f"the answer was not recorded, so it is not delivered: {error}"
         raise RequestError(500, message, code="not_recorded") from error
+    finally:
+        state.serving.discard(call.id)
     if call.request.stream:
         for delta in attempt.late:
             yield delta

@@ -47,6 +47,9 @@ class ProxyState:
     request_timeout_s: float
     max_body_bytes: int
     trees: TreeCache
+    serving: set[str] = field(
+        default_factory=set
+    )  # the calls that this process answers for: see `sweep.close_forgotten`
     session_keys: Recent[str] = field(default_factory=Recent)  # key hash → session id
     sessions: Recent[Row[Any]] = field(default_factory=Recent)  # immutable facts of live sessions
 

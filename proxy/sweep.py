@@ -9,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from sqlalchemy import Connection
 
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.state import ProxyState
+from agentrl.schemas import InteractionStatus
 from agentrl.store import heartbeats, interactions, sessions
 from agentrl.store.sessions import Limits
 
 log = logging.getLogger(__name__)
 EVERY_S = 2.0
-TOGETHER = 32  # sessions that are looked at together share a commit
+PAGE = 256  # sessions that are asked for at once
+TOGETHER = 32  # those of them that are looked at together share a commit
+FORGOTTEN_S = 5.0
 
 
 class Ears:
@@ -42,42 +47,71 @@ class Ears:
 
 
 async def sweep(state: ProxyState) -> None:
-    """Sweep for ever. What the database refuses is logged and tried again."""
-    patience_s = state.limits.heartbeat_timeout_s
-    ears = Ears(patience_s / 4)
+    """Beat and sweep for ever, apart, so that much work silences nobody. What the database refuses is tried again."""
+    ears = Ears(state.limits.heartbeat_timeout_s / 4)
+    async with asyncio.TaskGroup() as tasks:
+        for what in (beat, sweep_once):
+            tasks.create_task(_for_ever(what, state, ears))
+
+
+async def _for_ever(
+    what: Callable[[ProxyState, Ears], Coroutine[Any, Any, None]], state: ProxyState, ears: Ears
+) -> None:
     while True:
-        await asyncio.sleep(min(EVERY_S, patience_s / 10))
+        await asyncio.sleep(min(EVERY_S, state.limits.heartbeat_timeout_s / 10))
         try:
-            await sweep_once(state, ears)
+            await what(state, ears)
         except StoreError as error:
-            log.error("%s; sweeping again", error)
+            log.error("%s; trying again", error)
+
+
+async def beat(state: ProxyState, ears: Ears) -> None:
+    """Store our heartbeat: where it comes through, others' do. Raises StoreError."""
+    await state.write(heartbeats.beat, state.run_id, "proxy", state.replica)
+    ears.listen()
 
 
 async def sweep_once(state: ProxyState, ears: Ears) -> None:
-    """Send our heartbeat, then look at silent replicas and at the sessions that are due. Raises StoreError."""
-    await state.write(heartbeats.beat, state.run_id, "proxy", state.replica)
-    ears.listen()
+    """Look at our forgotten calls, at silent replicas, and at every session that is due. Raises StoreError."""
+    await close_forgotten(state)
     silent_since = time.time() - state.limits.heartbeat_timeout_s
     if ears.since <= silent_since:
         for replica in await state.read(_silent_serving, state.run_id, silent_since):
             if lost := await state.write(_bury, state.run_id, replica, silent_since, ears.last + ears.gap_s):
                 log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
-    due = await state.read(sessions.due, state.run_id)
-    for first in range(0, len(due), TOGETHER):
-        ears.listen()
-        async with asyncio.TaskGroup() as looking:
-            for session_id in due[first : first + TOGETHER]:
-                looking.create_task(_look_at(state, session_id, ears.since, ears.last + ears.gap_s))
+    skip, more = 0, True
+    while more:
+        due = await state.read(sessions.due, state.run_id, skip=skip, limit=PAGE)
+        for first in range(0, len(due), TOGETHER):
+            looks = [_look_at(state, session_id, ears) for session_id in due[first : first + TOGETHER]]
+            skip += (await asyncio.gather(*looks)).count(False)  # they stay in front of the others
+        more = len(due) == PAGE
 
 
-async def _look_at(state: ProxyState, session_id: str, heard_since: float, valid_until: float) -> None:
-    """One session; what is wrong with it keeps no other from its end."""
+async def close_forgotten(state: ProxyState) -> None:
+    """Close calls of ours that nobody answers for: how they ended could not be stored, or their start was in doubt.
+
+    A call that runs keeps its session alive, so one that is left running would do so for as long as we live.
+    """
+    running = await state.read(interactions.running_of, state.run_id, state.replica, time.time() - FORGOTTEN_S)
+    for call_id in running:
+        if call_id not in state.serving:
+            log.warning("call %s was forgotten", call_id)
+            why = "how it ended could not be recorded"
+            await state.write(interactions.fail, call_id, InteractionStatus.LOST, why)
+
+
+async def _look_at(state: ProxyState, session_id: str, ears: Ears) -> bool:
+    """Whether one session could be dealt with; what is wrong with it keeps no other from its end."""
     try:
-        if await state.write(_look, session_id, state.limits, heard_since, valid_until):
-            log.warning("session %s was abandoned", session_id)
-            state.forget(session_id)
+        abandoned = await state.write(_look, session_id, state.limits, ears.since, ears.last + ears.gap_s)
     except (StoreError, RequestError) as error:
         log.error("session %s: %s", session_id, error)
+        return False
+    if abandoned:
+        log.warning("session %s was abandoned", session_id)
+        state.forget(session_id)
+    return abandoned is not None
 
 
 def _silent_serving(conn: Connection, run_id: str, since: float) -> list[str]:
@@ -95,6 +129,6 @@ def _bury(conn: Connection, run_id: str, replica: str, silent_since: float, vali
     return interactions.declare_lost(conn, run_id, replica)
 
 
-def _look(conn: Connection, session_id: str, limits: Limits, heard_since: float, valid_until: float) -> bool:
-    """`sessions.look`, but not after `valid_until`."""
-    return time.time() <= valid_until and sessions.look(conn, session_id, limits, heard_since=heard_since)
+def _look(conn: Connection, session_id: str, limits: Limits, heard_since: float, valid_until: float) -> bool | None:
+    """`sessions.look`, but not after `valid_until`: then None."""
+    return None if time.time() > valid_until else sessions.look(conn, session_id, limits, heard_since=heard_since)

@@ -318,6 +318,20 @@ def trace(conn: Connection, session_id: str) -> list[Json]:
                 "output_ids": codec.unpack_ids(row.output_ids).tolist(),
                 "logprobs": codec.unpack_logprobs(row.logprobs).astype(np.float64).tolist(),
                 "version_spans": row.spans,
+
+
+def running_of(conn: Connection, run_id: str, replica: str, before: float) -> list[str]:
+    """The calls of a replica that are under way and began before a time (seconds since the epoch)."""
+    return list(
+        conn.execute(
+            select(interactions.c.id).where(
+                interactions.c.replica == replica,
+                interactions.c.status == InteractionStatus.RUNNING,
+                interactions.c.run_id == run_id,
+                interactions.c.created_at < before,
+            )
+        ).scalars()
+    )
             }
         result.append(item)
     return result

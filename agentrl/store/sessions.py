@@ -390,20 +390,21 @@ def open_of_owner(conn: Connection, run_id: str, owner: str) -> list[str]:
     )
 
 
-def due(conn: Connection, run_id: str, limit: int = 256) -> list[str]:
-    """The sessions that some replica should look at now, the longest overdue first."""
+def due(conn: Connection, run_id: str, *, skip: int = 0, limit: int = 256) -> list[str]:
+    """The sessions that some replica should look at now, the longest overdue first, without the first `skip`."""
     return list(
         conn.execute(
             select(sessions.c.id)
             .where(sessions.c.run_id == run_id, sessions.c.built.is_(False), sessions.c.due_at <= time.time())
-            .order_by(sessions.c.due_at)
+            .order_by(sessions.c.due_at, sessions.c.id)
+            .offset(skip)
             .limit(limit)
         ).scalars()
     )
 
 
 def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: float) -> bool:
-    """Deal with a session that is due; returns whether it was abandoned. Several replicas may do so at once.
+    """Deal with a session that is due; returns whether it was abandoned. Of several replicas, the first does so.
 
     An open session is failed when it is older than `session_max_s`, and abandoned when neither it nor its worker was
     heard of for too long while somebody was there to hear: `heard_since` says since when the caller has been up
@@ -411,7 +412,7 @@ def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: floa
     a sub-agent's session keeps its parent alive, and is itself ended by its parent. Ended sessions are settled.
     """
     row = _locked(conn, session_id)
-    if row.built:
+    if row.built or row.due_at > time.time():  # another replica was faster
         return False
     if row.status != SessionStatus.OPEN:
         settle(conn, session_id, limits)

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from agentrl.config import parse_config
 from agentrl.errors import StoreUnavailable
 from agentrl.proxy import sweep
-from agentrl.proxy.sweep import Ears, sweep_once
+from agentrl.proxy.sweep import Ears, beat, sweep_once
 from agentrl.schemas import SessionStatus
 from agentrl.store import Database, codec, heartbeats, interactions, runs, sessions
 from agentrl.tables import interactions as interactions_table
@@ -39,6 +39,7 @@ class Replica:
 
     def __init__(self, database: Database, run_id: str, limits: sessions.Limits, replica: str = "me") -> None:
         self.database, self.run_id, self.limits, self.replica = database, run_id, limits, replica
+        self.serving: set[str] = set()
         self.forgotten: list[str] = []
         self.before_write: Callable[[Any], None] = lambda unit: None
 
@@ -90,6 +91,8 @@ def running_call(replica: Replica, session_id: str, served_by: str) -> str:
         distribution_modified=False, trainable=True, prompt_ids=[1], created_at=sweep.time.time(),
     )  # fmt: skip
     replica.database.transact(interactions.begin, intent)
+    if served_by == replica.replica:
+        replica.serving.add(call_id)
     return call_id
 
 
@@ -98,11 +101,17 @@ def call_status(replica: Replica, call_id: str) -> str:
         return str(conn.scalar(select(interactions_table.c.status).where(interactions_table.c.id == call_id)))
 
 
+async def beat_and_sweep(replica: Replica, ears: Ears) -> None:
+    """What a replica does at the same time, one after the other."""
+    await beat(replica, ears)
+    await sweep_once(replica, ears)
+
+
 async def listen(replica: Replica, ears: Ears, clock: Clock, seconds: float) -> None:
     """Sweep in steps without a gap."""
     for _ in range(int(seconds / 10)):
         clock.now += 10
-        await sweep_once(replica, ears)
+        await beat_and_sweep(replica, ears)
 
 
 async def test_a_silent_worker_is_dead_after_its_timeout_and_not_before(replica, clock):
@@ -125,7 +134,7 @@ async def test_a_worker_that_beats_is_left_alone(replica, clock):
 async def test_an_outage_is_not_silence(replica, clock):
     ids, ears = start(replica), Ears(TIMEOUT_S / 4)
     clock.now += 10 * TIMEOUT_S  # nobody swept: the proxy hung, or the database was away
-    await sweep_once(replica, ears)
+    await beat_and_sweep(replica, ears)
     await listen(replica, ears, clock, TIMEOUT_S - 10)
     assert statuses(replica, ids) == {"open"}
     await listen(replica, ears, clock, 20)
@@ -145,7 +154,7 @@ async def test_a_decision_that_waited_for_the_database_is_made_anew(replica, clo
 
     replica.database.transact(lambda conn: conn.execute(sessions_table.update().values(due_at=clock.now)))
     replica.before_write = outage
-    await sweep_once(replica, ears)
+    await beat_and_sweep(replica, ears)
     assert statuses(replica, ids) == {"open"}
     replica.database.transact(heartbeats.beat, replica.run_id, "worker", "worker")  # it waited as well
     await listen(replica, ears, clock, TIMEOUT_S - 10)
@@ -166,12 +175,25 @@ async def test_a_running_call_keeps_its_session_until_its_replica_is_silent(repl
     assert statuses(replica, [alone]) == {"abandoned"}
 
 
+async def test_a_call_that_nobody_answers_for_any_more_is_closed(replica, clock):
+    """How it ended could not be stored: while its replica lives, nobody else would find it."""
+    (session_id, *_), ears = start(replica, owner=None), Ears(TIMEOUT_S / 4)
+    forgotten, served, others = (running_call(replica, session_id, by) for by in ("me", "me", "other"))
+    replica.serving.remove(forgotten)
+    clock.now += sweep.FORGOTTEN_S
+    await sweep_once(replica, ears)  # it may be on its way
+    assert call_status(replica, forgotten) == "running"
+    clock.now += 1
+    await sweep_once(replica, ears)
+    assert [call_status(replica, call) for call in (forgotten, served, others)] == ["lost", "running", "running"]
+
+
 async def test_a_replica_that_could_not_be_heard_is_not_buried(replica, clock):
     (session_id, *_), ears = start(replica, owner=None), Ears(TIMEOUT_S / 4)
     replica.database.transact(heartbeats.beat, replica.run_id, "proxy", "other")
     call = running_call(replica, session_id, "other")
     clock.now += 10 * TIMEOUT_S
-    await sweep_once(replica, ears)
+    await beat_and_sweep(replica, ears)
     await listen(replica, ears, clock, TIMEOUT_S - 10)
     assert call_status(replica, call) == "running"
     await listen(replica, ears, clock, 20)
@@ -231,7 +253,7 @@ async def test_many_overdue_sessions_are_all_looked_at(replica, clock):
         conn.execute(sessions_table.update().values(created_at=0.0, due_at=0.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "TOGETHER", 3)
-        await sweep_once(replica, Ears(TIMEOUT_S / 4))
+        await beat_and_sweep(replica, Ears(TIMEOUT_S / 4))
     assert statuses(replica, ids) == {"failed"}
 
 
@@ -253,3 +275,32 @@ async def test_a_sub_agent_at_work_keeps_its_parent(replica, clock, busy):
     assert statuses(replica, [parent, sub, idle]) == {"open"}
     replica.database.transact(sessions.end, parent, SessionStatus.COMPLETED, None, limits)
     assert statuses(replica, [sub, idle]) <= {"completed", "closing"}
+
+
+async def test_one_pass_deals_with_every_session_that_is_due_and_asks_for_bad_ones_once(replica, clock, monkeypatch):
+    ids = [i for _ in range(4) for i in start(replica)]
+    bad = sorted(ids)[:3]
+    with replica.database.write() as conn:
+        conn.execute(sessions_table.update().values(created_at=0.0, due_at=1.0))
+        conn.execute(sessions_table.update().where(sessions_table.c.id.in_(bad)).values(due_at=0.0))
+    monkeypatch.setattr(sweep, "PAGE", 2)
+    look, looked = sessions.look, []
+
+    def some_are_bad(conn: Any, session_id: str, *args: Any, **kwargs: Any) -> bool:
+        looked.append(session_id)
+        return look(conn, "nobody" if session_id in bad else session_id, *args, **kwargs)
+
+    monkeypatch.setattr(sessions, "look", some_are_bad)
+    await beat_and_sweep(replica, Ears(TIMEOUT_S / 4))
+    assert sorted(looked) == sorted(ids)
+    assert statuses(replica, [i for i in ids if i not in bad]) == {"failed"}
+    assert statuses(replica, bad) == {"open"}
+
+
+async def test_a_session_that_another_replica_has_just_looked_at_is_left_to_it(replica, clock):
+    (session_id, *_) = start(replica)
+    with replica.database.write() as conn:
+        assert not sessions.look(conn, session_id, replica.limits, heard_since=0.0)  # not due
+        conn.execute(sessions_table.update().values(created_at=0.0))
+        assert not sessions.look(conn, session_id, replica.limits, heard_since=0.0)
+    assert statuses(replica, [session_id]) == {"open"}
