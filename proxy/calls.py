@@ -123,7 +123,7 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Delta | Answer, N
         with suppress(StoreError):
             state.database.submit(interactions.fail, call.id, InteractionStatus.ABORTED, "the client went away")
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, the call is over, and the client and the store are told
+    except Exception as error:  # whatever it is, the call is over, and the client and the store are told
         if not isinstance(error, RequestError | StoreError | ValueError):
             log.exception("call %s failed", call.id)
         try:

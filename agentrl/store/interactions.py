@@ -318,6 +318,9 @@ def trace(conn: Connection, session_id: str) -> list[Json]:
                 "output_ids": codec.unpack_ids(row.output_ids).tolist(),
                 "logprobs": codec.unpack_logprobs(row.logprobs).astype(np.float64).tolist(),
                 "version_spans": row.spans,
+            }
+        result.append(item)
+    return result
 
 
 def running_of(conn: Connection, run_id: str, replica: str, before: float) -> list[str]:
@@ -332,6 +335,3 @@ def running_of(conn: Connection, run_id: str, replica: str, before: float) -> li
             )
         ).scalars()
     )
-            }
-        result.append(item)
-    return result
