@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from agentrl.errors import ConfigError, did_you_mean
@@ -90,6 +90,14 @@ class RolloutConfig(Section):
     turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """γ in R_i = r_i + γ·R_{i+1} over the calls of a session."""
     sampling: SamplingConfig = SamplingConfig()
+
+    @model_validator(mode="after")
+    def _a_group_can_be_large_enough(self) -> RolloutConfig:
+        if self.min_group_size > self.group_size:
+            raise ValueError(
+                f"min_group_size {self.min_group_size} is more than group_size {self.group_size}: no group could train"
+            )
+        return self
 
 
 class TrainerConfig(Section):

@@ -83,7 +83,7 @@ def _steps(lineage: Lineage, totals: dict[str, StepTotals]) -> Iterator[str]:
                 "tokens_trained": found.tokens_trained,
                 "wasted_tokens": found.wasted_tokens,
                 "staleness_max": found.staleness_max,
-                "return_mean": found.returns / found.sessions if found.sessions else None,
+                "return_mean": found.returns / found.episodes if found.episodes else None,
             }
         for name, value in wanted.items():
             have = getattr(step, name)

@@ -72,7 +72,7 @@ class StepTotals:
     wasted_tokens: int = 0
     staleness_max: int | None = None
     returns: float = 0.0
-    sessions: int = 0
+    episodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +336,7 @@ def _paths(rows: GroupRows) -> Iterator[str]:
     for call in rows.calls.values():
         session = rows.sessions[call.session_id]
         trains = session.built and not session.is_eval and session.status == SessionStatus.COMPLETED
+        trains = trains and not any(parent.status in _FAILED for parent in _above(rows, session))
         if not (trains and call.status == InteractionStatus.COMPLETE):
             continue
         if call.id not in covered:
@@ -344,6 +345,16 @@ def _paths(rows: GroupRows) -> Iterator[str]:
             yield f"interactions {call.id}: {owners[call.id]} trajectories own its output"
         elif leaves[call.id] != (call.id not in inner):
             yield f"interactions {call.id}: it is the leaf of {leaves[call.id]} trajectories"
+
+
+def _above(rows: GroupRows, session: Row[Any]) -> list[Row[Any]]:
+    """The sessions above a sub-agent's, nearest first."""
+    above: list[Row[Any]] = []
+    parent = rows.sessions.get(session.parent_session_id)
+    while parent is not None and len(above) < len(rows.sessions):  # in broken rows it may be a loop
+        above.append(parent)
+        parent = rows.sessions.get(parent.parent_session_id)
+    return above
 
 
 def _trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, StepTotals]) -> Iterator[str]:
@@ -384,9 +395,10 @@ def _trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, StepTotal
                       f"bound {by.max_staleness}"  # fmt: skip
         if step is not None and t.lease_step_id == step.id:
             yield from _batch(name, t, trained, surviving, step, lineage, totals[step.id])
-            if t.session_id not in counted:
-                counted.add(t.session_id)
-                totals[step.id].sessions += 1
+            episode = [rows.sessions[t.session_id], *_above(rows, rows.sessions[t.session_id])][-1].id
+            if episode not in counted:
+                counted.add(episode)
+                totals[step.id].episodes += 1
                 totals[step.id].returns += t[_RETURN] or 0.0
 
 
@@ -456,7 +468,7 @@ def _batch(
 
 
 def _credit(rows: GroupRows, discount: float) -> dict[str, _Credit]:
-    """Credit of every session, from the applied rewards alone; sub-agents inherit from a session that completed."""
+    """Credit of every session, from the applied rewards alone; sub-agents inherit from the session above."""
     facts: dict[str, list[tuple[str | None, str, str, float]]] = {sid: [] for sid in rows.sessions}
     calls: dict[str, list[CallFact]] = {sid: [] for sid in rows.sessions}
     for reward in rows.rewards:
@@ -475,7 +487,7 @@ def _credit(rows: GroupRows, discount: float) -> dict[str, _Credit]:
             own = credit.counting(facts[session_id])
             parent = rows.sessions.get(rows.sessions[session_id].parent_session_id)
             above = None
-            if parent is not None and parent.status not in _FAILED and depth < len(rows.sessions):
+            if parent is not None and depth < len(rows.sessions):  # in broken rows it may be a loop
                 above = solve(parent.id, depth + 1)
             rewarded = own.any or (above is not None and above.rewarded)
             if above is not None and above.rewarded and not own.any:

@@ -80,14 +80,13 @@ def run(conn: Connection, statement: Statement, rows: Sequence[Json]) -> int:
     return conn.exec_driver_sql(sql, list(rows)).rowcount
 
 
-def select(table: Table, *columns: str, where: str, lock: bool = False) -> tuple[str, str]:
+def select(table: Table, *columns: str, where: str, lock: str) -> tuple[str, str]:
     """SQL that reads columns of those rows with given ids for which `where` holds, for `fetch`.
 
-    Locks are taken in the order of the ids.
+    `lock` is PostgreSQL's (`SHARE`, `NO KEY UPDATE`), taken in the order of the ids.
     """
     head = f"SELECT {', '.join(columns)} FROM {table.name} WHERE {where} AND id "
-    locked = " ORDER BY id FOR NO KEY UPDATE" if lock else ""
-    return head + "IN (SELECT value FROM json_each(?))", head + f"= ANY(%(ids)s){locked}"
+    return head + "IN (SELECT value FROM json_each(?))", head + f"= ANY(%(ids)s) ORDER BY id FOR {lock}"
 
 
 def fetch(conn: Connection, statement: tuple[str, str], ids: Iterable[str]) -> Sequence[Any]:

@@ -100,10 +100,14 @@ _last_id = 0
 _id_lock = threading.Lock()
 
 
-def new_id() -> str:
-    """32 hex digits: 48 bits of milliseconds, 16 of a counter within this process, 64 random. Sorts by creation."""
+def new_id(after: str | None = None) -> str:
+    """32 hex digits: 48 bits of milliseconds, 16 of a counter within this process, 64 random. Sorts by creation.
+
+    Processes whose clocks differ make ids in another order than they ran; `after` makes this one sort after an id.
+    """
     global _last_id
     with _id_lock:
         stamp = max(int(time.time() * 1000) << 16, _last_id + 1)
         _last_id = stamp
-    return f"{stamp:016x}{os.urandom(8).hex()}"
+    made = f"{stamp:016x}{os.urandom(8).hex()}"
+    return made if after is None or made > after else f"{int(after, 16) + 1:032x}"

@@ -23,9 +23,9 @@ INSERT_INTENT = bulk.insert(
     "prompt_tokens", "prompt_digest", "output_tokens", "created_at",
 )  # fmt: skip
 INSERT_DATA = bulk.insert(interaction_data)
-COUNT_OPEN = bulk.select(sessions, "count(*)", where="status = 'open'")
-SELECT_OPEN = bulk.select(sessions, "id", where="status = 'open'")
-SELECT_SEQ = bulk.select(sessions, "id", "seq", where="NOT built", lock=True)
+# Whoever ends a session waits until the intents of its calls can be seen.
+SELECT_OPEN = bulk.select(sessions, "id", where="status = 'open'", lock="SHARE")
+SELECT_SEQ = bulk.select(sessions, "id", "seq", where="NOT built", lock="NO KEY UPDATE")
 UPDATE_SESSION = bulk.update(
     sessions, "id", "seq", "last_seen_at",
     # The last call of an ended session is in: it is due.
@@ -114,10 +114,7 @@ def finish(conn: Connection, interaction_id: str, session_id: str, outcome: Outc
 def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Exception | None]:
     """`begin` for many calls at once, in three statements; one result per call, in order."""
     intents = [intent for (intent,) in calls]
-    takes_calls = {intent.session_id for intent in intents}
-    ((n_open,),) = bulk.fetch(conn, COUNT_OPEN, takes_calls)
-    if n_open < len(takes_calls):
-        takes_calls = {row[0] for row in bulk.fetch(conn, SELECT_OPEN, takes_calls)}
+    takes_calls = {row[0] for row in bulk.fetch(conn, SELECT_OPEN, {intent.session_id for intent in intents})}
     results: list[Exception | None] = []
     rows: list[Json] = []
     bodies: dict[str, bytes] = {}

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, Table, delete, event, exists, func, or_, select, text, update
 
 from agentrl.errors import StoreError, UserError
-from agentrl.schemas import StepState
+from agentrl.schemas import InteractionStatus, StepState
 from agentrl.store import faults
 from agentrl.store.database import Database
 from agentrl.tables import (
@@ -42,6 +42,7 @@ from agentrl.tables import (
 PAGE_GROUPS = 32
 PAGE_EVENTS = 5000
 PAGE_CONTENTS = 5000
+HEARTBEATS_KEPT_S = 86400.0
 KEPT_EVENTS = ("stopped",)
 """Kinds that stay: a run's total time is added up from them."""
 TABLES = (
@@ -290,7 +291,14 @@ def _old_events(run_id: str, cut: float) -> list[ColumnElement[bool]]:
 
 
 def _old_heartbeats(run_id: str, cut: float) -> list[ColumnElement[bool]]:
-    return [heartbeats.c.run_id == run_id, heartbeats.c.last_seen_at < cut]
+    """Of those who were silent for a day: a sweep still needs the others to know who is dead."""
+    silent = min(cut, time.time() - HEARTBEATS_KEPT_S)
+    serving = select(interactions.c.replica).where(interactions.c.status == InteractionStatus.RUNNING)
+    return [
+        heartbeats.c.run_id == run_id,
+        heartbeats.c.last_seen_at < silent,
+        heartbeats.c.name.not_in(serving),
+    ]
 
 
 def _remove_events(conn: Connection, run_id: str, cut: float) -> int:

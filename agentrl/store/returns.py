@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, select
 
 from agentrl import credit
 from agentrl.credit import CallFact, SessionRewards
-from agentrl.schemas import InteractionStatus, SessionStatus
+from agentrl.schemas import InteractionStatus
 from agentrl.tables import interactions, rewards, sessions
 
 Rescore = Callable[[str, SessionRewards], SessionRewards]
@@ -26,9 +28,9 @@ class SessionReturns:
     rewarded: bool  # itself, or through the session that it inherits from
 
 
-def applied(conn: Connection, session_ids: Sequence[str]) -> dict[str, SessionRewards]:
-    """The applied rewards that count, for each session."""
-    facts: dict[str, list[tuple[str | None, str, str, float]]] = {sid: [] for sid in session_ids}
+def applied(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapping[str, SessionRewards]:
+    """The applied rewards that count, for each session, given as ids or as a query of them."""
+    facts: dict[str, list[tuple[str | None, str, str, float]]] = defaultdict(list)
     rows = conn.execute(
         select(rewards.c.session_id, rewards.c.interaction_id, rewards.c.scope, rewards.c.name, rewards.c.value)
         .where(rewards.c.session_id.in_(session_ids), rewards.c.applied.is_(True))
@@ -36,7 +38,8 @@ def applied(conn: Connection, session_ids: Sequence[str]) -> dict[str, SessionRe
     )
     for row in rows:
         facts[row.session_id].append((row.interaction_id, row.scope, row.name, row.value))
-    return {sid: credit.counting(of_session) for sid, of_session in facts.items()}
+    counted = {sid: credit.counting(of_session) for sid, of_session in facts.items()}
+    return defaultdict(SessionRewards, counted)
 
 
 def of_sessions(
@@ -46,7 +49,7 @@ def of_sessions(
     above = _lineage(conn, session_ids)
     facts = applied(conn, list(above))
     if rescore is not None:
-        facts = {sid: rescore(sid, of_session) for sid, of_session in facts.items()}
+        facts = {sid: rescore(sid, facts[sid]) for sid in above}
     calls = _calls(conn, list(above))
     done: dict[str, SessionReturns] = {}
 
@@ -81,17 +84,12 @@ def roots(conn: Connection, session_ids: Sequence[str]) -> dict[str, str]:
 
 
 def _lineage(conn: Connection, session_ids: Sequence[str]) -> dict[str, str | None]:
-    """Sessions and all that stand above them → whom each inherits from (null where that one did not complete)."""
+    """Sessions and all that stand above them → whom each inherits from."""
     above: dict[str, str | None] = {}
-    failed: set[str] = set()
     wanted = set(session_ids)
     while wanted:
-        rows = conn.execute(
-            select(sessions.c.id, sessions.c.parent_session_id, sessions.c.status).where(sessions.c.id.in_(wanted))
-        ).all()
+        rows = conn.execute(select(sessions.c.id, sessions.c.parent_session_id).where(sessions.c.id.in_(wanted)))
         above |= {row.id: row.parent_session_id for row in rows}
-        failed |= {row.id for row in rows if row.status in (SessionStatus.FAILED, SessionStatus.ABANDONED)}
-        above = {sid: None if parent in failed else parent for sid, parent in above.items()}
         wanted = {parent for parent in above.values() if parent is not None} - set(above)
     return above
 

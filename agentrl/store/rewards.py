@@ -6,10 +6,10 @@ import math
 import time
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from agentrl.errors import RequestError, did_you_mean
-from agentrl.schemas import Json, RewardScope
+from agentrl.schemas import InteractionStatus, Json, RewardScope, SessionStatus
 from agentrl.store import trajectories
 from agentrl.store.codec import new_id
 from agentrl.tables import groups, interactions, rewards, sessions
@@ -30,8 +30,8 @@ def add(
     """Append a reward. A repeated idempotency key gets the first answer.
 
     `scope` is `session` without a call and `call` with one, unless it says `branch`. `discount` is the run's γ, for
-    the return of trajectories that wait for their lease. Raises RequestError: 404 for an unknown session or call, 422
-    for a value that is not finite or a scope that does not fit.
+    the return of trajectories that wait for their lease. Raises RequestError: 404 for an unknown session or call, 409
+    for a call that was not delivered, 422 for a value that is not finite or a scope that does not fit.
     """
     if not math.isfinite(value):
         raise RequestError(
@@ -50,17 +50,16 @@ def add(
         if earlier is not None:
             return RewardAnswer(earlier.id, earlier.applied)
     if interaction_id is not None:
-        owner = conn.execute(select(interactions.c.session_id).where(interactions.c.id == interaction_id)).scalar()
-        if owner != session_id:
-            raise RequestError(
-                404, f"session {session_id} has no call {interaction_id!r}", code="interaction_not_found",
-                param="interaction_id",
-            )  # fmt: skip
+        _check_call(conn, session_id, interaction_id)
     # The group's lock keeps a lease from reading the rewards between our look at its state and our commit.
     group_state = conn.execute(
         select(groups.c.state).where(groups.c.id == session.group_id).with_for_update(key_share=True)
     ).scalar_one()
-    reward_id, applied = new_id(), session.is_eval or group_state in ("running", "ready")
+    gone = session.status in (SessionStatus.FAILED, SessionStatus.ABANDONED)
+    applied = session.is_eval or (group_state in ("running", "ready") and not gone)
+    # The session's lock orders its rewards, whatever the clocks of the processes say: the last one supersedes.
+    newest = conn.execute(select(func.max(rewards.c.id)).where(rewards.c.session_id == session_id)).scalar()
+    reward_id = new_id(after=newest)
     conn.execute(
         insert(rewards).values(
             id=reward_id, run_id=session.run_id, session_id=session_id, interaction_id=interaction_id, scope=reach,
@@ -71,6 +70,20 @@ def add(
     if applied and session.built and not session.is_eval:
         trajectories.refresh(conn, session_id, discount)
     return RewardAnswer(reward_id, applied)
+
+
+def _check_call(conn: Connection, session_id: str, interaction_id: str) -> None:
+    """Raises RequestError unless it is a delivered call of the session: only those are trained."""
+    call = conn.execute(
+        select(interactions.c.session_id, interactions.c.status).where(interactions.c.id == interaction_id)
+    ).first()
+    if call is None or call.session_id != session_id:
+        message, status, code = f"session {session_id} has no call {interaction_id!r}", 404, "interaction_not_found"
+    elif call.status != InteractionStatus.COMPLETE:
+        message, status, code = f"call {interaction_id} is {call.status}: not delivered", 409, "interaction_incomplete"
+    else:
+        return
+    raise RequestError(status, message, code=code, param="interaction_id")
 
 
 def history(conn: Connection, session_id: str) -> list[Json]:

@@ -28,6 +28,7 @@ from agentrl.tables import runs as runs_table
 from agentrl.tables import trajectories as trajectories_table
 
 RETRY_AFTER_S = 0.5
+GONE = (SessionStatus.FAILED, SessionStatus.ABANDONED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +97,7 @@ def admit(conn: Connection, run_id: str, limits: Limits) -> tuple[int, int]:
         update(runs_table)
         .where(
             runs_table.c.id == run_id,
+            runs_table.c.status == "running",
             runs_table.c.published_step == run.published_step,
             runs_table.c.admitted - runs_table.c.returned < bound,
             runs_table.c.running < limits.max_concurrent_groups,
@@ -279,10 +281,12 @@ def touch(conn: Connection, session_id: str) -> str:
 def end(conn: Connection, session_id: str, status: SessionStatus, error: str | None, limits: Limits) -> str:
     """Seal a session and its sub-agents': new calls get 409, running ones may still commit; returns the status.
 
-    Ending twice is harmless: the first end stands. Raises RequestError 404 for an unknown session.
+    Ending twice is harmless: the first end stands, except that a session which waits for calls or a reward can still be
+    given up. Raises RequestError 404 for an unknown session.
     """
     row = _locked(conn, session_id)
-    if row.status != SessionStatus.OPEN:
+    given_up = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
+    if row.status != SessionStatus.OPEN and not given_up:
         return str(row.status)
     for child_id in _children(conn, session_id):
         end(conn, child_id, status, "its parent session ended", limits)
@@ -318,7 +322,7 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
     if row.parent_session_id is not None:
         # A reward of a session above is either seen now, or waits for this lock and then finds the trajectories.
         _locked_group(conn, row.group_id)
-    if not row.is_eval and status == SessionStatus.COMPLETED:
+    if not row.is_eval and status == SessionStatus.COMPLETED and not _is_below_gone(conn, row):
         rewarded = returns.of_sessions(conn, [session_id], limits.turn_discount)[session_id].rewarded
         if not rewarded and now < row.ended_at + limits.reward_timeout_s:
             _look_again(conn, session_id, row.ended_at + limits.reward_timeout_s)
@@ -447,7 +451,8 @@ def evaluations(conn: Connection, run_id: str) -> list[Json]:
         )
         .order_by(sessions.c.id)
     ).all()
-    facts = returns.applied(conn, [row.id for row in rows])
+    of_run = select(sessions.c.id).where(sessions.c.run_id == run_id, sessions.c.is_eval.is_(True))
+    facts = returns.applied(conn, of_run)
     return [
         {**dict(row.metadata), "session_id": row.id, "status": row.status, "reward": _total(facts[row.id])}
         for row in rows
@@ -469,6 +474,19 @@ def _locked(conn: Connection, session_id: str) -> Row[Any]:
 def _locked_group(conn: Connection, group_id: str) -> Row[Any]:
     """The group, locked: after sessions, before the run."""
     return conn.execute(select(groups).where(groups.c.id == group_id).with_for_update(key_share=True)).one()
+
+
+def _is_below_gone(conn: Connection, session: Row[Any]) -> bool:
+    """Whether a session above failed or was abandoned: then nothing of its sub-agents is trained either."""
+    parent_id = session.parent_session_id
+    while parent_id is not None:
+        parent = conn.execute(
+            select(sessions.c.status, sessions.c.parent_session_id).where(sessions.c.id == parent_id)
+        ).one()
+        if parent.status in GONE:
+            return True
+        parent_id = parent.parent_session_id
+    return False
 
 
 def _look_again(conn: Connection, session_id: str, at: float) -> None:

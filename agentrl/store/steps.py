@@ -16,7 +16,7 @@ from agentrl.schemas import Batch, Json, ResumePlan, StepState, TrainedBatch, Tr
 from agentrl.store import leases, runs, trajectories
 from agentrl.store.codec import new_id
 from agentrl.store.leases import StalePolicy
-from agentrl.store.returns import Rescore
+from agentrl.store.returns import Rescore, roots
 from agentrl.tables import runs as runs_table
 from agentrl.tables import step_trajectories, steps, weight_versions
 from agentrl.tables import trajectories as trajectories_table
@@ -184,7 +184,8 @@ def complete(
     ).all()  # fmt: skip
     if {t.trajectory_id for t in facts.trained} != {r.id for r in batch_rows if r.state == TrajectoryState.LEASED}:
         raise StoreError(f"step {step.step} trained other trajectories than it leased")
-    returns = {row.session_id: row[3] for row in batch_rows}
+    episodes = roots(conn, [row.session_id for row in batch_rows])
+    returns = {episodes[row.session_id]: row[3] for row in batch_rows}
     conn.execute(
         insert(weight_versions).values(
             run_id=run_id, version=version, parent_version=step.version_before, step=step.step, path=path,

@@ -64,13 +64,13 @@ class Session:
         return [self, *(s for child in self.children if child.status == "open" for s in child.open_family)]
 
     @property
-    def heir_of(self) -> Session | None:
-        """The session whose outcome it inherits: its parent, unless that one failed."""
-        return self.parent if self.parent is not None and self.parent.status not in FAILED else None
+    def below_gone(self) -> bool:
+        """A session above it failed: then it is not trained either."""
+        return self.parent is not None and (self.parent.status in FAILED or self.parent.below_gone)
 
     @property
     def root(self) -> Session:
-        return self.heir_of.root if self.heir_of is not None else self
+        return self.parent.root if self.parent is not None else self
 
     @property
     def complete(self) -> list[Call]:
@@ -82,7 +82,7 @@ class Session:
 
     @property
     def rewarded(self) -> bool:
-        return any(r.applied for r in self.rewards) or (self.heir_of is not None and self.heir_of.rewarded)
+        return any(r.applied for r in self.rewards) or (self.parent is not None and self.parent.rewarded)
 
 
 @dataclass(eq=False)
@@ -181,8 +181,8 @@ class Model:
         calls = session.complete
         main = [c for c in calls if c.role == "main"]
         own: dict[Call, float] = dict.fromkeys(main, 0.0)
-        if not newest and session.heir_of is not None and session.heir_of.rewarded:
-            newest = {(None, "session", "inherited"): self.episode_return(session.heir_of)}
+        if not newest and session.parent is not None and session.parent.rewarded:
+            newest = {(None, "session", "inherited"): self.episode_return(session.parent)}
         result: dict[str, float] = {}
         for (call, scope, _), value in newest.items():
             if scope == "session" and main:
@@ -233,7 +233,8 @@ class Model:
         return [(v, b - a) for c in owned if c.trainable and c.id in valued for v, a, b in c.spans]
 
     def has_trajectories(self, session: Session) -> bool:
-        return session.built and session.status == "completed" and not session.group.is_eval
+        trains = session.status == "completed" and not session.below_gone and not session.group.is_eval
+        return session.built and trains
 
     def trajectories(self, session: Session) -> dict[str, Path]:
         if not self.has_trajectories(session):
@@ -275,7 +276,8 @@ class Model:
         call.status, call.seq, call.output, call.spans = status, session.seq, output, spans
 
     def end(self, session: Session, status: str) -> None:
-        if session.status != "open":
+        given_up = status == "abandoned" and not session.built and session.status not in FAILED
+        if session.status != "open" and not given_up:
             return
         for child in session.children:
             self.end(child, status)
@@ -292,7 +294,8 @@ class Model:
             session.status = "completed"
         if session.parent is not None and not session.parent.built:
             return
-        waits = session.status == "completed" and not session.group.is_eval and not session.rewarded
+        trains = session.status == "completed" and not session.below_gone and not session.group.is_eval
+        waits = trains and not session.rewarded
         if waits and self.now < session.ended + self.limits.reward_timeout_s:
             return
         session.built = True

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from model import Call, Group, Model, Reward, Session, Step
+from model import FAILED, Call, Group, Model, Reward, Session, Step
 from play import Clock, begin_call, facts, outcome
 from sqlalchemy import Connection, event, select
 
@@ -283,15 +283,18 @@ class StoreMachine(RuleBasedStateMachine):
         self, session: Session, call: Call | None, scope: str | None, name: str, value: float, key: str | None
     ) -> None:
         earlier = next((r for r in session.rewards if key is not None and r.key == key), None)
+        ask = {"value": value, "interaction_id": call.id if call else None, "scope": scope, "name": name}
+        if earlier is None and call is not None and call not in session.complete:
+            with pytest.raises(RequestError, match="not delivered"), self.db.write() as conn:
+                sessions.reward(conn, session.id, self.model.limits, **ask, idempotency_key=key)
+            return
         with self.db.write() as conn:
-            answer = sessions.reward(
-                conn, session.id, self.model.limits, value=value, interaction_id=call.id if call else None,
-                scope=scope, name=name, idempotency_key=key,
-            )  # fmt: skip
+            answer = sessions.reward(conn, session.id, self.model.limits, **ask, idempotency_key=key)
         if earlier is not None:
             assert (answer.reward_id, answer.applied) == (earlier.id, earlier.applied)
         else:
-            applied = session.group.is_eval or session.group.state in ("running", "ready")
+            in_time = session.group.state in ("running", "ready") and session.status not in FAILED
+            applied = session.group.is_eval or in_time
             assert answer.applied == applied
             reach = scope or ("call" if call else "session")
             session.rewards.append(Reward(call, reach, name, value, applied, key, answer.reward_id))

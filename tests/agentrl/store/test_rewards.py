@@ -1,13 +1,16 @@
 """Rewards are facts: append-only, superseding, idempotent."""
 
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
-from play import Clock, begin, call, group, open_group, take
+from play import Clock, begin, begin_call, call, end, group, open_group, take
 
 from agentrl.errors import RequestError
-from agentrl.store import audit, returns, rewards, sessions
+from agentrl.schemas import InteractionStatus, SessionStatus
+from agentrl.store import audit, codec, interactions, returns, rewards, sessions
 
 
 @pytest.fixture
@@ -96,3 +99,30 @@ def test_hours_after_the_end_a_reward_still_counts_until_the_lease(db, run_id, l
         assert not rewards.add(conn, first.session_ids[0], value=9.0, discount=1.0).applied
         assert [r["applied"] for r in rewards.history(conn, first.session_ids[0])] == [True, True, False]
         assert audit.violations(conn, run_id) == []
+
+
+def test_the_later_reward_wins_whatever_the_clocks_say(db, session_id, monkeypatch):
+    """A correction through a process whose clock is behind is still the newer fact."""
+    db.transact(rewards.add, session_id, value=0.2, discount=1.0)
+    behind = time.time() - 3600
+    monkeypatch.setattr(codec, "_last_id", 0)
+    monkeypatch.setattr(codec, "time", SimpleNamespace(time=lambda: behind))
+    db.transact(rewards.add, session_id, value=0.9, discount=1.0)
+    assert db.query(returns.applied, [session_id])[session_id].session == 0.9
+    assert [r["value"] for r in db.query(rewards.history, session_id)] == [0.2, 0.9]
+
+
+@pytest.mark.parametrize("status", [InteractionStatus.ABORTED, InteractionStatus.FAILED])
+def test_a_call_that_was_not_delivered_cannot_be_rewarded(db, run_id, session_id, status):
+    with db.write() as conn:
+        call_id = begin_call(conn, run_id, session_id)
+        interactions.fail(conn, call_id, status, "boom")
+    with pytest.raises(RequestError, match=f"is {status}") as caught:
+        db.transact(rewards.add, session_id, value=1.0, discount=1.0, interaction_id=call_id)
+    assert (caught.value.status, caught.value.param) == (409, "interaction_id")
+
+
+def test_a_reward_of_a_failed_session_is_kept_but_not_applied(db, session_id, limits):
+    end(db, session_id, limits, SessionStatus.FAILED)
+    assert not db.transact(rewards.add, session_id, value=1.0, discount=1.0).applied
+    assert [r["value"] for r in db.query(rewards.history, session_id)] == [1.0]

@@ -13,8 +13,9 @@ import pytest
 from play import begin_call, call, end, open_group
 from sqlalchemy import select
 
+from agentrl.errors import RequestError
 from agentrl.schemas import SessionStatus
-from agentrl.store import Database, audit, interactions, returns, rewards, runs, sessions
+from agentrl.store import Database, audit, interactions, rewards, runs, sessions
 from agentrl.tables import groups, trajectories
 
 LET_IT_WAIT_S = 0.2  # for a thread to reach a lock that the test holds
@@ -65,23 +66,35 @@ def test_a_repeated_evaluation_gets_the_same_group(db, run_id, limits):
     assert counters(db, run_id) == (0, 0, 0)
 
 
-def test_a_sub_agent_under_a_failed_root_has_no_outcome_to_inherit(db, run_id, limits):
-    """Also when it stands two levels below: the session between them is no root of an episode's reward either."""
-    (root, _) = open_group(db, run_id, limits).session_ids
+def test_nothing_of_a_failed_session_s_sub_agents_is_trained(db, run_id, limits):
+    """Also two levels below, and when they had ended well and were rewarded before."""
+    (root, other) = open_group(db, run_id, limits).session_ids
     child = child_of(db, root, limits)
     grandchild = child_of(db, child, limits)
     with db.write() as conn:
         for session_id in (root, child, grandchild):
             call(conn, run_id, session_id)
-        rewards.add(conn, root, value=1.0, discount=1.0)
+            rewards.add(conn, session_id, value=1.0, discount=1.0)
         sessions.end(conn, grandchild, SessionStatus.COMPLETED, None, limits)
         sessions.end(conn, child, SessionStatus.COMPLETED, None, limits)
         sessions.end(conn, root, SessionStatus.FAILED, "boom", limits)
-        alone = returns.of_sessions(conn, [grandchild], 1.0)[grandchild]
-        among = returns.of_sessions(conn, [root, child, grandchild], 1.0)[grandchild]
-        together = returns.of_sessions(conn, [root, grandchild], 1.0)[grandchild]
-    assert alone == among == together
-    assert (alone.episode_id, alone.rewarded) == (child, False)
+        sessions.end(conn, other, SessionStatus.FAILED, "boom", limits)
+    with db.read() as conn:
+        assert runs.state_counts(conn, run_id) == {"groups": {"rejected": 1}, "trajectories": {}}
+
+
+def test_a_session_that_waits_for_its_reward_can_still_be_given_up(db, run_id, limits):
+    patient = replace(limits, reward_timeout_s=1000.0)
+    first, second = open_group(db, run_id, limits).session_ids
+    with db.write() as conn:
+        call(conn, run_id, first)
+        assert sessions.end(conn, first, SessionStatus.COMPLETED, None, patient) == "completed"
+        assert sessions.end(conn, first, SessionStatus.ABANDONED, None, patient) == "abandoned"
+        assert not rewards.add(conn, first, value=1.0, discount=1.0).applied
+        assert sessions.end(conn, first, SessionStatus.COMPLETED, None, patient) == "abandoned"
+        sessions.end(conn, second, SessionStatus.ABANDONED, None, patient)
+    with db.read() as conn:
+        assert runs.state_counts(conn, run_id) == {"groups": {"rejected": 1}, "trajectories": {}}
 
 
 def test_a_reward_of_the_parent_reaches_a_child_that_is_built_meanwhile(db, run_id, limits):
@@ -154,3 +167,26 @@ def test_two_replicas_settle_the_sessions_of_groups_through_their_group_commits(
     assert counters(db, run_id) == (6, 0, 0)
     with db.read() as conn:
         assert audit.violations(conn, run_id) == []
+
+
+def test_a_call_that_begins_while_its_session_is_looked_at_keeps_it(db, run_id, limits):
+    """Whoever decides that a session is silent waits for the intents that are about to be committed."""
+    session_id = open_group(db, run_id, limits).session_ids[0]
+    impatient = replace(limits, session_timeout_s=0.0)
+
+    def look(conn):
+        return sessions.look(conn, session_id, impatient, heard_since=0.0)
+
+    db.transact(sessions._look_again, session_id, 0.0)  # due
+    _, abandoned = meanwhile(db, lambda conn: begin_call(conn, run_id, session_id), look)
+    assert not abandoned
+    with db.read() as conn:
+        assert sessions.get(conn, session_id).status == SessionStatus.OPEN
+
+
+def test_a_run_that_stops_admits_nobody(db, run_id, limits):
+    db.transact(runs.set_status, run_id, "stopping")
+    with pytest.raises(RequestError) as caught, db.write() as conn:
+        sessions.admit(conn, run_id, limits)
+    assert (caught.value.status, caught.value.code) == (409, "run_stopping")
+    assert counters(db, run_id) == (0, 0, 0)
