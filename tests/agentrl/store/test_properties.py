@@ -624,7 +624,7 @@ def test_the_store_agrees_with_a_simple_model(fast_db: Database, monkeypatch: py
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=20, stateful_step_count=30, deadline=None, print_blob=True,
+            max_examples=40, stateful_step_count=30, deadline=None, print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
