@@ -99,6 +99,9 @@ async def _running(
 ) -> AsyncIterator[ProxyState]:
     config = RunConfig.model_validate(run.config)
 
+    async def wanted(reported: int | None) -> int:
+        return await state.read(publish.wanted, run.id, reported)
+
     async def weights(version: int) -> str:
         row = await state.read(runs.version, run.id, version)
         return str(run.base_model if row is None or row.path is None else row.path)
@@ -113,7 +116,7 @@ async def _running(
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         clients = [EngineClient(url, http) for url in settings.engine_urls]
-        pool = EnginePool(clients, version=run.current_version, weights=weights, changed=changed)
+        pool = EnginePool(clients, wanted=wanted, weights=weights, changed=changed)
         state = ProxyState(
             database=database, run_id=run.id, run_name=run.name, admin_key=settings.admin_key,
             run_key_hash=run.key_hash, replica=settings.replica, renderer=renderer,

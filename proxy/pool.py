@@ -1,7 +1,7 @@
 """The engines behind the proxy: which of them serve, which one a session uses, and how one comes (back) in.
 
-An engine serves only while it answers and reports the run's current version. One that restarted (base weights), or
-that missed a publish, is brought to that version first. Paused is not dead.
+An engine serves only while it answers and reports the run's current version, or the one that a replica is publishing.
+One that restarted (base weights) or missed a publish is brought to the current version first. Paused is not dead.
 """
 
 from __future__ import annotations
@@ -52,21 +52,22 @@ class Engine:
 class EnginePool:
     """Sticky, least-loaded choice among serving engines, and the watch that keeps the list true.
 
-    `weights` names the folder of a version, `changed` records a changed state; both may raise StoreError, which stops
-    neither the watch nor an update.
+    `wanted` tells which version an engine that reports one should serve: the store knows, because any replica may
+    publish. `weights` names the folder of a version, `changed` records a changed state. All may raise StoreError, which
+    stops neither the watch nor an update.
     """
 
     def __init__(
         self,
         clients: list[EngineClient],
         *,
-        version: int,
+        wanted: Callable[[int | None], Awaitable[int]],
         weights: Callable[[int], Awaitable[str]],
         changed: Callable[[Engine], Awaitable[None]],
     ) -> None:
         self.engines = [Engine(client) for client in clients]
-        self.version = version
         self.update_lock = asyncio.Lock()  # one publisher at a time
+        self._wanted = wanted
         self._weights = weights
         self._changed = changed
         self._sticky: dict[str, Engine] = {}
@@ -84,23 +85,28 @@ class EnginePool:
             await asyncio.sleep(WATCH_EVERY_S)
 
     async def probe(self, engine: Engine) -> None:
-        """Ask an engine for its version; bring it to the run's version when it has another one."""
+        """Ask an engine for its version; bring it to the one that it should serve. Raises StoreError."""
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                info = await engine.client.model_info()
+            reported = await self._ask(engine)
+            async with self.update_lock:
+                wanted = await self._wanted(reported)
+                if reported != wanted or engine.tainted:  # perhaps only because it was updated while we waited
+                    reported = await self._ask(engine)
+                    wanted = await self._wanted(reported)
+                if reported != wanted or engine.tainted:
+                    await self.load(engine, wanted)
+                else:
+                    await self.set_state(engine, EngineState.SERVING)
         except (EngineError, TimeoutError) as error:
             await self.set_state(engine, EngineState.DEAD, error=str(error) or "no answer in time")
-            return
+
+    async def _ask(self, engine: Engine) -> int | None:
+        """The version that an engine reports. Raises EngineError, TimeoutError."""
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            info = await engine.client.model_info()
         engine.last_seen_at = time.time()
-        engine.version = _number(info.version)
-        async with self.update_lock:
-            if engine.version == self.version and not engine.tainted:
-                await self.set_state(engine, EngineState.SERVING)
-                return
-            try:
-                await self.load(engine, self.version)
-            except EngineError as error:
-                await self.set_state(engine, EngineState.DEAD, error=str(error))
+        engine.version = int(info.version) if info.version.isdecimal() else None
+        return engine.version
 
     async def load(self, engine: Engine, version: int) -> float:
         """Put `version` on an engine: pause, update, check, continue. Returns the seconds that it stood still.
@@ -171,7 +177,3 @@ class EnginePool:
                 engine.reported = True
             except StoreError as problem:  # the next probe tries again
                 log.error("engine %s is %s, which could not be recorded: %s", engine.url, state, problem)
-
-
-def _number(label: str) -> int | None:
-    return int(label) if label.isdecimal() else None

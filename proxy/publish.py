@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 async def publish(state: ProxyState, version: int, epoch: int | None = None) -> Json:
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
 
-    An engine that fails is ejected; the pool brings it to the run's version when it answers again.
+    An engine that fails is ejected; any replica's pool brings it to the run's version when it answers again.
     Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it. Raises
     FencedError, before any engine is touched, when the trainer's `epoch` is over.
     """
@@ -43,7 +43,6 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None) -> 
         if not stalls:
             raise RequestError(503, f"no engine took version {version}", code="publish_failed", retry_after_s=1.0)
         await state.write(_move, state.run_id, version, epoch, stalls, started)
-        state.pool.version = version
     return {"version": version, "stall_s": stalls}
 
 
@@ -53,6 +52,29 @@ async def resume(state: ProxyState) -> None:
     if version is not None:
         log.info("finishing the publish of version %d", version)
         await publish(state, version)
+
+
+def wanted(conn: Connection, run_id: str, reported: int | None) -> int:
+    """The version that an engine should serve which reports `reported`: the run's.
+
+    Or the reported one itself while it is being published, here or at another replica, which must not be undone: it is
+    newer and pending, or the run's was rolled back and an older one takes its place.
+    """
+    run = conn.execute(
+        select(runs_table.c.current_version, runs_table.c.published_step).where(runs_table.c.id == run_id)
+    ).one()
+    current = int(run.current_version)
+    theirs = None if reported is None or reported == current else runs.version(conn, run_id, reported)
+    if theirs is None:
+        return current
+    if theirs.state == VersionState.PENDING:
+        published = theirs.version > current and theirs.step >= run.published_step
+    else:
+        ours = runs.version(conn, run_id, current)
+        published = (
+            theirs.state == VersionState.PUBLISHED and ours is not None and ours.state == VersionState.ROLLED_BACK
+        )
+    return int(theirs.version) if published else current
 
 
 def _move(

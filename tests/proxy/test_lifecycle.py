@@ -2,8 +2,11 @@
 
 import pytest
 from databases import KINDS
+from sqlalchemy import text
 
 from agentrl.engine.server import free_port
+from agentrl.proxy import pool
+from agentrl.proxy.pool import EnginePool
 from agentrl.schemas import InteractionStatus, TrainedBatch, TrainedTrajectory
 from agentrl.store import codec, interactions, runs, steps
 from agentrl.testing import FakeEngine
@@ -155,6 +158,65 @@ def test_an_engine_that_refuses_the_weights_is_ejected_and_comes_back(proxy, tmp
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "publish_failed")
     assert proxy.post("/admin/publish", {"version": 1}, headers=ADMIN).status_code == 200
     assert proxy.get("/api/engines")[0]["state"] == "serving"
+
+
+def updates(proxy):
+    """The versions that the engine was told to load, in order."""
+    return [body["weight_version"] for path, body in proxy.engine.calls if path == "/update_weights_from_disk"]
+
+
+@pytest.fixture
+def probed(monkeypatch, until):
+    """Wait until the engines were asked so many times for their version."""
+    asked = []
+    ask = EnginePool.probe
+
+    async def counted(pool, engine):
+        await ask(pool, engine)
+        asked.append(engine)
+
+    monkeypatch.setattr(EnginePool, "probe", counted)
+    monkeypatch.setattr(pool, "WATCH_EVERY_S", 0.05)
+
+    def wait(times):
+        seen = len(asked)
+        until(lambda: len(asked) >= seen + times)
+
+    return wait
+
+
+def test_what_one_replica_publishes_no_other_undoes(proxy, second, probed, tmp_path, until):
+    trained_version(proxy, tmp_path)
+    probed(4)
+    assert proxy.post("/admin/publish", {"version": 1}, headers=ADMIN).status_code == 200
+    probed(4)
+    assert (updates(proxy), proxy.engine.version) == (["1"], "1")
+    proxy.engine.stop()
+    proxy.engine.start()  # base weights: both bring it to the run's version, which only one of them published
+    until(lambda: proxy.engine.version == "1")
+    probed(4)
+    assert set(updates(proxy)) == {"1"}
+
+
+def test_a_version_that_is_being_published_is_not_undone(proxy, probed, tmp_path, until):
+    """Another replica has brought it to this engine, and is busy with the next one."""
+    trained_version(proxy, tmp_path)
+    proxy.engine.version = "1"
+    probed(3)
+    assert (updates(proxy), proxy.engine.version) == ([], "1")
+    with proxy.database.write() as conn:
+        conn.execute(text("UPDATE weight_versions SET state = 'rolled_back' WHERE version = 1"))
+    until(lambda: proxy.engine.version == "0")
+
+
+def test_an_older_version_that_takes_a_rolled_back_ones_place_is_not_undone(proxy, probed, tmp_path):
+    trained_version(proxy, tmp_path)
+    proxy.post("/admin/publish", {"version": 1}, headers=ADMIN)
+    with proxy.database.write() as conn:
+        conn.execute(text("UPDATE weight_versions SET state = 'rolled_back' WHERE version = 1"))
+    proxy.engine.version = "0"  # another replica has begun
+    probed(3)
+    assert (updates(proxy), proxy.engine.version) == (["1"], "0")
 
 
 def test_a_restarted_engine_is_brought_to_the_runs_version(proxy, tmp_path, until):
