@@ -154,6 +154,8 @@ def check(database: Database, step: Row[Any]) -> Check:
         batch = database.query(steps.batch, step.id)
     except (ZstdError, ValueError, LookupError) as error:
         return Check(step.step, None, f"DIFFERENT: it cannot be rebuilt ({type(error).__name__}: {error})")
+    if step.batch_digest is None:
+        return Check(step.step, batch, "UNKNOWN: it was trained before batches had digests")
     digest = batch.digest()
     same = digest == step.batch_digest
     return Check(

@@ -50,13 +50,12 @@ def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
     Whoever looks again and again asks for what is new: then the cost does not grow with the run.
     """
     run = runs.get(conn, run_id)
-    by_state = runs.state_counts(conn, run_id)["groups"]
     return Snapshot(
         status=run.status,
         target_steps=run.target_steps,
         published_step=run.published_step,
         version=run.current_version,
-        ready_groups=by_state.get("ready", 0),
+        ready_groups=runs.ready_groups(conn, run_id),
         running_groups=run.running,
         newest_step_state=steps.newest_state(conn, run_id),
         engines={row.url: row.state for row in conn.execute(select(engines).where(engines.c.run_id == run_id))},

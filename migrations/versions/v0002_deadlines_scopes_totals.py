@@ -3,6 +3,8 @@
 Columns are added by plain ALTER TABLE: on SQLite rebuilding a table that others refer to would break its foreign keys.
 """
 
+import json
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -47,6 +49,7 @@ def upgrade() -> None:
         'return_mean = (SELECT avg(t."return") FROM step_trajectories st '
         "JOIN trajectories t ON t.id = st.trajectory_id WHERE st.step_id = steps.id)"
     )
+    _settings_of_old_steps()
     op.create_table(
         "heartbeats",
         sa.Column("run_id", sa.String(32), sa.ForeignKey("runs.id", name="fk_heartbeats_run_id"), nullable=False),
@@ -70,6 +73,21 @@ def upgrade() -> None:
     if op.get_bind().dialect.name == "postgresql":  # zstd has compressed them already
         for column in BLOBS:
             op.execute(f"ALTER TABLE interaction_data ALTER COLUMN {column} SET STORAGE EXTERNAL")
+
+
+def _settings_of_old_steps() -> None:
+    """Until now a step was made with its run's configuration: from there its batch can be rebuilt."""
+    bind = op.get_bind()
+    for run_id, config in bind.execute(sa.text("SELECT id, config FROM runs")).all():
+        settings = json.loads(config) if isinstance(config, str) else config
+        bind.execute(
+            sa.text("UPDATE steps SET max_staleness = :staleness, turn_discount = :discount WHERE run_id = :run"),
+            {
+                "run": run_id,
+                "staleness": (settings.get("trainer") or {}).get("max_staleness", 1),
+                "discount": (settings.get("rollout") or {}).get("turn_discount", 1.0),
+            },
+        )
 
 
 def downgrade() -> None:

@@ -104,7 +104,7 @@ ID = {
 ROWS: dict[str, dict[str, Any]] = {  # of the oldest revision
     "contents": {"hash": "c" * 64, "body": b"[]"},
     "runs": {
-        "id": ID["run"], "name": "r", "config": {"a": [1]}, "base_model": "tiny", "status": "running", "error": None,
+        "id": ID["run"], "name": "r", "config": {"trainer": {"max_staleness": 4}, "a": [1]}, "base_model": "tiny", "status": "running", "error": None,
         "key_hash": "k" * 64, "seed": 2**40, "target_steps": 3, "current_version": 1, "published_step": 1,
         "trainer_epoch": 2, "data_cursor": 1, "admitted": 1, "returned": 0, "running": 0, "created_at": 1.5,
         "finished_at": None,
@@ -207,6 +207,14 @@ def test_rows_of_the_oldest_revision_survive_the_way_up_and_down(empty: Database
         empty.downgrade(revision)
         assert empty.query(kept) == want, revision
         assert empty.integrity() == []
+
+
+def test_steps_of_the_first_revision_get_the_settings_that_their_batches_were_made_with(empty: Database):
+    empty.upgrade("0001")
+    empty.transact(fill)
+    empty.upgrade("0002")
+    (step,) = empty.query(lambda conn: conn.execute(text("SELECT * FROM steps")).all())
+    assert (step.max_staleness, step.turn_discount, step.trajectories, step.tokens_trained) == (4, 1.0, 1, 1)
 
 
 STARTER = """
