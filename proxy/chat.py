@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -30,13 +31,36 @@ async def chat_completions(request: Request) -> Response:
     events = calls.run(state, call)
     if chat.stream:
         return await _stream(call, chat, events)
+    return Response(openai_chat.encode(await _whole(request, events), chat), media_type="application/json")
+
+
+async def _whole(request: Request, events: AsyncGenerator[Delta | Answer, None]) -> Answer:
+    """The answer alone. Raises RequestError 499, the call being aborted, when the client goes away before that."""
+    answering = asyncio.create_task(_last(events))
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return answering.result()
+    finally:
+        for task in (answering, leaving):
+            task.cancel()
+        await asyncio.wait([answering, leaving])
+    raise RequestError(499, "the client went away", code="client_closed_request")
+
+
+async def _last(events: AsyncGenerator[Delta | Answer, None]) -> Answer:
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Answer):
-                return Response(openai_chat.encode(event, chat), media_type="application/json")
-            if await request.is_disconnected():
-                break
-    raise RequestError(499, "the client went away", code="client_closed_request")
+                return event
+    raise AssertionError("a call ends with its answer or an error")
+
+
+async def _left(request: Request) -> None:
+    """Return when the client is gone; the request's body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _stream(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 from typing import Any
 
+import httpx
 import openai
+import orjson
 import pytest
 
 from agentrl.errors import StoreError
@@ -85,7 +88,7 @@ def test_a_call_whose_abort_could_not_be_recorded(proxy, monkeypatch, until):
         until(lambda: proxy.engine.holding)
         outage.setattr(interactions, "fail", refuse)
         stream.close()
-        until(lambda: proxy.engine.disconnected)
+        until(lambda: not proxy.engine.running)
     until(lambda: [call["status"] for call in proxy.calls(session)] == ["lost"])
 
 
@@ -107,3 +110,23 @@ def test_a_call_that_runs_is_left_alone(proxy, monkeypatch, until):
         proxy.engine.release()
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "stop"
     assert [call["status"] for call in proxy.calls(session)] == ["complete"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_aborts_its_call(proxy, until, stream):
+    """What was sampled is neither delivered nor trained, and the engine is told to stop."""
+    session = proxy.session()
+    proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=1))
+    url = httpx.URL(session["base_url"])
+    body = orjson.dumps({"messages": [{"role": "user", "content": "ab"}], "stream": stream})
+    head = (
+        f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: {url.host}\r\nx-api-key: {session['api_key']}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((url.host, url.port)) as client:
+        client.sendall(head.encode() + body)
+        until(lambda: proxy.engine.holding)
+    until(lambda: [call["status"] for call in proxy.calls(session)] == ["aborted"])
+    until(lambda: not proxy.engine.running)
+    proxy.engine.enqueue(proxy.says("again"))
+    assert ask(proxy, session).choices[0].message.content == "again"
