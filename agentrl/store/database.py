@@ -60,6 +60,7 @@ class Database:
         self.engine = _sqlite_engine(parsed) if self.is_sqlite else _postgresql_engine(parsed)
         self._writer: GroupCommitWriter | None = None
         self._writer_lock = threading.Lock()
+        self._closed = False
 
     def write(self) -> AbstractContextManager[Connection]:
         """One transaction that may write, not repeated; on SQLite it takes the write lock at its start.
@@ -101,6 +102,8 @@ class Database:
         if writer is None:
             with self._writer_lock:
                 if self._writer is None:
+                    if self._closed:
+                        raise StoreError(f"{self.where} was closed by this process")
                     self._writer = GroupCommitWriter(self)
                 writer = self._writer
         return writer
@@ -155,9 +158,9 @@ class Database:
             return [str(error)]
 
     def close(self) -> None:
-        """Finish queued work, then close every connection."""
+        """Finish queued work, then close every connection. After this no unit can be queued."""
         with self._writer_lock:
-            writer, self._writer = self._writer, None
+            self._closed, writer = True, self._writer
         if writer is not None:
             writer.close()
         self.engine.dispose()

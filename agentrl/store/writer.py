@@ -70,17 +70,20 @@ class GroupCommitWriter:
     def submit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
         """Queue a unit of work. Raises StoreError once the writer is closed."""
         future: Future[T] = Future()
-        with self._gate:
-            if self._closing_deadline != float("inf"):
-                raise StoreError(f"{self._database.where} was closed by this process")
-            self._queue.put((future, unit, args, kwargs))
+        self._enqueue((future, unit, args, kwargs))
         return future
 
     def asubmit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
-        """Queue a unit from an event loop, which is woken once for all of a batch's units."""
+        """`submit` from an event loop, which is woken once for all of a batch's units."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put((future, unit, args, kwargs))
+        self._enqueue((future, unit, args, kwargs))
         return future
+
+    def _enqueue(self, unit: _Unit) -> None:
+        with self._gate:
+            if self._closing_deadline != float("inf"):
+                raise StoreError(f"{self._database.where} was closed by this process")
+            self._queue.put(unit)
 
     def close(self) -> None:
         """Commit what is queued and stop; a database that is away is waited for no longer than its deadline, once."""

@@ -258,6 +258,18 @@ def test_close_finishes_what_was_submitted(db, run_id):
     assert len(stored(db)) == 600
 
 
+@pytest.mark.parametrize("used", [False, True])
+async def test_a_closed_database_takes_no_more_units(db, run_id, used):
+    if used:
+        await db.asubmit(insert, run_id, "before")
+    db.close()
+    db.close()
+    for submit in (db.submit, db.asubmit):
+        with pytest.raises(StoreError, match="was closed by this process"):
+            submit(insert, run_id, "after")
+    assert len(stored(db)) == used
+
+
 @pytest.mark.parametrize("url", ["nonsense", "mysql://x/y", "sqlite://", "sqlite:///:memory:"])
 def test_bad_urls_are_refused(url):
     with pytest.raises(UserError):
