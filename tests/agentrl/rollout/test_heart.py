@@ -70,6 +70,25 @@ async def test_a_proxy_that_is_away_is_waited_for(
         await until_beats(proxy, len(proxy.history) + 2)
 
 
+async def test_a_beat_that_hangs_is_given_up_for_the_next(
+    proxy: Any, client: AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.heartbeat_timeout_s = 0.3
+    async with beating(client, "me"):
+        with monkeypatch.context() as stuck, caplog.at_level(logging.WARNING):
+            tried = asyncio.Queue[None]()
+
+            async def hang(*_: Any, **__: Any) -> None:
+                tried.put_nowait(None)
+                await asyncio.Event().wait()
+
+            stuck.setattr(client._http, "request", hang)
+            for _ in range(3):
+                await asyncio.wait_for(tried.get(), 20)
+        await until_beats(proxy, len(proxy.history) + 2)
+    assert "a heartbeat failed: TimeoutError()" in caplog.text
+
+
 async def test_the_heart_stops_with_the_work(proxy: Any, client: AsyncClient) -> None:
     with pytest.raises(ZeroDivisionError):
         async with beating(client, "me"):
