@@ -89,11 +89,17 @@ def _refusal(answer: httpx.Response) -> RequestError:
         message, code, param = str(error["message"]), str(error.get("code") or error.get("type")), error.get("param")
     except (ValueError, KeyError, TypeError, AttributeError):
         message, code, param = f"HTTP {answer.status_code}: {answer.text[:200]}", "http_error", None
-    try:
-        retry_after_s = float(answer.headers["retry-after"])
-    except (KeyError, ValueError):
-        retry_after_s = None
-    return RequestError(answer.status_code, message, code=code, param=param, retry_after_s=retry_after_s)
+    return RequestError(answer.status_code, message, code=code, param=param, retry_after_s=_retry_after_s(answer))
+
+
+def _retry_after_s(answer: httpx.Response) -> float | None:
+    """How long the proxy asks to wait, by the finer of the two headers that it sends."""
+    for header, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return float(answer.headers[header]) * unit_s
+        except (KeyError, ValueError):
+            continue
+    return None
 
 
 def _reward_body(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -37,6 +38,7 @@ from agentrl.engine.client import EngineClient
 from agentrl.errors import FencedError, RequestError, StoreError
 from agentrl.proxy import chat, lifecycle, monitoring, publish
 from agentrl.proxy.dialects import openai_chat
+from agentrl.proxy.folders import WeightFolders
 from agentrl.proxy.pool import Engine, EnginePool
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.sweep import sweep
@@ -102,9 +104,13 @@ async def _running(
     async def wanted(reported: int | None) -> int:
         return await state.read(publish.wanted, run.id, reported)
 
+    folders = WeightFolders()
+
     async def weights(version: int) -> str:
         row = await state.read(runs.version, run.id, version)
-        return str(run.base_model if row is None or row.path is None else row.path)
+        if row is None or row.path is None:
+            return str(run.base_model)
+        return await folders.checked(version, row.path, row.checksum)
 
     async def changed(engine: Engine) -> None:
         await state.write(_save_engine, run.id, engine)
@@ -171,7 +177,10 @@ def _save_engine(conn: Connection, run_id: str, engine: Engine) -> None:
 
 
 def _error_response(error: RequestError) -> Response:
-    headers = {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:g}"}
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:  # whole seconds by RFC 9110; OpenAI's SDKs and our client read the finer one
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["retry-after-ms"] = str(math.ceil(1000 * error.retry_after_s))
     return Response(
         openai_chat.encode_error(error), status_code=error.status, headers=headers, media_type="application/json"
     )

@@ -72,7 +72,7 @@ def test_a_block_that_raises_fails_its_session(proxy: Any, client: Client) -> No
 
 
 def test_admission_is_waited_out_and_said(proxy: Any) -> None:
-    proxy.faults["/sessions"] = [refuse(429, "no_capacity", **{"retry-after": "0.01"})]
+    proxy.faults["/sessions"] = [refuse(429, "no_capacity", **{"retry-after": "60", "retry-after-ms": "10"})]
     waits: list[str] = []
     with (
         Client(proxy.url, "k", timeout_s=5, on_wait=lambda _, why: waits.append(why)) as client,
