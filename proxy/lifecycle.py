@@ -6,10 +6,12 @@ sessions and the same keys, and takes no second place.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, select
 
 from agentrl.errors import RequestError
 from agentrl.proxy import keys, publish
@@ -18,6 +20,7 @@ from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json, SessionStatus
 from agentrl.store import heartbeats, interactions, rewards, sessions
 from agentrl.store.codec import hash_key
+from agentrl.tables import groups
 
 router = APIRouter(tags=["sessions"])
 
@@ -31,8 +34,8 @@ class Body(BaseModel):
 class GroupBody(Body):
     """`task`, `size`, `metadata` and `sampling` are for evaluation; training groups get the run's next task.
 
-    `owner` names the worker, whose heartbeats (`/heartbeat`) keep the sessions alive, and who can abandon what an
-    earlier process of it left (`/groups/abandon`).
+    `owner` names the worker, as NAME/INSTANCE: its heartbeats (`/heartbeat`) keep the sessions alive, and a later
+    instance of the name abandons what this one left (`/groups/abandon`).
     """
 
     is_eval: bool = False
@@ -44,7 +47,7 @@ class GroupBody(Body):
 
 
 class OwnerBody(Body):
-    """A worker's name."""
+    """A worker: NAME/INSTANCE, or a name alone for one that is never restarted under it."""
 
     owner: str = Field(min_length=1, max_length=100)
 
@@ -139,14 +142,27 @@ async def worker_heartbeat(body: OwnerBody, request: Request) -> Json:
 
 @router.post("/groups/abandon")
 async def abandon_groups(body: OwnerBody, request: Request) -> Json:
-    """End the open sessions of a worker whose earlier process died."""
+    """End the open sessions that other instances of a worker left when they died."""
     state = _state(request)
     keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
-    orphans = await state.read(sessions.open_of_owner, state.run_id, body.owner)
-    why = f"its worker {body.owner} died"
-    for session_id in orphans:
-        await state.write(sessions.end, session_id, SessionStatus.ABANDONED, why, state.limits)
+    orphans = await state.read(_orphans, state.run_id, body.owner)
+    ends = [
+        state.write(sessions.end, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", state.limits)
+        for session_id, owner in orphans
+    ]
+    await asyncio.gather(*ends)
     return {"abandoned": len(orphans)}
+
+
+def _orphans(conn: Connection, run_id: str, owner: str) -> list[tuple[str, str]]:
+    """(session, its owner) of what is open under the name of `owner`, but not under its instance if it has one."""
+    name, _, instance = owner.rpartition("/")
+    name = name or instance
+    owners = conn.execute(
+        select(groups.c.owner).distinct().where(groups.c.run_id == run_id, groups.c.state == "running")
+    ).scalars()
+    others = [o for o in owners if o is not None and name in (o, o.rpartition("/")[0]) and (o != owner or o == name)]
+    return [(session_id, other) for other in others for session_id in sessions.open_of_owner(conn, run_id, other)]
 
 
 @router.post("/sessions", status_code=201)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 
@@ -23,7 +24,12 @@ START_PATIENCE_S = 900.0
 
 
 async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, owner: str, console: Console) -> None:
-    """Do all that the run still needs; safe to call again after a crash, which left sessions of the same `owner`."""
+    """Do all that the run still needs; safe to call again after a crash, which left sessions of the same `owner`.
+
+    Each call is an instance of its own (`OWNER/INSTANCE`): what a dead one has sent can still arrive after its
+    successor has cleared up, and then falls silent with it.
+    """
+    owner = f"{owner}/{secrets.token_hex(4)}"
     agent, settings = load_agent(config.agent, config.agent_args), settings_of(config)
     progress = Progress()
     async with (

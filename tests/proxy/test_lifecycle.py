@@ -108,9 +108,30 @@ def test_a_session_without_reward_is_rejected_and_gives_its_place_back(proxy):
     assert run["trajectories"] == {"rejected": 2}
 
 
-def test_a_restarted_worker_abandons_what_its_dead_process_left(proxy):
-    proxy.post("/groups", {"owner": "rollout-0"})
-    assert proxy.post("/groups/abandon", {"owner": "rollout-0"}).json() == {"abandoned": 2}
+@pytest.mark.parametrize(
+    ("asks", "ended"),
+    [
+        ("rollout-0/new", {"rollout-0/old", "rollout-0"}),
+        ("rollout-0", {"rollout-0/old", "rollout-0/new", "rollout-0"}),
+        ("rollout_0/new", set()),
+        ("nobody", set()),
+    ],
+)
+def test_a_restarted_worker_abandons_what_its_dead_processes_left(proxy, asks, ended):
+    def statuses():
+        return {owner: {proxy.get(f"/sessions/{i}")["status"] for i in ids} for owner, ids in started.items()}
+
+    started = {}
+    for owner in ("rollout-0/old", "rollout-0/new", "rollout-0", "rollout-00/old", None):
+        group = proxy.post("/groups", {"owner": owner, "is_eval": True, "task": {}, "size": 2}).json()
+        started[owner] = [session["session_id"] for session in group["sessions"]]
+    assert proxy.post("/groups/abandon", {"owner": asks}).json() == {"abandoned": 2 * len(ended)}
+    assert statuses() == {owner: {"abandoned" if owner in ended else "open"} for owner in started}
+
+
+def test_what_a_dead_worker_left_gives_its_place_back(proxy):
+    proxy.post("/groups", {"owner": "rollout-0/old"})
+    assert proxy.post("/groups/abandon", {"owner": "rollout-0/new"}).json() == {"abandoned": 2}
     run = proxy.get("/api/run")
     assert (run["returned"], run["running"]) == (1, 0)
 

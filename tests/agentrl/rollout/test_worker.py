@@ -54,13 +54,22 @@ async def test_a_fresh_run_is_evaluated_played_and_evaluated(config: RunConfig, 
     settings = {(when, name): 2 for when in ("before", "after") for name in ("sampled", "greedy", "unseen")}
     assert played(proxy) == settings | {(None, None): proxy.size * 2}
     assert {s["status"] for s in proxy.sessions.values()} == {"completed"}
-    assert proxy.abandoned == ["me"]
+    (abandoner,) = proxy.abandoned
+    assert abandoner.startswith("me/")
 
 
 async def test_a_worker_beats_before_it_starts_anything(config: RunConfig, proxy: Any) -> None:
     await run(config, proxy)
-    assert proxy.history[0] == ("/heartbeat", {"owner": "me"}, "k")
-    assert {body["owner"] for path, body, _ in proxy.history if path == "/groups"} == {"me"}
+    path, body, _ = proxy.history[0]
+    assert path == "/heartbeat"
+    assert {body["owner"]} == {body["owner"] for path, body, _ in proxy.history if path == "/groups"}
+
+
+async def test_every_process_of_a_worker_is_an_instance_of_its_own(config: RunConfig, proxy: Any) -> None:
+    for _ in range(2):
+        await run(config, proxy)
+    assert len(set(proxy.abandoned)) == 2
+    assert {owner.rpartition("/")[0] for owner in proxy.abandoned} == {"me"}
 
 
 async def test_a_finished_run_only_lacks_its_last_evaluation(config: RunConfig, proxy: Any) -> None:
