@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from agentrl.engine.client import EngineClient
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
+from agentrl.proxy.recent import Recent
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
@@ -70,7 +71,7 @@ class EnginePool:
         self._wanted = wanted
         self._weights = weights
         self._changed = changed
-        self._sticky: dict[str, Engine] = {}
+        self._sticky: Recent[Engine] = Recent()
         self._news = asyncio.Condition()
 
     async def watch(self) -> None:

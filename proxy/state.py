@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Row
 
 from agentrl.proxy.pool import EnginePool
+from agentrl.proxy.recent import Recent
 from agentrl.proxy.tree import TreeCache
 from agentrl.rendering import Renderer
 from agentrl.schemas import Json
@@ -17,17 +18,6 @@ from agentrl.store import Database
 from agentrl.store.sessions import Limits
 
 T = TypeVar("T")
-V = TypeVar("V")
-REMEMBERED = 65_536
-
-
-class Recent(dict[str, V]):
-    """What was looked up last, at most REMEMBERED entries: sessions also end at other replicas, which tell nobody."""
-
-    def __setitem__(self, key: str, value: V) -> None:
-        super().__setitem__(key, value)
-        if len(self) > REMEMBERED:
-            del self[next(iter(self))]
 
 
 @dataclass(kw_only=True)
@@ -62,7 +52,7 @@ class ProxyState:
         return await asyncio.to_thread(self.database.query, query, *args, **kwargs)
 
     def forget(self, session_id: str) -> None:
-        """Drop what is cached about a session that ended."""
+        """Drop what is cached about a session that ended here. What ends elsewhere makes room by and by: `Recent`."""
         row = self.sessions.pop(session_id, None)
         if row is not None:
             self.session_keys.pop(row.key_hash, None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.proxy import state
+from agentrl.proxy import recent
 
 
 def test_the_oldest_entry_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "REMEMBERED", 2)
-    recent: state.Recent[int] = state.Recent()
+    monkeypatch.setattr(recent, "REMEMBERED", 2)
+    memory: recent.Recent[int] = recent.Recent()
     for number, key in enumerate("aba" + "c"):
-        recent[key] = number
-    assert recent == {"b": 1, "c": 3}
+        memory[key] = number
+    assert memory == {"b": 1, "c": 3}

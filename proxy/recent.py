@@ -1,0 +1,17 @@
+"""A bounded memory of what was looked up."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+V = TypeVar("V")
+REMEMBERED = 65_536
+
+
+class Recent(dict[str, V]):
+    """At most REMEMBERED entries, the oldest making room: sessions also end at other replicas, which tell nobody."""
+
+    def __setitem__(self, key: str, value: V) -> None:
+        super().__setitem__(key, value)
+        if len(self) > REMEMBERED:
+            del self[next(iter(self))]
