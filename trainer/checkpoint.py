@@ -6,12 +6,18 @@
     rng.pt                  random states of every rank
 
 A checkpoint is written before its step is completed in the store, and holds all that completing it needs. The step id
-in the name keeps an overtaken trainer from replacing what its successor wrote for the same step.
+in the name keeps an overtaken trainer from replacing what its successor wrote for the same step. Older ones are deleted
+only after the step is in the store, and then only those of earlier steps.
+
+At a start, whatever is newer than the checkpoint that is resumed from was damaged, rolled back or made with another
+database. It is renamed to `stray-step-…`: it must not outlive new checkpoints as the newest, and may be wanted back.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,9 +30,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentrl.errors import StoreError
+from agentrl.files import atomic_folder
 from agentrl.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.trainer.distributed import World
-from agentrl.trainer.files import atomic_folder, remove_all_but_newest
 from agentrl.trainer.model import Policy
 
 FORMAT = 2
@@ -62,10 +68,16 @@ def full(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
 
 
-def save(
-    root: Path, record: StepRecord, policy: Policy, optimizer: torch.optim.Optimizer, world: World, *, keep: int
-) -> Checkpoint:
-    """Write a checkpoint and delete all but the newest `keep`. Collective; rank 0 writes."""
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A folder that cannot be resumed from."""
+
+    folder: Path
+    why: str
+
+
+def save(root: Path, record: StepRecord, policy: Policy, optimizer: torch.optim.Optimizer, world: World) -> Checkpoint:
+    """Write a checkpoint. Collective; rank 0 writes."""
     weights = {name: full(p) for name, p in policy.trainable()}
     moments = {
         f"{name}/{moment}": full(optimizer.state[p][moment])
@@ -77,29 +89,43 @@ def save(
     dist.all_gather_object(states, torch.get_rng_state())
     folder = root / f"step-{record.step:06d}-{record.batch.step_id}"
     if world.leads:
-        with atomic_folder(folder) as staging:
-            save_file(weights, staging / "weights.safetensors")
-            save_file(moments, staging / "optimizer.safetensors")
-            torch.save(states, staging / "rng.pt")
-            sizes = {name: (staging / name).stat().st_size for name in FILES}
+        with atomic_folder(folder) as draft:
+            save_file(weights, draft / "weights.safetensors")
+            save_file(moments, draft / "optimizer.safetensors")
+            torch.save(states, draft / "rng.pt")
+            sizes = {name: (draft / name).stat().st_size for name in FILES}
             meta = {"format": FORMAT, "files": sizes, **asdict(record)}
-            (staging / "meta.json").write_text(json.dumps(meta))
-        remove_all_but_newest(_folders(root), keep)
+            (draft / "meta.json").write_text(json.dumps(meta))
     dist.barrier()
     return Checkpoint(folder, record)
 
 
-def newest(root: Path, survives: Callable[[str], bool] = lambda _: True) -> tuple[Checkpoint | None, list[str]]:
-    """The newest complete checkpoint of a step that `survives(step_id)`, and a line about each newer one ignored."""
-    ignored: list[str] = []
+def remove_older(newest: Path, keep: int) -> None:
+    """Delete the checkpoints before `newest`, but for the last `keep - 1` of them."""
+    older = [folder for folder in _folders(newest.parent) if _order(folder) < _order(newest)]
+    for folder in older[: max(0, len(older) - (keep - 1))]:
+        shutil.rmtree(folder)
+
+
+def set_aside(ignored: Ignored) -> Path:
+    """Rename a folder so that it no longer counts as a checkpoint; its new path."""
+    name, number = f"stray-{ignored.folder.name}", 1
+    while (free := ignored.folder.with_name(name if number == 1 else f"{name}.{number}")).exists():
+        number += 1
+    return ignored.folder.rename(free)
+
+
+def newest(root: Path, survives: Callable[[str], bool] = lambda _: True) -> tuple[Checkpoint | None, list[Ignored]]:
+    """The newest complete checkpoint of a step that `survives(step_id)`, and each newer one with what is wrong."""
+    ignored: list[Ignored] = []
     for folder in reversed(_folders(root)):
         try:
             found = read(folder)
             if survives(found.record.batch.step_id):
                 return found, ignored
-            ignored.append(f"ignoring checkpoint {folder}: its step was rolled back")
+            ignored.append(Ignored(folder, "its step was rolled back, or is not in this database"))
         except StoreError as error:
-            ignored.append(f"ignoring checkpoint {folder}: {error}")
+            ignored.append(Ignored(folder, str(error)))
     return None, ignored
 
 
@@ -178,4 +204,10 @@ def _like(tensor: Tensor, parameter: Tensor, what: Path) -> Tensor:
 
 def _folders(root: Path) -> list[Path]:
     """Oldest first."""
-    return sorted(root.glob("step-*"))
+    return sorted(root.glob("step-*"), key=_order)
+
+
+def _order(folder: Path) -> tuple[int, str]:
+    """By step; leases of one step by their ids, which are time-ordered."""
+    match = re.match(r"step-(\d+)", folder.name)
+    return (int(match[1]) if match else 0, folder.name)

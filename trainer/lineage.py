@@ -6,24 +6,44 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row, select
 
 from agentrl.config import RunConfig
-from agentrl.schemas import Batch, Float32, Json, ResumePlan, TrainedTrajectory, TrajectoryTokens
+from agentrl.errors import UserError
+from agentrl.schemas import (
+    Batch,
+    Float32,
+    Json,
+    ResumePlan,
+    StepState,
+    TrainedTrajectory,
+    TrajectoryTokens,
+    VersionState,
+)
 from agentrl.store import Database, events, runs, steps
 from agentrl.store.codec import new_id
+from agentrl.tables import weight_versions
 from agentrl.trainer.advantages import token_advantages
-from agentrl.trainer.checkpoint import StepRecord
+from agentrl.trainer.checkpoint import Ignored, StepRecord
 from agentrl.trainer.packing import Sample
+from agentrl.trainer.weights import version_of
 
 POLL_S = 0.2
+KEEP_VERSIONS = 3
+CHECKPOINTED = "checkpointed"
+"""The metric that says whether a step has left a checkpoint."""
 
 
 @dataclass(slots=True)
 class Lineage:
-    """Everything here raises FencedError once a newer trainer has started."""
+    """What writes to the run's steps, and `check`, raises FencedError once a newer trainer has started.
+
+    That is `reconcile`, `wait_for_batch` (its lease), `complete` and `finish`. Reading goes on, and so does `record`:
+    what took time did so whoever is in charge.
+    """
 
     database: Database
     run_id: str
@@ -36,6 +56,12 @@ class Lineage:
         run = database.query(runs.by_name, config.name)
         return cls(database, run.id, database.transact(steps.begin_epoch, run.id), config)
 
+    @classmethod
+    def of(cls, database: Database, config: RunConfig) -> Lineage:
+        """The run's lineage, to read: under the epoch that is going on. Raises UserError for an unknown run."""
+        run = database.query(runs.by_name, config.name)
+        return cls(database, run.id, run.trainer_epoch, config)
+
     def reconcile(self, checkpoint_step_id: str | None) -> ResumePlan:
         """Bring the store to the checkpoint's step."""
         return self.database.transact(steps.reconcile, self.run_id, self.epoch, checkpoint_step_id)
@@ -43,6 +69,18 @@ class Lineage:
     def survives(self, step_id: str) -> bool:
         """Whether a step is of this run and was not rolled back."""
         return self.database.query(steps.survives, self.run_id, step_id)
+
+    def require_no_checkpoint(self, root: Path, ignored: Sequence[Ignored]) -> None:
+        """Raise UserError when a trained step had a checkpoint: resuming without one would train everything again."""
+        trained = [step for step in self.database.query(steps.of_run, self.run_id) if step.state != StepState.STARTED]
+        if not any(_was_checkpointed(step, self.config.trainer.checkpoint_every) for step in trained):
+            return
+        found = "; ".join(f"{i.folder.name}: {i.why}" for i in ignored) if root.is_dir() else ""
+        state = f"has no usable checkpoint ({found or 'it is empty'})" if root.is_dir() else "does not exist"
+        raise UserError(
+            f"run {self.config.name!r} is trained up to step {trained[-1].step}, but {root.resolve()} {state}: start "
+            "it where its folder is, or restore the folder; --from-base trains all of it again from the base weights"
+        )
 
     def check(self) -> None:
         """Raise FencedError once a newer trainer has started."""
@@ -77,6 +115,14 @@ class Lineage:
         row = self.database.query(runs.version, self.run_id, version)
         return None if row is None else row.path
 
+    def unneeded(self, names: list[str], *, strangers: bool) -> set[str]:
+        """Of these weight folders, those that no engine will be told to load.
+
+        Needed are the version that the run serves and the newest KEEP_VERSIONS that survive. Folders that the store
+        does not know are another trainer's: `strangers` says whether they count as not needed.
+        """
+        return self.database.query(_unneeded, self.run_id, names, strangers)
+
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
         """One transaction {step and trajectories trained, version pending}."""
         self.database.transact(
@@ -97,6 +143,29 @@ class Lineage:
 def _finish(conn: Connection, run_id: str, epoch: int) -> None:
     steps.check_epoch(conn, run_id, epoch)
     runs.set_status(conn, run_id, "finished")
+
+
+def _unneeded(conn: Connection, run_id: str, names: list[str], strangers: bool) -> set[str]:
+    of_run = select(weight_versions.c.version).where(weight_versions.c.run_id == run_id)
+    surviving = of_run.where(weight_versions.c.state != VersionState.ROLLED_BACK)
+    newest = conn.execute(surviving.order_by(weight_versions.c.version.desc()).limit(KEEP_VERSIONS)).scalars()
+    needed = {*newest, runs.get(conn, run_id).current_version}
+    out = set()
+    for name in names:
+        row = runs.version(conn, run_id, version_of(name) or 0)
+        if row is None or row.path is None or Path(row.path).name != name:
+            unneeded = strangers
+        else:
+            unneeded = row.version not in needed
+        if unneeded:
+            out.add(name)
+    return out
+
+
+def _was_checkpointed(step: Row[Any], checkpoint_every: int) -> bool:
+    """Steps of older releases do not say it: then by the interval."""
+    said = step.metrics.get(CHECKPOINTED)
+    return bool(step.step >= checkpoint_every if said is None else said)
 
 
 def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[TrainedTrajectory]:

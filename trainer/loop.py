@@ -26,23 +26,25 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import torch
 
 from agentrl.config import RunConfig
+from agentrl.files import remove_drafts
 from agentrl.schemas import Batch, TrainedBatch
 from agentrl.trainer import checkpoint, weights
 from agentrl.trainer.advantages import turn_advantages
-from agentrl.trainer.checkpoint import Checkpoint, StepRecord
+from agentrl.trainer.checkpoint import Checkpoint, Ignored, StepRecord
 from agentrl.trainer.distributed import World
-from agentrl.trainer.files import remove_leftovers
-from agentrl.trainer.lineage import Lineage, batch_metrics, make_samples, trained_trajectories
+from agentrl.trainer.lineage import CHECKPOINTED, Lineage, batch_metrics, make_samples, trained_trajectories
 from agentrl.trainer.model import Policy, load_policy
 from agentrl.trainer.publish import Publisher
 from agentrl.trainer.update import make_optimizer, update_policy
 
+CHECKPOINTS = "checkpoints"
 HEARTBEAT_S = 60.0
 """Other ranks hear from a waiting rank 0 this often, far below the collectives' time-out."""
 
@@ -86,6 +88,7 @@ class Trainer:
     lineage: Lineage | None
     publisher: Publisher | None
     stop: Stop
+    from_base: bool = False
     step: int = 0
     version: int = 0
     checkpointed: int = 0  # the step of the newest checkpoint
@@ -94,7 +97,7 @@ class Trainer:
     @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
-        return self.config.run_dir / "checkpoints"
+        return self.config.run_dir / CHECKPOINTS
 
     @property
     def weights(self) -> Path:
@@ -103,17 +106,19 @@ class Trainer:
 
 
 def train(
-    config: RunConfig, base_model: Path, world: World, lineage: Lineage | None, publisher: Publisher | None, stop: Stop
-) -> bool:
+    config: RunConfig, base_model: Path, world: World, lineage: Lineage | None, publisher: Publisher | None, stop: Stop,
+    *, from_base: bool = False,
+) -> bool:  # fmt: skip
     """Train until the run has its steps (true) or is told to stop (false). Collective.
 
-    Raises FencedError when a newer trainer has started.
+    Raises FencedError when a newer trainer has started, UserError when a run that had checkpoints has none that can be
+    resumed from; with `from_base` its steps are rolled back instead, and trained again from the base weights.
     """
     torch.manual_seed(config.seed)
     dtype = torch.bfloat16 if config.trainer.dtype == "bfloat16" else torch.float32
     policy = load_policy(base_model, world.mesh, train_layers=config.trainer.train_layers, dtype=dtype)
     optimizer = make_optimizer(policy, config.trainer)
-    t = Trainer(config, base_model, world, policy, optimizer, lineage, publisher, stop)
+    t = Trainer(config, base_model, world, policy, optimizer, lineage, publisher, stop, from_base)
     resume(t)
     while t.step < config.steps:
         batch, waited_s = next_batch(t)
@@ -131,19 +136,23 @@ def resume(t: Trainer) -> None:
     """Bring store, checkpoint and engines to one step. Collective."""
     found: Checkpoint | None = None
     if t.lineage:
-        for folder in (t.checkpoints, t.weights):
-            remove_leftovers(folder)
-        found, ignored = checkpoint.newest(t.checkpoints, t.lineage.survives)
-        for line in ignored:
-            say(t, line)
+        for parent in (t.checkpoints, t.weights):
+            remove_drafts(parent)
+        found, ignored = find_checkpoint(t.config, t.lineage, from_base=t.from_base)
         plan = t.lineage.reconcile(found.record.batch.step_id if found else None)
         t.step, t.version, republish = plan.step, plan.version, plan.republish
+        for unusable in ignored:
+            aside = checkpoint.set_aside(unusable)
+            say(t, f"ignoring checkpoint {unusable.folder}: {unusable.why} (set aside as {aside.name})")
         if found:
-            publishable = weights.publishable(t.weights, found.record.version, found.weights, t.base_model)
+            known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
+            folder = t.weights / Path(known).name if known else weights_folder(t, found.record)
+            publishable = weights.publishable(folder, found.weights, t.base_model)
             if plan.roll_forward:
                 t.lineage.complete(found.record, *publishable)
                 t.version = republish = found.record.version
                 say(t, f"step {t.step} was checkpointed but not recorded: completed it")
+        weights.remove(t.weights, partial(t.lineage.unneeded, strangers=True))
         if plan.rolled_back_steps:
             say(t, f"rolled back steps {plan.rolled_back_steps}: they have no checkpoint")
         if t.step:
@@ -154,6 +163,22 @@ def resume(t: Trainer) -> None:
     t.checkpointed = t.step
     if found:
         checkpoint.load(found, t.policy, t.optimizer, t.world)
+
+
+def find_checkpoint(
+    config: RunConfig, lineage: Lineage, *, from_base: bool = False
+) -> tuple[Checkpoint | None, list[Ignored]]:
+    """What to resume from, and what is newer and cannot be. Raises UserError when there should be one and is none."""
+    root = config.run_dir / CHECKPOINTS
+    found, ignored = checkpoint.newest(root, lineage.survives)
+    if found is None and not from_base:
+        lineage.require_no_checkpoint(root, ignored)
+    return found, ignored
+
+
+def weights_folder(t: Trainer, record: StepRecord) -> Path:
+    """Where the version that a step makes goes."""
+    return t.weights / weights.folder_name(record.version, record.batch.step_id)
 
 
 def next_batch(t: Trainer) -> tuple[Batch | None, float]:
@@ -206,37 +231,56 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
             "time/publish": t.publish_s,
         },
     )
-    path, checksum, saved_s = save(t, record)
+    saved = save(t, record)
     if t.lineage:
-        record = replace(record, metrics=record.metrics | {"time/checkpoint": saved_s})
-        t.lineage.complete(record, path, checksum)
+        record = saved.record
+        t.lineage.complete(record, saved.path, saved.checksum)
+        remove_old(t, saved.checkpoint)  # only now: a trainer that was overtaken has no business with them
         t.lineage.record("train_step", start, time.time(), step=batch.step, version=version, updated=updated)
         say(t, line(t, record))
         publish(t, version)
     t.step, t.version = batch.step, version
 
 
-def save(t: Trainer, record: StepRecord) -> tuple[Path, str, float]:
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A step on disk: its record, the folder that engines load, and the checkpoint, if one was due."""
+
+    record: StepRecord
+    path: Path
+    checksum: str
+    checkpoint: Checkpoint | None
+
+
+def save(t: Trainer, record: StepRecord) -> Saved:
     """Checkpoint when it is due (or the last chance), and write what engines load. Collective."""
     start = time.time()
     due = record.step % t.config.trainer.checkpoint_every == 0 or record.step == t.config.steps
     if t.lineage:
         t.lineage.check()
     last_chance = t.stop.is_set() or (t.lineage is not None and t.lineage.is_stopping())
-    if due or t.world.share(last_chance):
-        saved = checkpoint.save(
-            t.checkpoints, record, t.policy, t.optimizer, t.world, keep=t.config.trainer.keep_checkpoints
-        )
-        t.checkpointed, tensors = record.step, saved.weights
+    due = t.world.share(due or last_chance)
+    record = replace(record, metrics=record.metrics | {CHECKPOINTED: float(due)})
+    made: Checkpoint | None = None
+    tensors: Path | dict[str, torch.Tensor]
+    if due:
+        made = checkpoint.save(t.checkpoints, record, t.policy, t.optimizer, t.world)
+        t.checkpointed, tensors = record.step, made.weights
     else:
-        tensors = t.weights / "next.safetensors"
-        weights.save_trainable(t.policy, tensors, t.world)
+        tensors = weights.trainable(t.policy)
     if not t.lineage:
-        return Path(), "", 0.0
-    path, checksum = weights.publishable(t.weights, record.version, tensors, t.base_model)
-    if t.checkpointed != record.step:
-        tensors.unlink()
-    return path, checksum, time.time() - start
+        return Saved(record, Path(), "", made)
+    path, checksum = weights.publishable(weights_folder(t, record), tensors, t.base_model)
+    record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
+    return Saved(record, path, checksum, made)
+
+
+def remove_old(t: Trainer, made: Checkpoint | None) -> None:
+    """Delete checkpoints and weights that a completed step makes superfluous."""
+    assert t.lineage is not None
+    if made:
+        checkpoint.remove_older(made.folder, t.config.trainer.keep_checkpoints)
+    weights.remove(t.weights, partial(t.lineage.unneeded, strangers=False))
 
 
 def publish(t: Trainer, version: int) -> None:

@@ -1,59 +1,69 @@
-"""What engines load: `weights/v12/`, the tensors that training changes, under Hugging Face names.
+"""What engines load: `weights/v12-STEP_ID/`, the tensors that training changes, under Hugging Face names.
 
 SGLang's `/update_weights_from_disk` accepts a folder with a part of the tensors; every version holds the same part, so
 an engine with the base weights and any one version on top is at that version. The file is a hard link to the
 checkpoint's where there is one: nothing is written twice.
+
+A step id belongs to one lease, so two trainers never write other tensors under one name, and a folder never changes
+while an engine reads it. The store knows each version's folder; a folder goes when the store no longer needs it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from agentrl.files import atomic_folder
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.files import atomic_folder, remove_all_but_newest
 from agentrl.trainer.model import Policy
-
-KEEP = 3
-WEIGHTS = "model.safetensors"
+from agentrl.weights import TENSORS, checksum
 
 
-def publishable(root: Path, version: int, tensors: Path, base_model: Path, *, keep: int = KEEP) -> tuple[Path, str]:
-    """Make `root/vN` from a safetensors file; the folder and the SHA-256 of its tensors. Keeps the newest `keep`."""
-    folder = root / f"v{version}"
-    with atomic_folder(folder) as staging:
-        _link(tensors, staging / WEIGHTS)
-        _copy_sidecars(base_model, staging)
-    remove_all_but_newest(sorted(root.glob("v[0-9]*"), key=_number), keep)
-    return folder.resolve(), checksum(folder / WEIGHTS)
+def folder_name(version: int, step_id: str) -> str:
+    """The folder of the version that a step made."""
+    return f"v{version}-{step_id}"
 
 
-def save_trainable(policy: Policy, path: Path, world: World) -> None:
-    """Write the trained parameters. Collective; rank 0 writes."""
-    tensors = {name: full(p) for name, p in policy.trainable()}
-    if world.leads:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, path)
+def publishable(folder: Path, tensors: Path | dict[str, Tensor], base_model: Path) -> tuple[Path, str]:
+    """Make `folder` from a safetensors file or from tensors; its absolute path and the checksum of its tensors.
+
+    A folder that is there already, with the same tensors, is left as it is: engines may be reading it.
+    """
+    digest = checksum(tensors) if isinstance(tensors, Path) else None
+    if digest is None or not _holds(folder, digest):
+        with atomic_folder(folder) as draft:
+            if isinstance(tensors, Path):
+                _link(tensors, draft / TENSORS)
+            else:
+                save_file(tensors, draft / TENSORS)
+            _copy_sidecars(base_model, draft)
+    return folder.resolve(), digest or checksum(folder / TENSORS)
 
 
-def checksum(path: Path) -> str:
-    """SHA-256 over names, types, shapes and bytes of the tensors, in the order of their names."""
-    digest = hashlib.sha256()
-    with safe_open(path, framework="pt") as tensors:
-        for name in sorted(tensors.keys()):
-            tensor: Tensor = tensors.get_tensor(name)
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def trainable(policy: Policy) -> dict[str, Tensor]:
+    """The trained parameters, whole, on the CPU. Collective."""
+    return {name: full(p) for name, p in policy.trainable()}
+
+
+def remove(root: Path, unneeded: Callable[[list[str]], set[str]]) -> None:
+    """Delete those version folders in `root` that `unneeded` picks by name."""
+    names = [path.name for path in root.glob("v*") if version_of(path.name) is not None]
+    for name in unneeded(names):
+        shutil.rmtree(root / name)
+
+
+def version_of(name: str) -> int | None:
+    """The version in a folder's name; None when it is not a version's folder."""
+    match = re.fullmatch(r"v(\d+)(-\w+)?", name)
+    return int(match[1]) if match else None
 
 
 def export(folder: Path, policy: Policy, base_model: Path, world: World) -> None:
@@ -61,21 +71,21 @@ def export(folder: Path, policy: Policy, base_model: Path, world: World) -> None
 
     Tensors keep the type that the base model stores them in.
     """
-    trained = {name: full(p) for name, p in policy.trainable()}
+    trained = trainable(policy)
     if not world.leads:
         return
-    with atomic_folder(folder) as staging:
-        _copy_sidecars(base_model, staging)
+    with atomic_folder(folder) as draft:
+        _copy_sidecars(base_model, draft)
         index = base_model / "model.safetensors.index.json"
         if index.is_file():
-            shutil.copyfile(index, staging / index.name)
+            shutil.copyfile(index, draft / index.name)
         for shard in sorted(base_model.glob("*.safetensors")):
             with safe_open(shard, framework="pt") as tensors:
                 merged = {}
                 for name in tensors.keys():  # noqa: SIM118 - not a mapping
                     base: Tensor = tensors.get_tensor(name)
                     merged[name] = trained[name].to(base.dtype) if name in trained else base
-                save_file(merged, staging / shard.name, metadata={"format": "pt"})
+                save_file(merged, draft / shard.name, metadata={"format": "pt"})
 
 
 def _copy_sidecars(base_model: Path, folder: Path) -> None:
@@ -92,6 +102,8 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _number(folder: Path) -> int:
-    match = re.fullmatch(r"v(\d+)", folder.name)
-    return int(match[1]) if match else -1
+def _holds(folder: Path, digest: str) -> bool:
+    try:
+        return checksum(folder / TENSORS) == digest
+    except (OSError, ValueError):  # not there, or damaged
+        return False

@@ -17,6 +17,10 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="section.key=value, e.g. trainer.lr=1e-4 steps=20.")
     ] = None,
+    from_base: Annotated[
+        bool,
+        typer.Option("--from-base", help="Without a usable checkpoint: train all steps again from the base model."),
+    ] = False,
 ) -> None:
     """Start engine, proxy, rollouts and trainer, and watch them until the run is finished. Resumes a stopped run."""
     from rich.console import Console
@@ -28,7 +32,7 @@ def train(
     console = Console()
     run = load_config(config, overrides)
     with exit_when_stopped():
-        demo.show_results(run, launch.train(run, console), console)
+        demo.show_results(run, launch.train(run, console, from_base=from_base), console)
 
 
 @contextmanager

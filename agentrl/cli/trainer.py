@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl.errors import ConfigError, FencedError
+
+if TYPE_CHECKING:
+    from agentrl.config import RunConfig
 
 FENCED_STATUS = 3
 """Exit status of a trainer that met a newer one."""
@@ -18,18 +21,26 @@ FENCED_STATUS = 3
 def trainer(
     config: Annotated[Path, typer.Option(help="The run's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, as for `agentrl train`.")] = None,
+    from_base: Annotated[
+        bool,
+        typer.Option("--from-base", help="Without a usable checkpoint: train all steps again from the base model."),
+    ] = False,
 ) -> None:
     """Lease batches from the store, train, checkpoint, and have the proxy publish the weights.
 
     Starts torchrun by itself when trainer.ranks is more than one. Needs AGENTRL_PROXY_URL and AGENTRL_ADMIN_KEY.
+    A run whose steps had checkpoints is not started over without them, unless --from-base says so.
     Exit status 3 means that a newer trainer of the same run has started.
     """
     from agentrl.config import load_config
 
     run = load_config(config, overrides)
+    if "RANK" not in os.environ:  # before any other trainer is fenced; and torchrun would hide the exit status
+        _check_resume(run, from_base)
     if run.trainer.ranks > 1 and "RANK" not in os.environ:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         ours = ["-m", "agentrl", "trainer", "--config", str(config), *(overrides or [])]
+        ours += ["--from-base"] if from_base else []
         os.execv(sys.executable, [*launcher, f"--nproc-per-node={run.trainer.ranks}", *ours])
 
     url, key = _required("AGENTRL_PROXY_URL"), _required("AGENTRL_ADMIN_KEY")
@@ -49,16 +60,31 @@ def trainer(
     model = resolve_model(run.model)
     with join_world(run.trainer.device, run.trainer.threads) as world:
         if not world.leads:
-            train(run, model, world, None, None, stop)
+            train(run, model, world, None, None, stop, from_base=from_base)
             return
         database = Database(database_url(run))
         try:
-            train(run, model, world, Lineage.begin(database, run), Publisher(url.rstrip("/"), key, stop.wait), stop)
+            publisher = Publisher(url.rstrip("/"), key, stop.wait)
+            train(run, model, world, Lineage.begin(database, run), publisher, stop, from_base=from_base)
         except FencedError as error:
             print(f"agentrl trainer: {error}", file=sys.stderr)
             raise typer.Exit(FENCED_STATUS) from None
         finally:
             database.close()
+
+
+def _check_resume(run: RunConfig, from_base: bool) -> None:
+    """Raise UserError when the run cannot go on from a checkpoint. Disturbs no trainer that still works."""
+    from agentrl.launch.folder import database_url
+    from agentrl.store import Database
+    from agentrl.trainer.lineage import Lineage
+    from agentrl.trainer.loop import find_checkpoint
+
+    database = Database(database_url(run))
+    try:
+        find_checkpoint(run, Lineage.of(database, run), from_base=from_base)
+    finally:
+        database.close()
 
 
 def _required(name: str) -> str:

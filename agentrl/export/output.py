@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from uuid import uuid4
 
+from agentrl import files
 from agentrl.errors import UserError
 
 
@@ -27,12 +25,13 @@ def atomic_file(path: Path, *, force: bool = False) -> Iterator[Path]:
     require_free(path, force=force)
     if path.is_dir():
         raise UserError(f"--out: {path} is a folder, and a file is wanted")
-    draft = _draft(path)
+    _make_parent(path)
+    draft = files.draft_of(path)
     try:
         yield draft
-        sync(draft)
+        files.sync(draft)
         draft.replace(path)
-        sync(path.parent)
+        files.sync(path.parent)
     finally:
         with suppress(FileNotFoundError):
             draft.unlink()
@@ -44,33 +43,13 @@ def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     require_free(path, force=force)
     if path.is_file():
         raise UserError(f"--out: {path} is a file, and a folder is wanted")
-    draft, old = _draft(path), _draft(path)
-    try:
-        draft.mkdir()
+    _make_parent(path)
+    with files.atomic_folder(path) as draft:
         yield draft
-        for inner in [*draft.rglob("*"), draft]:
-            sync(inner)
-        if path.exists():
-            path.rename(old)
-        draft.rename(path)
-        sync(path.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
-def sync(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _draft(path: Path) -> Path:
+def _make_parent(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out: cannot make {path.parent}: {error.strerror}") from error
-    return path.with_name(f".{path.name}.{uuid4().hex[:8]}.part")

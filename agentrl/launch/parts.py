@@ -24,6 +24,7 @@ class Plan:
     run_key: str
     proxy_port: int
     engine_ports: tuple[int, ...]
+    from_base: bool = False  # what the trainer does without a usable checkpoint
 
     @property
     def proxy_url(self) -> str:
@@ -93,7 +94,8 @@ def rollout(plan: Plan, finished: Callable[[], bool]) -> Part:
 
 def trainer(plan: Plan, finished: Callable[[], bool]) -> Part:
     """The trainer. Told to stop by somebody else it exits with 0 too, but the run is not finished then."""
-    return _part(plan, "trainer", ["trainer", "--config", str(plan.config_file)], finished)
+    flags = ["--from-base"] if plan.from_base else []
+    return _part(plan, "trainer", ["trainer", "--config", str(plan.config_file), *flags], finished)
 
 
 def _part(plan: Plan, name: str, argv: list[str], done: Callable[[], bool] = lambda: False) -> Part:

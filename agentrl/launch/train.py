@@ -44,8 +44,11 @@ class Stopped(AgentRLError):
     """The user stopped the run; the same command resumes it."""
 
 
-def train(config: RunConfig, console: Console) -> Json:
-    """Run `config` to its end, or resume it; returns the summary. Raises UserError for what cannot work, Stopped."""
+def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Json:
+    """Run `config` to its end, or resume it; returns the summary. Raises UserError for what cannot work, Stopped.
+
+    `from_base`: a run that has lost its checkpoints is trained again from the base weights, not refused.
+    """
     with folder.locked(config.run_dir):
         check_agent(config)
         with console.status(f"preparing model {config.model}"):
@@ -59,6 +62,7 @@ def train(config: RunConfig, console: Console) -> Json:
             run_key=f"arl-run-{secrets.token_urlsafe(24)}",
             proxy_port=proxy_port,
             engine_ports=engine_ports,
+            from_base=from_base,
         )
         database = Database(plan.database_url)
         try:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from sqlalchemy import text
 
 from agentrl.models import resolve_model
+from agentrl.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.store import Database, runs, steps
 
 
@@ -84,6 +85,32 @@ def test_sigterm_while_waiting_ends_cleanly_and_a_restart_goes_on(run: Run) -> N
     with run.database.read() as conn:
         counts = conn.execute(text("SELECT count(*), count(DISTINCT trajectory_id) FROM step_trajectories")).one()
     assert tuple(counts) == (6, 6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lost_checkpoints_are_a_users_error_and_disturb_no_other_trainer(run: Run, ranks: int) -> None:
+    play_groups(run.database, run.run_id, 1)
+    with run.database.write() as conn:
+        epoch = steps.begin_epoch(conn, run.run_id)
+        step_id = steps.lease(conn, run.run_id, epoch, step=1, n_groups=1, max_staleness=1, discount=1.0)
+        batch = steps.batch(conn, step_id)
+        ids = [t.trajectory_id for t in batch.trajectories]
+        steps.complete(
+            conn, run.run_id, epoch,
+            TrainedBatch(step_id=step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=0, trained=[
+                TrainedTrajectory(trajectory_id=i, advantage=0.0, staleness_max=0, staleness_mean=0.0, tokens_trained=8)
+                for i in ids
+            ]),
+            metrics={"checkpointed": 1.0}, version=1, path="gone", checksum="c",
+        )  # fmt: skip
+    process = run.start(f"trainer.ranks={ranks}")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2, err
+    assert err.splitlines()[-1].startswith("agentrl: run 'test' is trained up to step 1, but ")
+    assert f"{run.folder / 'checkpoints'} does not exist" in err
+    with run.database.read() as conn:
+        assert [s.state for s in steps.of_run(conn, run.run_id)] == ["trained"]
+        assert runs.get(conn, run.run_id).trainer_epoch == epoch
 
 
 def test_an_overtaken_trainer_exits_with_status_3(run: Run) -> None:

@@ -86,6 +86,17 @@ def test_ports_are_distinct_and_none_is_opened_for_engines_that_already_run(tmp_
     assert parts.choose_ports(config(tmp_path, model, engine={"urls": ["http://e"]}))[1] == ()
 
 
+def test_only_a_run_that_is_told_to_may_start_over_without_its_checkpoints(tmp_path: Path, model: Path) -> None:
+    def trainer(**flags: bool) -> list[str]:
+        plan = Plan(
+            config=config(tmp_path, model), model=model, database_url="sqlite://", admin_key="a", run_key="r",
+            proxy_port=1, engine_ports=(2,), **flags,
+        )  # fmt: skip
+        return parts.trainer(plan, lambda: True).argv
+
+    assert trainer(from_base=True) == [*trainer(), "--from-base"]
+
+
 def test_a_run_is_created_once_and_reopened_without_the_engines_of_the_last_time(tmp_path: Path, model: Path) -> None:
     def plan(**changes: Any) -> Plan:
         run = config(tmp_path, model, steps=3, **changes)

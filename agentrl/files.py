@@ -1,0 +1,52 @@
+"""Folders that are complete or absent: written beside their place, synced, renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A draft that becomes `target`, durably, when the block ends without an error; an existing one is replaced.
+
+    The old one is renamed away, not emptied: who has its files open keeps them. Raises OSError when that cannot be.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft, old = draft_of(target), draft_of(target)
+    try:
+        draft.mkdir()
+        yield draft
+        for inner in [*draft.rglob("*"), draft]:
+            sync(inner)
+        if target.exists():
+            target.rename(old)
+        draft.rename(target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def draft_of(target: Path) -> Path:
+    """A hidden name beside `target` that nobody else has."""
+    return target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_drafts(parent: Path) -> None:
+    """Delete what writers that died left. Call only while nobody else writes here."""
+    for folder in parent.glob(".*.part/"):
+        shutil.rmtree(folder, ignore_errors=True)

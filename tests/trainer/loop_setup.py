@@ -1,0 +1,70 @@
+"""A run with a real store and a trainer in this process, for tests of the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from proxy_stub import ADMIN_KEY, PublishStub, make_run, play_groups
+from safetensors.torch import load_file
+from sqlalchemy import text
+
+from agentrl.config import RunConfig
+from agentrl.store import Database, steps
+from agentrl.trainer.distributed import World
+from agentrl.trainer.lineage import Lineage
+from agentrl.trainer.loop import Stop, train
+from agentrl.trainer.publish import Publisher
+
+
+class Died(Exception):
+    """Stands for kill -9: nothing after it runs."""
+
+
+class Setup:
+    """A run of `steps` steps of two groups, all of them ready."""
+
+    def __init__(self, folder: Path, model: Path, world: World, *, refuse: int = 0, steps: int = 3) -> None:
+        self.config = RunConfig(
+            name="test", model=str(model), agent="a:B", tasks="t", steps=steps, runs_dir=folder,
+            trainer={"groups_per_step": 2, "max_staleness": steps + 2, "lr": 1e-3, "train_layers": 2},
+        )  # fmt: skip
+        self.model, self.world = model, world
+        self.database = Database(f"sqlite:///{folder}/store.db")
+        self.database.upgrade()
+        self.run_id = make_run(self.database, steps=steps)
+        play_groups(self.database, self.run_id, 2 * steps)
+        self.stop = Stop()
+        self.said: list[str] = []
+        self.proxy = PublishStub(self.database, self.run_id, refuse=refuse)
+
+    def train(self, *, from_base: bool = False, **settings: Any) -> bool:
+        """A fresh trainer."""
+        config = self.config.model_copy(update={"trainer": self.config.trainer.model_copy(update=settings)})
+        publisher = Publisher(self.proxy.url, ADMIN_KEY, self.stop.wait, self.said.append)
+        return train(
+            config,
+            self.model,
+            self.world,
+            Lineage.begin(self.database, config),
+            publisher,
+            self.stop,
+            from_base=from_base,
+        )
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Rows."""
+        with self.database.read() as conn:
+            return [tuple(row) for row in conn.execute(text(sql))]
+
+    def steps(self) -> list[tuple[Any, ...]]:
+        """The surviving lineage."""
+        with self.database.read() as conn:
+            return [(s.step, s.state, s.version_before, s.version_after) for s in steps.of_run(conn, self.run_id)]
+
+
+def same(weights: dict[str, torch.Tensor], folder: Path) -> bool:
+    """Whether the folder's weights are these, bit for bit."""
+    found = load_file(folder / "model.safetensors")
+    return found.keys() == weights.keys() and all(torch.equal(found[k], weights[k]) for k in weights)

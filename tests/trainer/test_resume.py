@@ -1,0 +1,253 @@
+"""Resuming after more than one step was lost, beside another database, without checkpoints, past a stopped trainer."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop_setup import Died, Setup, same
+from safetensors.torch import load_file
+
+from agentrl.errors import FencedError, UserError
+from agentrl.store import runs, steps
+from agentrl.trainer import checkpoint, loop
+from agentrl.trainer.distributed import World
+from agentrl.trainer.lineage import Lineage
+from agentrl.trainer.publish import Publisher
+from agentrl.weights import TENSORS, checksum
+
+STEPS = 8
+
+
+@pytest.fixture
+def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
+    s = Setup(tmp_path, tiny_model, world, steps=STEPS)
+    with s.proxy:
+        yield s
+    s.database.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, world: World) -> dict[str, torch.Tensor]:
+    """Final weights of a run that nothing happened to."""
+    s = Setup(tmp_path_factory.mktemp("undisturbed"), tiny_model, world, steps=STEPS)
+    with s.proxy:
+        assert s.train()
+    s.database.close()
+    return load_file(s.config.run_dir / "model" / "model.safetensors")
+
+
+def die_before(monkeypatch: pytest.MonkeyPatch, setup: Setup, step: int, **settings: Any) -> None:
+    """Train until `step` has its batch; then the trainer is gone."""
+    real = loop.train_step
+
+    def train_step(t: loop.Trainer, batch: Any, waited_s: float) -> None:
+        if batch.step == step:
+            raise Died
+        real(t, batch, waited_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", train_step)
+        with pytest.raises(Died):
+            setup.train(**settings)
+
+
+def weights_of(setup: Setup, state: str = "published") -> dict[int, tuple[Path, str]]:
+    """Version → folder and checksum, of the versions in a state."""
+    rows = setup.query(
+        f"SELECT version, path, checksum FROM weight_versions WHERE state = '{state}' AND path IS NOT NULL"
+    )
+    return {version: (Path(path), digest) for version, path, digest in rows}
+
+
+def folders(root: Path) -> list[str]:
+    """Names of a folder's folders, without the ids in them."""
+    return sorted(p.name.rsplit("-", 1)[0] for p in root.iterdir())
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_no_number_of_lost_steps_costs_the_folder_that_engines_serve(
+    setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    die_before(monkeypatch, setup, 4 + lost + 1, checkpoint_every=4)
+    served: list[tuple[int, bool]] = []
+    real = Publisher.publish
+
+    def publish(self: Publisher, version: int, epoch: int) -> bool:
+        with setup.database.read() as conn:
+            current = runs.get(conn, setup.run_id).current_version
+            folder = Path(runs.version(conn, setup.run_id, current).path)
+        served.append((current, (folder / TENSORS).is_file()))
+        return real(self, version, epoch)
+
+    monkeypatch.setattr(Publisher, "publish", publish)
+    assert setup.train(checkpoint_every=4)
+    assert [v for v, _ in served][:3] == [4 + lost, 4, 4 + lost + 1]
+    assert all(there for _, there in served), served
+    assert same(undisturbed, setup.config.run_dir / "model")
+    assert len(list((setup.config.run_dir / "weights").iterdir())) == 3
+
+
+def test_every_published_version_has_a_folder_of_its_own_with_what_its_checksum_says(setup: Setup) -> None:
+    assert setup.train()
+    for row in setup.query("SELECT w.version, s.id, w.path FROM weight_versions w JOIN steps s USING (run_id, step)"):
+        assert Path(row[2]).name == f"v{row[0]}-{row[1]}"
+    newest = {v: found for v, found in weights_of(setup).items() if v > STEPS - 3}
+    assert all(checksum(path / TENSORS) == digest for path, digest in newest.values())
+
+
+def test_a_resume_reuses_the_folder_that_engines_may_be_reading(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    die_before(monkeypatch, setup, 3)
+    folder, _ = weights_of(setup)[2]
+    before = (folder.stat().st_ino, (folder / TENSORS).stat().st_ino)
+    die_before(monkeypatch, setup, 3)
+    assert (folder.stat().st_ino, (folder / TENSORS).stat().st_ino) == before
+
+
+@pytest.mark.parametrize("damage", ["other tensors", "truncated", "gone"])
+def test_a_resume_makes_a_damaged_folder_anew(setup: Setup, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    die_before(monkeypatch, setup, 3)
+    folder, digest = weights_of(setup)[2]
+    if damage == "gone":
+        shutil.rmtree(folder)
+    else:
+        source = weights_of(setup)[1][0] / TENSORS
+        (folder / TENSORS).unlink()
+        data = source.read_bytes()
+        (folder / TENSORS).write_bytes(data if damage == "other tensors" else data[:1000])
+    die_before(monkeypatch, setup, 3)
+    assert checksum(folder / TENSORS) == digest
+
+
+def test_a_trainer_that_was_stopped_before_it_saved_leaves_its_successors_weights_alone(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Lineage.check
+    overtaken = False
+
+    def stopped(self: Lineage) -> None:
+        nonlocal overtaken
+        real(self)
+        if self.epoch == 1 and not overtaken:
+            overtaken = True
+            die_before(monkeypatch, setup, 3)  # the successor trains steps 1 and 2 meanwhile
+
+    monkeypatch.setattr(Lineage, "check", stopped)
+    with pytest.raises(FencedError):
+        setup.train(lr=0.1)  # other weights than the successor's
+    assert overtaken
+    assert sorted(weights_of(setup)) == [1, 2]
+    for folder, digest in weights_of(setup).values():
+        assert checksum(folder / TENSORS) == digest
+    assert setup.train()  # what the old one left disturbs nobody
+    assert [s for s, *_ in setup.steps()] == list(range(1, STEPS + 1))
+
+
+def test_an_overtaken_trainer_deletes_no_checkpoint_of_its_successor(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checkpoint.save
+
+    def overtaken(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        die_before(monkeypatch, setup, 4)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save", overtaken)
+    with pytest.raises(FencedError):
+        setup.train()
+    with setup.database.read() as conn:
+        ids = {s.step: s.id for s in steps.of_run(conn, setup.run_id)}
+    for step in (2, 3):
+        assert (setup.config.run_dir / "checkpoints" / f"step-{step:06d}-{ids[step]}").is_dir()
+
+
+def test_an_older_database_beside_newer_checkpoints_sets_them_aside(
+    setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    die_before(monkeypatch, setup, 2)
+    backup = setup.config.run_dir / "backup.db"
+    store = setup.config.runs_dir / "store.db"
+    _copy(store, backup)
+    die_before(monkeypatch, setup, 5, keep_checkpoints=9)
+    _copy(backup, store)
+    for _ in range(2):
+        die_before(monkeypatch, setup, 3)
+    out = capsys.readouterr().out
+    assert out.count("or is not in this database") == 3
+    assert folders(setup.config.run_dir / "checkpoints") == [
+        "step-000001", "step-000002", "stray-step-000002", "stray-step-000003", "stray-step-000004",
+    ]  # fmt: skip
+    assert setup.train()
+    assert same(undisturbed, setup.config.run_dir / "model")
+
+
+def test_without_its_checkpoints_a_run_is_started_over_only_when_asked(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    die_before(monkeypatch, setup, 4)
+    root = setup.config.run_dir / "checkpoints"
+    for folder in root.iterdir():
+        (folder / "meta.json").write_text((folder / "meta.json").read_text().replace('"format": 2', '"format": 1'))
+    before = setup.query("SELECT id, state FROM steps ORDER BY id")
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            setup.train()
+        said = str(caught.value)
+        assert str(root.resolve()) in said
+        assert "step 3" in said
+        assert said.count("format 1 is not 2") == 2
+        assert "--from-base" in said
+        assert "\n" not in said
+    assert setup.query("SELECT id, state FROM steps ORDER BY id") == before
+    assert len(list(root.glob("step-*"))) == 2
+
+    assert setup.train(from_base=True)
+    assert "rolled back steps [1, 2, 3, 4]" in capsys.readouterr().out
+    assert len(list(root.glob("stray-*"))) == 2
+    assert len(setup.steps()) == STEPS
+
+
+def test_a_folder_that_is_not_there_is_named(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    die_before(monkeypatch, setup, 2)
+    setup.config.run_dir.rename(setup.config.runs_dir / "elsewhere")
+    with pytest.raises(UserError, match=r"test/checkpoints does not exist"):
+        setup.train()
+
+
+def test_from_base_does_not_throw_away_a_usable_checkpoint(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    die_before(monkeypatch, setup, 3)
+    die_before(monkeypatch, setup, 4, from_base=True)
+    assert "resuming after step 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("died_before", [1, 3])
+def test_a_run_that_never_had_a_checkpoint_starts_over_unasked(
+    setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, died_before: int
+) -> None:
+    die_before(monkeypatch, setup, died_before, checkpoint_every=4)
+    assert setup.train(checkpoint_every=1)  # the interval may change: what counts is what was done
+    assert same(undisturbed, setup.config.run_dir / "model")
+
+
+def test_a_step_of_an_older_release_is_judged_by_the_interval(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    die_before(monkeypatch, setup, 3, checkpoint_every=4)
+    with setup.database.write() as conn:
+        conn.exec_driver_sql("UPDATE steps SET metrics = '{}'")
+    with pytest.raises(UserError, match="from-base"):
+        setup.train(checkpoint_every=2)
+    die_before(monkeypatch, setup, 1, checkpoint_every=3)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """All of a database that is in use into another one."""
+    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
