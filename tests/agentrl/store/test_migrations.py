@@ -104,7 +104,8 @@ ID = {
 ROWS: dict[str, dict[str, Any]] = {  # of the oldest revision
     "contents": {"hash": "c" * 64, "body": b"[]"},
     "runs": {
-        "id": ID["run"], "name": "r", "config": {"trainer": {"max_staleness": 4}, "a": [1]}, "base_model": "tiny", "status": "running", "error": None,
+        "id": ID["run"], "name": "r", "config": {"trainer": {"max_staleness": 4}, "a": [1]}, "base_model": "tiny",
+        "status": "running", "error": None,
         "key_hash": "k" * 64, "seed": 2**40, "target_steps": 3, "current_version": 1, "published_step": 1,
         "trainer_epoch": 2, "data_cursor": 1, "admitted": 1, "returned": 0, "running": 0, "created_at": 1.5,
         "finished_at": None,
