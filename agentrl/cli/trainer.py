@@ -35,6 +35,7 @@ def trainer(
     from agentrl.config import load_config
 
     run = load_config(config, overrides)
+    url, key = _required("AGENTRL_PROXY_URL"), _required("AGENTRL_ADMIN_KEY")
     if "RANK" not in os.environ:  # before any other trainer is fenced; and torchrun would hide the exit status
         _check_resume(run, from_base)
     if run.trainer.ranks > 1 and "RANK" not in os.environ:
@@ -42,8 +43,6 @@ def trainer(
         ours = ["-m", "agentrl", "trainer", "--config", str(config), *(overrides or [])]
         ours += ["--from-base"] if from_base else []
         os.execv(sys.executable, [*launcher, f"--nproc-per-node={run.trainer.ranks}", *ours])
-
-    url, key = _required("AGENTRL_PROXY_URL"), _required("AGENTRL_ADMIN_KEY")
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads leave the cores to engines on the same machine
 
