@@ -3,8 +3,8 @@
     python benchmarks/store.py --out benchmarks/results/store.json
 
 - record: CPU and rows per second of the recorder (the proxy's path: two group commits a call) against the raw driver
-  (the same statements by executemany in batches of 64, with and without packing) and a commit per row. A row is a call
-  of 512 prompt and 256 output tokens with its messages. Everything is fully durable.
+  (the same statements by executemany in batches of 64, with and without packing), and a commit per row of either. A row
+  is a call of 512 prompt and 256 output tokens with its messages. Everything is fully durable.
 - bytes_per_turn: the bulk columns, packed against JSON text.
 - lease_256, dashboard: the same queries on runs of 10k, 100k and 1M trajectories; the lease is rolled back each time.
 - batch_256_to_padded: a leased batch of 256 trajectories from rows to padded arrays, against the same stored as JSON.
