@@ -19,4 +19,4 @@ def upgrade(database_url: str = DatabaseUrl) -> None:
     database = Database(database_url)
     database.upgrade()
     database.close()
-    typer.echo(f"{database.engine.url.render_as_string(hide_password=True)} is at the newest revision")
+    typer.echo(f"{database.where} is at the newest revision")
