@@ -16,7 +16,7 @@ from zstandard import ZstdError
 
 from agentrl.credit import SessionRewards
 from agentrl.errors import UserError, did_you_mean
-from agentrl.export.columns import Columns
+from agentrl.export.columns import ARRAYS, Columns
 from agentrl.export.columns import Row as Record
 from agentrl.export.rows import tokens_row
 from agentrl.export.selection import StepRange
@@ -35,13 +35,7 @@ COLUMNS: Columns = {
     "session_id": "text",
     "episode_id": "text",
     "group_id": "text",
-    "input_ids": "ids",
-    "loss_mask": "bools",
-    "logprobs": "floats",
-    "versions": "ids",
-    "turn_ids": "ids",
-    "temperatures": "floats",
-    "turn_returns": "floats",
+    **ARRAYS,
     "turn_advantages": "floats",
     "return": "float",
     "advantage": "float",

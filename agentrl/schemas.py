@@ -29,6 +29,10 @@ class SessionStatus(StrEnum):
     ABANDONED = "abandoned"  # nobody ended it
 
 
+GONE = (SessionStatus.FAILED, SessionStatus.ABANDONED)
+"""Nothing of such a session is trained."""
+
+
 class InteractionStatus(StrEnum):
     """Life of a model call: running → complete | aborted | lost | failed."""
 

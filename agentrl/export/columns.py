@@ -26,6 +26,17 @@ def of_table(table: Table) -> Columns:
     }
 
 
+ARRAYS: Columns = {
+    "input_ids": "ids",
+    "loss_mask": "bools",
+    "logprobs": "floats",
+    "versions": "ids",
+    "turn_ids": "ids",
+    "temperatures": "floats",
+    "turn_returns": "floats",
+}
+"""What a trajectory holds per token, and per call."""
+
 TRAJECTORY: Columns = {
     "trajectory_id": "text",
     "session_id": "text",
@@ -41,13 +52,7 @@ TRAJECTORY: Columns = {
     "max_version": "int",
     "tokens": "int",
     "trainable_tokens": "int",
-    "input_ids": "ids",
-    "loss_mask": "bools",
-    "logprobs": "floats",
-    "versions": "ids",
-    "turn_ids": "ids",
-    "temperatures": "floats",
-    "turn_returns": "floats",
+    **ARRAYS,
     "return": "float",
     "advantage": "float",
     "staleness_max": "int",

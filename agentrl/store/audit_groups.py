@@ -15,7 +15,7 @@ from zstandard import ZstdError
 
 from agentrl import credit
 from agentrl.credit import CallFact, SessionRewards
-from agentrl.schemas import InteractionStatus, SessionStatus, StepState, TrajectoryState
+from agentrl.schemas import GONE, InteractionStatus, SessionStatus, StepState, TrajectoryState
 from agentrl.store import codec
 from agentrl.store.audit_lineage import TRAINED, Lineage
 from agentrl.tables import (
@@ -42,7 +42,6 @@ _STATES = {  # of a training group → of its trajectories, and of the step that
     "rejected": ({"rejected"}, ()),
 }
 _RETURN = list(trajectories.c.keys()).index("return")  # a keyword, so no attribute of the row
-_FAILED = (SessionStatus.FAILED, SessionStatus.ABANDONED)
 
 
 @dataclass(slots=True)
@@ -336,7 +335,7 @@ def _paths(rows: GroupRows) -> Iterator[str]:
     for call in rows.calls.values():
         session = rows.sessions[call.session_id]
         trains = session.built and not session.is_eval and session.status == SessionStatus.COMPLETED
-        trains = trains and not any(parent.status in _FAILED for parent in _above(rows, session))
+        trains = trains and not any(parent.status in GONE for parent in _above(rows, session))
         if not (trains and call.status == InteractionStatus.COMPLETE):
             continue
         if call.id not in covered:

@@ -16,6 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL, make_url
 
 from agentrl.errors import StoreError, UserError
+from agentrl.files import sync
 from agentrl.store.database import Database
 
 PAGES = 1024
@@ -56,23 +57,15 @@ def _draft(target: Path) -> Iterator[Path]:
         raise StoreError(f"cannot write {target}: {error.strerror}") from error
     try:
         yield draft
-        _sync(draft)
+        sync(draft)
         draft.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from error
     finally:
         for suffix in ("", "-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 Path(f"{draft}{suffix}").unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _copy_sqlite(database: Database, draft: Path, progress: Progress) -> None:

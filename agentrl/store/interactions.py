@@ -164,17 +164,7 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
                 "engine_url": outcome.engine_url, "first_token_at": outcome.first_token_at, "finished_at": now,
             }
         )  # fmt: skip
-        data.append(
-            {
-                "interaction_id": interaction_id,
-                "new_messages": codec.pack_json(outcome.new_messages),
-                "answer": codec.pack_json(outcome.answer),
-                "prompt_delta_ids": codec.pack_ids(outcome.prompt_delta_ids),
-                "output_ids": codec.pack_ids(outcome.output_ids),
-                "logprobs": codec.pack_logprobs(outcome.logprobs),
-                "spans": codec.json_text([[s.version, s.start, s.end] for s in outcome.spans]),
-            }
-        )
+        data.append(data_row(interaction_id, outcome))
         results.append(seq)
     bulk.run(conn, UPDATE_SESSION, list(touched.values()))
     if bulk.run(conn, UPDATE_FINISHED, closed) != len(closed):
@@ -182,6 +172,19 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
         raise StoreError(f"interaction {names} is not running: another proxy has declared it lost")
     bulk.run(conn, INSERT_DATA, data)
     return results
+
+
+def data_row(interaction_id: str, outcome: Outcome) -> Json:
+    """The bulk columns of a finished call."""
+    return {
+        "interaction_id": interaction_id,
+        "new_messages": codec.pack_json(outcome.new_messages),
+        "answer": codec.pack_json(outcome.answer),
+        "prompt_delta_ids": codec.pack_ids(outcome.prompt_delta_ids),
+        "output_ids": codec.pack_ids(outcome.output_ids),
+        "logprobs": codec.pack_logprobs(outcome.logprobs),
+        "spans": codec.json_text([[s.version, s.start, s.end] for s in outcome.spans]),
+    }
 
 
 def intent_row(intent: Intent, tools_hash: str | None) -> Json:

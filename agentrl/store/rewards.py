@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, insert, select
 
 from agentrl.errors import RequestError, did_you_mean
-from agentrl.schemas import InteractionStatus, Json, RewardScope, SessionStatus
+from agentrl.schemas import GONE, InteractionStatus, Json, RewardScope
 from agentrl.store import trajectories
 from agentrl.store.codec import new_id
 from agentrl.tables import groups, interactions, rewards, sessions
@@ -55,8 +55,7 @@ def add(
     group_state = conn.execute(
         select(groups.c.state).where(groups.c.id == session.group_id).with_for_update(key_share=True)
     ).scalar_one()
-    gone = session.status in (SessionStatus.FAILED, SessionStatus.ABANDONED)
-    applied = session.is_eval or (group_state in ("running", "ready") and not gone)
+    applied = session.is_eval or (group_state in ("running", "ready") and session.status not in GONE)
     # The session's lock orders its rewards, whatever the clocks of the processes say: the last one supersedes.
     newest = conn.execute(select(func.max(rewards.c.id)).where(rewards.c.session_id == session_id)).scalar()
     reward_id = new_id(after=newest)

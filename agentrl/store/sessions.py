@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from agentrl.config import RunConfig
 from agentrl.credit import SessionRewards
 from agentrl.errors import RequestError
-from agentrl.schemas import InteractionStatus, Json, SessionStatus, TrajectoryState
+from agentrl.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import capacity
 from agentrl.store import heartbeats, returns, rewards, runs, trajectories
 from agentrl.store.codec import new_id
@@ -28,7 +28,6 @@ from agentrl.tables import runs as runs_table
 from agentrl.tables import trajectories as trajectories_table
 
 RETRY_AFTER_S = 0.5
-GONE = (SessionStatus.FAILED, SessionStatus.ABANDONED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,16 +55,7 @@ def _text(rng: random.Random, tokens: int) -> str:
 
 def packed(call: Call) -> Json:
     """The bulk columns as the store packs them."""
-    outcome = call.outcome
-    return {
-        "interaction_id": call.intent.id,
-        "new_messages": codec.pack_json(outcome.new_messages),
-        "answer": codec.pack_json(outcome.answer),
-        "prompt_delta_ids": codec.pack_ids(outcome.prompt_delta_ids),
-        "output_ids": codec.pack_ids(outcome.output_ids),
-        "logprobs": codec.pack_logprobs(outcome.logprobs),
-        "spans": codec.json_text([[s.version, s.start, s.end] for s in outcome.spans]),
-    }
+    return interactions.data_row(call.intent.id, call.outcome)
 
 
 def as_json(call: Call) -> Json:

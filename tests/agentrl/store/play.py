@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import Connection
@@ -21,6 +23,7 @@ from agentrl.store.sessions import Limits, NewGroup
 
 DELTA = (1, 2)
 OUTPUT = (3, 4)
+TIMEOUT_S = 90.0  # longer than a fault is waited for
 
 
 class Clock:
@@ -152,3 +155,21 @@ def begin(db: Database, run_id: str) -> int:
     """A new trainer's epoch."""
     with db.write() as conn:
         return steps.begin_epoch(conn, run_id)
+
+
+@contextmanager
+def held(db: Database) -> Iterator[None]:
+    """The writer is busy until the block ends, so what is submitted meanwhile waits together."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(_: Connection) -> None:
+        begun.set()
+        assert go_on.wait(TIMEOUT_S)
+
+    busy = db.submit(wait)
+    assert begun.wait(TIMEOUT_S)
+    try:
+        yield
+    finally:
+        go_on.set()
+    busy.result(TIMEOUT_S)

@@ -18,6 +18,7 @@ from typing import Any
 
 import postgres
 import pytest
+from play import held
 from postgres import Cluster
 from sqlalchemy import Connection, event, make_url, select, text
 
@@ -229,7 +230,7 @@ def test_a_connection_lost_in_the_middle_of_a_batch_repeats_the_batch(postgresql
             assert terminate_others(postgresql.url) > 0
         return insert(conn, run_id, "cut")
 
-    with waiting(postgresql):
+    with held(postgresql):
         futures = [postgresql.submit(insert_bulk, run_id, f"a{i}") for i in range(5)]
         futures += [postgresql.submit(insert, run_id, "b"), postgresql.submit(cut_once)]
         futures += [postgresql.submit(insert, run_id, "c")]
@@ -255,24 +256,6 @@ def test_transact_repeats_when_its_connection_is_lost(postgresql: Database):
     assert stored(postgresql) == ["a"]
 
 
-@contextmanager
-def waiting(db: Database) -> Iterator[None]:
-    """What is submitted in the block waits together."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(_: Connection) -> None:
-        begun.set()
-        assert go_on.wait(TIMEOUT_S)
-
-    busy = db.submit(wait)
-    assert begun.wait(TIMEOUT_S)
-    try:
-        yield
-    finally:
-        go_on.set()
-    busy.result(TIMEOUT_S)
-
-
 @pytest.fixture
 def trap(postgresql: Database) -> Database:
     """A store in which COMMIT cuts the connection when the transaction wrote to the table `trap`."""
@@ -289,7 +272,7 @@ def trap(postgresql: Database) -> Database:
 
 def test_a_connection_lost_during_commit_fails_units_with_an_unknown_outcome(trap: Database):
     run_id = new_run(trap)
-    with waiting(trap):
+    with held(trap):
         cut = trap.submit(lambda conn: conn.execute(text("INSERT INTO trap VALUES (1)")).rowcount)
         beside = trap.submit(insert, run_id, "beside")
     for future in (cut, beside):

@@ -2,9 +2,9 @@
 
 import threading
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 
 import pytest
+from play import held
 from sqlalchemy import event, make_url, select, text
 
 from agentrl.errors import StoreError, UserError
@@ -26,24 +26,6 @@ def explode(conn, run_id):
 def stored(db):
     with db.read() as conn:
         return [row.kind for row in conn.execute(select(events.events.c.kind).order_by(events.events.c.id))]
-
-
-@contextmanager
-def held(db):
-    """The writer is busy until the block ends, so what is submitted meanwhile waits together."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(_):
-        begun.set()
-        assert go_on.wait(TIMEOUT_S)
-
-    busy = db.submit(wait)
-    assert begun.wait(TIMEOUT_S)
-    try:
-        yield
-    finally:
-        go_on.set()
-    busy.result(TIMEOUT_S)
 
 
 @pytest.fixture
