@@ -78,13 +78,28 @@ class StepState(StrEnum):
     ROLLED_BACK = "rolled_back"
 
 
+class Role(StrEnum):
+    """What a model call is to its session's episode."""
+
+    MAIN = "main"  # a turn of the agent itself: carries the session's reward
+    SUBAGENT = "subagent"  # a turn of another agent inside the session: shares the session's outcome
+    SIDE = "side"  # a title, a summary, a check: carries no value unless rewarded itself
+    UPSTREAM = "upstream"  # answered by another model than the policy: never trained
+
+
 class ForkReason(StrEnum):
     """Why a call could not extend an earlier call's tokens."""
 
-    HISTORY_EDITED = "history_edited"  # the conversation is no extension of any recorded one
+    HISTORY_EDITED = "history_edited"  # an earlier message reads otherwise than it was sent or sampled
+    ARGUMENTS_CHANGED = "arguments_changed"  # an earlier tool call came back with other arguments
+    CALL_IDS_CHANGED = "call_ids_changed"  # an earlier tool call came back with another id
     TEMPLATE_REWROTE = "template_rewrote"  # the chat template changes earlier turns when new ones follow
+    REASONING_DROPPED = "reasoning_dropped"  # the chat template leaves the reasoning out of earlier turns
     TRUNCATED = "truncated"  # the earlier output has no end-of-turn token
     TOOLS_CHANGED = "tools_changed"  # same messages, other tools or template options
+    COMPACTED = "compacted"  # earlier turns were left out or replaced by a summary
+    OTHER_AGENT = "other_agent"  # a system prompt or tools that the session had not had before
+    NEW_CONVERSATION = "new_conversation"  # begins anew, under the same system prompt and tools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
