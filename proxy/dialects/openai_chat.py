@@ -1,219 +1,233 @@
-"""OpenAI Chat Completions: a request decoded into what the proxy samples, an answer encoded into what SDKs read.
+"""OpenAI Chat Completions.
 
-Every parameter is supported, harmless, or refused by name.
+Every parameter is supported, harmless, or refused by name. Besides OpenAI's: `top_k`, `min_p`, and `return_token_ids`,
+which adds `prompt_token_ids` and for each choice `token_ids`, `token_logprobs` and `weight_versions`.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
+import msgspec
 import orjson
+from msgspec import Meta
 
-from agentrl.errors import RequestError, did_you_mean
-from agentrl.rendering import ContentDelta, Delta, ParsedOutput, ReasoningDelta, ToolCallDelta
-from agentrl.rendering.validation import validate_messages
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.base import (
+    Answer,
+    Head,
+    ModelRequest,
+    Named,
+    Piece,
+    Tokens,
+    ToolChoice,
+    bad_parameter,
+    decode_struct,
+    message_of,
+    sse,
+    unsupported,
+)
+from agentrl.proxy.dialects.sampling import Penalty, Stop, TopLogprobs, format_constraint, logit_bias, stops
+from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+from agentrl.rendering.validation import validate_messages, validate_tools
 from agentrl.schemas import Json
 
-_NUMBERS = {  # name → (least, greatest)
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "presence_penalty": (-2.0, 2.0),
-}
-_HARMLESS = {
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "parallel_tool_calls",
-    "safety_identifier",
-    "prompt_cache_key",
-}
-_OWN = {
-    "model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream",
-    "stream_options", "n", "seed", "logprobs", "top_logprobs", "top_k", "return_token_ids", "response_format",
-    "logit_bias",
-}  # fmt: skip
+__all__ = ["OpenAIChat", "message_of"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatRequest:
-    """A decoded request. `sampling` holds only what the caller asked for."""
-
-    model: str | None
-    messages: list[Json]
-    tools: list[Json] | None
-    sampling: Json
-    max_tokens: int | None
-    stop: list[str] = field(default_factory=list)
-    stream: bool = False
-    include_usage: bool = False
-    logprobs: bool = False
-    return_token_ids: bool = False
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # ours pads nothing
 
 
-def decode(body: bytes) -> ChatRequest:
-    """Read a request body. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(data, dict):
-        raise RequestError(400, "the body must be a JSON object", code="invalid_json")
-    data = {key: value for key, value in data.items() if value is not None}
-    for key in data:
-        if key not in _NUMBERS.keys() | _HARMLESS | _OWN:
-            hint = did_you_mean(key, _NUMBERS.keys() | _HARMLESS | _OWN)
-            raise _bad(key, f"parameter {key!r} is not supported{hint}", code="unsupported_parameter")
-    messages = data.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestError(400, "messages must be a non-empty list", code="invalid_messages", param="messages")
-    validate_messages(messages)
-    _refuse_unsupported(data)
-    return ChatRequest(
-        model=data.get("model"),
-        messages=messages,
-        tools=_tools(data),
-        sampling=_sampling(data),
-        max_tokens=_max_tokens(data),
-        stop=_stop(data.get("stop", [])),
-        stream=_flag(data, "stream"),
-        include_usage=bool(data.get("stream_options", {}).get("include_usage")),
-        logprobs=_flag(data, "logprobs"),
-        return_token_ids=_flag(data, "return_token_ids"),
-    )
+class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A request as it comes."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: Stop | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    response_format: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+    # Harmless: nothing here that a policy could do otherwise.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
 
-def _bad(param: str, message: str, code: str = "invalid_parameter") -> RequestError:
-    return RequestError(422, message, code=code, param=param)
+class OpenAIChat:
+    """POST /v1/chat/completions."""
 
+    name = "openai.chat"
 
-def _refuse_unsupported(data: Json) -> None:
-    if data.get("n", 1) != 1:
-        raise _bad("n", "n must be 1: start one session per sample", code="unsupported_parameter")
-    if data.get("top_logprobs", 0) != 0:
-        raise _bad("top_logprobs", "top_logprobs must be 0", code="unsupported_parameter")
-    for name in ("logit_bias", "seed"):
-        if name in data:
-            raise _bad(name, f"{name} is not supported", code="unsupported_parameter")
-    if data.get("response_format", {"type": "text"}) != {"type": "text"}:
-        raise _bad(
-            "response_format", "only response_format {'type': 'text'} is supported", code="unsupported_parameter"
+    def decode(self, body: bytes) -> ModelRequest:
+        """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
+        data = decode_struct(body, ChatBody)
+        validate_messages(data.messages)
+        validate_tools(data.tools)
+        if data.top_logprobs and not data.logprobs:
+            raise bad_parameter("top_logprobs", "top_logprobs needs logprobs: true")
+        numbers = {
+            name: getattr(data, name)
+            for name in ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
+        }
+        sampling = {name: value for name, value in numbers.items() if value is not None}
+        if data.logit_bias:
+            sampling["logit_bias"] = logit_bias(data.logit_bias)
+        return ModelRequest(
+            model=data.model,
+            messages=data.messages,
+            tools=data.tools or None,
+            tool_choice=tool_choice(data.tool_choice, data.tools),
+            parallel_tool_calls=data.parallel_tool_calls is not False,
+            sampling=sampling,
+            constraint=format_constraint(data.response_format, "response_format", nested="json_schema"),
+            seed=data.seed,
+            max_tokens=data.max_completion_tokens or data.max_tokens,
+            stop=stops(data.stop),
+            n=data.n or 1,
+            stream=bool(data.stream),
+            logprobs=bool(data.logprobs),
+            top_logprobs=data.top_logprobs or 0,
+            wire=data,
         )
 
+    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+        """The whole response."""
+        choices: list[Json] = []
+        for index, answer in enumerate(answers):
+            choice: Json = {
+                "index": index,
+                "message": answer.message,
+                "finish_reason": answer.finish_reason,
+                "logprobs": logprobs_of(head, answer.tokens) if request.logprobs else None,
+            }
+            choices.append(choice | _extras(request, answer))
+        body: Json = {
+            "id": f"chatcmpl-{head.id}",
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+            "usage": usage_of(answers),
+        }
+        if request.wire.return_token_ids:
+            body["prompt_token_ids"] = answers[0].prompt_ids
+        return orjson.dumps(body)
 
-def _tools(data: Json) -> list[Json] | None:
-    tools = data.get("tools") or None
-    if tools is not None:
-        if not isinstance(tools, list):
-            raise _bad("tools", "tools must be a list")
-        for i, tool in enumerate(tools):
-            function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise _bad(f"tools[{i}]", f"tools[{i}] must be {{'type': 'function', 'function': {{'name': …}}}}")
-    choice = data.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise _bad("tool_choice", f"tool_choice {choice!r} is not supported; choose auto or none")
-    return None if choice == "none" else tools
+    def stream(self, request: ModelRequest, head: Head) -> ChatStream:
+        """An encoder for `chat.completion.chunk` events."""
+        return ChatStream(request, head)
 
-
-def _sampling(data: Json) -> Json:
-    sampling: Json = {}
-    for name, (least, greatest) in _NUMBERS.items():
-        if name not in data:
-            continue
-        value = data[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= greatest:
-            raise _bad(name, f"{name} must be a number from {least} to {greatest}, got {value!r}")
-        sampling[name] = float(value)
-    if "top_k" in data:
-        if isinstance(data["top_k"], bool) or not isinstance(data["top_k"], int):
-            raise _bad("top_k", "top_k must be an integer")
-        sampling["top_k"] = data["top_k"]
-    return sampling
-
-
-def _max_tokens(data: Json) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        if name in data:
-            value = data[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise _bad(name, f"{name} must be a positive integer, got {value!r}")
-            return int(value)
-    return None
+    def encode_error(self, error: RequestError) -> bytes:
+        """An error in OpenAI's shape."""
+        return orjson.dumps(error_body(error))
 
 
-def _stop(value: Any) -> list[str]:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
-        raise _bad("stop", "stop must be a non-empty string or a list of them")
-    return stops
+class ChatStream:
+    """Chunks; the first of a choice carries the role, the last one its finish reason."""
+
+    def __init__(self, request: ModelRequest, head: Head) -> None:
+        self._request = request
+        self._head = head
+
+    def start(self) -> bytes:
+        """An empty message of the assistant for every choice."""
+        empty = {"role": "assistant", "content": ""}
+        return b"".join(sse(self._chunk(index, empty)) for index in range(self._request.choices))
+
+    def piece(self, choice: int, piece: Piece) -> bytes:
+        """A chunk for every delta; the tokens' logprobs go with the first."""
+        asked = self._request.logprobs and len(piece.tokens.ids) > 0
+        logprobs = logprobs_of(self._head, piece.tokens) if asked else None
+        deltas = [delta_json(delta) for delta in piece.deltas] or [{}] * asked
+        out = b""
+        for delta in deltas:
+            out += sse(self._chunk(choice, delta, logprobs=logprobs))
+            logprobs = None
+        return out
+
+    def finish(self, choice: int, answer: Answer) -> bytes:
+        """The finish reason."""
+        chunk = self._chunk(choice, {}, answer.finish_reason)
+        chunk["choices"][0] |= _extras(self._request, answer)
+        if self._request.wire.return_token_ids:
+            chunk["prompt_token_ids"] = answer.prompt_ids
+        return sse(chunk)
+
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        """The usage, if asked for, and the end."""
+        options = self._request.wire.stream_options
+        usage = b""
+        if options is not None and options.include_usage:
+            usage = sse(self._chunk(0, {}) | {"choices": [], "usage": usage_of(answers)})
+        return usage + b"data: [DONE]\n\n"
+
+    def error(self, error: RequestError) -> bytes:
+        """An event that is an error, and no [DONE]."""
+        return sse(error_body(error))
+
+    def _chunk(self, index: int, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> Json:
+        choice: Json = {"index": index, "delta": delta, "finish_reason": finish_reason}
+        if logprobs is not None:
+            choice["logprobs"] = logprobs
+        return {
+            "id": f"chatcmpl-{self._head.id}",
+            "object": "chat.completion.chunk",
+            "created": self._head.created,
+            "model": self._head.model,
+            "choices": [choice],
+        }
 
 
-def _flag(data: Json, name: str) -> bool:
-    value = data.get(name, False)
-    if not isinstance(value, bool):
-        raise _bad(name, f"{name} must be true or false, got {value!r}")
-    return value
+def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:
+    """OpenAI's `tool_choice`. Raises RequestError 422."""
+    found: ToolChoice
+    match choice:
+        case None | "auto":
+            return "auto"
+        case "none":
+            return "none"
+        case "required":
+            found = "required"
+        case {"type": "function", "function": {"name": str(name)}}:
+            found = Named(name)
+        case str():
+            raise bad_parameter("tool_choice", f"tool_choice must be auto, none, required or a tool, got {choice!r}")
+        case _:
+            raise unsupported("tool_choice", 'only tool_choice {"type": "function", "function": {"name": …}} is known')
+    return among(found, tools)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """A finished call, ready to be encoded."""
-
-    completion_id: str
-    model: str
-    created: int
-    message: Json
-    finish_reason: str
-    prompt_ids: list[int]
-    output_ids: list[int]
-    logprobs: list[float]
-    token_texts: list[str] | None
-    cached_tokens: int | None
-    versions: list[list[int]]
-
-
-def message_of(parsed: ParsedOutput) -> Json:
-    """The assistant message as the client will send it back."""
-    message: Json = {"role": "assistant", "content": parsed.content}
-    if parsed.reasoning is not None:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in parsed.tool_calls
-        ]
-    return message
-
-
-def encode(answer: Answer, request: ChatRequest) -> bytes:
-    """The whole answer, for a caller that does not stream."""
-    choice: Json = {
-        "index": 0,
-        "message": answer.message,
-        "finish_reason": answer.finish_reason,
-        "logprobs": _logprobs(answer) if request.logprobs else None,
-    }
-    body: Json = {
-        "id": answer.completion_id,
-        "object": "chat.completion",
-        "created": answer.created,
-        "model": answer.model,
-        "choices": [choice],
-        "usage": _usage(answer),
-    }
-    if request.return_token_ids:
-        _add_ids(body, choice, answer)
-    return orjson.dumps(body)
-
-
-def encode_delta(completion_id: str, model: str, created: int, delta: Json) -> bytes:
-    """One server-sent event with a piece of the message."""
-    return _event(_chunk(completion_id, model, created, delta, None))
+def among(choice: ToolChoice, tools: list[Json] | None) -> ToolChoice:
+    """A choice that needs tools, checked against them. Raises RequestError 422."""
+    names = [tool["function"]["name"] for tool in tools or []]
+    if not names:
+        raise bad_parameter("tool_choice", "tool_choice asks for a tool, but the request has no tools")
+    if isinstance(choice, Named) and choice.name not in names:
+        raise bad_parameter("tool_choice", f"tool_choice names {choice.name!r}; the tools are {', '.join(names)}")
+    return choice
 
 
 def delta_json(delta: Delta) -> Json:
@@ -231,75 +245,51 @@ def delta_json(delta: Delta) -> Json:
             return {"tool_calls": [call]}
 
 
-def encode_end(answer: Answer, request: ChatRequest) -> bytes:
-    """The events that end a stream; sent after the commit."""
-    chunk = _chunk(answer.completion_id, answer.model, answer.created, {}, answer.finish_reason)
-    choice = chunk["choices"][0]
-    if request.logprobs:
-        choice["logprobs"] = _logprobs(answer)
-    if request.return_token_ids:
-        _add_ids(chunk, choice, answer)
-    out = _event(chunk)
-    if request.include_usage:
-        usage = _chunk(answer.completion_id, answer.model, answer.created, {}, None)
-        out += _event(usage | {"choices": [], "usage": _usage(answer)})
-    return out + b"data: [DONE]\n\n"
-
-
-def encode_error(error: RequestError) -> bytes:
-    """An error body in OpenAI's shape."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    if error.status == 429:
-        kind = "rate_limit_error"
-    return orjson.dumps({"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}})
-
-
-def encode_stream_error(error: RequestError) -> bytes:
-    """An error after the stream began: an event, and no [DONE]."""
-    return b"data: " + encode_error(error) + b"\n\n"
-
-
-def _chunk(completion_id: str, model: str, created: int, delta: Json, finish_reason: str | None) -> Json:
-    return {
-        "id": completion_id,
-        "object": "chat.completion.chunk",
-        "created": created,
-        "model": model,
-        "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
-    }
-
-
-def _event(data: Json) -> bytes:
-    return b"data: " + orjson.dumps(data) + b"\n\n"
-
-
-def _usage(answer: Answer) -> Json:
-    prompt, output = len(answer.prompt_ids), len(answer.output_ids)
+def usage_of(answers: Sequence[Answer]) -> Json:
+    """Token counts: a prompt counts once, however many answers it has."""
+    prompts = {id(answer.prompt_ids): answer for answer in answers}
+    prompt = sum(len(answer.prompt_ids) for answer in prompts.values())
+    output = sum(len(answer.tokens.ids) for answer in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens or 0},
+        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in prompts.values())},
     }
 
 
-def _logprobs(answer: Answer) -> Json:
-    assert answer.token_texts is not None
+def logprobs_of(head: Head, tokens: Tokens) -> Json:
+    """OpenAI's `logprobs` of some tokens."""
+    top = tokens.top or [[] for _ in tokens.ids]
     return {
         "content": [
-            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, logprob in zip(answer.token_texts, answer.logprobs, strict=True)
+            _logprob(head, token, logprob) | {"top_logprobs": [_logprob(head, other, p) for p, other in others]}
+            for token, logprob, others in zip(tokens.ids, tokens.logprobs, top, strict=True)
         ]
     }
 
 
-def _add_ids(body: Json, choice: Json, answer: Answer) -> None:
-    body["prompt_token_ids"] = answer.prompt_ids
-    choice["token_ids"] = answer.output_ids
-    choice["token_logprobs"] = answer.logprobs
-    choice["weight_versions"] = answer.versions
+def _logprob(head: Head, token: int, logprob: float) -> Json:
+    text = head.token_text(token)
+    # A part of a character has no text of its own; OpenAI leaves its bytes out.
+    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 
 
-def now() -> int:
-    """Seconds since the epoch, as `created` wants them."""
-    return int(time.time())
+def error_body(error: RequestError) -> Json:
+    """An error in OpenAI's shape."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    if error.status == 429:
+        kind = "rate_limit_error"
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+
+
+def _extras(request: ModelRequest, answer: Answer) -> Json:
+    """What OpenAI does not have: which call a choice is, and its exact tokens when asked for."""
+    extras: Json = {"interaction_id": answer.interaction_id} if request.n > 1 else {}
+    if request.wire.return_token_ids:
+        extras |= {
+            "token_ids": answer.tokens.ids,
+            "token_logprobs": answer.tokens.logprobs,
+            "weight_versions": answer.versions,
+        }
+    return extras

@@ -1,0 +1,205 @@
+"""What every dialect shares: one request the proxy understands, one answer it gives, and how a dialect speaks them.
+
+    body ──decode──► ModelRequest ──(sampled, committed)──► Answer ──encode──► body
+                                   └── pieces as generated ──► StreamEncoder ──► server-sent events
+
+Messages and tools of a `ModelRequest` are in Chat Completions' shape, whatever the dialect; so is an answer's message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+import msgspec
+import orjson
+
+from agentrl.errors import RequestError, did_you_mean
+from agentrl.rendering import Delta, ParsedOutput
+from agentrl.schemas import Json
+
+S = TypeVar("S", bound=msgspec.Struct)
+TopLogprobs = list[list[tuple[float, int]]]  # for each token the likeliest (logprob, id), best first
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """`tool_choice`: this tool and no other."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "none", "required"] | Named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRequest:
+    """A decoded request. `sampling` and `constraint` hold only what the caller asked for, in SGLang's words."""
+
+    model: str | None = None
+    messages: list[Json] = field(default_factory=list)  # validated; empty beside `prompts`
+    prompts: list[str | list[int]] = field(default_factory=list)  # raw ones: Completions
+    previous_id: str | None = None  # the call whose conversation `messages` go on with: Responses
+    has_instructions: bool = False  # the first message is of this call alone: what follows `previous_id` drops it
+    tools: list[Json] | None = None
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    sampling: Json = field(default_factory=dict)  # temperature, top_p, top_k, penalties, logit_bias, …
+    constraint: Json = field(default_factory=dict)  # of the grammar: {"json_schema": "…"}
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: list[str] = field(default_factory=list)
+    n: int = 1  # answers to each prompt
+    stream: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    wire: Any = None  # the dialect's own body: what its encoder needs besides
+
+    @property
+    def choices(self) -> int:
+        """How many answers there will be."""
+        return self.n * max(1, len(self.prompts))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """What is known about a response when its first answer begins."""
+
+    id: str  # of the first answer's interaction: 32 hex digits
+    created: int  # seconds since the epoch
+    model: str  # as the caller named it
+    prompt_tokens: int
+    token_text: Callable[[int], str]  # one token's text, special tokens included
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Sampled tokens, `ids` and `logprobs` of one length; `top` too, when it was asked for."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    top: TopLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event of the engine made certain: parts of the message, and the tokens it brought."""
+
+    deltas: list[Delta]
+    tokens: Tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A finished call, committed and ready to be encoded."""
+
+    interaction_id: str
+    message: Json  # role, content, reasoning_content, tool_calls
+    finish_reason: str  # stop | length | tool_calls
+    stop: str | None  # the stop string that ended it
+    prompt_ids: list[int]
+    cached_tokens: int
+    tokens: Tokens
+    versions: list[list[int]]  # [weight version, start, end) over the output tokens
+
+
+class StreamEncoder(Protocol):
+    """One streamed response, in the dialect's event grammar. Every method returns bytes to send, perhaps none."""
+
+    def start(self) -> bytes:
+        """The events before the first piece."""
+        ...
+
+    def piece(self, choice: int, piece: Piece) -> bytes:
+        """A part of an answer; tool calls come here too, after the commit."""
+        ...
+
+    def finish(self, choice: int, answer: Answer) -> bytes:
+        """An answer is committed and all its pieces have been sent."""
+        ...
+
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        """All answers are committed; the last bytes."""
+        ...
+
+    def error(self, error: RequestError) -> bytes:
+        """The response broke off; the last bytes."""
+        ...
+
+
+class Dialect(Protocol):
+    """One API. `name` is recorded with every call."""
+
+    name: str
+
+    def decode(self, body: bytes) -> ModelRequest:
+        """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
+        ...
+
+    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+        """The whole response; as many answers as the request has choices."""
+        ...
+
+    def stream(self, request: ModelRequest, head: Head) -> StreamEncoder:
+        """An encoder for the events of a streamed response."""
+        ...
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """The body of a response that is an error."""
+        ...
+
+
+def message_of(parsed: ParsedOutput) -> Json:
+    """The assistant message as a client will send it back."""
+    message: Json = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in parsed.tool_calls
+        ]
+    return message
+
+
+def decode_struct(body: bytes, shape: type[S]) -> S:
+    """A body as a struct that forbids unknown fields. Raises RequestError 400 or 422 naming the field at fault."""
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), shape) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def bad_parameter(param: str, message: str) -> RequestError:
+    """A 422 for a value that cannot be."""
+    return RequestError(422, message, code="invalid_parameter", param=param)
+
+
+def unsupported(param: str, message: str) -> RequestError:
+    """A 422 for what agentrl does not do."""
+    return RequestError(422, message, code="unsupported_parameter", param=param)
+
+
+def sse(data: Any, event: str | None = None) -> bytes:
+    """One server-sent event with a JSON payload."""
+    line = b"data: " + orjson.dumps(data) + b"\n\n"
+    return line if event is None else b"event: " + event.encode() + b"\n" + line
+
+
+def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:
+    """msgspec's words (`Expected …, got … - at `$.field``) as an error that names the field."""
+    what, _, where = message.partition(" - at `$")
+    path = where.rstrip("`").lstrip(".")
+    if what.startswith("Object contains unknown field"):
+        name = what.split("`")[1]
+        param = f"{path}.{name}" if path else name
+        hint = "" if path else did_you_mean(name, shape.__struct_encode_fields__)
+        return unsupported(param, f"parameter {param!r} is not supported{hint}")
+    if not path and "missing required field" in what:
+        path = what.split("`")[1]
+    if not path:
+        return RequestError(400, f"the body is no valid request: {what}", code="invalid_json")
+    return bad_parameter(path, f"{path}: {what[0].lower()}{what[1:]}")

@@ -1,0 +1,57 @@
+"""Sampling parameters that the dialects share, checked and put into SGLang's words."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from msgspec import Meta
+
+from agentrl.proxy.dialects.base import bad_parameter, unsupported
+from agentrl.schemas import Json
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Stop = str | list[str]
+MAX_STOPS = 32
+"""SGLang's own limit."""
+
+
+def stops(value: Stop | None, param: str = "stop") -> list[str]:
+    """Stop strings as a list. Raises RequestError 422 for empty ones."""
+    found = [value] if isinstance(value, str) else value or []
+    if not all(found):
+        raise bad_parameter(param, f"{param} must not hold empty strings")
+    if len(found) > MAX_STOPS:
+        raise bad_parameter(param, f"{param} must have at most {MAX_STOPS} strings, got {len(found)}")
+    return found
+
+
+def logit_bias(value: dict[str, float]) -> Json:
+    """Biases by token id. Raises RequestError 422; whether the ids are in the vocabulary is checked with the prompt."""
+    for token, bias in value.items():
+        if not token.isascii() or not token.isdecimal():
+            raise bad_parameter("logit_bias", f"logit_bias: {token!r} is no token id")
+        if not -100 <= bias <= 100:
+            raise bad_parameter("logit_bias", f"logit_bias: {bias} is not from -100 to 100")
+    return dict(value)
+
+
+def format_constraint(format: Json | None, param: str, *, nested: str | None = None) -> Json:
+    """SGLang's grammar for a response format (text, json_object, json_schema). Raises RequestError 422.
+
+    Chat Completions puts the schema one level deeper, under `nested`.
+    """
+    match format:
+        case None | {"type": "text"}:
+            return {}
+        case {"type": "json_object"}:
+            return {"json_schema": '{"type":"object"}'}
+        case {"type": "json_schema"}:
+            inner: Any = format.get(nested) if nested else format
+            schema = inner.get("schema") if isinstance(inner, dict) else None
+            if not isinstance(schema, dict):
+                raise bad_parameter(param, f"{param} of type json_schema needs a schema that is an object")
+            return {"json_schema": orjson.dumps(schema).decode()}
+    kind = format.get("type")
+    raise unsupported(param, f"{param} type {kind!r} is not supported; choose text, json_object or json_schema")
