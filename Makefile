@@ -7,13 +7,16 @@ help:  ## Show the targets
 setup:  ## Make .venv ready: shared environment, this checkout installed into it
 	@sh scripts/setup
 
+setup-agents:  ## Make .venv-agents ready: the SDKs and agent frameworks that tests run against the proxy
+	@sh scripts/setup-agents
+
 demo: setup  ## Train SmolLM2-135M to use a calculator on this machine, and show the curve
 	@.venv/bin/agentrl demo
 
 demo-quick: setup  ## The same with a tiny model and an easier task: a few minutes
 	@.venv/bin/agentrl demo --quick
 
-test: setup  ## Run all tests, with one real SGLang server
+test: setup  ## Run all tests, with one real SGLang server; those of agent frameworks where setup-agents was run
 	@$(PY) -m pytest
 
 lint: setup  ## ruff, mypy --strict, import contracts
@@ -31,4 +34,4 @@ crash: setup  ## kill -9 to random processes of training runs on both databases,
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/crash.py --out benchmarks/results/crash.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
-.PHONY: help setup demo demo-quick test lint bench crash
+.PHONY: help setup setup-agents demo demo-quick test lint bench crash

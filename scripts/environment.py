@@ -1,9 +1,11 @@
-"""Builds the shared environment and links this checkout's `.venv` to it. Standard library only; run by scripts/setup.
+"""Builds a shared environment and links this checkout to it. Standard library only; run by scripts/setup.
 
-    ~/.cache/agentrl/envs/KEY/    a venv with every pin of requirements/cpu.lock; KEY is a hash of lock, Python, machine
-    .venv/                        a light venv: a .pth file that adds the shared packages, agentrl itself editable
+    ~/.cache/agentrl/envs/KEY/    a venv with every pin of a lock file; KEY is a hash of lock, Python, machine
+    .venv/                        requirements/cpu.lock: a light venv, a .pth file that adds the shared packages,
+                                  agentrl itself editable
+    .venv-agents                  requirements/agents.lock: a link, because nothing of ours is installed there
 
-The shared environment counts only with its stamp file, which is written last; without it, it is built anew.
+A shared environment counts only with its stamp file, which is written last; without it, it is built anew.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCK = ROOT / "requirements" / "cpu.lock"
+LOCKS = {"main": ROOT / "requirements" / "cpu.lock", "agents": ROOT / "requirements" / "agents.lock"}
 PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not that of a venv that happens to be active
 CACHE = Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl")
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -34,20 +36,21 @@ FREE_BYTES = 5 * 10**9
 
 
 def main() -> int:
-    """Make both environments ready; a line says which had to be built."""
+    """Make one environment ready, `main` or `agents`; a line says so when there was something to do."""
     started = time.monotonic()
-    pins = read_pins(LOCK.read_text())
-    shared = CACHE / "envs" / key()
+    name = sys.argv[1] if len(sys.argv) > 1 else "main"
+    shared = CACHE / "envs" / key(LOCKS[name])
     try:
         with locked(CACHE / "envs" / ".lock") as lock:
             if not (shared / STAMP).exists():
-                build_shared(shared, pins, lock)
-        linked = link_checkout(shared)
+                build_shared(shared, read_pins(LOCKS[name].read_text()), lock)
+        linked = link_checkout(shared) if name == "main" else link(ROOT / ".venv-agents", shared)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
     if linked:
-        print(f"setup: ready in {time.monotonic() - started:.0f} s (.venv/bin/agentrl --help)")
+        ready = ".venv/bin/agentrl --help" if name == "main" else ".venv-agents/bin/python"
+        print(f"setup: ready in {time.monotonic() - started:.0f} s ({ready})")
     return 0
 
 
@@ -55,10 +58,10 @@ class SetupError(Exception):
     """One line for the user."""
 
 
-def key() -> str:
+def key(lock_file: Path) -> str:
     """Names the shared environment: another lock file, Python or machine gets another one."""
     version = ".".join(map(str, sys.version_info[:3]))
-    parts = (LOCK.read_text(), version, sys.base_prefix, platform.machine())
+    parts = (lock_file.read_text(), version, sys.base_prefix, platform.machine())
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"py{sys.version_info[0]}{sys.version_info[1]}-{digest[:12]}"
 
@@ -92,11 +95,15 @@ def build_shared(shared: Path, pins: list[str], lock: int) -> None:
     print(f"setup: building the shared environment, once per machine: {shared}", flush=True)
     run([PYTHON, "-m", "venv", str(shared)])
     python = str(shared / "bin" / "python")
-    torch, index = choose_torch(python, next(pin for pin in pins if pin.startswith("torch==")))
+    wanted, options = [], []
+    for pin in pins:
+        if pin.startswith("torch=="):
+            pin, options = choose_torch(python, pin)
+        wanted.append(pin)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join([torch, *(pin for pin in pins if not pin.startswith("torch=="))]))
+        file.write("\n".join(wanted))
         file.flush()
-        install(python, ["--requirement", file.name, *index], shared, len(pins), lock)
+        install(python, ["--requirement", file.name, *options], shared, len(pins), lock)
     compile_all(python, shared)
     (shared / STAMP).write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
 
@@ -182,6 +189,18 @@ class Counter:
     def close(self) -> None:
         if sys.stdout.isatty():
             print("\r\x1b[K", end="", flush=True)
+
+
+def link(path: Path, shared: Path) -> bool:
+    """Make `path` a link to the shared environment; False if it was one before."""
+    if path.is_symlink() and path.readlink() == shared:
+        return False
+    if path.is_dir() and not path.is_symlink():
+        raise SetupError(f"{path} is a folder where a link is due: remove it")
+    staging = path.with_name(f"{path.name}.{os.getpid()}.new")
+    staging.symlink_to(shared)
+    staging.replace(path)
+    return True
 
 
 def link_checkout(shared: Path) -> bool:

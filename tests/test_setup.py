@@ -45,16 +45,29 @@ def test_the_cpu_build_that_pip_is_configured_for_is_taken(
     assert environment.choose_torch("python", "torch==2.13.0") == ("torch==2.13.0+cpu", [])
 
 
-def test_another_lock_is_another_environment(
-    environment: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    before = environment.key()
+def test_another_lock_is_another_environment(environment: ModuleType, tmp_path: Path) -> None:
     changed = tmp_path / "cpu.lock"
-    changed.write_text(environment.LOCK.read_text() + "one-more==1\n")
-    monkeypatch.setattr(environment, "LOCK", changed)
-    assert environment.key() != before
+    changed.write_text(environment.LOCKS["main"].read_text() + "one-more==1\n")
+    keys = {environment.key(lock_file) for lock_file in (changed, *environment.LOCKS.values())}
+    assert len(keys) == 3
+
+
+def test_a_link_is_made_once_and_moves_with_its_environment(environment: ModuleType, tmp_path: Path) -> None:
+    path, first, second = (tmp_path / name for name in (".venv-agents", "first", "second"))
+    first.mkdir()
+    assert environment.link(path, first)
+    assert not environment.link(path, first)
+    assert environment.link(path, second)
+    assert path.readlink() == second
+
+
+def test_a_folder_in_the_place_of_the_link_is_left_alone(environment: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / ".venv-agents").mkdir()
+    with pytest.raises(environment.SetupError, match="remove it"):
+        environment.link(tmp_path / ".venv-agents", tmp_path / "shared")
 
 
 def test_pins_are_read_without_comments(environment: ModuleType) -> None:
     assert environment.read_pins("# head\na==1  # why\n\nb==2\n") == ["a==1", "b==2"]
-    assert all("==" in pin for pin in environment.read_pins(environment.LOCK.read_text()))
+    for lock_file in environment.LOCKS.values():
+        assert all("==" in pin for pin in environment.read_pins(lock_file.read_text()))
