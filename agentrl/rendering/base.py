@@ -72,6 +72,17 @@ class Bridge:
             raise ValueError("a bridge has either delta_ids or a reason to fork")
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The beginning of a tool call, written for the model: `ids` go behind the prompt, and into the parser.
+
+    `regex` is what the tokens sampled behind them must match, where ids cannot say it.
+    """
+
+    ids: list[int]
+    regex: str | None = None
+
+
 class OutputParser(ABC):
     """Reads sampled ids into deltas. Every id is read alone, so how the stream was cut cannot matter.
 
@@ -123,6 +134,7 @@ class Renderer(Protocol):
     stop_token_ids: list[int]
     vocab_size: int  # ids are below it
     max_context: int | None  # tokens, prompt and output together
+    reasons: bool  # the format has a place for reasoning
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The prompt: the whole conversation, ending with the generation prompt."""
@@ -145,6 +157,22 @@ class Renderer(Protocol):
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
         """A parser for one output of this prompt."""
+        ...
+
+    def text_parser(self) -> OutputParser:
+        """A parser that reads no markup: the text up to a stop token, special tokens left out."""
+        ...
+
+    def opening(self, tools: list[Json], name: str | None) -> Opening:
+        """The beginning of a call of the tool `name`, or of any: what the model would write until it has a choice.
+
+        With one tool, any is that one. Raises RequestError: 400 for a `name` that is no tool's, 422 where the format
+        cannot do it.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt: special tokens spelled in it count, with what the tokenizer itself puts first."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ must be the last character, so `f(1) + f(2)` is content.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -62,6 +63,18 @@ def write_call(call: Json, known: Mapping[str, Signature]) -> str:
                 return f"{name}({value})"
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return f"{name}({text})"
+
+
+def call_regex(known: Mapping[str, Signature]) -> str:
+    """Matches whole outputs that are a call of one of the tools."""
+    calls = (f"{re.escape(name)}\\({_ARGUMENT_REGEX[found.bare is None]}\\)" for name, found in known.items())
+    return f"({'|'.join(calls)})"
+
+
+_ARGUMENT_REGEX = {
+    False: r"[^()]*(\([^()]*\)[^()]*)*",  # text with closed brackets, one in another
+    True: r"(\{(.|\n)*\})?",
+}
 
 
 class _State(Enum):

@@ -9,13 +9,15 @@ Text is encoded as text: a message that spells `<|im_end|>` does not end its tur
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from tokenizers import Tokenizer
 
-from agentrl.rendering.base import Bridge, ContentDelta, Delta, OutputParser, ToolCallDelta, new_call_id
-from agentrl.rendering.calls import CallReader, Signature, signatures, tools_line, write_call
+from agentrl.rendering.base import Bridge, ContentDelta, Delta, Opening, OutputParser, ToolCallDelta, new_call_id
+from agentrl.rendering.calls import CallReader, Signature, call_regex, signatures, tools_line, write_call
 from agentrl.rendering.messages import role_of, text_of
-from agentrl.rendering.text import TextDecoder
+from agentrl.rendering.openings import chosen_names
+from agentrl.rendering.text import TextDecoder, TextParser
 from agentrl.schemas import ForkReason, Json
 
 START = "<|im_start|>"
@@ -30,6 +32,7 @@ class ChatMLRenderer:
     """
 
     name = "chatml"
+    reasons = False
 
     def __init__(
         self,
@@ -72,9 +75,28 @@ class ChatMLRenderer:
         """A parser that knows the call syntax of `tools`."""
         return CallParser(self._tokenizer, self.stop_token_ids, signatures(tools))
 
+    def text_parser(self) -> OutputParser:
+        """A parser that reads no calls."""
+        return TextParser(self._tokenizer, self.stop_token_ids)
+
+    def opening(self, tools: list[Json], name: str | None) -> Opening:
+        """`name(`; several tools have no beginning in common, so a regex leaves the model the choice of calls."""
+        names = chosen_names(tools, name)
+        if len(names) == 1:
+            return Opening(self._encode(f"{names[0]}("))
+        return Opening([], call_regex(signatures(tools)))
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt: special tokens spelled in it count."""
+        return self._raw_tokenizer.encode(text).ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    @cached_property
+    def _raw_tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_str(self._tokenizer.to_str())  # `encode_special_tokens` is no part of it
 
     def _with_system(self, messages: list[Json], tools: list[Json] | None) -> list[Json]:
         has_system = bool(messages) and role_of(messages[0]) == "system"

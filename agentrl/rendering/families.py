@@ -13,10 +13,13 @@ from jinja2 import Undefined
 from tokenizers import Tokenizer
 
 from agentrl.errors import ModelFolderError, RequestError, did_you_mean
-from agentrl.rendering.base import Bridge, OutputParser
+from agentrl.rendering.base import Bridge, Opening, OutputParser
 from agentrl.rendering.family_parser import FamilyParser
 from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.jinja import for_template
+from agentrl.rendering.markup import THINK
+from agentrl.rendering.openings import derive_opening
+from agentrl.rendering.text import TextParser
 from agentrl.schemas import ForkReason, Json
 
 _TOOL: Json = {
@@ -106,7 +109,10 @@ class FamilyRenderer:
         self._inner = inner
         self._tokenizer = tokenizer
         talk: list[Json] = [{"role": "user", "content": "x"}]
-        self._generation_prompt = self.render(talk, None)[len(inner.render_ids(talk)) :]
+        self._generation_prompt = self.render(talk, None)[len(self._write_reply(talk, None)) :]
+        thoughtful: Json = {"role": "assistant", "content": "x", "reasoning_content": "§"}
+        written = self.decode(self._write_reply([*talk, thoughtful], None))
+        self.reasons = "§" in written or self.decode(self._generation_prompt).rstrip().endswith(THINK)
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The prompt as the family writes it."""
@@ -139,9 +145,28 @@ class FamilyRenderer:
         """The library's parser, with reasoning and content streamed."""
         return FamilyParser(self._inner, self._tokenizer, self.stop_token_ids, tools, list(prompt_ids))
 
+    def text_parser(self) -> OutputParser:
+        """A parser that reads no markup."""
+        return TextParser(self._tokenizer, self.stop_token_ids)
+
+    def opening(self, tools: list[Json], name: str | None) -> Opening:
+        """What the family writes before a call's name, or before its arguments."""
+        return derive_opening(self, self._write_reply, self._encode, tools, name)
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt, with what the tokenizer puts first."""
+        return self._tokenizer.encode(text).ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def _write_reply(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
+        ids: list[int] = self._inner.render_ids([for_template(message) for message in messages], tools=tools or None)
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
 class LibraryTokenizer:

@@ -54,6 +54,7 @@ class FamilyParser(OutputParser):
         """`library` is the renderer whose `parse_response` has the last word."""
         super().__init__(stop_token_ids)
         self._library = library
+        self._tokenizer = tokenizer
         self._tools = tools or None
         self._prompt_ids = prompt_ids
         self._decoder = TextDecoder(tokenizer)
@@ -127,7 +128,7 @@ class FamilyParser(OutputParser):
 
     def _rest_of(self, parsed: Any) -> tuple[str, str] | None:
         """Reasoning and content of the whole output behind what was sent; None if that is no beginning of them."""
-        broken = [call.raw for call in parsed.tool_calls if not _is_sound(call)]
+        broken = [self._text_of(call) for call in parsed.tool_calls if not _is_sound(call)]
         content = "\n".join(filter(None, [parsed.content.strip(), *broken]))
         reasoning = (parsed.reasoning_content or "").strip()
         sent_reasoning, sent_content = self._sent_text.values()
@@ -136,6 +137,15 @@ class FamilyParser(OutputParser):
         if sent_content and reasoning != sent_reasoning:
             return None  # reasoning cannot go on behind content
         return reasoning[len(sent_reasoning) :], content[len(sent_content) :]
+
+    def _text_of(self, call: Any) -> str:
+        """A malformed call as the model wrote it, with its markers where the library says which ids it is."""
+        raw: str = call.raw
+        if call.token_span is None:
+            return raw.strip()
+        start, end = call.token_span
+        text = self._tokenizer.decode(self._ids[start:end], skip_special_tokens=False)
+        return (text if raw in text else raw).strip()
 
     def _parse(self, ids: list[int]) -> Any:
         try:

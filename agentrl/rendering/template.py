@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.errors import RequestError
-from agentrl.rendering.base import Bridge, OutputParser
+from agentrl.rendering.base import Bridge, Opening, OutputParser
 from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.markup import CALL, END_CALL, END_THINK, THINK, MarkupParser
 from agentrl.rendering.messages import role_of
+from agentrl.rendering.openings import derive_opening
+from agentrl.rendering.text import TextParser
 from agentrl.schemas import ForkReason, Json
 
 REWROTE = Bridge(None, ForkReason.TEMPLATE_REWROTE)
@@ -32,6 +34,7 @@ class TemplateRenderer:
         self.stop_token_ids = sorted({*folder.eos_token_ids, *([] if eos is None else [eos])})
         self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_context = folder.max_context
+        self.reasons = END_THINK in folder.template.source
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The template's own text, encoded. Raises RequestError where the template refuses the conversation."""
@@ -81,10 +84,22 @@ class TemplateRenderer:
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
         """A Hermes parser for the markers that the template and the request use."""
-        markers = [THINK, END_THINK] if END_THINK in self._template.source else []
+        markers = [THINK, END_THINK] if self.reasons else []
         in_reasoning = bool(markers) and self.decode(prompt_ids[-8:]).rstrip().endswith(THINK)
         markers += [CALL, END_CALL] if tools else []
         return MarkupParser(self._tokenizer, self.stop_token_ids, markers, in_reasoning=in_reasoning)
+
+    def text_parser(self) -> OutputParser:
+        """A parser that reads no markup."""
+        return TextParser(self._tokenizer, self.stop_token_ids)
+
+    def opening(self, tools: list[Json], name: str | None) -> Opening:
+        """What the template writes before a call's name, or before its arguments."""
+        return derive_opening(self, self._write_reply, self._encode, tools, name)
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt, with what the tokenizer puts first."""
+        return self._tokenizer.encode(text).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
@@ -100,6 +115,9 @@ class TemplateRenderer:
                 param="tools",
             )
         return self._template.render(messages, tools, generation_prompt=generation_prompt)
+
+    def _write_reply(self, messages: list[Json], tools: list[Json]) -> list[int]:
+        return self._encode(self._text(messages, tools, generation_prompt=False))
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

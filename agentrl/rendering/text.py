@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tokenizers import Tokenizer
+
+from agentrl.rendering.base import ContentDelta, Delta, OutputParser
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer decodes an incomplete or invalid byte sequence to."""
@@ -41,3 +45,19 @@ class TextDecoder:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+
+
+class TextParser(OutputParser):
+    """Plain text: no markup is read, special tokens are left out."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_token_ids: list[int]) -> None:
+        super().__init__(stop_token_ids)
+        self._decoder = TextDecoder(tokenizer)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(id for id, token in added.items() if token.special)
+
+    def _step(self, token: int) -> Iterator[Delta]:
+        yield ContentDelta(self._decoder.flush() if token in self._special else self._decoder.push(token))
+
+    def _end(self) -> Iterator[Delta]:
+        yield ContentDelta(self._decoder.flush())

@@ -1,0 +1,137 @@
+"""The beginning of a tool call, for `tool_choice`: what every call, or every call of one tool, begins with.
+
+A renderer writes replies that call tools with other names or other arguments; the ids that they have in common are the
+opening. So it is the format's own spelling, cut between two tokens of it, whatever the format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+from agentrl.errors import RequestError, did_you_mean
+from agentrl.rendering.base import Opening, Renderer
+from agentrl.rendering.markup import END_THINK, THINK
+from agentrl.rendering.messages import function_of
+from agentrl.schemas import Json
+
+WriteReply = Callable[[list[Json], list[Json]], list[int]]
+"""(messages that end with a reply, tools) → ids, without a generation prompt."""
+
+Encode = Callable[[str], list[int]]
+"""Text → ids: special tokens spelled in it count, and nothing is put first."""
+
+_QUESTION: Json = {"role": "user", "content": "x"}
+_NAMES = ("a", "Z", "_")  # with another first letter each: the opening must not hold one
+_ARGUMENTS: tuple[Json, ...] = ({"a": 1}, {"Z": 2}, {"_": 3}, {})
+_THOUGHT = "§"
+
+
+def chosen_names(tools: Sequence[Json], name: str | None) -> list[str]:
+    """The tools that a call may name. Raises RequestError for a name that is no tool's, or without tools."""
+    names: list[str] = [function_of(tool)["name"] for tool in tools]
+    if not names:
+        raise RequestError(400, "tool_choice: needs tools", code="invalid_tool_choice", param="tool_choice")
+    if name is not None and name not in names:
+        raise RequestError(
+            400,
+            f"tool_choice: no tool is called {name!r}{did_you_mean(name, names)}",
+            code="invalid_tool_choice",
+            param="tool_choice",
+        )
+    return names if name is None else [name]
+
+
+def derive_opening(
+    renderer: Renderer, write_reply: WriteReply, encode: Encode, tools: list[Json], name: str | None
+) -> Opening:
+    """The opening of `renderer`'s calls. Raises RequestError(422) where its format has none that it reads back."""
+    names = chosen_names(tools, name)
+    one = len(names) == 1
+    prompt = renderer.render([_QUESTION], tools)
+
+    def written(name: str, arguments: Json, index: int) -> list[int]:
+        reply = _reply(name, arguments, index)
+        ids = _behind_prompt(renderer, write_reply, encode, prompt, reply, tools)
+        if ids is None or (name in names and not _reads_back(renderer, prompt, ids, tools, name, arguments)):
+            raise refusal(renderer.name)
+        return ids
+
+    if one:
+        [tool] = (tool for tool in tools if function_of(tool)["name"] == names[0])
+        choices = _ARGUMENTS[:-1] if _needs_arguments(tool) else _ARGUMENTS
+        spelled = [written(names[0], arguments, index) for index, arguments in enumerate(choices)]
+    else:
+        spelled = [written(each, _ARGUMENTS[0], index) for index, each in enumerate([*names, *_NAMES])]
+    opening = [ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, zip(*spelled, strict=False))]
+    if (one and names[0] not in renderer.decode(opening)) or not _opens_a_call(
+        renderer, prompt, opening, encode, tools
+    ):
+        raise refusal(renderer.name)
+    return Opening(opening)
+
+
+def refusal(renderer_name: str) -> RequestError:
+    """What a renderer raises whose calls cannot be opened."""
+    return RequestError(
+        422,
+        f"tool_choice: the chat format {renderer_name!r} cannot begin a tool call for the model; use 'auto' or 'none'",
+        code="unsupported_parameter",
+        param="tool_choice",
+    )
+
+
+def _needs_arguments(tool: Json) -> bool:
+    return bool((function_of(tool).get("parameters") or {}).get("required"))
+
+
+def _reply(name: str, arguments: Json, index: int) -> Json:
+    call = {
+        "id": f"functions.{name}:{index}",  # formats that write the id take the name from it
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments)},
+    }
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _behind_prompt(
+    renderer: Renderer, write_reply: WriteReply, encode: Encode, prompt: list[int], reply: Json, tools: list[Json]
+) -> list[int] | None:
+    """What a reply adds to the prompt; None if it does not begin like the prompt."""
+    whole = write_reply([_QUESTION, reply], tools)
+    if whole[: len(prompt)] == prompt:
+        return whole[len(prompt) :]
+    head = renderer.decode(prompt)
+    text = renderer.decode(whole)
+    if text.startswith(head):
+        return encode(text.removeprefix(head))
+    # The prompt has opened reasoning that the format leaves out where there is none: close it behind a thought.
+    thoughtful = renderer.decode(write_reply([_QUESTION, reply | {"reasoning_content": _THOUGHT}], tools))
+    thought, found, rest = thoughtful.removeprefix(head).partition(_THOUGHT)
+    if thoughtful.startswith(head) and found and not thought.strip():
+        return encode(rest)
+    # A format that leaves out any reasoning: close it as models do that have none.
+    before, found, rest = head.rpartition(THINK)
+    if found and not rest.strip() and text.startswith(before):
+        return encode(f"\n{END_THINK}\n\n{text.removeprefix(before)}")
+    return None
+
+
+def _reads_back(
+    renderer: Renderer, prompt: list[int], ids: list[int], tools: list[Json], name: str, arguments: Json
+) -> bool:
+    parser = renderer.parser(tools, prompt)
+    parser.push(ids)
+    match parser.finish().tool_calls:
+        case [call]:
+            return call.name == name and bool(json.loads(call.arguments)) == bool(arguments)
+    return False
+
+
+def _opens_a_call(renderer: Renderer, prompt: list[int], opening: list[int], encode: Encode, tools: list[Json]) -> bool:
+    """Whether text that follows the opening is neither content nor reasoning."""
+    parser = renderer.parser(tools, prompt)
+    parser.push(opening + encode("x"))
+    parsed = parser.finish()
+    return not parsed.reasoning and (parsed.content or "").strip() != "x"

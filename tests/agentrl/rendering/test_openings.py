@@ -1,0 +1,117 @@
+"""Openings of tool calls: the format's own beginning, which the parser reads on from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import RequestError
+from agentrl.rendering import ParsedOutput, Renderer, load_renderer
+
+from .conftest import CHATML_TOKENS, byte_tokenizer, tool, write_folder
+
+CALC = tool("calc", expression="string")
+ADD = tool("add", a="integer", b="integer")
+HISTORY: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+
+HERMES = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}
+<tool_call>
+{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def chatml(smollm_folder: Path) -> Renderer:
+    return load_renderer(smollm_folder)
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    tokenizer = byte_tokenizer(*CHATML_TOKENS, markers=("<tool_call>", "</tool_call>"))
+    return load_renderer(write_folder(tmp_path_factory.mktemp("models") / "hermes", tokenizer, HERMES), "template")
+
+
+def read(renderer: Renderer, tools: list[dict[str, Any]], ids: list[int], rest: str) -> ParsedOutput:
+    parser = renderer.parser(tools, renderer.render(HISTORY, tools))
+    first = parser.push(ids)
+    parser.push(renderer.encode(rest))
+    parsed = parser.finish()
+    assert not first or parsed.tool_calls
+    return parsed
+
+
+def test_call_syntax_opens_with_the_name(chatml: Renderer) -> None:
+    for tools, name in ([CALC], None), ([CALC, ADD], "calc"):
+        opening = chatml.opening(tools, name)
+        assert (chatml.decode(opening.ids), opening.regex) == ("calc(", None)
+        (call,) = read(chatml, tools, opening.ids, "1 + 2)<|im_end|>").tool_calls
+        assert (call.name, call.arguments) == ("calc", '{"expression": "1 + 2"}')
+
+
+def test_call_syntax_of_several_tools_is_a_regex(chatml: Renderer) -> None:
+    opening = chatml.opening([CALC, ADD], None)
+    assert opening.ids == []
+    assert opening.regex is not None
+    for text, matches in {
+        "calc(1)": True,
+        "calc((1 + 2) * 3)": True,
+        'add({"a": 1,\n "b": 2})': True,
+        "add()": True,
+        "calc(1": False,
+        "calc(1) is 1": False,
+        "calculate(1)": False,
+        "the sum": False,
+    }.items():
+        assert bool(re.fullmatch(opening.regex, text)) is matches, text
+        assert bool(read(chatml, [CALC, ADD], [], text).tool_calls) is matches, text
+
+
+def test_a_template_opens_with_its_markup(hermes: Renderer) -> None:
+    any_call = hermes.opening([CALC, ADD], None)
+    assert hermes.decode(any_call.ids) == '<tool_call>\n{"name": "'
+    (call,) = read(hermes, [CALC, ADD], any_call.ids, 'add", "arguments": {"a": 1}}\n</tool_call>').tool_calls
+    assert (call.name, call.arguments) == ("add", '{"a": 1}')
+    for opening in (hermes.opening([CALC, ADD], "calc"), hermes.opening([CALC], None)):
+        assert hermes.decode(opening.ids) == '<tool_call>\n{"name": "calc", "arguments": {'
+        (call,) = read(hermes, [CALC], opening.ids, '"expression": "1"}}\n</tool_call>').tool_calls
+        assert (call.name, call.arguments) == ("calc", '{"expression": "1"}')
+
+
+def test_what_cannot_be_opened_is_refused(chatml: Renderer, hermes: Renderer, tmp_path: Path) -> None:
+    for renderer in (chatml, hermes):
+        with pytest.raises(RequestError, match=r"no tool is called 'cal'; did you mean 'calc'\?") as refused:
+            renderer.opening([CALC, ADD], "cal")
+        assert (refused.value.status, refused.value.param) == (400, "tool_choice")
+        with pytest.raises(RequestError, match="needs tools"):
+            renderer.opening([], None)
+    mute = write_folder(
+        tmp_path, byte_tokenizer(*CHATML_TOKENS), "{# <tool_call> #}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    with pytest.raises(RequestError) as refused:
+        load_renderer(mute, "template").opening([CALC], None)
+    error = refused.value
+    assert (error.status, error.code, error.param) == (422, "unsupported_parameter", "tool_choice")
+
+
+def test_a_plain_parser_reads_no_markup(chatml: Renderer, hermes: Renderer) -> None:
+    for renderer in (chatml, hermes):
+        parser = renderer.text_parser()
+        parser.push(renderer.encode("<|im_start|>calc(1)<tool_call> é<|im_end|>x"))
+        parsed = parser.finish()
+        assert (parsed.content, parsed.reasoning, parsed.tool_calls) == ("calc(1)<tool_call> é", None, [])
+
+
+def test_a_raw_prompt_may_spell_special_tokens(chatml: Renderer) -> None:
+    ids = chatml.encode("<|im_start|>user\nhi")
+    assert ids[0] == chatml.render(HISTORY, None)[0]
+    spelled = chatml.render([{"role": "user", "content": "<|im_start|>"}], None)
+    assert spelled.count(ids[0]) == chatml.render(HISTORY, None).count(ids[0])
