@@ -1,0 +1,198 @@
+"""OpenAI Responses. Every parameter is supported, harmless, or refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from agentrl.errors import RequestError, did_you_mean
+from agentrl.proxy.dialects import openai_chat
+from agentrl.proxy.dialects.base import (
+    Answer,
+    Head,
+    ModelRequest,
+    Named,
+    ToolChoice,
+    bad_parameter,
+    decode_struct,
+    unsupported,
+)
+from agentrl.proxy.dialects.responses_input import messages_of
+from agentrl.proxy.dialects.responses_output import ENCRYPTED, LOGPROBS, output_items, response_json
+from agentrl.proxy.dialects.responses_stream import ResponsesStream
+from agentrl.proxy.dialects.sampling import TopLogprobs, format_constraint
+from agentrl.rendering.validation import validate_tools
+from agentrl.schemas import Json
+
+PREVIOUS = re.compile("resp_([0-9a-f]{32})")
+TOOL_FIELDS = ("name", "description", "parameters", "strict")
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
+    effort: str | None = None
+    summary: str | None = None  # ours is the reasoning itself
+    generate_summary: str | None = None
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None  # ours pads nothing
+
+
+class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A request as it comes."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: list[str] | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Harmless: nothing here that a policy could do otherwise.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None  # every call is recorded
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # Known, and refused unless they say what is so anyway.
+    background: bool | None = None
+    truncation: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    max_tool_calls: Any = None
+
+
+class OpenAIResponses:
+    """POST /v1/responses."""
+
+    name = "openai.responses"
+
+    def decode(self, body: bytes) -> ModelRequest:
+        """Read a request. Raises RequestError: 400 for malformed JSON or items, 422 naming a bad parameter."""
+        data = decode_struct(body, ResponsesBody)
+        _refuse(data)
+        tools = chat_tools(data.tools)
+        text = data.text or TextOptions()
+        numbers = {"temperature": data.temperature, "top_p": data.top_p}
+        return ModelRequest(
+            model=data.model,
+            messages=_messages(data),
+            previous_id=_previous(data.previous_response_id),
+            has_instructions=bool(data.instructions),
+            tools=tools,
+            tool_choice=tool_choice(data.tool_choice, tools),
+            parallel_tool_calls=data.parallel_tool_calls is not False,
+            sampling={name: value for name, value in numbers.items() if value is not None},
+            constraint=format_constraint(text.format, "text.format"),
+            max_tokens=data.max_output_tokens,
+            stream=bool(data.stream),
+            logprobs=LOGPROBS in (data.include or ()),
+            top_logprobs=data.top_logprobs or 0,
+            wire=data,
+        )
+
+    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+        """The whole response."""
+        (answer,) = answers
+        items = output_items(request, head, answer)
+        return orjson.dumps(response_json(request, head, items=items, answer=answer))
+
+    def stream(self, request: ModelRequest, head: Head) -> ResponsesStream:
+        """An encoder for `response.…` events."""
+        return ResponsesStream(request, head)
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """An error in OpenAI's shape."""
+        return orjson.dumps(openai_chat.error_body(error))
+
+
+def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
+    """Function tools in Chat Completions' shape. Raises RequestError: 422 for other tools, 400 for malformed ones."""
+    found: list[Json] = []
+    for i, tool in enumerate(tools or []):
+        if tool.get("type") != "function":
+            raise unsupported(
+                f"tools[{i}].type", f"tools of type {tool.get('type')!r} are not supported, only function"
+            )
+        function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+        for name in function:
+            if name not in TOOL_FIELDS:
+                raise unsupported(f"tools[{i}].{name}", f"tools[{i}]: unknown field{did_you_mean(name, TOOL_FIELDS)}")
+        found.append({"type": "function", "function": function})
+    validate_tools(found)
+    return found or None
+
+
+def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:
+    """The Responses API's `tool_choice`. Raises RequestError 422."""
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            return openai_chat.among(Named(name), tools)
+        case dict():
+            raise unsupported("tool_choice", 'only tool_choice {"type": "function", "name": …} is known')
+    return openai_chat.tool_choice(choice, tools)
+
+
+def _messages(data: ResponsesBody) -> list[Json]:
+    if not data.input:
+        raise bad_parameter("input", "input must not be empty")
+    user = [{"role": "user", "content": data.input}]
+    messages = user if isinstance(data.input, str) else messages_of(data.input)
+    return [{"role": "system", "content": data.instructions}, *messages] if data.instructions else messages
+
+
+def _previous(value: str | None) -> str | None:
+    """The interaction that `previous_response_id` names. Raises RequestError 400 as OpenAI does."""
+    if value is None:
+        return None
+    found = PREVIOUS.fullmatch(value)
+    if found is None:
+        raise RequestError(
+            400, f"no previous response {value!r}", code="previous_response_not_found", param="previous_response_id"
+        )
+    return found[1]
+
+
+def _refuse(data: ResponsesBody) -> None:
+    """Raises RequestError 422 for the first parameter that asks for what is not done here."""
+    reasons = {
+        "background": data.background and "a response is answered when it is asked for, never in the background",
+        "truncation": data.truncation not in (None, "disabled") and "nothing is ever cut from a conversation",
+        "conversation": data.conversation is not None and "use previous_response_id, or send the whole input",
+        "prompt": data.prompt is not None and "no prompts are stored here; use instructions and input",
+        "max_tool_calls": data.max_tool_calls is not None and "it counts built-in tools, of which there are none",
+    }
+    if data.reasoning is not None:
+        reasons["reasoning.effort"] = data.reasoning.effort is not None and "the policy thinks as it was trained to"
+    if data.text is not None:
+        verbosity = data.text.verbosity not in (None, "medium")
+        reasons["text.verbosity"] = verbosity and "only medium: the policy writes as it was trained to"
+    for param, reason in reasons.items():
+        if reason:
+            raise unsupported(param, f"{param} is not supported: {reason}")
+    for name in data.include or ():
+        if name not in (LOGPROBS, ENCRYPTED):
+            raise unsupported("include", f"include {name!r} is not supported{did_you_mean(name, (LOGPROBS, ENCRYPTED))}")
+    if data.top_logprobs and LOGPROBS not in (data.include or ()):
+        raise bad_parameter("top_logprobs", f"top_logprobs needs include: [{LOGPROBS!r}]")
