@@ -171,25 +171,18 @@ class CompletionsStream:
 
 def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
     """One prompt or several. Raises RequestError 422 for empty ones and for lists of mixed kinds."""
-    found: list[str | list[int]]
-    match prompt:
-        case str():
-            found = [prompt]
-        case [int(), *_]:
-            found = [prompt]
-        case _:
-            found = prompt
-    of_ids = found == [prompt] and not isinstance(prompt, str)
-    kinds = {type(item) for item in (prompt if of_ids else found)}
-    if len(kinds) > 1:
-        raise bad_parameter("prompt", "prompt must be text, texts, token ids, or lists of token ids, not a mixture")
-    for i, one in enumerate(found):
-        if not one:
-            at = f"prompt[{i}]" if len(found) > 1 else "prompt"
-            raise bad_parameter(at, f"{at} must not be empty")
-    if not found:
+    if not prompt:
         raise bad_parameter("prompt", "prompt must not be empty")
-    return found
+    if isinstance(prompt, str):
+        return [prompt]
+    if len({type(item) for item in prompt}) > 1:
+        raise bad_parameter("prompt", "prompt must be text, texts, token ids, or lists of token ids, not a mixture")
+    if isinstance(prompt[0], int):
+        return [prompt]
+    for i, one in enumerate(prompt):
+        if not one:
+            raise bad_parameter(f"prompt[{i}]", f"prompt[{i}] must not be empty")
+    return prompt
 
 
 def echoed(request: ModelRequest, choice: int) -> str:

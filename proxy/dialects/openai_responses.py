@@ -193,6 +193,7 @@ def _refuse(data: ResponsesBody) -> None:
             raise unsupported(param, f"{param} is not supported: {reason}")
     for name in data.include or ():
         if name not in (LOGPROBS, ENCRYPTED):
-            raise unsupported("include", f"include {name!r} is not supported{did_you_mean(name, (LOGPROBS, ENCRYPTED))}")
+            hint = did_you_mean(name, (LOGPROBS, ENCRYPTED))
+            raise unsupported("include", f"include {name!r} is not supported{hint}")
     if data.top_logprobs and LOGPROBS not in (data.include or ()):
         raise bad_parameter("top_logprobs", f"top_logprobs needs include: [{LOGPROBS!r}]")

@@ -128,9 +128,10 @@ def _item(raw: Json, at: str) -> Item:
     """One item; nulls are absent fields, and a message need not say that it is one."""
     present = {"type": "message"} | {name: value for name, value in raw.items() if value is not None}
     try:
-        return msgspec.convert(present, Item)  # type: ignore[arg-type]  # a union of structs is a type to msgspec
+        item: Item = msgspec.convert(present, Item)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), at) from error
+    return item
 
 
 def _invalid(message: str, at: str) -> RequestError:

@@ -83,7 +83,7 @@ def response_json(
     answer: Answer | None = None,
     error: RequestError | None = None,
 ) -> Json:
-    """The `response`: in progress, completed or incomplete with its `answer`, or failed; with the request's settings."""
+    """The `response`, with the request's settings: in progress, finished with its `answer`, or failed."""
     wire = request.wire
     status = "failed" if error else status_of(answer) if answer else "in_progress"
     return {
