@@ -189,8 +189,8 @@ def describe(conn: Connection, session_id: str) -> Json:
     """A session as `--rescore` gets it.
 
     `id`, `group_id`, `sample_index`, `parent_session_id`, `status`, `error`, `metadata`, `task`; `calls`, oldest
-    first, each with `id`, `parent_id`, `role`, `status`, `finish_reason`, `new_messages` (what follows the parent's
-    conversation) and `answer`; `messages`, the whole conversation of the last delivered main call with its answer;
+    first, each with `id`, `parent_id`, `role`, `status`, `finish_reason`, `system` (the messages before all others),
+    `new_messages` (what follows the parent's conversation) and `answer`; `messages`, the whole conversation of the last delivered main call with its answer;
     `rewards`, every reward ever given.
     """
     row = conn.execute(
@@ -199,7 +199,7 @@ def describe(conn: Connection, session_id: str) -> Json:
         .outerjoin(tasks, tasks.c.id == groups.c.task_id)
         .where(sessions.c.id == session_id)
     ).one()
-    names = ("id", "parent_id", "role", "status", "finish_reason", "new_messages", "answer")
+    names = ("id", "parent_id", "role", "status", "finish_reason", "system", "new_messages", "answer")
     calls = [{name: item.get(name) for name in names} for item in interactions.trace(conn, session_id)]
     return {
         "id": row.id,
@@ -223,7 +223,8 @@ def _conversation(calls: Sequence[Json]) -> list[Json]:
     while node is not None:
         turns.append(node)
         node = by_id.get(node["parent_id"])
-    return [message for turn in reversed(turns) for message in (*turn["new_messages"], turn["answer"])]
+    system = turns[-1]["system"] if turns else []
+    return [*system, *(message for turn in reversed(turns) for message in (*turn["new_messages"], turn["answer"]))]
 
 
 def _rebatch(conn: Connection, step_id: str, discount: float | None, judge: Judge | None) -> Batch:

@@ -154,7 +154,7 @@ Index("ix_sessions_eval", sessions.c.run_id, sessions.c.id, sqlite_where=session
 Index("ix_sessions_children", sessions.c.parent_session_id, sqlite_where=sessions.c.parent_session_id.is_not(None),
       postgresql_where=sessions.c.parent_session_id.is_not(None))  # fmt: skip
 
-contents = Table(  # tool lists and other JSON that many calls share, by content hash
+contents = Table(  # tools, system messages and other JSON that many calls share, by content hash
     "contents",
     metadata,
     Column("hash", String(64), primary_key=True),
@@ -177,7 +177,10 @@ interactions = Table(
     Column("engine_url", Text),
     Column("params", JSON, nullable=False),
     Column("temperature", Float, nullable=False),
+    Column("system_hash", ForeignKey("contents.hash")),  # the system messages that the conversation begins with
     Column("tools_hash", ForeignKey("contents.hash")),
+    Column("options", JSON),  # what else was asked for: tool_choice, the choice of n, … (null: nothing)
+    Column("messages", Integer, nullable=False, default=0),  # of the conversation, the answer included
     Column("conversation_key", String(64)),  # chained hash of the messages, this answer included
     Column("fork_reason", String(32)),
     Column("bridged", Boolean, nullable=False, default=False),
@@ -204,7 +207,7 @@ interaction_data = Table(
     "interaction_data",
     metadata,
     Column("interaction_id", ForeignKey("interactions.id"), primary_key=True),
-    Column("new_messages", LargeBinary, nullable=False),  # what follows the parent's messages; zstd JSON
+    Column("new_messages", LargeBinary, nullable=False),  # what follows the parent's (or the system's); zstd JSON
     Column("answer", LargeBinary, nullable=False),  # the delivered message; zstd JSON
     Column("prompt_delta_ids", LargeBinary, nullable=False),  # int32, follows the parent's prompt + output
     Column("output_ids", LargeBinary, nullable=False),  # int32

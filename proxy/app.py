@@ -1,8 +1,8 @@
 """The proxy: an ASGI app over one run, its store and its engines.
 
-    agent ──► chat.py ──► calls.py ──► tree.py + renderer      messages → exact prompt ids
-                             │    └──► sampling.py ──► pool.py ──► SGLang
-                             └──► store (group commit)          before the answer's last event
+    agent ──► model_api.py ──► calls.py ──► prompts.py + renderer   messages → exact prompt ids
+              dialects/          │    └──► sampling.py ──► pool.py ──► SGLang
+                                 └──► store (group commit)          before the answer's last event
     rollout worker, client ──► lifecycle.py      groups, sessions, rewards, ends
     trainer ──► publish.py                       weights, engine by engine
     people ──► monitoring.py
@@ -36,8 +36,7 @@ from agentrl import __version__
 from agentrl.config import RunConfig
 from agentrl.engine.client import EngineClient
 from agentrl.errors import FencedError, RequestError, StoreError
-from agentrl.proxy import chat, lifecycle, monitoring, publish
-from agentrl.proxy.dialects import openai_chat
+from agentrl.proxy import dialects, lifecycle, model_api, monitoring, publish
 from agentrl.proxy.folders import WeightFolders
 from agentrl.proxy.pool import Engine, EnginePool
 from agentrl.proxy.state import ProxyState
@@ -85,8 +84,9 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
     app.include_router(lifecycle.router)
     app.include_router(monitoring.router)
     for prefix in ("", "/sessions/{session_id}"):
-        app.add_route(f"{prefix}/v1/chat/completions", chat.chat_completions, ["POST"], include_in_schema=False)
-        app.add_route(f"{prefix}/v1/models", chat.models, ["GET"], include_in_schema=False)
+        for path, dialect in dialects.DIALECTS.items():
+            app.add_route(prefix + path, model_api.endpoint(dialect), ["POST"], include_in_schema=False)
+        app.add_route(f"{prefix}/v1/models", model_api.models, ["GET"], include_in_schema=False)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(FencedError, _on_fenced_error)
     app.add_exception_handler(StoreError, _on_store_error)
@@ -176,39 +176,41 @@ def _save_engine(conn: Connection, run_id: str, engine: Engine) -> None:
     )
 
 
-def _error_response(error: RequestError) -> Response:
+def _error_response(request: Request, error: RequestError) -> Response:
+    """The error in the caller's dialect."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:  # whole seconds by RFC 9110; OpenAI's SDKs and our client read the finer one
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["retry-after-ms"] = str(math.ceil(1000 * error.retry_after_s))
-    return Response(
-        openai_chat.encode_error(error), status_code=error.status, headers=headers, media_type="application/json"
-    )
+    body = dialects.of_path(request.url.path).encode_error(error)
+    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 
-async def _on_request_error(_: Request, error: Exception) -> Response:
+async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return _error_response(error)
+    return _error_response(request, error)
 
 
-async def _on_store_error(_: Request, error: Exception) -> Response:
+async def _on_store_error(request: Request, error: Exception) -> Response:
     log.error("%s", error)
-    return _error_response(RequestError(503, str(error), code="store_unavailable", retry_after_s=1.0))
+    return _error_response(request, RequestError(503, str(error), code="store_unavailable", retry_after_s=1.0))
 
 
-async def _on_fenced_error(_: Request, error: Exception) -> Response:
-    return _error_response(RequestError(409, str(error), code="epoch_over"))
+async def _on_fenced_error(request: Request, error: Exception) -> Response:
+    return _error_response(request, RequestError(409, str(error), code="epoch_over"))
 
 
-async def _on_validation_error(_: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part != "body")
     if first["type"] == "json_invalid":
-        return _error_response(RequestError(400, "the body is not valid JSON", code="invalid_json"))
-    return _error_response(RequestError(422, f"{where}: {first['msg']}", code="invalid_parameter", param=where))
+        return _error_response(request, RequestError(400, "the body is not valid JSON", code="invalid_json"))
+    return _error_response(
+        request, RequestError(422, f"{where}: {first['msg']}", code="invalid_parameter", param=where)
+    )
 
 
-async def _on_http_exception(_: Request, error: Exception) -> Response:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error_response(RequestError(error.status_code, str(error.detail), code="http_error"))
+    return _error_response(request, RequestError(error.status_code, str(error.detail), code="http_error"))

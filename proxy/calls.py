@@ -1,104 +1,168 @@
-"""One model call, from the request's bytes to the committed answer.
+"""One model call, from the decoded request to the committed answer.
 
-    decode → session → prompt (bridged or forked) → intent row → sample ──► text as it is generated
-                                                               └► parse → commit ──► the events that end the answer
+    request ─► prompt (bridged or forked) ─► intent rows ─► sample ──► pieces as they are generated
+                                                              └► parse ─► commit ─► the pieces that close tool calls
 
-Nothing that closes a tool call or ends the response leaves before the commit. A client that goes away aborts the call;
-what it had sampled is not delivered and never trained.
+A request is one call for every answer it asks for (`n`, raw prompts): siblings in the token tree. Nothing that closes
+a tool call or ends the response leaves before the commit. A client that goes away aborts its calls; what they had
+sampled is not delivered and never trained.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from agentrl.errors import RequestError, StoreError
-from agentrl.proxy.dialects.openai_chat import Answer, ChatRequest, message_of
+from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
+from agentrl.proxy.engine_params import engine_params, modifies_distribution
+from agentrl.proxy.prompts import Prompt, parser_for, prompts_for
 from agentrl.proxy.sampling import Interrupted, Sampled, sample
 from agentrl.proxy.state import ProxyState
-from agentrl.proxy.stops import StopText
-from agentrl.proxy.tree import Prompt, prompt_for
-from agentrl.rendering import Delta, ToolCallDelta
+from agentrl.proxy.delivered import Delivered
+from agentrl.rendering import ToolCallDelta
 from agentrl.rendering.conversation import chain_key
-from agentrl.schemas import InteractionStatus, Json
-from agentrl.store import interactions, sessions
+from agentrl.schemas import InteractionStatus, Json, Role
+from agentrl.store import conversations, interactions, sessions
 from agentrl.store.codec import new_id
 from agentrl.store.interactions import Node
 
 log = logging.getLogger(__name__)
-DIALECT = "openai.chat"
-_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """What a request says beside its body."""
+
+    session_id: str
+    dialect: Dialect
+    digest: str  # of the request: finds retries
+    role: Role | None = None  # x-turn-type
+    retry: int = 0  # x-stainless-retry-count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     """A call whose intent is recorded and whose answer is on its way."""
 
     id: str
     session_id: str
-    request: ChatRequest
+    request: ModelRequest
     prompt: Prompt
     params: Json
-    created: int
-    model: str
-
-    @property
-    def completion_id(self) -> str:
-        """The id that the client sees."""
-        return f"chatcmpl-{self.id}"
 
 
-async def begin(
-    state: ProxyState, session_id: str, body: bytes, request: ChatRequest, *, created: int, role: str
-) -> Call:
-    """Render the prompt, check it, and make the intent durable. Raises RequestError."""
-    session = await _session(state, session_id)
+async def begin(state: ProxyState, caller: Caller, request: ModelRequest) -> tuple[Head, list[Call]]:
+    """Render the prompts, check them, and make the intents durable. Raises RequestError."""
+    session = await _session(state, caller.session_id)
     _check_model(state, request.model)
-    prompt = await prompt_for(state.trees, state.renderer, session_id, request.messages, request.tools)
-    temperature, params = _engine_params(state, session, request, len(prompt.token_ids))
-    modified = any(params.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
-    call = Call(
-        id=new_id(), session_id=session_id, request=request, prompt=prompt, params=params, created=created,
-        model=request.model or state.run_name,
+    if request.previous_id is not None:
+        request = await _continued(state, caller.session_id, request)
+    prompts = await prompts_for(state, caller.session_id, request, caller.role)
+    calls: list[Call] = []
+    intents: list[interactions.Intent] = []
+    for index in range(request.choices):
+        prompt = prompts[index // request.n]
+        params = engine_params(state, session, request, prompt, index)
+        call = Call(id=new_id(), session_id=caller.session_id, request=request, prompt=prompt, params=params)
+        calls.append(call)
+        intents.append(_intent(state, caller, session, call, index))
+    ids = {call.id for call in calls}
+    state.serving.update(ids)
+    try:
+        if len(intents) == 1:
+            await state.write(interactions.begin, intents[0])
+        else:
+            await state.write(_begin_all, intents)
+    except BaseException:  # the rows may be there all the same: the sweep finds them
+        state.serving.difference_update(ids)
+        raise
+    head = Head(
+        id=calls[0].id, created=int(time.time()), model=request.model or state.run_name,
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        token_text=lambda token: state.renderer.decode([token]),
     )  # fmt: skip
-    intent = interactions.Intent(
+    return head, calls
+
+
+async def count_tokens(state: ProxyState, session_id: str, request: ModelRequest) -> int:
+    """How many tokens the prompt of a request would have. Records nothing. Raises RequestError."""
+    await _session(state, session_id)
+    _check_model(state, request.model)
+    (prompt,) = await prompts_for(state, session_id, request, None)
+    return len(prompt.token_ids)
+
+
+def _begin_all(conn: Connection, intents: list[interactions.Intent]) -> None:
+    """All of them or none."""
+    for result in interactions.begin_many(conn, [(intent,) for intent in intents]):
+        if result is not None:
+            raise result
+
+
+def _intent(state: ProxyState, caller: Caller, session: Row[Any], call: Call, index: int) -> interactions.Intent:
+    request, prompt, temperature = call.request, call.prompt, call.params["temperature"]
+    modified = modifies_distribution(call.params)
+    return interactions.Intent(
         id=call.id,
         run_id=state.run_id,
-        session_id=session_id,
-        parent_id=prompt.parent_id,
-        dialect=DIALECT,
-        role=role,
-        digest=hashlib.blake2b(body, digest_size=16).hexdigest(),
+        session_id=call.session_id,
+        parent_id=prompt.parent and prompt.parent.id,
+        dialect=caller.dialect.name,
+        role=prompt.role,
+        digest=caller.digest,
         replica=state.replica,
-        params=params,
+        params=call.params,
         temperature=temperature,
-        tools=request.tools,
+        system=prompt.system,
+        tools=prompt.tools,
+        options=_options(caller, request, index),
+        messages=prompt.messages + 1,
         fork_reason=prompt.fork_reason,
-        bridged=prompt.parent_id is not None,
+        bridged=prompt.parent is not None,
         distribution_modified=modified,
         trainable=not (session.is_eval or modified or temperature == 0),
         prompt_ids=prompt.token_ids,
         created_at=time.time(),
     )
-    state.serving.add(call.id)
-    try:
-        await state.write(interactions.begin, intent)
-    except BaseException:  # the row may be there all the same: the sweep finds it
-        state.serving.discard(call.id)
-        raise
-    return call
 
 
-async def run(state: ProxyState, call: Call) -> AsyncGenerator[Delta | Answer, None]:
-    """Sample the call: its deltas as they are generated, then, after the commit, the rest and the Answer.
+def _options(caller: Caller, request: ModelRequest, index: int) -> Json | None:
+    """What was asked for beyond messages, tools and sampling parameters; None for nothing."""
+    choice = request.tool_choice
+    asked: Json = {
+        "choice": index if request.choices > 1 else None,
+        "tool_choice": None if choice == "auto" else {"name": choice.name} if isinstance(choice, Named) else choice,
+        "parallel_tool_calls": None if request.parallel_tool_calls else False,
+        "previous_id": request.previous_id,
+        "has_instructions": request.has_instructions or None,
+        "retry": caller.retry or None,
+    }
+    return {name: value for name, value in asked.items() if value is not None} or None
+
+
+async def _continued(state: ProxyState, session_id: str, request: ModelRequest) -> ModelRequest:
+    """A request after the conversation of an earlier call; that call's instructions do not carry over."""
+    found = (await state.read(conversations.of_session, session_id)).get(request.previous_id or "")
+    if found is None:
+        raise RequestError(
+            404, f"session {session_id} has no response {request.previous_id!r} to go on with",
+            code="previous_response_not_found", param="previous_response_id",
+        )  # fmt: skip
+    before = found.all[1:] if found.options.get("has_instructions") else found.all
+    instructions = request.messages[: int(request.has_instructions)]
+    return replace(request, messages=[*instructions, *before, *request.messages[len(instructions) :]])
+
+
+async def run(state: ProxyState, call: Call) -> AsyncGenerator[Piece | Answer, None]:
+    """Sample the call: pieces as they are generated, then, after the commit, the last ones and the Answer.
 
     A caller that does not stream gets the Answer alone, and an answer that broke off is sampled anew for it.
     Raises RequestError; the intent row then says why. Closing the iterator early aborts the call. Where the row cannot
@@ -109,10 +173,10 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Delta | Answer, N
         while True:
             attempt = Attempt(state, call, deadline)
             try:
-                async with aclosing(attempt.deltas()) as deltas:
-                    async for delta in deltas:
+                async with aclosing(attempt.pieces()) as pieces:
+                    async for piece in pieces:
                         if call.request.stream:
-                            yield delta
+                            yield piece
                 break
             except Interrupted as error:
                 if attempt.delivered:
@@ -136,9 +200,8 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Delta | Answer, N
         raise RequestError(500, message, code="not_recorded") from error
     finally:
         state.serving.discard(call.id)
-    if call.request.stream:
-        for delta in attempt.late:
-            yield delta
+    if call.request.stream and attempt.late is not None:
+        yield attempt.late
     yield answer
 
 
@@ -149,60 +212,74 @@ class Attempt:
         self._state = state
         self._call = call
         self._deadline = deadline
-        self._parser = state.renderer.parser(call.request.tools, call.prompt.token_ids)
-        self._stop = StopText(call.request.stop)
+        self._parser = parser_for(state, call.request, call.prompt)
+        self._delivered = Delivered(call.request.stop, one_call=not call.request.parallel_tool_calls)
         self.sampled = Sampled()
         self.delivered = False
-        self.late: list[Delta] = []  # from the first tool call on: they close in the client only after the commit
+        self.late: Piece | None = None  # from the first tool call on: they close in the client only after the commit
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """What may be shown before the commit. Raises RequestError and Interrupted, as `sample` does."""
-        pieces = sample(
+        self._push(self._call.prompt.opening, Tokens([], []))
+        chunks = sample(
             self._state.pool, self.sampled, session_id=self._call.session_id, rid=self._call.id,
             prompt_ids=self._call.prompt.token_ids, params=self._call.params, deadline=self._deadline,
+            top_logprobs=self._call.request.top_logprobs,
         )  # fmt: skip
-        async with aclosing(pieces):
-            async for ids in pieces:
-                for delta in self._stop.push(self._parser.push(ids)):
-                    if self.late or isinstance(delta, ToolCallDelta):
-                        self.late.append(delta)
-                    else:
-                        self.delivered = self._call.request.stream
-                        yield delta
+        async with aclosing(chunks):
+            async for tokens in chunks:
+                piece = self._push(tokens.ids, tokens)
+                if piece is not None:
+                    self.delivered = self._call.request.stream
+                    yield piece
 
     def answer(self) -> Answer:
-        """The whole answer, once `deltas` has ended."""
-        parsed = self._stop.finish(self._parser.finish())
-        self.late += parsed.deltas
+        """The whole answer, once `pieces` has ended."""
+        parsed = self._delivered.finish(self._parser.finish())
+        self._hold(Piece(parsed.deltas, Tokens([], [])))
         sampled, call = self.sampled, self._call
-        message = message_of(parsed)
         reason = sampled.finish_reason or "stop"
         if reason == "stop" and parsed.tool_calls:
             reason = "tool_calls"
-        texts = [self._state.renderer.decode([i]) for i in sampled.output_ids] if call.request.logprobs else None
         return Answer(
-            completion_id=call.completion_id,
-            model=call.model,
-            created=call.created,
-            message=message,
+            interaction_id=call.id,
+            message=message_of(parsed),
             finish_reason=reason,
+            stop=self._delivered.stop,
             prompt_ids=call.prompt.token_ids,
-            output_ids=sampled.output_ids,
-            logprobs=sampled.logprobs,
-            token_texts=texts,
-            cached_tokens=sampled.cached_tokens,
+            cached_tokens=sampled.cached_tokens or 0,
+            tokens=sampled.tokens,
             versions=[[s.version, s.start, s.end] for s in sampled.spans],
         )
 
+    def _push(self, ids: Sequence[int], tokens: Tokens) -> Piece | None:
+        """Parse some ids; the piece that may be shown at once, if any."""
+        deltas = self._delivered.push(self._parser.push(ids))
+        first_late = next((i for i, delta in enumerate(deltas) if isinstance(delta, ToolCallDelta)), len(deltas))
+        if self.late is not None:
+            first_late = 0
+        if deltas[first_late:]:
+            self._hold(Piece(deltas[first_late:], Tokens([], [])))
+        shown = deltas[:first_late]
+        if shown or (self._call.request.logprobs and tokens.ids):
+            return Piece(shown, tokens)
+        return None
+
+    def _hold(self, piece: Piece) -> None:
+        before = self.late.deltas if self.late is not None else []
+        if before or piece.deltas:
+            self.late = Piece([*before, *piece.deltas], Tokens([], []))
+
 
 async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answer) -> None:
-    key = chain_key(call.prompt.chain, answer.message)
+    prompt = call.prompt
+    key = chain_key(prompt.chain, answer.message)
     outcome = interactions.Outcome(
         status=InteractionStatus.COMPLETE,
         conversation_key=key,
-        new_messages=call.prompt.new_messages,
+        new_messages=prompt.new_messages,
         answer=answer.message,
-        prompt_delta_ids=call.prompt.delta_ids,
+        prompt_delta_ids=prompt.delta_ids,
         output_ids=sampled.output_ids,
         logprobs=sampled.logprobs,
         spans=sampled.spans,
@@ -212,7 +289,12 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
         first_token_at=sampled.first_token_at,
     )
     seq = await state.write(interactions.finish, call.id, call.session_id, outcome)
-    state.trees.commit(call.session_id, seq, Node(call.id, key, call.prompt.token_ids + sampled.output_ids))
+    node = Node(
+        id=call.id, conversation_key=key, parent=prompt.parent, own_ids=prompt.delta_ids + sampled.output_ids,
+        role=prompt.role, system_hash=prompt.system and prompt.system.hash,
+        tools_hash=prompt.tools and prompt.tools.hash, messages=prompt.messages + 1,
+    )  # fmt: skip
+    state.trees.commit(call.session_id, seq, node)
 
 
 async def _session(state: ProxyState, session_id: str) -> Row[Any]:
@@ -232,31 +314,3 @@ def _check_model(state: ProxyState, model: str | None) -> None:
             404, f"no model {model!r}: this proxy serves {state.run_name!r} (also as 'default')",
             code="model_not_found", param="model",
         )  # fmt: skip
-
-
-def _engine_params(
-    state: ProxyState, session: Row[Any], request: ChatRequest, prompt_tokens: int
-) -> tuple[float, Json]:
-    """(temperature, SGLang's sampling parameters). Raises RequestError 400 when the context cannot hold the call."""
-    forced = (session.sampling or {}) if session.is_eval else state.sampling
-    sampling = request.sampling | {k: v for k, v in forced.items() if k != "max_tokens"}
-    temperature = float(sampling.get("temperature", 1.0))
-    window = state.renderer.max_context
-    room = (window or 1 << 30) - prompt_tokens
-    wanted = [n for n in (request.max_tokens, forced.get("max_tokens")) if n is not None]
-    if room < 1 or (request.max_tokens is not None and request.max_tokens > room):
-        asked = f" and {request.max_tokens} new ones" if request.max_tokens is not None else ""
-        raise RequestError(
-            400, f"the model's context is {window} tokens; this call needs {prompt_tokens} prompt tokens{asked}",
-            code="context_length_exceeded", param="messages",
-        )  # fmt: skip
-    params: Json = {
-        "temperature": temperature,
-        "max_new_tokens": min([*wanted, room]),
-        "stop_token_ids": state.renderer.stop_token_ids,
-        "skip_special_tokens": False,
-    }
-    params |= {k: v for k, v in sampling.items() if k != "temperature"}
-    if request.stop:
-        params["stop"] = request.stop
-    return temperature, params

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from agentrl.engine.client import EngineClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
+from agentrl.proxy.dialects.base import Tokens, TopLogprobs
+from agentrl.proxy.engine_params import resumable
 from agentrl.proxy.pool import EnginePool, EngineState
 from agentrl.schemas import Json, VersionSpan
 
@@ -31,10 +33,16 @@ class Sampled:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
+    top: TopLogprobs | None = None  # as long as `output_ids`, when they were asked for
     finish_reason: str | None = None
     cached_tokens: int | None = None
     first_token_at: float | None = None
     engine_url: str = ""
+
+    @property
+    def tokens(self) -> Tokens:
+        """The sampled tokens so far."""
+        return Tokens(self.output_ids, self.logprobs, self.top)
 
 
 async def sample(
@@ -46,8 +54,9 @@ async def sample(
     prompt_ids: list[int],
     params: Json,
     deadline: float,
-) -> AsyncGenerator[list[int], None]:
-    """Fill `sampled`, yielding the new ids of each piece. `params` are SGLang's, with `max_new_tokens`.
+    top_logprobs: int = 0,
+) -> AsyncGenerator[Tokens, None]:
+    """Fill `sampled`, yielding the new tokens of each event. `params` are SGLang's, with `max_new_tokens`.
 
     Raises RequestError: 400 when the engine refuses the request, 503 when no engine serves before `deadline`
     (monotonic seconds), 502 when the engine fails it. Raises Interrupted when it cannot be continued exactly.
@@ -69,6 +78,7 @@ async def sample(
                 input_ids=prompt_ids + sampled.output_ids,
                 sampling_params=params | {"max_new_tokens": budget},
                 routing_key=session_id,
+                top_logprobs=top_logprobs,
             ):
                 if chunk.output_ids and sampled.first_token_at is None:
                     sampled.first_token_at = time.time()
@@ -76,13 +86,15 @@ async def sample(
                     sampled.cached_tokens = chunk.cached_tokens
                 sampled.output_ids += chunk.output_ids
                 sampled.logprobs += chunk.logprobs
+                if chunk.top_logprobs is not None:
+                    sampled.top = [*(sampled.top or []), *chunk.top_logprobs]
                 if chunk.versions is not None:
                     sampled.spans = _extend(before, start, chunk.versions)
                 if chunk.finish_reason is not None:
                     sampled.finish_reason = chunk.finish_reason
                     finished = chunk.finish_reason != "abort"
                 if chunk.output_ids:
-                    yield chunk.output_ids
+                    yield Tokens(chunk.output_ids, chunk.logprobs, chunk.top_logprobs)
                 if time.monotonic() > deadline:
                     raise RequestError(504, "the answer was not finished in time", code="deadline_exceeded")
         except EngineRejected as error:
@@ -97,6 +109,8 @@ async def sample(
                 await _abort(engine.client, segment_rid)
         if finished:
             return
+        if sampled.output_ids and not resumable(params):
+            raise Interrupted("an answer with a grammar, penalties or a seed cannot be continued by another request")
         covered = sampled.spans[-1].end if sampled.spans else 0
         if covered < len(sampled.output_ids):
             raise Interrupted("the engine died before it said which weights sampled these tokens")

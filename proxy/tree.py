@@ -10,9 +10,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.rendering import Renderer
-from agentrl.rendering.conversation import chain_key, root_key
-from agentrl.schemas import ForkReason, Json
 from agentrl.store.interactions import Node
 
 Loader = Callable[[str], Awaitable[tuple[int, list[Node]]]]
@@ -29,17 +26,24 @@ class Tree:
         """A later call with an equal conversation takes the earlier one's place."""
         self.nodes[node.conversation_key] = node
 
+    def deepest(self, chain: Sequence[bytes]) -> tuple[int, Node] | None:
+        """(messages covered, call) of the deepest call on the chain that leaves at least one message to add."""
+        for depth in range(len(chain) - 2, 0, -1):
+            node = self.nodes.get(chain[depth])
+            if node is not None:
+                return depth, node
+        return None
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """How a call's prompt came to be: `token_ids` = the parent's full sequence + `delta_ids`."""
-
-    token_ids: list[int]
-    delta_ids: list[int]
-    new_messages: list[Json]
-    parent_id: str | None
-    fork_reason: ForkReason | None
-    chain: bytes  # key of the request's conversation; the answer extends it
+    def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
+        """The call whose whole sequence begins `ids` and is longest, and how long it is."""
+        best: tuple[Node, int] | None = None
+        for node in self.nodes.values():
+            sequence = node.token_ids
+            if len(sequence) <= len(ids) and (best is None or len(sequence) > best[1]) and (
+                ids[: len(sequence)] == sequence
+            ):  # fmt: skip
+                best = node, len(sequence)
+        return best
 
 
 class TreeCache:
@@ -78,51 +82,3 @@ class TreeCache:
     def forget(self, session_id: str) -> None:
         """Drop a session's tree."""
         self._trees.pop(session_id, None)
-
-
-async def prompt_for(
-    trees: TreeCache, renderer: Renderer, session_id: str, messages: list[Json], tools: list[Json] | None
-) -> Prompt:
-    """Render a call: extend the parent's exact tokens where the conversation does, else render it whole.
-
-    A conversation that holds answers but extends no recorded call is a fork, for a reason; before one is declared
-    the store is read again, because another replica may have recorded the parent.
-    """
-    chain = [root_key(tools, None)]
-    for message in messages:
-        chain.append(chain_key(chain[-1], message))
-    tree = await trees.get(session_id)
-    hit = _deepest(tree, chain)
-    answered = any(message["role"] == "assistant" for message in messages)
-    if hit is None and answered:
-        tree = await trees.get(session_id, fresh=True)
-        hit = _deepest(tree, chain)
-    reason: ForkReason | None = None
-    if hit is not None:
-        depth, node = hit
-        bridge = renderer.bridge(node.token_ids, messages[depth:], tools, messages_before=messages[:depth])
-        if bridge.delta_ids is not None:
-            return Prompt(
-                token_ids=node.token_ids + bridge.delta_ids,
-                delta_ids=bridge.delta_ids,
-                new_messages=messages[depth:],
-                parent_id=node.id,
-                fork_reason=None,
-                chain=chain[-1],
-            )
-        reason = bridge.reason
-    elif answered and tree.nodes:
-        reason = ForkReason.HISTORY_EDITED
-    ids = renderer.render(messages, tools)
-    return Prompt(
-        token_ids=ids, delta_ids=ids, new_messages=messages, parent_id=None, fork_reason=reason, chain=chain[-1]
-    )
-
-
-def _deepest(tree: Tree, chain: Sequence[bytes]) -> tuple[int, Node] | None:
-    """(messages covered, node) of the deepest call on the chain that leaves at least one message to add."""
-    for depth in range(len(chain) - 2, 0, -1):
-        node = tree.nodes.get(chain[depth])
-        if node is not None:
-            return depth, node
-    return None

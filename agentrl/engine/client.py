@@ -9,7 +9,7 @@ What a server leaves out (ids, logprobs, versions) is an EngineError here, never
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -65,10 +65,11 @@ class EngineClient:
         self,
         *,
         rid: str,
-        input_ids: Sequence[int],
+        input_ids: list[int],
         sampling_params: Json,
         routing_key: str | None = None,
         timeout_s: float | None = None,
+        top_logprobs: int = 0,
     ) -> AsyncGenerator[Chunk, None]:
         """Sample; yields chunks until one has a finish reason.
 
@@ -77,11 +78,13 @@ class EngineClient:
         """
         body = {
             "rid": rid,
-            "input_ids": [int(i) for i in input_ids],
+            "input_ids": input_ids,
             "sampling_params": sampling_params,
             "return_logprob": True,
             "stream": True,
         }
+        if top_logprobs:
+            body["top_logprobs_num"] = top_logprobs
         headers = {ROUTING_HEADER: routing_key} if routing_key is not None else None
         reader = ChunkReader()
         async with self._request("POST", "/generate", body, timeout_s or self._timeout_s, headers) as response:

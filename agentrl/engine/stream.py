@@ -25,6 +25,7 @@ class Chunk:
     version_label: int | None = None
     """The version that the engine named when it sent this chunk. Tokens that were sampled before a weight update may
     be sent after it, so it is an upper bound; `versions` is exact."""
+    top_logprobs: list[list[tuple[float, int]]] | None = None  # (logprob, id) of the likeliest, for each output id
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache
 
 
@@ -61,6 +62,7 @@ class ChunkReader:
             matched_stop=None if reason is None else reason.get("matched"),
             versions=_spans(meta.get("weight_versions"), total, required=reason is not None),
             version_label=parse_version(meta["weight_version"]) if "weight_version" in meta else None,
+            top_logprobs=_top(meta.get("output_top_logprobs"), n_new, total),
             cached_tokens=meta.get("cached_tokens", 0),
         )
 
@@ -70,6 +72,13 @@ def _newest(items: list[T], n_new: int, total: int) -> list[T]:
     if n_new < 0 or len(items) not in (n_new, total):
         raise EngineError(f"the engine sent {len(items)} tokens where {n_new} new ones of {total} were due")
     return items[len(items) - n_new :]
+
+
+def _top(rows: list[Any] | None, n_new: int, total: int) -> list[list[tuple[float, int]]] | None:
+    """The likeliest tokens of each new position; None unless they were asked for."""
+    if rows is None:
+        return None
+    return [[(entry[0], entry[1]) for entry in row or ()] for row in _newest(rows, n_new, total)]
 
 
 def _check_reason(reason: Json) -> None:

@@ -65,6 +65,7 @@ COLUMNS: dict[str, Columns] = {
     "trajectories": TRAJECTORY,
     "interactions": of_table(interactions)
     | {
+        "system": "json",
         "tools": "json",
         "new_messages": "json",
         "answer": "json",

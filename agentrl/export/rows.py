@@ -18,8 +18,8 @@ from agentrl.export.selection import Selection
 from agentrl.schemas import TrajectoryState, TrajectoryTokens
 from agentrl.store import Database, codec, runs
 from agentrl.store import trajectories as paths
+from agentrl.store.interactions import load_contents
 from agentrl.tables import (
-    contents,
     groups,
     interaction_data,
     interactions,
@@ -145,14 +145,11 @@ def _interactions(conn: Connection, run_id: str, selection: Selection, after: st
             select(interaction_data).where(interaction_data.c.interaction_id.in_([row.id for row in heads]))
         )
     }
-    hashes = {row.tools_hash for row in heads if row.tools_hash is not None}
-    tools = {
-        row.hash: codec.unpack_json(row.body)
-        for row in conn.execute(select(contents).where(contents.c.hash.in_(hashes)))
-    }
+    hashes = {key for row in heads for key in (row.tools_hash, row.system_hash) if key is not None}
+    shared = load_contents(conn, hashes)
     page = []
     for head in heads:
-        row = dict(head._mapping) | {"tools": tools.get(head.tools_hash)}
+        row = dict(head._mapping) | {"tools": shared.get(head.tools_hash), "system": shared.get(head.system_hash)}
         if (packed := data.get(head.id)) is not None:
             row |= {
                 "new_messages": codec.unpack_json(packed.new_messages),

@@ -50,7 +50,8 @@ def scan(conn: Connection, run_id: str, progress: Progress = lambda done, total:
         for rows in audit_groups.load(conn, run_id, ids[0], ids[-1]):
             yield from audit_groups.check(rows, lineage, totals)
             states[rows.group.state] += not rows.group.is_eval
-            named |= {call.tools_hash for call in rows.calls.values() if call.tools_hash}
+            hashes = {key for call in rows.calls.values() for key in (call.tools_hash, call.system_hash)}
+            named |= hashes - {None}
         yield from _contents(conn, named - checked)
         checked = named if len(checked) > REMEMBERED_CONTENTS else checked | named
         after, done = ids[-1], done + len(ids)
@@ -119,7 +120,7 @@ def _strays(conn: Connection, run_id: str) -> Iterator[str]:
 
 
 def _contents(conn: Connection, hashes: Set[str]) -> Iterator[str]:
-    """Tool lists that calls name exist, and are what their hash says."""
+    """Tools and system messages that calls name exist, and are what their hash says."""
     of_page = select(contents.c.hash, contents.c.body).where(contents.c.hash.in_(sorted(hashes)))
     right = {key: codec.content_hash(body) == key for key, body in conn.execute(of_page)}
     for key in sorted(hashes):

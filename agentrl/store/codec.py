@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from array import array
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -84,6 +85,20 @@ def json_text(value: Any) -> str:
 def content_hash(body: bytes) -> str:
     """Address of a body in `contents`."""
     return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """JSON that many calls share; `body` is None where the store has it already."""
+
+    hash: str
+    body: bytes | None
+
+    @classmethod
+    def of(cls, value: Any) -> Content:
+        """Pack and address a value. Equal text has an equal hash; the order of keys is kept, models see it."""
+        body = pack_json(value)
+        return cls(content_hash(body), body)
 
 
 def hash_key(key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,15 +11,19 @@ import numpy as np
 from sqlalchemy import Connection, Row, bindparam, case, literal_column, select, update
 
 from agentrl.errors import RequestError, StoreError
-from agentrl.schemas import InteractionStatus, Json, SessionStatus, VersionSpan
+from agentrl.schemas import InteractionStatus, Json, Role, SessionStatus, VersionSpan
 from agentrl.store import bulk, codec
+from agentrl.store.codec import Content
 from agentrl.tables import contents, interaction_data, interactions, sessions
 
 T = TypeVar("T")
+OF_THE_POLICY = (interactions.c.status == InteractionStatus.COMPLETE, interactions.c.role != Role.UPSTREAM)
+"""Delivered calls that the policy answered: the nodes of token trees."""
 INSERT_CONTENT = bulk.insert_new(contents)
 INSERT_INTENT = bulk.insert(
     interactions, "id", "run_id", "session_id", "parent_id", "dialect", "status", "role", "digest", "replica",
-    "params", "temperature", "tools_hash", "fork_reason", "bridged", "distribution_modified", "kv_mixed", "trainable",
+    "params", "temperature", "system_hash", "tools_hash", "options", "messages", "fork_reason", "bridged",
+    "distribution_modified", "kv_mixed", "trainable",
     "prompt_tokens", "prompt_digest", "output_tokens", "created_at",
 )  # fmt: skip
 INSERT_DATA = bulk.insert(interaction_data)
@@ -51,13 +55,16 @@ class Intent:
     replica: str
     params: Json
     temperature: float
-    tools: list[Json] | None
+    tools: Content | None
     fork_reason: str | None
     bridged: bool
     distribution_modified: bool
     trainable: bool
     prompt_ids: list[int]  # what the engine gets
     created_at: float
+    system: Content | None = None  # the messages that the conversation begins with
+    options: Json | None = None  # what else was asked for
+    messages: int = 0  # of the conversation, the answer included
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +80,7 @@ class Outcome:
     logprobs: list[float]
     spans: list[VersionSpan]
     finish_reason: str
-    engine_url: str
+    engine_url: str | None
     cached_tokens: int | None
     first_token_at: float | None
 
@@ -89,13 +96,28 @@ class Outcome:
             raise ValueError(f"version spans cover {covered} of {len(self.output_ids)} output tokens")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A delivered call in a session's token tree."""
+    """A delivered call in a session's token tree. It holds only what follows its parent's tokens."""
 
     id: str
     conversation_key: bytes
-    token_ids: list[int]  # prompt + output
+    parent: Node | None
+    own_ids: list[int]  # prompt delta and output
+    role: str
+    system_hash: str | None
+    tools_hash: str | None
+    messages: int  # of the conversation, the answer included; 0 when unknown
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output, from the root on."""
+        path: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            path.append(node)
+            node = node.parent
+        return [token for node in reversed(path) for token in node.own_ids]
 
 
 def begin(conn: Connection, intent: Intent) -> None:
@@ -123,12 +145,8 @@ def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Excepti
             message = f"session {intent.session_id} is sealed: it has ended"
             results.append(RequestError(409, message, code="session_sealed"))
             continue
-        tools_hash = None
-        if intent.tools:
-            body = codec.pack_json(intent.tools)
-            tools_hash = codec.content_hash(body)
-            bodies[tools_hash] = body
-        rows.append(intent_row(intent, tools_hash))
+        bodies |= {c.hash: c.body for c in (intent.system, intent.tools) if c is not None and c.body is not None}
+        rows.append(intent_row(intent))
         results.append(None)
     bulk.run(conn, INSERT_CONTENT, [{"hash": key, "body": body} for key, body in sorted(bodies.items())])
     bulk.run(conn, INSERT_INTENT, rows)
@@ -187,13 +205,16 @@ def data_row(interaction_id: str, outcome: Outcome) -> Json:
     }
 
 
-def intent_row(intent: Intent, tools_hash: str | None) -> Json:
+def intent_row(intent: Intent) -> Json:
     """The columns of a call that has begun."""
     return {
         "id": intent.id, "run_id": intent.run_id, "session_id": intent.session_id, "parent_id": intent.parent_id,
         "dialect": intent.dialect, "status": InteractionStatus.RUNNING.value, "role": intent.role,
         "digest": intent.digest, "replica": intent.replica, "params": codec.json_text(intent.params),
-        "temperature": intent.temperature, "tools_hash": tools_hash, "fork_reason": intent.fork_reason,
+        "temperature": intent.temperature, "system_hash": intent.system and intent.system.hash,
+        "tools_hash": intent.tools and intent.tools.hash,
+        "options": None if intent.options is None else codec.json_text(intent.options), "messages": intent.messages,
+        "fork_reason": intent.fork_reason,
         "bridged": intent.bridged, "distribution_modified": intent.distribution_modified, "kv_mixed": False,
         "trainable": intent.trainable, "prompt_tokens": len(intent.prompt_ids),
         "prompt_digest": codec.ids_digest(intent.prompt_ids), "output_tokens": 0, "created_at": intent.created_at,
@@ -266,22 +287,26 @@ def serving_replicas(conn: Connection, run_id: str) -> set[str]:
 
 
 def load_tree(conn: Connection, session_id: str) -> tuple[int, list[Node]]:
-    """The session's sequence number and its delivered calls, oldest first, each with its full token sequence."""
+    """The session's sequence number and its delivered calls to the policy, oldest first."""
     seq = conn.execute(select(sessions.c.seq).where(sessions.c.id == session_id)).scalar_one()
     rows = conn.execute(
         select(
-            interactions.c.id, interactions.c.parent_id, interactions.c.conversation_key,
+            interactions.c.id, interactions.c.parent_id, interactions.c.conversation_key, interactions.c.role,
+            interactions.c.system_hash, interactions.c.tools_hash, interactions.c.messages,
             interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids,
         )
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
-        .where(interactions.c.session_id == session_id, interactions.c.status == InteractionStatus.COMPLETE)
+        .where(interactions.c.session_id == session_id, *OF_THE_POLICY)
         .order_by(interactions.c.seq)
     )  # fmt: skip
     nodes: dict[str, Node] = {}
     for row in rows:
-        before = nodes[row.parent_id].token_ids if row.parent_id else []
         delta, output = codec.unpack_ids(row.prompt_delta_ids), codec.unpack_ids(row.output_ids)
-        nodes[row.id] = Node(row.id, bytes.fromhex(row.conversation_key), [*before, *delta.tolist(), *output.tolist()])
+        nodes[row.id] = Node(
+            id=row.id, conversation_key=bytes.fromhex(row.conversation_key),
+            parent=nodes[row.parent_id] if row.parent_id else None, own_ids=[*delta.tolist(), *output.tolist()],
+            role=row.role, system_hash=row.system_hash, tools_hash=row.tools_hash, messages=row.messages,
+        )  # fmt: skip
     return int(seq), list(nodes.values())
 
 
@@ -300,13 +325,16 @@ def trace(conn: Connection, session_id: str) -> list[Json]:
         select(interactions, interaction_data)
         .outerjoin(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
         .where(interactions.c.session_id == session_id)
-        .order_by(interactions.c.created_at)
-    )
+        .order_by(interactions.c.created_at, interactions.c.id)
+    ).all()
+    shared = load_contents(conn, {key for row in rows for key in (row.system_hash, row.tools_hash) if key is not None})
     result: list[Json] = []
     for row in rows:
         item: Json = {
             "id": row.id, "parent_id": row.parent_id, "status": row.status, "role": row.role,
-            "fork_reason": row.fork_reason, "bridged": row.bridged, "finish_reason": row.finish_reason,
+            "dialect": row.dialect, "fork_reason": row.fork_reason, "bridged": row.bridged,
+            "finish_reason": row.finish_reason, "trainable": row.trainable, "options": row.options,
+            "system": shared.get(row.system_hash, []), "tools": shared.get(row.tools_hash),
             "prompt_tokens": row.prompt_tokens, "output_tokens": row.output_tokens, "params": row.params,
             "error": row.error, "created_at": row.created_at, "finished_at": row.finished_at,
         }  # fmt: skip
@@ -321,6 +349,12 @@ def trace(conn: Connection, session_id: str) -> list[Json]:
             }
         result.append(item)
     return result
+
+
+def load_contents(conn: Connection, hashes: Iterable[str]) -> dict[str | None, Any]:
+    """What calls share (tools, system messages), by hash."""
+    rows = conn.execute(select(contents.c.hash, contents.c.body).where(contents.c.hash.in_(list(hashes))))
+    return {row.hash: codec.unpack_json(row.body) for row in rows}
 
 
 def running_of(conn: Connection, run_id: str, replica: str, before: float) -> list[str]:

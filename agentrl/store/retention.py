@@ -16,7 +16,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, delete, event, exists, func, or_, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    delete,
+    event,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    true,
+    update,
+)
 
 from agentrl.errors import StoreError, UserError
 from agentrl.schemas import InteractionStatus, StepState
@@ -224,7 +238,7 @@ def _estimate_rest(conn: Connection, run_id: str, cut: float, kept: Set[str]) ->
     )
     orphans = conn.execute(
         select(func.count(), func.coalesce(func.sum(func.length(contents.c.body)), 0)).where(
-            contents.c.hash.not_in(_used().where(interactions.c.session_id.not_in(going)))
+            *_orphaned(interactions.c.session_id.not_in(going))
         )
     ).one()
     found = Pruned(Counter({"contents": orphans[0]}), orphans[1])
@@ -266,12 +280,18 @@ def _prune_contents(database: Database) -> Pruned:
     return total
 
 
-def _used() -> Select[Any]:
-    return select(interactions.c.tools_hash).where(interactions.c.tools_hash.is_not(None))
+def _used() -> list[Select[Any]]:
+    columns = (interactions.c.tools_hash, interactions.c.system_hash)
+    return [select(column).where(column.is_not(None)) for column in columns]
+
+
+def _orphaned(condition: ColumnElement[bool] = true()) -> list[ColumnElement[bool]]:
+    """Contents that no call refers to, of those calls for which `condition` holds."""
+    return [contents.c.hash.not_in(used.where(condition)) for used in _used()]
 
 
 def _orphans(conn: Connection) -> list[str]:
-    return list(conn.execute(select(contents.c.hash).where(contents.c.hash.not_in(_used()))).scalars())
+    return list(conn.execute(select(contents.c.hash).where(*_orphaned())).scalars())
 
 
 def _remove_contents(conn: Connection, hashes: Sequence[str]) -> Pruned:
@@ -279,7 +299,7 @@ def _remove_contents(conn: Connection, hashes: Sequence[str]) -> Pruned:
         conn.execute(text("LOCK TABLE contents IN SHARE ROW EXCLUSIVE MODE"))
     going = conn.execute(
         select(contents.c.hash, func.length(contents.c.body).label("size")).where(
-            contents.c.hash.in_(hashes), contents.c.hash.not_in(_used())
+            contents.c.hash.in_(hashes), *_orphaned()
         )
     ).all()
     conn.execute(delete(contents).where(contents.c.hash.in_([row.hash for row in going])))
@@ -314,6 +334,7 @@ _PRUNE_LOCK = 0x61677072  # PostgreSQL advisory lock
 _REFERENCES = {
     "tmp_prune_parent": "interactions (parent_id) WHERE parent_id IS NOT NULL",
     "tmp_prune_tools": "interactions (tools_hash) WHERE tools_hash IS NOT NULL",
+    "tmp_prune_system": "interactions (system_hash) WHERE system_hash IS NOT NULL",
     "tmp_prune_reward": "rewards (interaction_id) WHERE interaction_id IS NOT NULL",
     "tmp_prune_leaf": "trajectories (leaf_id)",
 }

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Row, insert, select, update
 
-from agentrl.schemas import PROMPT_VERSION, InteractionStatus, Json, TrajectoryState, TrajectoryTokens
+from agentrl.schemas import PROMPT_VERSION, Json, TrajectoryState, TrajectoryTokens
 from agentrl.store import codec, returns
 from agentrl.store.codec import new_id
+from agentrl.store.interactions import OF_THE_POLICY
 from agentrl.store.returns import Rescore, SessionReturns
 from agentrl.tables import interaction_data, interactions, sessions, trajectories, trajectory_interactions
 
@@ -42,7 +43,7 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
         row.id: row
         for row in conn.execute(
             select(interactions)
-            .where(interactions.c.session_id == session.id, interactions.c.status == InteractionStatus.COMPLETE)
+            .where(interactions.c.session_id == session.id, *OF_THE_POLICY)
             .order_by(interactions.c.seq)
         )
     }

@@ -1,0 +1,15 @@
+"""The APIs that the proxy speaks, by the path they are served at."""
+
+from __future__ import annotations
+
+from agentrl.proxy.dialects.base import Dialect
+from agentrl.proxy.dialects.openai_chat import OpenAIChat
+
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": OpenAIChat(),
+}
+
+
+def of_path(path: str) -> Dialect:
+    """The dialect in which to answer a request to `path`: Chat Completions where none is served."""
+    return next((dialect for end, dialect in DIALECTS.items() if path.endswith(end)), DIALECTS["/v1/chat/completions"])

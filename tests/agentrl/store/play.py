@@ -52,7 +52,7 @@ def begin_call(
         conn,
         interactions.Intent(
             id=call_id, run_id=run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role=role,
-            digest="d", replica=replica, params={}, temperature=1.0, tools=tools, fork_reason=None,
+            digest="d", replica=replica, params={}, temperature=1.0, tools=codec.Content.of(tools) if tools else None, fork_reason=None,
             bridged=parent is not None, distribution_modified=False, trainable=trainable,
             prompt_ids=[*before, *delta], created_at=interactions.time.time(),
         ),

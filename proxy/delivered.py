@@ -1,24 +1,27 @@
-"""Stop strings in what the client reads: the text ends before the first of them, also across deltas."""
+"""What of an answer the client gets: text up to the first stop string, and one tool call where it asked for no more."""
 
 from __future__ import annotations
 
-from agentrl.rendering import ContentDelta, Delta, ParsedOutput
+from agentrl.rendering import ContentDelta, Delta, ParsedOutput, ToolCallDelta
 
 
-class StopText:
+class Delivered:
     """Cuts content before the stop string that is complete first, holding back text that may be the start of one.
 
-    The recorded tokens stay whole; only the delivered text is cut (OpenAI's `stop`).
+    The recorded tokens stay whole; only what is delivered is cut (OpenAI's `stop` and `parallel_tool_calls`).
     """
 
-    def __init__(self, stops: list[str]) -> None:
+    def __init__(self, stops: list[str], *, one_call: bool = False) -> None:
         self._stops = stops
+        self._one_call = one_call
         self._held = ""
         self._sent = ""
-        self._done = False
+        self.stop: str | None = None  # the one that was found
 
     def push(self, deltas: list[Delta]) -> list[Delta]:
         """The deltas that may be sent."""
+        if self._one_call:
+            deltas = [delta for delta in deltas if not (isinstance(delta, ToolCallDelta) and delta.index > 0)]
         if not self._stops:
             return deltas
         result: list[Delta] = []
@@ -30,25 +33,25 @@ class StopText:
         return result
 
     def finish(self, parsed: ParsedOutput) -> ParsedOutput:
-        """The message with its content cut, and the last deltas."""
-        if not self._stops:
-            return parsed
+        """The message as it was delivered, and the last deltas."""
         last = self.push(parsed.deltas)
-        if self._held and not self._done:
+        calls = parsed.tool_calls[:1] if self._one_call else parsed.tool_calls
+        if not self._stops:
+            return ParsedOutput(parsed.content, parsed.reasoning, calls, last)
+        if self._held and self.stop is None:
             self._sent += self._held
             last.append(ContentDelta(self._held))
         content = self._sent if parsed.content is not None else None
-        content = self._sent if parsed.content is not None else None
-        return ParsedOutput(content, parsed.reasoning, parsed.tool_calls, last)
+        return ParsedOutput(content, parsed.reasoning, calls, last)
 
     def _release(self, text: str) -> str:
-        if self._done:
+        if self.stop is not None:
             return ""
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, start = min(found)
-            self._done, self._held, out = True, "", text[:start]
+            _, start, self.stop = min(found)
+            self._held, out = "", text[:start]
         else:
             keep = max(_overlap(text, stop) for stop in self._stops)
             out, self._held = text[: len(text) - keep], text[len(text) - keep :]

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.openai_chat import decode
+from agentrl.proxy.dialects.openai_chat import OpenAIChat
+
+decode = OpenAIChat().decode
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.proxy.stops import StopText
+from agentrl.proxy.delivered import Delivered
 from agentrl.rendering import ContentDelta, ParsedOutput
 
 
@@ -15,7 +15,7 @@ from agentrl.rendering import ContentDelta, ParsedOutput
 def test_every_split_ends_before_the_stop_that_is_complete_first(text, stops, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    stop = StopText(stops)
+    stop = Delivered(stops)
     sent = [delta for piece in pieces for delta in stop.push([ContentDelta(piece)])]
     end = stop.finish(ParsedOutput(text, None, [], []))
     found = [(at + len(s), at) for s in stops if (at := text.find(s)) >= 0]

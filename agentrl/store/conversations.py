@@ -1,0 +1,53 @@
+"""The conversation that a call stands for, put together from its path: messages are stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from agentrl.schemas import Json
+from agentrl.store import codec
+from agentrl.store.interactions import OF_THE_POLICY, load_contents
+from agentrl.tables import interaction_data, interactions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """A delivered call's whole conversation, its answer last. `options` are the call's own."""
+
+    call_id: str
+    system: list[Json]  # the messages that it begins with
+    messages: list[Json]  # what follows them
+    tools: list[Json] | None
+    options: Mapping[str, Any]
+
+    @property
+    def all(self) -> list[Json]:
+        """Every message."""
+        return [*self.system, *self.messages]
+
+
+def of_session(conn: Connection, session_id: str) -> dict[str, Conversation]:
+    """The conversations of every delivered call to the policy, by call, oldest first."""
+    rows = conn.execute(
+        select(
+            interactions.c.id, interactions.c.parent_id, interactions.c.system_hash, interactions.c.tools_hash,
+            interactions.c.options, interaction_data.c.new_messages, interaction_data.c.answer,
+        )
+        .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
+        .where(interactions.c.session_id == session_id, *OF_THE_POLICY)
+        .order_by(interactions.c.seq)
+    ).all()  # fmt: skip
+    shared = load_contents(conn, {key for row in rows for key in (row.system_hash, row.tools_hash) if key is not None})
+    found: dict[str, Conversation] = {}
+    for row in rows:
+        before = found[row.parent_id].messages if row.parent_id else []
+        found[row.id] = Conversation(
+            call_id=row.id, system=shared.get(row.system_hash, []), tools=shared.get(row.tools_hash),
+            messages=[*before, *codec.unpack_json(row.new_messages), codec.unpack_json(row.answer)],
+            options=row.options or {},
+        )  # fmt: skip
+    return found

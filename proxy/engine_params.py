@@ -1,0 +1,73 @@
+"""What the engine is asked to do with a prompt: SGLang's sampling parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row
+
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.base import ModelRequest
+from agentrl.proxy.prompts import Prompt
+from agentrl.proxy.state import ProxyState
+from agentrl.schemas import Json
+
+_NEUTRAL = {
+    "top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": None,
+    "json_schema": None, "regex": None,
+}  # fmt: skip
+_STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "sampling_seed")
+
+
+def modifies_distribution(params: Json) -> bool:
+    """Whether logprobs are of another distribution than the temperature-scaled policy's (DESIGN section 6)."""
+    return any(params.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
+
+
+def resumable(params: Json) -> bool:
+    """Whether prompt + tokens so far continue an answer exactly: penalties, grammars and seeds remember its start."""
+    return not any(params.get(name) not in (None, 0.0) for name in _STATEFUL)
+
+
+def engine_params(state: ProxyState, session: Row[Any], request: ModelRequest, prompt: Prompt, index: int) -> Json:
+    """SGLang's sampling parameters of one answer, its temperature always among them.
+
+    Raises RequestError 400 when the context cannot hold the call, or a biased token does not exist.
+    """
+    forced = (session.sampling or {}) if session.is_eval else state.sampling
+    sampling = {"temperature": 1.0} | request.sampling | {k: v for k, v in forced.items() if k != "max_tokens"}
+    params: Json = {
+        **sampling,
+        "temperature": float(sampling["temperature"]),
+        "max_new_tokens": _budget(state, request, len(prompt.token_ids), forced.get("max_tokens")),
+        "stop_token_ids": state.renderer.stop_token_ids,
+        "skip_special_tokens": False,
+        **request.constraint,
+    }
+    if request.stop:
+        params["stop"] = request.stop
+    if request.seed is not None:
+        params["sampling_seed"] = request.seed + index
+    if prompt.regex is not None:
+        params["regex"] = prompt.regex
+    for token in params.get("logit_bias", ()):
+        if int(token) >= state.renderer.vocab_size:
+            message = f"logit_bias: token {token} is outside the vocabulary of {state.renderer.vocab_size}"
+            raise RequestError(400, message, code="invalid_parameter", param="logit_bias")
+    if "json_schema" in params and ("regex" in params or prompt.opening):
+        message = "a response format and a forced tool call exclude each other"
+        raise RequestError(422, message, code="invalid_parameter", param="tool_choice")
+    return params
+
+
+def _budget(state: ProxyState, request: ModelRequest, prompt_tokens: int, forced: int | None) -> int:
+    """How many tokens may be sampled."""
+    window = state.renderer.max_context
+    room = (window or 1 << 30) - prompt_tokens
+    if room < 1 or (request.max_tokens is not None and request.max_tokens > room):
+        asked = f" and {request.max_tokens} new ones" if request.max_tokens is not None else ""
+        raise RequestError(
+            400, f"the model's context is {window} tokens; this call needs {prompt_tokens} prompt tokens{asked}",
+            code="context_length_exceeded", param="messages",
+        )  # fmt: skip
+    return min(n for n in (request.max_tokens, forced, room) if n is not None)

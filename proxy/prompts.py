@@ -1,0 +1,170 @@
+"""How a call's prompt comes to be: an earlier call's exact tokens and what follows them, or a rendering of its own.
+
+chat: conversation ──► deepest recorded call on its chain ──► bridge ──► parent's tokens + delta
+                         └ none, or no bridge: fork ────────► full rendering
+raw (Completions): text or ids ──► recorded call that they begin with, token by token ──► the rest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.errors import RequestError
+from agentrl.proxy.branches import Place, place
+from agentrl.proxy.dialects.base import ModelRequest, Named
+from agentrl.proxy.state import ProxyState
+from agentrl.proxy.tree import Tree
+from agentrl.rendering import OutputParser
+from agentrl.rendering.conversation import canonical, chain_key, root_key
+from agentrl.schemas import ForkReason, Json, Role
+from agentrl.store.codec import Content
+from agentrl.store.interactions import Node
+
+RAW = root_key(None, {"raw": True})
+"""Where the keys of raw prompts begin: no conversation has them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One prompt, ready to be sampled: `token_ids` = the parent's full sequence + `delta_ids`."""
+
+    token_ids: list[int]
+    delta_ids: list[int]
+    parent: Node | None
+    fork_reason: ForkReason | None
+    role: Role
+    system: Content | None
+    tools: Content | None
+    new_messages: list[Json]  # what follows the parent's, or the system's
+    messages: int  # of the request's conversation
+    chain: bytes  # key of the request's conversation; the answer extends it
+    opening: list[int]  # the end of `delta_ids` that belongs to the answer: a forced tool call's beginning
+    regex: str | None  # what the rest of a forced tool call must match
+
+
+async def prompts_for(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> list[Prompt]:
+    """The prompts of a request; `role` is what the caller says of it. Raises RequestError."""
+    if request.prompts:
+        tree = await state.trees.get(session_id)
+        return [await _raw_prompt(state, session_id, tree, prompt, role or Role.MAIN) for prompt in request.prompts]
+    return [await _chat_prompt(state, session_id, request, role)]
+
+
+def parser_for(state: ProxyState, request: ModelRequest, prompt: Prompt) -> OutputParser:
+    """A parser for an answer to this prompt. With tool_choice `none` a tool call is text."""
+    if request.prompts:
+        return state.renderer.text_parser()
+    tools = None if request.tool_choice == "none" else request.tools
+    before = prompt.token_ids[: len(prompt.token_ids) - len(prompt.opening)]
+    return state.renderer.parser(tools, before)
+
+
+async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> Prompt:
+    messages, tools = request.messages, request.tools
+    chain = [root_key(tools, None)]
+    for message in messages:
+        chain.append(chain_key(chain[-1], message))
+    tree = await state.trees.get(session_id)
+    hit = tree.deepest(chain)
+    answered = any(message["role"] == "assistant" for message in messages)
+    if hit is None and answered:  # another replica may have recorded the parent
+        tree = await state.trees.get(session_id, fresh=True)
+        hit = tree.deepest(chain)
+    opening, regex = _opening(state, request)
+    if hit is not None:
+        depth, node = hit
+        before = node.token_ids
+        bridge = state.renderer.bridge(before, messages[depth:], tools, messages_before=messages[:depth])
+        if bridge.delta_ids is not None:
+            return Prompt(
+                token_ids=before + bridge.delta_ids + opening, delta_ids=bridge.delta_ids + opening, parent=node,
+                fork_reason=None, role=role or Role(node.role), system=_known(node.system_hash),
+                tools=_known(node.tools_hash), new_messages=messages[depth:], messages=len(messages),
+                chain=chain[-1], opening=opening, regex=regex,
+            )  # fmt: skip
+        found = Place(role=Role(node.role), reason=bridge.reason)
+    else:
+        found = await place(state, session_id, tree, request)
+    ids = state.renderer.render(messages, tools)
+    n_system = leading_system(messages)
+    system = Content.of([canonical(message) for message in messages[:n_system]]) if n_system else None
+    return Prompt(
+        token_ids=ids + opening, delta_ids=ids + opening, parent=None, fork_reason=found.reason,
+        role=role or found.role, system=system, tools=Content.of(tools) if tools else None,
+        new_messages=messages[n_system:], messages=len(messages), chain=chain[-1], opening=opening, regex=regex,
+    )  # fmt: skip
+
+
+async def _raw_prompt(state: ProxyState, session_id: str, tree: Tree, prompt: str | list[int], role: Role) -> Prompt:
+    ids = state.renderer.encode(prompt) if isinstance(prompt, str) else prompt
+    _check_vocabulary(ids, state.renderer.vocab_size)
+    hit = _raw_parent(state, tree, prompt, ids)
+    if hit is None and tree.nodes:
+        tree = await state.trees.get(session_id, fresh=True)
+        hit = _raw_parent(state, tree, prompt, ids)
+    parent, delta = hit if hit is not None else (None, ids)
+    text = prompt if isinstance(prompt, str) else state.renderer.decode(prompt)
+    before = parent.token_ids if parent is not None else []
+    return Prompt(
+        token_ids=before + delta, delta_ids=delta, parent=parent,
+        fork_reason=ForkReason.NEW_CONVERSATION if parent is None and tree.nodes else None,
+        role=role if parent is None else Role(parent.role), system=None, tools=None,
+        new_messages=[{"role": "raw", "content": text if parent is None else state.renderer.decode(delta)}],
+        messages=1 if parent is None else parent.messages + 1,
+        chain=chain_key(RAW, {"role": "raw", "content": ",".join(map(str, before + delta))}),
+        opening=[], regex=None,
+    )  # fmt: skip
+
+
+def _raw_parent(
+    state: ProxyState, tree: Tree, prompt: str | list[int], ids: Sequence[int]
+) -> tuple[Node, list[int]] | None:
+    """The call that a raw prompt goes on with, and the ids that follow it.
+
+    Ids must begin with the call's ids. A text must begin with the text of the call's ids: what was sampled then stays
+    as it was sampled, and only the rest of the text is encoded.
+    """
+    if not isinstance(prompt, str):
+        found = tree.longest_prefix(ids)
+        return None if found is None else (found[0], list(ids[found[1] :]))
+    best: tuple[Node, str] | None = None
+    for node in tree.nodes.values():
+        text = state.renderer.decode(node.token_ids)
+        if prompt.startswith(text) and (best is None or len(text) > len(best[1])):
+            best = node, text
+    if best is None:
+        return None
+    node, text = best
+    start = state.renderer.encode("")
+    return node, state.renderer.encode(prompt[len(text) :])[len(start) :]
+
+
+def _check_vocabulary(ids: Sequence[int], size: int) -> None:
+    if not ids:
+        raise RequestError(400, "a prompt must have at least one token", code="invalid_prompt", param="prompt")
+    bad = next((token for token in ids if not 0 <= token < size), None)
+    if bad is not None:
+        raise RequestError(
+            400, f"token id {bad} is outside the vocabulary of {size}", code="invalid_prompt", param="prompt"
+        )
+
+
+def _opening(state: ProxyState, request: ModelRequest) -> tuple[list[int], str | None]:
+    """What a forced tool call begins with."""
+    if request.tool_choice in ("auto", "none"):
+        return [], None
+    assert request.tools, "dialects refuse a tool_choice that needs tools without them"
+    name = request.tool_choice.name if isinstance(request.tool_choice, Named) else None
+    opening = state.renderer.opening(request.tools, name)
+    return opening.ids, opening.regex
+
+
+def _known(hash: str | None) -> Content | None:
+    """What the parent has stored already."""
+    return None if hash is None else Content(hash, None)
+
+
+def leading_system(messages: Sequence[Json]) -> int:
+    """How many system messages a conversation begins with."""
+    return next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
