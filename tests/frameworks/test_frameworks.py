@@ -1,0 +1,105 @@
+"""Official SDKs and agent frameworks, unchanged, on real SGLang: what they leave behind is token-exact.
+
+Every program plays the same conversation of two questions, each answered by a tool call and then in words, with its
+framework's own loop, tools and history. The model is sampled at temperature 1, so an episode may go wrong; it is
+played again in a session of its own, and exactness is asserted of every episode, the failed ones too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from arena import Arena, Episode
+
+from agentrl.rendering import load_renderer
+from agentrl.schemas import ForkReason
+from agentrl.store import audit
+
+pytestmark = pytest.mark.engine
+ATTEMPTS = 4
+EXPECTED = ["Answer: 47", "Answer: 94"]
+PROGRAMS = ["openai_chat sdk", "openai_agents chat", "langgraph_agent openai", "pydantic_ai_agent chat"]
+
+
+def succeeding(arena: Arena, program: str, stream: bool, answers: list[str]) -> Episode:
+    """Play until the agent answered both questions as expected; every episode is checked."""
+    for _ in range(ATTEMPTS):
+        episode = arena.play(program, stream)
+        check_exact(episode)
+        if episode.answers == answers:
+            return episode
+    raise AssertionError(f"{program} answered {episode.answers} in {ATTEMPTS} attempts: {episode.error}")
+
+
+def check_exact(episode: Episode) -> None:
+    """Every call is complete, and what is recorded and built is what went to and came from the engine."""
+    assert episode.status == "completed", episode.error
+    assert episode.calls, episode.error
+    by_id = {call["id"]: call for call in episode.calls}
+    exchanges = list(episode.engine)
+    for call in episode.calls:
+        assert call["status"] == "complete", call["error"]
+        n = call["output_tokens"]
+        assert 0 < n == len(call["output_ids"]) == len(call["logprobs"])
+        assert all(logprob <= 0 for logprob in call["logprobs"])
+        assert call["version_spans"] == [[0, 0, n]]
+        sent = sequence(by_id, call)[:-n]
+        found = [e for e in exchanges if (e.input_ids, e.output_ids) == (sent, call["output_ids"])]
+        assert found, f"{call['id']}: the engine heard or said something else"
+        assert call["logprobs"] == pytest.approx(found[0].logprobs)
+        exchanges.remove(found[0])
+    assert exchanges == [], "the engine sampled what is not recorded"
+
+    parents = {call["parent_id"] for call in episode.calls}
+    leaves = [call for call in episode.calls if call["id"] not in parents]
+    built = sorted(tokens.input_ids.tolist() for tokens in episode.trajectories)
+    assert built == sorted(sequence(by_id, leaf) for leaf in leaves)
+    assert set(episode.states) == {"ready"}
+    owned = sum(int(tokens.loss_mask.sum()) for tokens in episode.trajectories)
+    assert owned == sum(call["output_tokens"] for call in episode.calls)
+    for tokens in episode.trajectories:
+        assert np.all(tokens.versions[tokens.loss_mask] == 0)
+
+
+def sequence(by_id: dict, call: dict) -> list[int]:
+    """A call's prompt and output, put together from what it and those before it added."""
+    before = sequence(by_id, by_id[call["parent_id"]]) if call["parent_id"] else []
+    return before + call["prompt_delta_ids"] + call["output_ids"]
+
+
+def tool_calls(episode: Episode) -> list[tuple[str, str]]:
+    """(name, arguments) of every tool call that the model made."""
+    return [
+        (made["function"]["name"], made["function"]["arguments"])
+        for call in episode.calls
+        for made in call["answer"].get("tool_calls") or []
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_agent_leaves_one_exact_trajectory(arena: Arena, caller_model, program: str, stream: bool) -> None:
+    episode = succeeding(arena, program, stream, EXPECTED)
+    renderer = load_renderer(caller_model)
+    assert tool_calls(episode) == [("calc", '{"expression": "12+35"}'), ("calc", '{"expression": "47*2"}')]
+    prompts = [renderer.decode(call["prompt_delta_ids"]) for call in episode.calls]
+    assert "tool\n47<|im_end|>" in prompts[1]
+    assert "tool\n94<|im_end|>" in prompts[3]
+    assert len(episode.calls) == 4
+    assert episode.forks == []
+    assert len(episode.trajectories) == 1
+    assert not stream or episode.pieces > len(EXPECTED), "the text did not come in pieces"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_smolagents_writes_its_history_anew(arena: Arena, stream: bool) -> None:
+    """It sends tool calls and results back as text: no call extends an earlier one, and each fork says why."""
+    episode = succeeding(arena, "smolagents_agent chat", stream, ["47", "94"])
+    assert [name for name, _ in tool_calls(episode)] == ["calc", "final_answer"] * 2
+    assert len(episode.trajectories) == len(episode.calls) == 4
+    assert episode.forks == [ForkReason.HISTORY_EDITED] * 3
+
+
+def test_the_store_holds_together(arena: Arena) -> None:
+    with arena.database.read() as conn:
+        assert audit.violations(conn, arena.run_id) == []
