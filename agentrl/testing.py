@@ -355,6 +355,8 @@ class _Running:
             "finish_reason": self._finish_reason(aborted) if done and "finish_reason" not in omit else None,
             "output_token_logprobs": [[self.logprobs[i], self.ids[i], None] for i in range(start, n)],
         }
+        if top := self.body.get("top_logprobs_num"):
+            meta["output_top_logprobs"] = [self._likeliest(i, top) for i in range(start, n)]
         if done:
             meta["weight_versions"] = spans_of(labels)
         event: Json = {"text": "", "output_ids": self.ids[start:n], "meta_info": meta}
@@ -362,6 +364,10 @@ class _Running:
             event.pop(name, None)
             meta.pop(name, None)
         return event
+
+    def _likeliest(self, at: int, count: int) -> list[Any]:
+        """The sampled token and the ids that follow it, each one nat less likely."""
+        return [[self.logprobs[at] - k, self.ids[at] + k, None] for k in range(count)]
 
     def _finish_reason(self, aborted: bool) -> Json:
         kind = "abort" if aborted else self.reply.finish_reason or ("length" if self.cut else "stop")

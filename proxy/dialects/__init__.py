@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from agentrl.proxy.dialects.base import Dialect
 from agentrl.proxy.dialects.openai_chat import OpenAIChat
+from agentrl.proxy.dialects.openai_completions import OpenAICompletions
+from agentrl.proxy.dialects.openai_responses import OpenAIResponses
 
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": OpenAIChat(),
+    "/v1/completions": OpenAICompletions(),
+    "/v1/responses": OpenAIResponses(),
 }
 
 

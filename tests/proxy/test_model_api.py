@@ -264,3 +264,174 @@ def test_malformed_json_is_refused(proxy):
 
 def test_models(proxy):
     assert [m.id for m in proxy.sdk(proxy.session()).models.list()] == ["test"]
+
+
+def test_n_answers_are_siblings_in_the_tree_and_each_can_be_continued(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("aa"), proxy.says("bb"), proxy.says("cc"), proxy.says("dd"))
+    answer = ask(proxy, session, n=3, seed=7)
+    assert sorted(choice.message.content for choice in answer.choices) == ["aa", "bb", "cc"]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.usage.completion_tokens == 9
+    assert answer.usage.prompt_tokens == len(proxy.engine.requests[0]["input_ids"])
+    assert sorted(r["sampling_params"]["sampling_seed"] for r in proxy.engine.requests) == [7, 8, 9]
+    calls = {call["id"]: call for call in proxy.calls(session)}
+    assert [calls[choice.interaction_id]["options"]["choice"] for choice in answer.choices] == [0, 1, 2]
+    assert {call["parent_id"] for call in calls.values()} == {None}
+    assert {call["fork_reason"] for call in calls.values()} == {None}
+    chosen = answer.choices[1]
+    ask(proxy, session, [*HELLO, chosen.message.model_dump(), {"role": "user", "content": "x"}])
+    assert proxy.calls(session)[-1]["parent_id"] == chosen.interaction_id
+
+
+def test_n_streamed_answers_come_interleaved_and_end_once(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(*(Reply(proxy.says(text), chunks=[1] * 4) for text in ("aa", "bb")))
+    texts, ends = ["", ""], []
+    for event in ask(proxy, session, n=2, stream=True, stream_options={"include_usage": True}):
+        for choice in event.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends += [choice.index] if choice.finish_reason else []
+        usage = event.usage
+    assert sorted(texts) == ["aa", "bb"]
+    assert sorted(ends) == [0, 1]
+    assert usage.completion_tokens == 6
+
+
+def test_one_of_n_that_fails_fails_the_request_and_leaves_nothing_running(proxy, until):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("aa"), Reply(proxy.says("bb"), omit=frozenset({"output_ids"})))
+    with pytest.raises(openai.InternalServerError):
+        ask(proxy, session, n=2)
+    until(lambda: not [call for call in proxy.calls(session) if call["status"] == "running"])
+    assert "failed" in {call["status"] for call in proxy.calls(session)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_name_every_token_and_its_likeliest(proxy, stream):
+    session = proxy.session()
+    ids = proxy.says("dcba")
+    proxy.engine.enqueue(Reply(ids, chunks=[1, 2]))
+    answer = ask(proxy, session, logprobs=True, top_logprobs=2, stream=stream)
+    choices = [choice for event in answer for choice in event.choices] if stream else answer.choices
+    found = [token for choice in choices if choice.logprobs for token in choice.logprobs.content]
+    assert [token.token for token in found] == [proxy.renderer.decode([i]) for i in ids]
+    assert [token.logprob for token in found] == [-(i + 1) / 8 for i in range(len(ids))]
+    assert [[other.logprob for other in token.top_logprobs] for token in found] == [
+        [token.logprob, token.logprob - 1] for token in found
+    ]
+    assert proxy.engine.requests[0]["top_logprobs_num"] == 2
+
+
+def test_logprobs_are_built_only_when_asked_for(proxy):
+    session = proxy.session()
+    assert ask(proxy, session).choices[0].logprobs is None
+    assert "top_logprobs_num" not in proxy.engine.requests[0]
+
+
+def test_token_ids_are_added_when_asked_for(proxy):
+    session = proxy.session()
+    ids = proxy.says("ab")
+    proxy.engine.enqueue(ids, ids)
+    whole = ask(proxy, session, extra_body={"return_token_ids": True})
+    *_, last = ask(proxy, session, extra_body={"return_token_ids": True}, stream=True)
+    for choice, body in ((whole.choices[0], whole), (last.choices[0], last)):
+        assert choice.token_ids == ids
+        assert choice.weight_versions == [[0, 0, len(ids)]]
+        assert body.prompt_token_ids == proxy.engine.requests[0]["input_ids"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "calc"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_is_opened_in_the_prompt_and_delivered_whole(proxy, choice, stream):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("ab)"), proxy.says("done"))
+    answer = ask(proxy, session, tools=TOOLS, tool_choice=choice, stream=stream)
+    if stream:
+        parts = [p for event in answer for c in event.choices for p in c.delta.tool_calls or []]
+        call_id, name = parts[0].id, parts[0].function.name
+        arguments = "".join(part.function.arguments for part in parts)
+    else:
+        (call,) = answer.choices[0].message.tool_calls
+        call_id, name, arguments = call.id, call.function.name, call.function.arguments
+        assert answer.choices[0].message.content is None
+    assert (name, json.loads(arguments)) == ("calc", {"x": "ab"})
+    (recorded,) = proxy.calls(session)
+    assert proxy.renderer.decode(proxy.engine.requests[0]["input_ids"]).endswith("calc(")
+    assert recorded["prompt_delta_ids"] == proxy.engine.requests[0]["input_ids"]
+    assert recorded["trainable"]  # nothing of the distribution was changed
+    assert proxy.renderer.decode(recorded["output_ids"]).startswith("ab)")
+    reply = {"role": "assistant", "content": None, "tool_calls": [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}]}  # fmt: skip
+    ask(proxy, session, [*HELLO, reply, {"role": "tool", "tool_call_id": call_id, "content": "ba"}], tools=TOOLS)
+    assert proxy.calls(session)[-1]["bridged"]
+
+
+def test_with_tool_choice_none_a_call_is_text_and_the_prompt_is_the_same(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("calc(ab)"), proxy.says("calc(ab)"))
+    answer = ask(proxy, session, tools=TOOLS, tool_choice="none")
+    assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == ("calc(ab)", None)
+    ask(proxy, session, tools=TOOLS)
+    first, second = proxy.engine.requests
+    assert first["input_ids"] == second["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"json_schema": '{"type":"object"}'}),
+        ({"logit_bias": {"5": 2}}, {"logit_bias": {"5": 2.0}}),
+        ({"frequency_penalty": 0.5}, {"frequency_penalty": 0.5}),
+    ],
+)
+def test_what_changes_the_distribution_is_told_to_the_engine_and_not_trained(proxy, options, told):
+    session = proxy.session()
+    ask(proxy, session, **options)
+    assert told.items() <= proxy.engine.requests[0]["sampling_params"].items()
+    assert not proxy.calls(session)[0]["trainable"]
+
+
+def test_a_biased_token_outside_the_vocabulary_is_refused(proxy):
+    with pytest.raises(openai.BadRequestError, match="outside the vocabulary"):
+        ask(proxy, proxy.session(), logit_bias={"99999999": 1})
+    assert proxy.engine.requests == []
+
+
+@pytest.mark.parametrize("options", [{"response_format": {"type": "json_object"}}, {"seed": 3}])
+def test_an_answer_that_cannot_be_continued_starts_anew_if_nothing_was_sent(proxy, until, options):
+    session = proxy.session()
+    ids = proxy.says("abcdef")
+    proxy.engine.enqueue(Reply(ids, chunks=[2], hold_after=2), ids)
+    done = []
+    asking = threading.Thread(target=lambda: done.append(ask(proxy, session, **options)))
+    asking.start()
+    until(lambda: proxy.engine.holding)
+    proxy.http.post(proxy.engine.url + "/abort_request", json={"abort_all": True})
+    asking.join(20)
+    assert done[0].choices[0].message.content == "abcdef"
+    first, second = proxy.engine.requests
+    assert second["input_ids"] == first["input_ids"]
+
+
+def test_the_system_messages_are_stored_once(proxy):
+    session = proxy.session()
+    system = {"role": "developer", "content": [{"type": "text", "text": "be brief"}]}
+    first = ask(proxy, session, [system, *HELLO]).choices[0].message.model_dump()
+    ask(proxy, session, [system, *HELLO, first, {"role": "user", "content": "x"}])
+    ask(proxy, proxy.session(), [{"role": "system", "content": "be brief"}, *HELLO])
+    for call in proxy.calls(session):
+        assert call["system"] == [{"role": "system", "content": "be brief"}]
+    assert proxy.calls(session)[0]["new_messages"] == HELLO
+    with proxy.database.read() as conn:
+        assert conn.execute(text("SELECT count(*) FROM contents")).scalar_one() == 1
+
+
+def test_a_caller_may_say_what_kind_of_turn_it_is(proxy):
+    session = proxy.session()
+    for said, role in (("side", "side"), ("subagent", "subagent"), (None, "main")):
+        headers = {"x-turn-type": said} if said else {}
+        ask(proxy, session, [{"role": "user", "content": role}], extra_headers=headers)
+    assert [call["role"] for call in proxy.calls(session)] == ["side", "subagent", "main"]
+    with pytest.raises(openai.APIStatusError, match="did you mean 'side'"):
+        ask(proxy, session, extra_headers={"x-turn-type": "sid"})

@@ -36,12 +36,19 @@ def schema(conn: Connection) -> dict[str, Any]:
         told[table] = {
             "columns": {c["name"]: (repr(c["type"]), c["nullable"]) for c in inspector.get_columns(table)},
             "primary key": inspector.get_pk_constraint(table),
-            "foreign keys": by_name(inspector.get_foreign_keys(table)),
+            "foreign keys": foreign_keys(inspector, table),
             "unique": by_name(inspector.get_unique_constraints(table)),
             "checks": by_name(inspector.get_check_constraints(table)),
             "indexes": by_name(inspector.get_indexes(table)),
         }
     return told
+
+
+def foreign_keys(inspector: Inspector, table: str) -> list[dict[str, Any]]:
+    """By column: SQLAlchemy reads no names of those that SQLite's ALTER TABLE adds."""
+    named = inspector.bind.dialect.name != "sqlite"
+    found = [{**key, "name": key["name"] if named else None} for key in inspector.get_foreign_keys(table)]
+    return sorted(found, key=lambda key: key["constrained_columns"])
 
 
 def by_name(items: list[Any]) -> list[dict[str, Any]]:

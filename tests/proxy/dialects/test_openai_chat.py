@@ -5,6 +5,7 @@ import json
 import pytest
 
 from agentrl.errors import RequestError
+from agentrl.proxy.dialects.base import Named
 from agentrl.proxy.dialects.openai_chat import OpenAIChat
 
 decode = OpenAIChat().decode
@@ -18,21 +19,36 @@ def refusal(**fields) -> RequestError:
     return caught.value
 
 
+TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
         ({"temprature": 1}, 422, "temprature"),
         ({"temperature": "hot"}, 422, "temperature"),
         ({"temperature": 3}, 422, "temperature"),
-        ({"n": 2}, 422, "n"),
-        ({"logit_bias": {"1": 5}}, 422, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, 422, "response_format"),
+        ({"top_p": 0}, 422, "top_p"),
+        ({"n": 0}, 422, "n"),
+        ({"logit_bias": {"a": 5}}, 422, "logit_bias"),
+        ({"logit_bias": {"1": 500}}, 422, "logit_bias"),
+        ({"response_format": {"type": "xml"}}, 422, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 422, "response_format"),
+        ({"top_logprobs": 2}, 422, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, 422, "top_logprobs"),
         ({"tool_choice": "required"}, 422, "tool_choice"),
-        ({"tools": [{"type": "function"}]}, 422, "tools[0]"),
+        ({"tool_choice": "sometimes", "tools": [TOOL]}, 422, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "cals"}}, "tools": [TOOL]}, 422, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, 422, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0].function"),
         ({"max_tokens": 0}, 422, "max_tokens"),
+        ({"max_completion_tokens": 1.5}, 422, "max_completion_tokens"),
         ({"stop": [""]}, 422, "stop"),
+        ({"stop": [str(i) for i in range(33)]}, 422, "stop"),
         ({"stream": "yes"}, 422, "stream"),
+        ({"stream_options": {"include_cost": True}}, 422, "stream_options.include_cost"),
         ({"messages": []}, 400, "messages"),
+        ({"messages": "hi"}, 422, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role"),
     ],
 )
@@ -56,3 +72,29 @@ def test_nulls_are_absent_and_defaults_are_empty():
     assert request.sampling == {}
     assert request.tools is None
     assert not request.stream
+
+
+def test_what_is_asked_for_is_what_the_engine_is_told():
+    body = {
+        "messages": MESSAGES, "temperature": 0.5, "top_k": 5, "logit_bias": {"7": 3}, "seed": 4, "n": 3,
+        "max_completion_tokens": 9, "stop": "x", "logprobs": True, "top_logprobs": 2, "parallel_tool_calls": False,
+        "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "calc"}},
+    }  # fmt: skip
+    request = decode(json.dumps(body).encode())
+    assert request.sampling == {"temperature": 0.5, "top_k": 5, "logit_bias": {"7": 3.0}}
+    assert (request.seed, request.n, request.max_tokens, request.stop) == (4, 3, 9, ["x"])
+    assert (request.logprobs, request.top_logprobs, request.parallel_tool_calls) == (True, 2, False)
+    assert request.tool_choice == Named("calc")
+
+
+@pytest.mark.parametrize(
+    ("format", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}, {"type": "array"}),
+    ],
+)
+def test_response_formats_become_the_engines_grammar(format, schema):
+    constraint = decode(json.dumps({"messages": MESSAGES, "response_format": format}).encode()).constraint
+    assert (json.loads(constraint["json_schema"]) if constraint else None) == schema
