@@ -92,7 +92,7 @@ class OutputParser(ABC):
 
     def __init__(self, stop_token_ids: Iterable[int]) -> None:
         self._stop_token_ids = frozenset(stop_token_ids)
-        self._stopped = False
+        self._stop: int | None = None  # the token that ended the message
         self._finished = False
         self._sent: list[Delta] = []
 
@@ -109,8 +109,9 @@ class OutputParser(ABC):
         return gather(self._sent, last)
 
     def _read(self, token: int) -> Iterator[Delta]:
-        self._stopped = self._stopped or token in self._stop_token_ids
-        if not self._stopped:
+        if self._stop is None and token in self._stop_token_ids:
+            self._stop = token
+        if self._stop is None:
             yield from self._step(token)
 
     def _send(self, deltas: Iterable[Delta]) -> list[Delta]:

@@ -113,7 +113,7 @@ class FamilyParser(OutputParser):
 
     def _end(self) -> Iterator[Delta]:
         self._unsent.append(self._decoder.flush())
-        parsed = self._parse(self._ids)
+        parsed = self._parse(self._ids if self._stop is None else [*self._ids, self._stop])
         rest = self._rest_of(parsed) if parsed is not None else None
         if rest is None:
             text = "".join(self._unsent)

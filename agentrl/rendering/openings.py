@@ -53,7 +53,7 @@ def derive_opening(
 
     def written(name: str, arguments: Json, index: int) -> list[int]:
         reply = _reply(name, arguments, index)
-        ids = _behind_prompt(renderer, write_reply, encode, prompt, reply, tools)
+        ids = behind_prompt(renderer, write_reply, encode, prompt, reply, tools)
         if ids is None or (name in names and not _reads_back(renderer, prompt, ids, tools, name, arguments)):
             raise refusal(renderer.name)
         return ids
@@ -95,7 +95,7 @@ def _reply(name: str, arguments: Json, index: int) -> Json:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def _behind_prompt(
+def behind_prompt(
     renderer: Renderer, write_reply: WriteReply, encode: Encode, prompt: list[int], reply: Json, tools: list[Json]
 ) -> list[int] | None:
     """What a reply adds to the prompt; None if it does not begin like the prompt."""
