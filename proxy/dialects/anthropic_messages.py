@@ -1,0 +1,249 @@
+"""Anthropic Messages. Every parameter is supported, harmless, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.anthropic_blocks import (
+    AssistantMessage,
+    CacheControl,
+    Message,
+    Name,
+    Nothing,
+    Text,
+    chat_messages,
+    content_blocks,
+)
+from agentrl.proxy.dialects.anthropic_output import error_body, message_json, stop_of, usage_json
+from agentrl.proxy.dialects.anthropic_stream import MessagesStream
+from agentrl.proxy.dialects.base import (
+    Answer,
+    Head,
+    ModelRequest,
+    Named,
+    ToolChoice,
+    bad_parameter,
+    decode_struct,
+    unsupported,
+)
+from agentrl.proxy.dialects.openai_chat import among
+from agentrl.proxy.dialects.sampling import format_constraint, stops
+from agentrl.schemas import Json
+
+B = TypeVar("B", bound="CountBody")
+
+
+class _Typed(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
+    pass
+
+
+class Tool(_Typed, tag="custom", kw_only=True):
+    name: Name
+    input_schema: dict[str, Any]
+    description: str | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: bool | None = None
+    input_examples: Nothing | None = None
+    # Harmless: nothing here that a policy could do otherwise.
+    strict: bool | None = None  # a policy is not held to the schema: it learns it
+    eager_input_streaming: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class ChooseNone(_Typed, tag="none"):
+    pass
+
+
+class _Choose(_Typed):
+    disable_parallel_tool_use: bool | None = None
+
+
+class ChooseAuto(_Choose, tag="auto"):
+    pass
+
+
+class ChooseAny(_Choose, tag="any"):
+    pass
+
+
+class ChooseTool(_Choose, tag="tool", kw_only=True):
+    name: Name
+
+
+Choice = ChooseAuto | ChooseAny | ChooseTool | ChooseNone
+
+
+class NoThinking(_Typed, tag="disabled"):
+    pass
+
+
+class ThinkingBetweenTools(_Typed, tag="between_tools"):
+    pass
+
+
+class _Thinks(_Typed):
+    display: Literal["summarized", "omitted"] | None = None  # ours is the thinking itself, or nothing
+
+
+class AdaptiveThinking(_Thinks, tag="adaptive"):
+    pass
+
+
+class ThinkingEnabled(_Thinks, tag="enabled", kw_only=True):
+    budget_tokens: Annotated[int, Meta(ge=1)]
+
+
+class JsonSchema(_Typed, tag="json_schema"):
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    format: JsonSchema | None = None
+    effort: str | None = None  # a policy reasons as it has learned to
+
+
+class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a prompt is made of, as it comes."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    system: str | list[Text] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Choice | None = None
+    thinking: ThinkingEnabled | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonSchema | None = None
+    # Harmless: nothing here that a policy could do otherwise.
+    cache_control: CacheControl | None = None
+    speed: str | None = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """A request as it comes."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    # Harmless, as above.
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    diagnostics: dict[str, Any] | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        """False where the caller wants thinking blocks to be empty."""
+        return getattr(self.thinking, "display", None) != "omitted"
+
+
+class AnthropicMessages:
+    """POST /v1/messages, and the prompt of /v1/messages/count_tokens."""
+
+    name = "anthropic.messages"
+
+    def decode(self, body: bytes) -> ModelRequest:
+        """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
+        data = _decode(body, MessagesBody)
+        numbers = {"temperature": data.temperature, "top_p": data.top_p, "top_k": data.top_k}
+        return ModelRequest(
+            **_prompt(data),
+            sampling={name: value for name, value in numbers.items() if value is not None},
+            max_tokens=data.max_tokens,
+            stop=stops(data.stop_sequences, "stop_sequences"),
+            stream=bool(data.stream),
+            wire=data,
+        )
+
+    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+        """The whole response."""
+        (answer,) = answers
+        content = content_blocks(answer.message, thinking=request.wire.shows_thinking)
+        return orjson.dumps(message_json(head, content=content, usage=usage_json(answer), stop=stop_of(answer)))
+
+    def stream(self, request: ModelRequest, head: Head) -> MessagesStream:
+        """An encoder for the events of a message."""
+        return MessagesStream(head, thinking=request.wire.shows_thinking)
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """An error in Anthropic's shape."""
+        return orjson.dumps(error_body(error))
+
+    def decode_count(self, body: bytes) -> ModelRequest:
+        """Read a request whose prompt is to be counted. Raises RequestError, as `decode` does."""
+        return ModelRequest(**_prompt(_decode(body, CountBody)))
+
+    def encode_count(self, tokens: int) -> bytes:
+        """How long the prompt is."""
+        return orjson.dumps({"input_tokens": tokens})
+
+
+def _prompt(data: CountBody) -> dict[str, Any]:
+    """What a request for an answer and one for a count have in common, as fields of a ModelRequest."""
+    last = len(data.messages) - 1
+    if isinstance(data.messages[last], AssistantMessage):
+        why = "is the assistant's: an answer cannot be begun for the policy (prefill is not supported)"
+        raise unsupported(f"messages[{last}]", f"messages[{last}]: the last message {why}")
+    output = data.output_config or OutputConfig()
+    if output.format is not None and data.output_format is not None:
+        raise bad_parameter("output_format", "output_format and output_config.format are the same: give one of them")
+    schema = output.format or data.output_format
+    tools = [chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(data.tools or [])] or None
+    return {
+        "model": data.model,
+        "messages": chat_messages(data.system, data.messages),
+        "tools": tools,
+        "tool_choice": tool_choice(data.tool_choice, tools),
+        "parallel_tool_calls": not getattr(data.tool_choice, "disable_parallel_tool_use", False),
+        "constraint": format_constraint(schema and msgspec.to_builtins(schema), "output_config.format"),
+    }
+
+
+def chat_tool(tool: Tool, at: str) -> Json:
+    """A tool in Chat Completions' shape. Raises RequestError 422 for what agentrl does not do."""
+    if tool.defer_loading:
+        raise unsupported(f"{at}.defer_loading", f"{at}.defer_loading is not supported: every tool is in the prompt")
+    if not isinstance(tool.input_schema.get("properties") or {}, dict):
+        raise bad_parameter(f"{at}.input_schema.properties", f"{at}.input_schema.properties: must be an object")
+    function: Json = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def tool_choice(
+    choice: ChooseAuto | ChooseAny | ChooseTool | ChooseNone | None, tools: list[Json] | None
+) -> ToolChoice:
+    """Anthropic's `tool_choice`. Raises RequestError 422."""
+    match choice:
+        case None | ChooseAuto():
+            return "auto"
+        case ChooseNone():
+            return "none"
+        case ChooseAny():
+            return among("required", tools)
+        case ChooseTool(name=name):
+            return among(Named(name), tools)
+
+
+def _decode(body: bytes, shape: type[B]) -> B:
+    """A body; what is wrong with a message is a 400, and a block of an unknown type is named by its place."""
+    try:
+        return decode_struct(body, shape)
+    except RequestError as error:
+        place, message = error.param or "", str(error)
+        if place.endswith(".type") and "invalid value" in message:
+            place = place.removesuffix(".type")
+            message = f"{place}: the type {message.rpartition('invalid value ')[2]} is not supported here"
+            error = unsupported(place, message)
+        if place.startswith(("messages", "system")):
+            error = RequestError(400, message, code="invalid_messages", param=place)
+        raise error from None
