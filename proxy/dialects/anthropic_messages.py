@@ -196,6 +196,7 @@ def _prompt(data: CountBody) -> dict[str, Any]:
     if output.format is not None and data.output_format is not None:
         raise bad_parameter("output_format", "output_format and output_config.format are the same: give one of them")
     schema = output.format or data.output_format
+    constraint = None if schema is None else msgspec.to_builtins(schema)
     tools = [chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(data.tools or [])] or None
     return {
         "model": data.model,
@@ -203,7 +204,7 @@ def _prompt(data: CountBody) -> dict[str, Any]:
         "tools": tools,
         "tool_choice": tool_choice(data.tool_choice, tools),
         "parallel_tool_calls": not getattr(data.tool_choice, "disable_parallel_tool_use", False),
-        "constraint": format_constraint(schema and msgspec.to_builtins(schema), "output_config.format"),
+        "constraint": format_constraint(constraint, "output_config.format"),
     }
 
 

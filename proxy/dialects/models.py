@@ -1,0 +1,55 @@
+"""GET /v1/models and /v1/models/ID, in OpenAI's shape or, for a caller with an `anthropic-version`, in Anthropic's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import orjson
+
+from agentrl.errors import RequestError, did_you_mean
+from agentrl.schemas import Json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model that callers may name."""
+
+    name: str
+    created: float  # seconds since the epoch
+    max_context: int | None = None  # tokens, prompt and output together
+
+
+def models_body(models: Sequence[Model], *, anthropic: bool) -> bytes:
+    """All models; Anthropic's list has a single page."""
+    if not anthropic:
+        return orjson.dumps({"object": "list", "data": [_openai(model) for model in models]})
+    ends = {"first_id": models[0].name, "last_id": models[-1].name} if models else {"first_id": None, "last_id": None}
+    return orjson.dumps({"data": [_anthropic(model) for model in models], "has_more": False} | ends)
+
+
+def model_body(models: Sequence[Model], name: str, *, anthropic: bool) -> bytes:
+    """One model. Raises RequestError 404 naming the nearest."""
+    for model in models:
+        if model.name == name:
+            return orjson.dumps(_anthropic(model) if anthropic else _openai(model))
+    hint = did_you_mean(name, [model.name for model in models])
+    raise RequestError(404, f"no model {name!r}{hint}", code="model_not_found", param="model")
+
+
+def _openai(model: Model) -> Json:
+    return {"id": model.name, "object": "model", "created": int(model.created), "owned_by": "agentrl"}
+
+
+def _anthropic(model: Model) -> Json:
+    created = datetime.fromtimestamp(int(model.created), UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": created,
+        "lifecycle": "active",
+        "max_input_tokens": model.max_context,
+        "max_tokens": model.max_context,
+    }

@@ -1,0 +1,49 @@
+"""The listings of models, read by both SDKs' own types."""
+
+import json
+from datetime import UTC, datetime
+
+import openai.types
+import pytest
+from anthropic.types import ModelInfo
+
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.models import Model, model_body, models_body
+
+MODELS = [
+    Model(name="calculator", created=1_760_000_000.7, max_context=4096),
+    Model(name="judge", created=1_760_000_001),
+]
+
+
+def test_openai_lists_models():
+    body = json.loads(models_body(MODELS, anthropic=False))
+    assert body["object"] == "list"
+    found = [openai.types.Model.model_validate(model, strict=True) for model in body["data"]]
+    assert [(model.id, model.created) for model in found] == [("calculator", 1_760_000_000), ("judge", 1_760_000_001)]
+
+
+def test_anthropic_lists_models_on_one_page():
+    body = json.loads(models_body(MODELS, anthropic=True))
+    assert (body["has_more"], body["first_id"], body["last_id"]) == (False, "calculator", "judge")
+    first, second = (ModelInfo.model_validate(model) for model in body["data"])
+    assert (first.id, first.display_name, first.max_input_tokens) == ("calculator", "calculator", 4096)
+    assert first.created_at == datetime.fromtimestamp(1_760_000_000, UTC)
+    assert second.max_input_tokens is None
+
+
+def test_no_models_is_an_empty_page():
+    body = json.loads(models_body([], anthropic=True))
+    assert body == {"data": [], "has_more": False, "first_id": None, "last_id": None}
+
+
+@pytest.mark.parametrize("anthropic", [False, True])
+def test_one_model_is_as_the_list_shows_it(anthropic):
+    listed = json.loads(models_body(MODELS, anthropic=anthropic))["data"][1]
+    assert json.loads(model_body(MODELS, "judge", anthropic=anthropic)) == listed
+
+
+def test_an_unknown_model_is_a_404_that_names_the_nearest():
+    with pytest.raises(RequestError, match="did you mean 'calculator'") as caught:
+        model_body(MODELS, "calculater", anthropic=True)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
