@@ -65,11 +65,11 @@ def events_of(data: bytes):
 
 
 def stream(request, deltas, the_answer):
-    """What a stream of these deltas sends; its tokens come with the first delta."""
+    """What a stream of these deltas sends; the tokens come before them."""
     encoder = DIALECT.stream(request, head())
-    data = encoder.start()
-    for i, delta in enumerate(deltas):
-        data += encoder.piece(0, Piece([delta], the_answer.tokens if i == 0 else Tokens([], [])))
+    data = encoder.start() + encoder.piece(0, Piece([], the_answer.tokens))
+    for delta in deltas:
+        data += encoder.piece(0, Piece([delta], Tokens([], [])))
     return events_of(data + encoder.finish(0, the_answer) + encoder.end([the_answer]))
 
 
