@@ -13,6 +13,7 @@ spans come out right. Nothing is timed: `Reply.hold_after` and `release` let a t
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -269,6 +270,8 @@ class FakeEngine:
         if len(body["input_ids"]) >= self.context_length:
             n = len(body["input_ids"])
             return Reply(error=f"The input ({n} tokens) is longer than the model's context length.")
+        if not _compiles(body["sampling_params"]):
+            return Reply(error="Failed to compile the grammar")
         return Reply(self.respond(body["input_ids"], body["sampling_params"]))
 
     async def _stream(
@@ -375,6 +378,17 @@ class _Running:
             return {"type": kind}
         matched = self.reply.matched_stop
         return {"type": "stop", "matched": self.ids[-1] if matched is None and self.ids else matched}
+
+
+def _compiles(params: Json) -> bool:
+    """Whether a grammar could be one; what it demands is the scripted replies' business."""
+    try:
+        re.compile(params.get("regex") or "")
+        schema = orjson.loads(params.get("json_schema") or "{}")
+    except (re.error, orjson.JSONDecodeError):
+        return False
+    types = {"object", "array", "string", "number", "integer", "boolean", "null", None}
+    return isinstance(schema, dict) and (not isinstance(schema.get("type"), str) or schema["type"] in types)
 
 
 def spans_of(labels: Sequence[str]) -> list[Json]:

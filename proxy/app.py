@@ -86,6 +86,9 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
     for prefix in ("", "/sessions/{session_id}"):
         for path, dialect in dialects.DIALECTS.items():
             app.add_route(prefix + path, model_api.endpoint(dialect), ["POST"], include_in_schema=False)
+        app.add_route(
+            f"{prefix}/v1/messages/count_tokens", model_api.count_tokens, ["POST"], include_in_schema=False
+        )
         app.add_route(f"{prefix}/v1/models", model_api.models, ["GET"], include_in_schema=False)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(FencedError, _on_fenced_error)

@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.proxy import calls, keys
 from agentrl.proxy.calls import Call, Caller
+from agentrl.proxy.dialects import MESSAGES
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Piece, StreamEncoder
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Role
@@ -47,6 +48,15 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         return await _whole(request, dialect, asked, head, events)
 
     return handle
+
+
+async def count_tokens(request: Request) -> Response:
+    """How many tokens a Messages request would have as its prompt."""
+    state: ProxyState = request.app.state.proxy
+    session_id = await session_of(request, state)
+    asked = MESSAGES.decode_count(await read_body(request, state.max_body_bytes))
+    tokens = await calls.count_tokens(state, session_id, asked)
+    return Response(MESSAGES.encode_count(tokens), media_type="application/json")
 
 
 async def together(runs: list[AsyncGenerator[Piece | Answer, None]]) -> Events:

@@ -47,14 +47,14 @@ class ChunkReader:
             reason: Json | None = meta["finish_reason"]
         except (KeyError, TypeError) as error:
             raise EngineError(f"the engine's answer lacks {error}: it cannot be recorded") from error
+        if reason is not None:
+            _check_reason(reason)  # first: the tokens of a refusal mean nothing
         n_new = total - self._n_read
         ids, triples = _newest(ids, n_new, total), _newest(triples, n_new, total)
         if [triple[1] for triple in triples] != ids:
             raise EngineError("the engine's logprobs belong to other tokens than its output ids")
         self._n_read = total
         kind = None if reason is None else reason["type"]
-        if reason is not None:
-            _check_reason(reason)
         return Chunk(
             output_ids=ids,
             logprobs=[triple[0] for triple in triples],

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from agentrl.proxy.dialects.anthropic_messages import AnthropicMessages
 from agentrl.proxy.dialects.base import Dialect
 from agentrl.proxy.dialects.openai_chat import OpenAIChat
 from agentrl.proxy.dialects.openai_completions import OpenAICompletions
 from agentrl.proxy.dialects.openai_responses import OpenAIResponses
 
+MESSAGES = AnthropicMessages()
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": OpenAIChat(),
     "/v1/completions": OpenAICompletions(),
     "/v1/responses": OpenAIResponses(),
+    "/v1/messages": MESSAGES,
 }
 
 
 def of_path(path: str) -> Dialect:
     """The dialect in which to answer a request to `path`: Chat Completions where none is served."""
-    return next((dialect for end, dialect in DIALECTS.items() if path.endswith(end)), DIALECTS["/v1/chat/completions"])
+    served = path.removesuffix("/count_tokens")
+    return next(
+        (dialect for end, dialect in DIALECTS.items() if served.endswith(end)), DIALECTS["/v1/chat/completions"]
+    )

@@ -73,6 +73,24 @@ async def test_a_stop_names_the_token_that_stopped_it(client: EngineClient) -> N
     assert chunks[-1].output_ids[-1] == 2  # the stop token is part of the output
 
 
+async def test_the_likeliest_tokens_of_every_position(client: EngineClient) -> None:
+    params = {"max_new_tokens": 5, "ignore_eos": True}
+    stream = client.generate(rid=rid(), input_ids=PROMPT, sampling_params=params, top_logprobs=3)
+    async for chunk in stream:
+        assert chunk.top_logprobs is not None
+        assert [len(likeliest) for likeliest in chunk.top_logprobs] == [3] * len(chunk.output_ids)
+        for token, logprob, likeliest in zip(chunk.output_ids, chunk.logprobs, chunk.top_logprobs, strict=True):
+            assert likeliest == sorted(likeliest, reverse=True)
+            assert [p for p, other in likeliest if other == token] in ([logprob], [])
+
+
+@pytest.mark.parametrize("grammar", [{"regex": "(("}, {"json_schema": '{"type": "nonsense"}'}])
+async def test_a_grammar_that_does_not_compile_is_refused(client: EngineClient, grammar: Json) -> None:
+    with pytest.raises(EngineRejected, match="grammar"):
+        await collect(client, {"max_new_tokens": 5, **grammar})
+    assert n_tokens(await collect(client, {"max_new_tokens": 5, "ignore_eos": True})) == 5
+
+
 async def test_version_spans_cover_the_output(client: EngineClient) -> None:
     chunks = await collect(client, {"max_new_tokens": 5, "ignore_eos": True})
     assert chunks[-1].versions == [VersionSpan(version=0, start=0, end=5)]

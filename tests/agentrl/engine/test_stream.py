@@ -82,6 +82,9 @@ def test_errors_inside_the_stream_are_told_apart() -> None:
         ChunkReader().read({"error": {"message": "too long", "code": 400}})
     with pytest.raises(EngineRejected, match="bad grammar"):
         ChunkReader().read(event([], 0, finish_reason={"type": "abort", "message": "bad grammar", "status_code": 400}))
+    refusal = {"type": "abort", "message": "no such type", "status_code": 400}
+    with pytest.raises(EngineRejected, match="no such type"):  # SGLang sends a token without a logprob beside it
+        ChunkReader().read(event([7], 1, finish_reason=refusal, output_token_logprobs=[]))
     with pytest.raises(EngineError) as caught:
         ChunkReader().read({"error": {"message": "boom", "code": 500}})
     assert not isinstance(caught.value, EngineRejected)
