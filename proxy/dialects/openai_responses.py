@@ -75,6 +75,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     # Known, and refused unless they say what is so anyway.
     background: bool | None = None
     truncation: str | None = None

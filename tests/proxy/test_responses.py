@@ -29,7 +29,7 @@ def extends(proxy, session):
     """Each call's prompt is its predecessor's prompt and output and what is new."""
     calls = proxy.calls(session)
     assert [call["parent_id"] for call in calls] == [None, *(call["id"] for call in calls[:-1])]
-    before = []
+    before: list[int] = []
     for call, request in zip(calls, proxy.engine.requests, strict=True):
         assert request["input_ids"] == before + call["prompt_delta_ids"]
         before = request["input_ids"] + call["output_ids"]
@@ -51,7 +51,7 @@ def test_a_response_is_recorded_as_sampled(proxy):
 def test_an_agent_that_keeps_the_items_extends_one_trajectory(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("calc(ab)"), proxy.says("ba"), proxy.says("ok"))
-    items = [{"role": "user", "content": "abcd"}]
+    items: list = [{"role": "user", "content": "abcd"}]
     first = ask(proxy, session, items, tools=[CALC], instructions="no")
     (tool,) = [item for item in first.output if item.type == "function_call"]
     assert (tool.name, json.loads(tool.arguments)) == ("calc", {"x": "ab"})
@@ -70,8 +70,10 @@ def test_an_agent_that_names_the_response_before_extends_it_too(proxy, stream):
     def go(input, before=None):
         if not stream:
             return ask(proxy, session, input, tools=[CALC], previous_response_id=before)
-        options = {"previous_response_id": before} if before else {}
-        with proxy.sdk(session).responses.stream(model="test", input=input, tools=[CALC], **options) as events:
+        asked = {"model": "test", "input": input, "tools": [CALC]}
+        if before:
+            asked["previous_response_id"] = before
+        with proxy.sdk(session).responses.stream(**asked) as events:
             return events.get_final_response()
 
     first = go("abcd")
@@ -162,7 +164,7 @@ def test_an_answer_cut_short_is_incomplete(proxy):
 def test_an_engine_that_dies_in_a_stream_raises_in_the_client(proxy):
     session = proxy.session()
     proxy.engine.enqueue(Reply(proxy.says("abcd"), chunks=[1] * 9, drop_after=2))
-    seen = []
+    seen: list[str] = []
     with pytest.raises(openai.APIError) as caught:
         seen.extend(event.type for event in ask(proxy, session, stream=True))
     assert seen[-1] == "response.failed"
@@ -205,9 +207,9 @@ def test_bad_input_is_refused_in_openais_shape_with_its_place(proxy):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(proxy, session, [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}])
     assert caught.value.param == "input[0].content[0]"
-    with pytest.raises(openai.UnprocessableEntityError) as caught:
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
         ask(proxy, session, background=True)
-    assert caught.value.param == "background"
+    assert refused.value.param == "background"
     assert proxy.calls(session) == []
 
 

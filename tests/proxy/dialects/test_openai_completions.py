@@ -126,7 +126,7 @@ def test_choices_are_in_order_of_prompts_and_then_answers():
               for i, a in enumerate(answers)]  # fmt: skip
     response = encode(request, *shared)
     assert [(choice.index, choice.text) for choice in response.choices] == [(0, "pa"), (1, "pb"), (2, "qc"), (3, "qd")]
-    assert [choice.model_extra["interaction_id"] for choice in response.choices] == [t * 32 for t in "abcd"]
+    assert [choice.to_dict()["interaction_id"] for choice in response.choices] == [t * 32 for t in "abcd"]
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (3, 8)  # a prompt counts once
     assert response.id == "cmpl-" + "0" * 32
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,7 +51,8 @@ def call(id, name, arguments):
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def encode(request, the_answer) -> Response:
+def encode(request, the_answer) -> Any:
+    """The response as the SDK's own type."""
     return Response.model_validate_json(DIALECT.encode(request, head(), [the_answer]))
 
 
@@ -89,13 +91,13 @@ def message_from(deltas):
     """The message that deltas add up to."""
     content = "".join(d.text for d in deltas if isinstance(d, ContentDelta))
     reasoning = "".join(d.text for d in deltas if isinstance(d, ReasoningDelta))
-    calls = {}
+    calls: dict[int, Any] = {}
     for delta in deltas:
         if isinstance(delta, ToolCallDelta):
             if delta.id is not None:
                 calls[delta.index] = call(delta.id, delta.name, "")
             calls[delta.index]["function"]["arguments"] += delta.arguments
-    message = {"content": content or (None if calls or reasoning else "")}
+    message: dict[str, Any] = {"content": content or (None if calls or reasoning else "")}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
@@ -144,7 +146,7 @@ def test_a_stream_is_the_response_in_events(deltas, calls, tail, length, include
 
 def check_items(events, final):
     """Every item is opened, filled and closed, one after the other; what its events say is what it is."""
-    seen = []
+    seen: list[str] = []
     for event in events:
         match event.type:
             case "response.output_item.added":
@@ -379,7 +381,7 @@ def test_every_parameter_of_the_sdk_is_known_or_refused_by_name():
         {"safety_identifier": "s", "prompt_cache_retention": "24h", "truncation": "disabled", "background": False},
         {"reasoning": {"summary": "auto"}, "text": {"verbosity": "medium", "format": {"type": "text"}}},
         {"stream_options": {"include_obfuscation": False}, "tools": [], "tool_choice": "auto", "instructions": ""},
-        {"temperature": None, "top_logprobs": None, "include": []},
+        {"temperature": None, "top_logprobs": None, "include": [], "prompt_cache_options": {"mode": "implicit"}},
     ],
 )
 def test_harmless_parameters_change_nothing(fields):
