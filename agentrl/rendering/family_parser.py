@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -32,6 +32,7 @@ _PARSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionEr
 class _Channel(Enum):
     REASONING = auto()
     CONTENT = auto()
+    HEADER = auto()  # in the text that reasoning begins with
     UNCLEAR = auto()  # inside markup: the next marker may settle it
     HELD = auto()  # until the end
 
@@ -50,13 +51,21 @@ class FamilyParser(OutputParser):
         stop_token_ids: list[int],
         tools: list[Json] | None,
         prompt_ids: list[int],
+        *,
+        call_markers: Sequence[str],
+        header: str,
     ) -> None:
-        """`library` is the renderer whose `parse_response` has the last word."""
+        """`library` is the renderer whose `parse_response` has the last word.
+
+        `call_markers` stand only in calls; `header` is the text that reasoning begins with and that is no part of it.
+        """
         super().__init__(stop_token_ids)
         self._library = library
         self._tokenizer = tokenizer
         self._tools = tools or None
         self._prompt_ids = prompt_ids
+        self._call_markers = call_markers
+        self._header = header
         self._decoder = TextDecoder(tokenizer)
         self._markers = frozenset(tokenizer.get_added_tokens_decoder())
         self._spelled = tokenizer.token_to_id("</think>") is None  # the end of reasoning is spelled, not one token
@@ -64,6 +73,7 @@ class FamilyParser(OutputParser):
         self._ids: list[int] = []
         self._sent_text = {_Channel.REASONING: "", _Channel.CONTENT: ""}
         self._gap = ""  # white space that may be the end of its channel
+        self._head = ""  # what came of a header
         self._unsent: list[str] = []  # text, markers included, since the last delta
         self._questions = 0
         self._channel = self._ask()
@@ -74,7 +84,9 @@ class FamilyParser(OutputParser):
         self._unsent.append(text)
         if token in self._markers:
             self._channel = self._after_marker()
-            self._gap = ""
+            self._gap = self._head = ""
+        elif self._channel is _Channel.HEADER:
+            self._channel = self._in_header(text)
         elif (self._spelled or self._channel is not _Channel.REASONING) and _MARKUP.search(text):
             self._channel = _Channel.HELD
         elif self._channel in self._sent_text:
@@ -95,7 +107,15 @@ class FamilyParser(OutputParser):
         now = self._ask()
         # Streams go from reasoning to content, once. Anything else is sorted out at the end.
         forward = now is _Channel.UNCLEAR or (now is not self._channel and not self._sent_text[now])
-        return now if forward and not self._sent_text[_Channel.CONTENT] else _Channel.HELD
+        if not forward or self._sent_text[_Channel.CONTENT]:
+            return _Channel.HELD
+        return _Channel.HEADER if now is _Channel.REASONING and self._header else now
+
+    def _in_header(self, text: str) -> _Channel:
+        self._head += text
+        if self._head == self._header:
+            return self._ask()
+        return _Channel.HEADER if self._header.startswith(self._head) else _Channel.HELD
 
     def _ask(self) -> _Channel:
         """Where plain text that came now would belong."""
@@ -113,8 +133,9 @@ class FamilyParser(OutputParser):
 
     def _end(self) -> Iterator[Delta]:
         self._unsent.append(self._decoder.flush())
-        parsed = self._parse(self._ids if self._stop is None else [*self._ids, self._stop])
-        rest = self._rest_of(parsed) if parsed is not None else None
+        ids = self._ids if self._stop is None else [*self._ids, self._stop]
+        parsed = self._parse(ids)
+        rest = None if parsed is None or self._swallowed(ids, parsed) else self._rest_of(parsed)
         if rest is None:
             text = "".join(self._unsent)
             yield ContentDelta(text.rstrip() if self._sent_text[_Channel.CONTENT] else text.strip())
@@ -137,6 +158,14 @@ class FamilyParser(OutputParser):
         if sent_content and reasoning != sent_reasoning:
             return None  # reasoning cannot go on behind content
         return reasoning[len(sent_reasoning) :], content[len(sent_content) :]
+
+    def _swallowed(self, ids: list[int], parsed: Any) -> bool:
+        """Whether the library has taken markers of a call for no call, and left their text out."""
+        if parsed.tool_calls:
+            return False
+        written = self._tokenizer.decode(ids, skip_special_tokens=False)
+        kept = f"{parsed.reasoning_content}{parsed.content}"
+        return any(written.count(marker) > kept.count(marker) for marker in self._call_markers)
 
     def _text_of(self, call: Any) -> str:
         """A malformed call as the model wrote it, with its markers where the library says which ids it is."""

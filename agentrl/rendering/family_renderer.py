@@ -46,8 +46,12 @@ class FamilyRenderer:
         self._tokenizer = tokenizer
         self._generation_prompt = self.render(_TALK, None)[len(self._write(_TALK, None)) :]
         self._opens_reasoning = self.decode(self._generation_prompt).rstrip().endswith(THINK)
-        written = (self.decode(self._write([*_TALK, reply], None)) for reply in _THOUGHTFUL)
-        self.reasons = self._opens_reasoning or any(_THOUGHT in text for text in written)
+        plain, calling = (self._write([*_TALK, reply], None) for reply in _THOUGHTFUL)
+        self.reasons = self._opens_reasoning or any(_THOUGHT in self.decode(ids) for ids in (plain, calling))
+        elsewhere = self._write([*_TALK, _THOUGHTFUL[0], *_TALK], None)
+        markers = tokenizer.get_added_tokens_decoder().keys() & set(calling) - {*plain, *elsewhere}
+        self._call_markers = [self.decode([id]) for id in sorted(markers)]
+        self._header = self._reasoning_header(plain)
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The prompt as the family writes it. Raises RequestError where it has no place for a message."""
@@ -96,7 +100,15 @@ class FamilyRenderer:
             prompt = self._generation_prompt  # what the library asks a prompt is whether it has opened the reasoning
         else:
             prompt = [token for part in self._last_turn(list(prompt_ids)) for token in part]
-        return FamilyParser(self._inner, self._tokenizer, self.stop_token_ids, tools, prompt)
+        return FamilyParser(
+            self._inner,
+            self._tokenizer,
+            self.stop_token_ids,
+            tools,
+            prompt,
+            call_markers=self._call_markers,
+            header=self._header,
+        )
 
     def text_parser(self) -> OutputParser:
         """A parser that reads no markup."""
@@ -133,6 +145,13 @@ class FamilyRenderer:
                 earlier = chain(reversed(messages[:i]), reversed(before))
                 message["name"] = next(_names_of_call(earlier, message.get("tool_call_id")), "tool")
         return plain
+
+    def _reasoning_header(self, thoughtful: list[int]) -> str:
+        """The words between the marker of a reply's reasoning and the reasoning, "" for none."""
+        before, found, _ = self.decode(thoughtful).rpartition(_THOUGHT)
+        markers = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+        header = min((before.rpartition(marker)[2] for marker in markers), key=len)
+        return header if found and header.strip() else ""
 
     def _last_turn(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """The last generation prompt and what follows it: all that the library looks at, whatever came before."""

@@ -26,8 +26,11 @@ CALC = tool("calc", expression="string")
 LOOK_UP = tool("look_up", word="string", n="integer")
 TOOLS = [CALC, LOOK_UP]
 
-ONE_CALL_ONLY = {"llama-3"}
-"""Its format has no place for a second call in a turn."""
+ONE_CALL = {"llama-3", "gpt-oss"}
+"""A turn of theirs ends with its first call."""
+
+NO_TEXT_BESIDE_CALLS = {"llama-3", "gemma4"}
+"""Their turns are text or calls; gemma4 writes the text of a turn with calls behind the results."""
 
 
 class _Asked:
@@ -59,6 +62,8 @@ def special_tokens(name: str) -> list[str]:
 
     asked = _Asked()
     create_renderer(asked, config_from_name(name))
+    if "</think>" in asked.tokens:  # models have both, families may ask for one
+        asked.convert_tokens_to_ids("<think>")
     return asked.tokens
 
 
@@ -119,15 +124,19 @@ def sample(renderer: FamilyRenderer, message: dict[str, Any]) -> list[int]:
     """The ids of a reply as the family writes it behind its generation prompt, up to the token that stops it."""
     question: dict[str, Any] = {"role": "user", "content": "x"}
     prompt = renderer.render([question], TOOLS)
-    reasoning = message.get("reasoning_content")
+    reasoning = message.get("reasoning_content", "")
     bare = {key: value for key, value in message.items() if key != "reasoning_content"}
-    ids = None
-    if reasoning and not renderer._opens_reasoning:
-        ids = behind_prompt(renderer, renderer._write, renderer._encode, prompt, message, TOOLS)
+
+    def written(message: dict[str, Any]) -> list[int] | None:
+        return behind_prompt(renderer, renderer._write, renderer._encode, prompt, message, TOOLS)
+
+    ids = written(message) if reasoning and not renderer._opens_reasoning else None
     if ids is None:  # the format leaves reasoning to the model: it goes where the prompt has opened it
-        ids = behind_prompt(renderer, renderer._write, renderer._encode, prompt, bare, TOOLS)
-        assert ids is not None
-        if reasoning and renderer._opens_reasoning:
+        ids = written(bare)
+        if ids is None:  # gpt-oss leaves out the reasoning of an answer, and its prompts have opened one
+            final = "<|end|><|start|>assistant<|channel|>final<|message|>"
+            ids = renderer._encode(f"{final}{message['content']}<|return|>")
+        if reasoning and (renderer._opens_reasoning or renderer.name == "gpt-oss"):
             ids = [*renderer._encode(reasoning), *ids]
     for i, token in enumerate(ids):
         if token in renderer.stop_token_ids:
