@@ -166,11 +166,16 @@ def message_of(parsed: ParsedOutput) -> Json:
 def decode_struct(body: bytes, shape: type[S]) -> S:
     """A body as a struct that forbids unknown fields. Raises RequestError 400 or 422 naming the field at fault."""
     try:
-        return msgspec.json.decode(body, type=shape)
+        data = msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), shape) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+    try:  # what is read here is also written: to the store, to the engine, back to the caller
+        orjson.dumps(data, default=_plain)
+    except orjson.JSONEncodeError as error:
+        raise RequestError(400, f"the body cannot be written again: {error}", code="invalid_json") from error
+    return data
 
 
 def bad_parameter(param: str, message: str) -> RequestError:
@@ -187,6 +192,11 @@ def sse(data: Any, event: str | None = None) -> bytes:
     """One server-sent event with a JSON payload."""
     line = b"data: " + orjson.dumps(data) + b"\n\n"
     return line if event is None else b"event: " + event.encode() + b"\n" + line
+
+
+def _plain(value: msgspec.Struct | msgspec.Raw) -> Any:
+    """A struct, or JSON that stays as it came, for orjson."""
+    return orjson.Fragment(bytes(value)) if isinstance(value, msgspec.Raw) else msgspec.structs.asdict(value)
 
 
 def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:

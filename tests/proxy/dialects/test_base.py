@@ -1,0 +1,28 @@
+"""What the dialects refuse alike."""
+
+import pytest
+
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects import DIALECTS
+
+BODIES = {
+    "integer": b'{"metadata": {"a": %d}}' % 10**30,
+    "depth": b'{"metadata": %s1%s}' % (b'{"a":' * 500, b"}" * 500),
+    "syntax": b"{",
+    "encoding": b'{"metadata": {"a": "\xff"}}',
+    "kind": b"[]",
+}
+START = {
+    "openai.chat": b'{"messages": [{"role": "user", "content": "a"}],',
+    "openai.responses": b'{"input": "a",',
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("dialect", [d for d in DIALECTS.values() if d.name in START], ids=lambda d: d.name)
+def test_a_body_that_cannot_be_read_and_written_again_is_a_400(dialect, body):
+    if body.startswith(b'{"'):
+        body = START[dialect.name] + body[1:]
+    with pytest.raises(RequestError) as caught:
+        dialect.decode(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
