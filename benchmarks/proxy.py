@@ -44,7 +44,7 @@ def main() -> None:
 async def measure(report: harness.Report, folder: Path, engine: FakeEngine, rounds: int, calls: int) -> None:
     """CPU per call at 1, 8 and 32 calls in flight, whole and streamed."""
     port = free_port()
-    url, proxy = f"http://127.0.0.1:{port}", start_proxy(folder, engine.url, port)
+    url, proxy = f"http://127.0.0.1:{port}", start_proxy(folder, engine.url, port, resolve_model("tiny"))
     variants = [(n, stream) for n in (1, 8, 32) for stream in (False, True)]
     samples: dict[tuple[int, bool], list[float]] = {variant: [] for variant in variants}
     try:
@@ -62,10 +62,9 @@ async def measure(report: harness.Report, folder: Path, engine: FakeEngine, roun
     report.compare("cpu_per_call/agentrl", named, "ms", base="c1")
 
 
-def start_proxy(folder: Path, engine_url: str, port: int) -> subprocess.Popen[bytes]:
+def start_proxy(folder: Path, engine_url: str, port: int, model: Path) -> subprocess.Popen[bytes]:
     """The real command, on a database of its own."""
     config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
-    model = resolve_model("tiny")
     database = Database(f"sqlite:///{folder}/bench.db")
     database.upgrade()
     with database.write() as conn:

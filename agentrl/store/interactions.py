@@ -117,7 +117,10 @@ class Node:
         while node is not None:
             path.append(node)
             node = node.parent
-        return [token for node in reversed(path) for token in node.own_ids]
+        ids: list[int] = []
+        for node in reversed(path):
+            ids += node.own_ids
+        return ids
 
 
 def begin(conn: Connection, intent: Intent) -> None:
