@@ -1,13 +1,36 @@
-"""What a call is that extends no recorded one: its role, and why it forks."""
+"""What a call is that extends no recorded one, or not the whole of one: its role, and why it forks.
+
+Its conversation is compared with the session's recorded ones, read from the store; only forks pay for that.
+
+- The first call of a session: `main`.
+- The prompt of an earlier call once more (a retry, a parallel sample): that call's role, no reason.
+- The history holds recorded answers, or stands where they stood: it is the nearest recorded conversation gone another
+  way, with its role. Other tools: `tools_changed`; another system prompt and other tools: `other_agent`, a handoff;
+  else what became of the first message that differs (`rendering.divergence`).
+- The history holds none, under a system prompt and tools that the session has had: `compacted` when it quotes an
+  earlier answer, else `new_conversation`; the role is that of the calls under them, `main` before any other.
+- Under others: `other_agent`. Without tools beside a main thread that has some, and with another system prompt, it is
+  `side` (a title, a check); with tools where no main call had any, it is `main` (the title came first); else
+  `subagent`.
+
+What the caller says in `X-Turn-Type` wins over all of this, and whatever extends a call has its role.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from sqlalchemy import Connection
 
 from agentrl.proxy.dialects.base import ModelRequest
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.tree import Tree
-from agentrl.schemas import ForkReason, Role
+from agentrl.rendering.conversation import root_key
+from agentrl.rendering.divergence import common, compare, leading_system, mark, nearest, plain, quoting
+from agentrl.schemas import ForkReason, Json, Role
+from agentrl.store import conversations
+from agentrl.store.conversations import Conversation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +41,113 @@ class Place:
     reason: ForkReason | None
 
 
+FIRST = Place(role=Role.MAIN, reason=None)
+
+
 async def place(state: ProxyState, session_id: str, tree: Tree, request: ModelRequest) -> Place:
     """The place of a call whose conversation extends no recorded one."""
-    answered = any(message["role"] == "assistant" for message in request.messages)
-    return Place(role=Role.MAIN, reason=ForkReason.HISTORY_EDITED if answered and tree.nodes else None)
+    if not tree.nodes:
+        return FIRST
+
+    def read(conn: Connection) -> Place:
+        recorded = list(conversations.of_session(conn, session_id).values())
+        return judge(recorded, request.messages, request.tools)
+
+    return await state.read(read)
+
+
+async def why_not_deeper(
+    state: ProxyState, session_id: str, request: ModelRequest, covered: int
+) -> ForkReason | None:  # fmt: skip
+    """Why a call that extends a recorded one by its first `covered` messages extends none of those below that."""
+
+    def read(conn: Connection) -> ForkReason | None:
+        recorded = list(conversations.of_session(conn, session_id).values())
+        return judge_branch(recorded, request.messages, covered)
+
+    return await state.read(read)
+
+
+def judge(recorded: Sequence[Conversation], messages: Sequence[Json], tools: Sequence[Json] | None) -> Place:
+    """`place`, given the session's recorded conversations, oldest first."""
+    known: dict[int, Json] = {}
+    sent, histories = plain(messages), [plain(one.all, known) for one in recorded]
+    tools_key, n_system = root_key(tools), leading_system(messages)
+    tools_keys = [root_key(one.tools) for one in recorded]
+    for one, history, key in zip(recorded, histories, tools_keys, strict=True):
+        if history[:-1] == sent and key == tools_key:
+            return Place(role=Role(one.role), reason=None)
+    index = nearest(histories, sent)
+    kin, history, same_tools = recorded[index], histories[index], tools_keys[index] == tools_key
+    if _stems_from(histories, index, sent, n_system, same_tools=same_tools):
+        reason = _why(kin, history, sent, n_system, same_tools=same_tools)
+        return Place(role=Role(kin.role), reason=reason)
+    alike = [
+        one
+        for one, key in zip(recorded, tools_keys, strict=True)
+        if key == tools_key and plain(one.system, known) == sent[:n_system]
+    ]
+    main = [one for one in recorded if one.role == Role.MAIN]
+    if not alike:
+        return Place(role=_role_of_stranger(main, sent[:n_system], tools, known), reason=ForkReason.OTHER_AGENT)
+    own_role = Role.MAIN if not main or any(one.role == Role.MAIN for one in alike) else Role(alike[-1].role)
+    summary = quoting((h[-1] for h in histories), sent[n_system:])
+    return Place(role=own_role, reason=ForkReason.NEW_CONVERSATION if summary is None else ForkReason.COMPACTED)
+
+
+def judge_branch(recorded: Sequence[Conversation], messages: Sequence[Json], covered: int) -> ForkReason | None:
+    """`why_not_deeper`, given the session's recorded conversations. None: it just goes another way from there."""
+    known: dict[int, Json] = {}
+    sent, histories = plain(messages), [plain(one.all, known) for one in recorded]
+    if any(message["role"] == "assistant" for message in sent[covered:]):
+        found = compare(histories[nearest(histories, sent)], sent)
+        return None if found is None else found.reason
+    summary = quoting((history[-1] for history in histories), sent[covered:])
+    return None if summary is None else ForkReason.COMPACTED
+
+
+def _stems_from(
+    histories: Sequence[Sequence[Json]], kin: int, sent: Sequence[Json], n_system: int, *, same_tools: bool
+) -> bool:
+    """Whether `sent` is the history `kin` gone another way, not a conversation of its own."""
+    at = common(histories[kin], sent)
+    answers = {mark(history[-1]) for history in histories}
+    if any(message["role"] == "assistant" and mark(message) in answers for message in sent[at:]):
+        return True
+    if any(len(history) <= at and list(history) == list(sent[: len(history)]) for history in histories):
+        return True
+    if at <= n_system:
+        return False
+    if at == len(sent):
+        return not same_tools
+    follows = any(message["role"] == "assistant" for message in sent[at:])
+    return follows or (at < len(histories[kin]) and histories[kin][at]["role"] == "assistant")
+
+
+def _why(
+    kin: Conversation, history: Sequence[Json], sent: Sequence[Json], n_system: int, *, same_tools: bool
+) -> ForkReason:  # fmt: skip
+    """The reason of a call whose conversation stems from `history`."""
+    found = compare(history, sent)
+    n_before = len(kin.system)
+    other_system = history[:n_before] != sent[:n_system]
+    if not same_tools:
+        same_turns = compare(history[n_before:], sent[n_system:])
+        if other_system and same_turns is None:
+            return ForkReason.OTHER_AGENT
+        at = common(history, sent)
+        if found is None or any(message["role"] == "assistant" for message in sent[:at]):
+            return ForkReason.TOOLS_CHANGED
+    return ForkReason.HISTORY_EDITED if found is None else found.reason
+
+
+def _role_of_stranger(
+    main: Sequence[Conversation], system: Sequence[Json], tools: Sequence[Json] | None, known: dict[int, Json]
+) -> Role:  # fmt: skip
+    """The role of a conversation under a system prompt and tools that the session has not had."""
+    armed = [one for one in main if one.tools]
+    if armed and not tools and all(plain(one.system, known) != list(system) for one in armed):
+        return Role.SIDE
+    if tools and not armed:
+        return Role.MAIN
+    return Role.SUBAGENT

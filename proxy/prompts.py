@@ -8,15 +8,16 @@ raw (Completions): text or ids ──► recorded call that they begin with, tok
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.errors import RequestError
-from agentrl.proxy.branches import Place, place
+from agentrl.proxy.branches import Place, place, why_not_deeper
 from agentrl.proxy.dialects.base import ModelRequest, Named
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.tree import Tree
 from agentrl.rendering import OutputParser
 from agentrl.rendering.conversation import canonical, chain_key, root_key
+from agentrl.rendering.divergence import leading_system
 from agentrl.schemas import ForkReason, Json, Role
 from agentrl.store.codec import Content
 from agentrl.store.interactions import Node
@@ -67,33 +68,77 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
         chain.append(chain_key(chain[-1], message))
     tree = await state.trees.get(session_id)
     hit = tree.deepest(chain)
-    answered = any(message["role"] == "assistant" for message in messages)
-    if hit is None and answered:  # another replica may have recorded the parent
+    if hit is None and _holds_answer(messages):  # another replica may have recorded the parent
         tree = await state.trees.get(session_id, fresh=True)
         hit = tree.deepest(chain)
     opening, regex = _opening(state, request)
+    start = await _start(state, session_id, request, tree, hit)
+    parent, n_system = start.parent, leading_system(messages)
+    if parent is not None and hit is not None and parent is hit[1]:
+        system, known_tools = _known(parent.system_hash), _known(parent.tools_hash)
+    else:
+        system = Content.of([canonical(message) for message in messages[:n_system]]) if n_system else None
+        known_tools = Content.of(tools) if tools else None
+    before = 0 if parent is None else len(parent.token_ids)
+    return Prompt(
+        token_ids=start.ids + opening, delta_ids=start.ids[before:] + opening, parent=parent,
+        fork_reason=start.reason, role=role or start.role, system=system, tools=known_tools,
+        new_messages=messages[start.covered or n_system :], messages=len(messages), chain=chain[-1],
+        opening=opening, regex=regex,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Start:
+    """Where a conversation's prompt begins. `covered` counts the messages that `parent` stands for."""
+
+    ids: list[int]
+    parent: Node | None
+    covered: int
+    role: Role
+    reason: ForkReason | None
+
+
+async def _start(
+    state: ProxyState, session_id: str, request: ModelRequest, tree: Tree, hit: tuple[int, Node] | None
+) -> _Start:
+    """The conversation's ids and what they extend: the hit, or whatever recorded call they begin with all the same."""
+    messages, tools = request.messages, request.tools
     if hit is not None:
         depth, node = hit
-        before = node.token_ids
-        bridge = state.renderer.bridge(before, messages[depth:], tools, messages_before=messages[:depth])
+        before, after = node.token_ids, messages[depth:]
+        bridge = state.renderer.bridge(before, after, tools, messages_before=messages[:depth])
         if bridge.delta_ids is not None:
-            return Prompt(
-                token_ids=before + bridge.delta_ids + opening, delta_ids=bridge.delta_ids + opening, parent=node,
-                fork_reason=None, role=role or Role(node.role), system=_known(node.system_hash),
-                tools=_known(node.tools_hash), new_messages=messages[depth:], messages=len(messages),
-                chain=chain[-1], opening=opening, regex=regex,
-            )  # fmt: skip
+            delta = bridge.delta_ids
+            start = _Start(ids=before + delta, parent=node, covered=depth, role=Role(node.role), reason=None)
+            if not _holds_answer(after) and not tree.branches_at(node, delta):
+                return start
+            if (deeper := _exact(tree, start.ids, messages, depth)) is not None:
+                return deeper
+            return replace(start, reason=await why_not_deeper(state, session_id, request, depth))
         found = Place(role=Role(node.role), reason=bridge.reason)
     else:
         found = await place(state, session_id, tree, request)
     ids = state.renderer.render(messages, tools)
-    n_system = leading_system(messages)
-    system = Content.of([canonical(message) for message in messages[:n_system]]) if n_system else None
-    return Prompt(
-        token_ids=ids + opening, delta_ids=ids + opening, parent=None, fork_reason=found.reason,
-        role=role or found.role, system=system, tools=Content.of(tools) if tools else None,
-        new_messages=messages[n_system:], messages=len(messages), chain=chain[-1], opening=opening, regex=regex,
-    )  # fmt: skip
+    exact = _exact(tree, ids, messages, 0)
+    return exact or _Start(ids=ids, parent=None, covered=0, role=found.role, reason=found.reason)
+
+
+def _exact(tree: Tree, ids: list[int], messages: Sequence[Json], covered: int) -> _Start | None:
+    """The deepest call whose whole sequence begins `ids`, if it stands for more than `covered` of the messages."""
+    found = tree.longest_prefix(ids)
+    if found is None:
+        return None
+    node, length = found
+    if not covered < node.messages < len(messages) or length == len(ids):
+        return None
+    if messages[node.messages - 1]["role"] != "assistant":
+        return None
+    return _Start(ids=ids, parent=node, covered=node.messages, role=Role(node.role), reason=None)
+
+
+def _holds_answer(messages: Sequence[Json]) -> bool:
+    return any(message["role"] == "assistant" for message in messages)
 
 
 async def _raw_prompt(state: ProxyState, session_id: str, tree: Tree, prompt: str | list[int], role: Role) -> Prompt:
@@ -163,8 +208,3 @@ def _opening(state: ProxyState, request: ModelRequest) -> tuple[list[int], str |
 def _known(hash: str | None) -> Content | None:
     """What the parent has stored already."""
     return None if hash is None else Content(hash, None)
-
-
-def leading_system(messages: Sequence[Json]) -> int:
-    """How many system messages a conversation begins with."""
-    return next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))

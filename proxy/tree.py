@@ -34,6 +34,11 @@ class Tree:
                 return depth, node
         return None
 
+    def branches_at(self, node: Node, delta: Sequence[int]) -> bool:
+        """Whether calls go on from `node`, none of them with this prompt: it is neither a retry nor a parallel one."""
+        below = [other.own_ids for other in self.nodes.values() if other.parent is node]
+        return bool(below) and not any(ids[: len(delta)] == delta for ids in below)
+
     def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
         """The call whose whole sequence begins `ids` and is longest, and how long it is."""
         best: tuple[Node, int] | None = None
@@ -68,14 +73,18 @@ class TreeCache:
             self._trees.popitem(last=False)
         return tree
 
-    def commit(self, session_id: str, seq: int, node: Node) -> None:
-        """A call was committed as number `seq`; a gap means that others committed too, and the cache is dropped."""
+    def commit(self, session_id: str, seq: int, node: Node | None) -> None:
+        """A call was committed as number `seq`; a gap means that others committed too, and the cache is dropped.
+
+        `node` is None for a call to another model than the policy.
+        """
         tree = self._trees.get(session_id)
         if tree is None:
             return
         if seq == tree.seq + 1:
             tree.seq = seq
-            tree.add(node)
+            if node is not None:
+                tree.add(node)
         else:
             self.forget(session_id)
 

@@ -19,6 +19,7 @@ class Conversation:
     """A delivered call's whole conversation, its answer last. `options` are the call's own."""
 
     call_id: str
+    role: str
     system: list[Json]  # the messages that it begins with
     messages: list[Json]  # what follows them
     tools: list[Json] | None
@@ -35,7 +36,7 @@ def of_session(conn: Connection, session_id: str) -> dict[str, Conversation]:
     rows = conn.execute(
         select(
             interactions.c.id, interactions.c.parent_id, interactions.c.system_hash, interactions.c.tools_hash,
-            interactions.c.options, interaction_data.c.new_messages, interaction_data.c.answer,
+            interactions.c.role, interactions.c.options, interaction_data.c.new_messages, interaction_data.c.answer,
         )
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
         .where(interactions.c.session_id == session_id, *OF_THE_POLICY)
@@ -46,7 +47,7 @@ def of_session(conn: Connection, session_id: str) -> dict[str, Conversation]:
     for row in rows:
         before = found[row.parent_id].messages if row.parent_id else []
         found[row.id] = Conversation(
-            call_id=row.id, system=shared.get(row.system_hash, []), tools=shared.get(row.tools_hash),
+            call_id=row.id, role=row.role, system=shared.get(row.system_hash, []), tools=shared.get(row.tools_hash),
             messages=[*before, *codec.unpack_json(row.new_messages), codec.unpack_json(row.answer)],
             options=row.options or {},
         )  # fmt: skip

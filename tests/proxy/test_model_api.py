@@ -65,9 +65,10 @@ def test_an_edited_history_forks_with_its_reason(proxy):
     assert [call["fork_reason"] for call in proxy.calls(session)] == [None, "history_edited"]
 
 
-def test_a_truncated_answer_forks_with_its_reason(proxy):
+def test_a_truncated_answer_whose_text_is_other_tokens_forks_with_its_reason(proxy):
     session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("dcba", end=False), finish_reason="length"), proxy.says("no"))
+    cut = proxy.says("dé", end=False)[:-1]  # in the middle of a character
+    proxy.engine.enqueue(Reply(cut, finish_reason="length"), proxy.says("no"))
     first = ask(proxy, session)
     assert first.choices[0].finish_reason == "length"
     ask(proxy, session, [*HELLO, first.choices[0].message.model_dump(), {"role": "user", "content": "again"}])

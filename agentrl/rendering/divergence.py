@@ -1,0 +1,132 @@
+"""How a conversation departs from a recorded one: pure functions over messages, told apart as `canonical` does.
+
+recorded   system  user  answer  user    answer
+sent       system  user  answer  user'   …
+                                 └── index of the divergence, and its cause
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agentrl.rendering.conversation import canonical
+from agentrl.rendering.messages import role_of
+from agentrl.schemas import ForkReason, Json
+
+QUOTE_CHARS = 20
+"""A shorter answer says nothing when another message contains it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """`index` counts the messages of the later conversation from 0."""
+
+    index: int
+    reason: ForkReason
+
+
+def plain(messages: Iterable[Json], known: dict[int, Json] | None = None) -> list[Json]:
+    """Canonical messages. `known` keeps them by identity, for conversations that share messages."""
+    if known is None:
+        return [canonical(message) for message in messages]
+    for message in messages:
+        if id(message) not in known:
+            known[id(message)] = canonical(message)
+    return [known[id(message)] for message in messages]
+
+
+def leading_system(messages: Sequence[Json]) -> int:
+    """How many system messages a conversation begins with."""
+    return next((i for i, m in enumerate(messages) if role_of(m) != "system"), len(messages))
+
+
+def common(one: Sequence[Json], other: Sequence[Json]) -> int:
+    """How many messages two plain conversations begin with together."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def nearest(recorded: Sequence[Sequence[Json]], sent: Sequence[Json]) -> int:
+    """Which plain conversation `sent` stems from: the most messages in common, then the most answers, then the latest.
+
+    `recorded` must not be empty.
+    """
+    said = _said(sent)
+
+    def rank(index: int) -> tuple[int, int, int]:
+        messages = recorded[index]
+        return common(messages, sent), sum(answer in said for answer in _said(messages)), index
+
+    return max(range(len(recorded)), key=rank)
+
+
+def compare(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergence | None:
+    """Where plain `sent` departs from plain `recorded`, and why; None where it goes on from it, or repeats it.
+
+    Compacted: answers stand nearer to the beginning than they did, or no answer follows where one was left out.
+    """
+    at = common(recorded, sent)
+    if at in (len(recorded), len(sent)):
+        return None
+    left_out = recorded[at]["role"] == "assistant" and not any(m["role"] == "assistant" for m in sent[at:])
+    if left_out or _moved_up(recorded, sent, at):
+        return Divergence(at, ForkReason.COMPACTED)
+    return Divergence(at, _cause(recorded[at], sent[at]))
+
+
+def without_ids(message: Json) -> Json:
+    """A plain message without the ids of tool calls."""
+    bare = {name: value for name, value in message.items() if name != "tool_call_id"}
+    if "tool_calls" in bare:
+        calls = bare["tool_calls"]
+        bare["tool_calls"] = [{name: value for name, value in call.items() if name != "id"} for call in calls]
+    return bare
+
+
+def quoting(answers: Iterable[Json], messages: Sequence[Json]) -> int | None:
+    """The first of plain `messages` that quotes the text of one of the plain `answers`, as a summary does."""
+    texts = {text for answer in answers if len(text := _text(answer).strip()) >= QUOTE_CHARS}
+    for index, message in enumerate(messages):
+        if message["role"] in ("user", "system") and any(text in _text(message) for text in texts):
+            return index
+    return None
+
+
+def mark(message: Json) -> str:
+    """Equal for messages that differ in ids alone."""
+    return json.dumps(without_ids(message), sort_keys=True)
+
+
+def _text(message: Json) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+
+
+def _moved_up(recorded: Sequence[Json], sent: Sequence[Json], at: int) -> bool:
+    """Whether an answer of `recorded` stands in `sent` with fewer messages before it."""
+    places: dict[str, int] = {}
+    for index in range(at, len(recorded)):
+        if recorded[index]["role"] == "assistant":
+            places.setdefault(mark(recorded[index]), index)
+    return any(
+        places.get(mark(sent[index]), -1) > index
+        for index in range(at, len(sent))
+        if sent[index]["role"] == "assistant"
+    )
+
+
+def _cause(before: Json, now: Json) -> ForkReason:
+    """What became of one message."""
+    same = before["role"] == now["role"] and before.get("content") == now.get("content")
+    if same and now["role"] == "tool":
+        return ForkReason.CALL_IDS_CHANGED
+    calls, calls_now = before.get("tool_calls", []), now.get("tool_calls", [])
+    if same and [call["name"] for call in calls] == [call["name"] for call in calls_now]:
+        bare = without_ids(before) == without_ids(now)
+        return ForkReason.CALL_IDS_CHANGED if bare else ForkReason.ARGUMENTS_CHANGED
+    return ForkReason.HISTORY_EDITED
+
+
+def _said(messages: Sequence[Json]) -> set[str]:
+    return {mark(message) for message in messages if message["role"] == "assistant"}
