@@ -138,6 +138,8 @@ class MessagesBody(CountBody, kw_only=True):
     service_tier: str | None = None
     inference_geo: str | None = None
     diagnostics: dict[str, Any] | None = None
+    # Refused, in the words on which the SDK's tool runner goes on without.
+    thread: dict[str, Any] | bool | None = None
 
     @property
     def shows_thinking(self) -> bool:
@@ -153,6 +155,9 @@ class AnthropicMessages:
     def decode(self, body: bytes) -> ModelRequest:
         """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
         data = _decode(body, MessagesBody)
+        if data.thread:
+            why = "thread is not supported: send the whole conversation"
+            raise RequestError(400, why, code="thread_unsupported_request", param="thread")
         numbers = {"temperature": data.temperature, "top_p": data.top_p, "top_k": data.top_k}
         return ModelRequest(
             **_prompt(data),
