@@ -18,9 +18,12 @@ Keys are BLAKE2b digests of 16 bytes over the previous key and the message's can
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
+
+import orjson
 
 from agentrl.rendering.messages import function_of, parse_arguments, role_of
 from agentrl.schemas import Json
@@ -67,7 +70,11 @@ def _digest(prefix: bytes, value: Json) -> bytes:
 
 
 def _dump(value: Json) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    """JSON with sorted keys. A value that orjson does not write (integers beyond 64 bits) is written by `json`."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _content(content: Any) -> Any:
@@ -93,6 +100,8 @@ def _value(value: Any) -> Any:
             return {key: _value(item) for key, item in value.items() if item is not None}
         case list():
             return [_value(item) for item in value]
+        case float() if not math.isfinite(value):
+            return f"\0{value}"  # JSON has no spelling for it
         case float() if value.is_integer():
             return int(value)
     return value

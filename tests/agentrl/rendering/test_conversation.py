@@ -161,3 +161,11 @@ def test_keys_chain() -> None:
     first, second = chain_keys(ROOT, conversation)
     assert (first, second) == (chain_key(ROOT, conversation[0]), chain_key(first, conversation[1]))
     assert chain_keys(ROOT, conversation[:1]) == [first]
+
+
+def test_numbers_that_json_cannot_spell_stay_apart() -> None:
+    keys = {
+        chain_key(root_key(None), {"role": "assistant", "tool_calls": [call("f", f'{{"x": {number}}}')]})
+        for number in ("NaN", "Infinity", "-Infinity", "null", str(10**30), str(10**31))
+    }
+    assert len(keys) == 6
