@@ -1,0 +1,98 @@
+"""Where a conversation departs from a recorded one, and why."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.rendering.divergence import common, compare, leading_system, nearest, plain, quoting
+from agentrl.schemas import ForkReason
+
+
+def says(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+def calls(arguments, id="call_1", content=None):
+    function = {"name": "add", "arguments": json.dumps(arguments)}
+    return says("assistant", content, tool_calls=[{"id": id, "type": "function", "function": function}])
+
+
+def result(content, id="call_1"):
+    return says("tool", content, tool_call_id=id)
+
+
+SYSTEM, U1, A1, U2, A2, U3 = (
+    says("system", "be brief"), says("user", "one"), says("assistant", "first"), says("user", "two"),
+    says("assistant", "second"), says("user", "three"),
+)  # fmt: skip
+TALK = [SYSTEM, U1, A1, U2, A2]
+WORK = [SYSTEM, U1, calls({"a": 1}), result("2"), A2]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "sent", "expected"),
+    [
+        (TALK, [*TALK, U3], None),
+        (TALK, TALK, None),
+        (TALK, TALK[:2], None),
+        (TALK, [SYSTEM, says("user", "other"), A1, U2, A2, U3], (1, ForkReason.HISTORY_EDITED)),
+        (TALK, [SYSTEM, U1, says("assistant", "First."), U2, A2, U3], (2, ForkReason.HISTORY_EDITED)),
+        (TALK, [says("system", "at 10:02"), U1, A1, U2, A2, U3], (0, ForkReason.HISTORY_EDITED)),
+        (TALK, [SYSTEM, U1, U3, A1, U2, A2, U3], (2, ForkReason.HISTORY_EDITED)),  # a message put in between
+        (WORK, [SYSTEM, U1, calls({"a": 2}), result("2"), A2, U3], (2, ForkReason.ARGUMENTS_CHANGED)),
+        (WORK, [SYSTEM, U1, calls({"a": 1}, content="so"), result("2"), A2], (2, ForkReason.HISTORY_EDITED)),
+        (WORK, [SYSTEM, U1, calls({"a": 1}, "x"), result("2", "x"), A2, U3], (2, ForkReason.CALL_IDS_CHANGED)),
+        (WORK, [SYSTEM, U1, calls({"a": 2}, "x"), result("2", "x"), A2, U3], (2, ForkReason.ARGUMENTS_CHANGED)),
+        (WORK, [SYSTEM, U1, calls({"a": 1}), result("2", "x"), A2, U3], (3, ForkReason.CALL_IDS_CHANGED)),
+        (WORK, [SYSTEM, U1, calls({"a": 1}), result("cleared"), A2, U3], (3, ForkReason.HISTORY_EDITED)),
+        (TALK, [SYSTEM, U2, A2, U3], (1, ForkReason.COMPACTED)),  # a sliding window
+        (TALK, [SYSTEM, says("user", "so far: …"), A2, U3], (1, ForkReason.COMPACTED)),
+        (TALK, [SYSTEM, U1, U3], (2, ForkReason.COMPACTED)),  # the answer was left out
+    ],
+)
+def test_the_cause(recorded, sent, expected):
+    found = compare(plain(recorded), plain(sent))
+    assert (found and (found.index, found.reason)) == expected
+
+
+def test_the_nearest_shares_most_messages_then_answers_and_is_the_latest():
+    histories = [plain(h) for h in ([SYSTEM, U3, A1], TALK, [SYSTEM, U3, A2], [SYSTEM, U3, A2])]
+    assert nearest(histories, plain([SYSTEM, U1, U3])) == 1
+    assert nearest(histories, plain([SYSTEM, says("user", "x"), A1, U2, A2])) == 1
+    assert nearest(histories, plain([SYSTEM, U3, says("assistant", "edited")])) == 3
+
+
+def test_a_summary_quotes_an_answer_that_is_long_enough():
+    long = "The user wants to add numbers."
+    answers = plain([says("assistant", "ok"), says("assistant", long)])
+    summary = [says("user", "ok then"), says("tool", long), says("user", f"So far:\n{long}\nGo on.")]
+    assert quoting(answers, plain(summary)) == 2
+    assert quoting(answers, plain(summary[:2])) is None
+
+
+def test_developer_messages_lead_too():
+    assert leading_system([says("developer", "a"), SYSTEM, U1, SYSTEM]) == 2
+    assert leading_system([SYSTEM]) == 1
+
+
+messages = st.lists(
+    st.one_of(
+        st.builds(says, st.sampled_from(["user", "assistant"]), st.sampled_from("abc")),
+        st.builds(calls, st.fixed_dictionaries({"a": st.integers(0, 2)}), st.sampled_from(["i", "j"])),
+        st.builds(result, st.sampled_from("ab"), st.sampled_from(["i", "j"])),
+    ),
+    max_size=7,
+)
+
+
+@given(messages, messages)
+def test_conversations_diverge_exactly_where_they_first_differ(one, other):
+    one, other = plain(one), plain(other)
+    at, found = common(one, other), compare(one, other)
+    assert one[:at] == other[:at]
+    assert (found is None) == (at in (len(one), len(other)))
+    if found is not None:
+        assert found.index == at
+        assert one[at] != other[at]

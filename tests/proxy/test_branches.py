@@ -1,0 +1,173 @@
+"""Roles and reasons of calls that extend nothing: as pure rules, then through the official SDK."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentrl.proxy.branches import judge, judge_branch
+from agentrl.rendering.conversation import canonical
+from agentrl.rendering.divergence import leading_system
+from agentrl.schemas import ForkReason, Role
+from agentrl.store.conversations import Conversation
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
+    "a": {"type": "integer"}}}}}  # fmt: skip
+FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+LONG = "The user has two apples and wants more."
+
+
+def says(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+S, U1, A1, U2, A2, U3 = (
+    says("system", "be brief"), says("user", "one"), says("assistant", LONG), says("user", "two"),
+    says("assistant", "second"), says("user", "three"),
+)  # fmt: skip
+OTHER = says("system", "write a title")
+
+
+def recorded(messages, tools=None, role="main", id="x"):
+    n = leading_system(messages)
+    system = [canonical(message) for message in messages[:n]]
+    return Conversation(call_id=id, role=role, system=system, messages=messages[n:], tools=tools, options={})
+
+
+MAIN = [recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, U2, A2], [ADD])]
+BARE = [recorded([S, U1, A1]), recorded([S, U1, A1, U2, A2])]
+SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
+
+
+@pytest.mark.parametrize(
+    ("history", "sent", "tools", "expected"),
+    [
+        (MAIN, [S, U1], [ADD], (Role.MAIN, None)),  # the same prompt again
+        (MAIN, [S, U1, says("assistant", "edited"), U2], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+        (MAIN, [S, says("user", "1"), A1, U2], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+        (MAIN, [says("system", "it is 10:02"), U1, A1, U2], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+        (MAIN, [S, U1, A1, U2], [FIND], (Role.MAIN, ForkReason.TOOLS_CHANGED)),
+        (MAIN, [S, U1, A1, U2, A2, U3], None, (Role.MAIN, ForkReason.TOOLS_CHANGED)),
+        (MAIN, [S, U1, A1, U3], [FIND], (Role.MAIN, ForkReason.TOOLS_CHANGED)),
+        (MAIN, [S, U1], None, (Role.MAIN, ForkReason.TOOLS_CHANGED)),
+        (MAIN, [OTHER, U1, A1, U2], [FIND], (Role.MAIN, ForkReason.OTHER_AGENT)),  # a handoff
+        (MAIN, [S, U2, A2, U3], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        (MAIN, [S, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        (MAIN, [S, says("user", "anew")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        (MAIN, [S, says("user", "e.g."), says("assistant", "an example"), U3], [ADD],
+         (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        (MAIN, [OTHER, says("user", f"A title for: {LONG}")], None, (Role.SIDE, ForkReason.OTHER_AGENT)),
+        (MAIN, [OTHER, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+        (MAIN, [S, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+        (BARE, [OTHER, says("user", "go")], None, (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+        (BARE, [OTHER, says("user", "go")], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),  # the title came first
+        ([*MAIN, SUB], [says("system", "search"), U3], [FIND], (Role.SUBAGENT, ForkReason.NEW_CONVERSATION)),
+        ([*MAIN, SUB], [says("system", "search"), U1, says("assistant", "edited"), U3], [FIND],
+         (Role.SUBAGENT, ForkReason.HISTORY_EDITED)),
+        ([recorded([U1, A1], role="side")], [U2], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        ([recorded([U1, A1]), recorded([U2, A1], role="side")], [U3], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+    ],
+)  # fmt: skip
+def test_the_place_of_a_call(history, sent, tools, expected):
+    place = judge(history, sent, tools)
+    assert (place.role, place.reason) == expected
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ([U3], None),  # another question at the same point
+        ([says("user", "2"), A2, U3], ForkReason.HISTORY_EDITED),
+        ([U2, says("assistant", "edited"), U3], ForkReason.HISTORY_EDITED),
+        ([says("user", f"So far: {LONG}")], ForkReason.COMPACTED),
+    ],
+)
+def test_why_a_branch_extends_nothing_deeper(after, expected):
+    assert judge_branch(MAIN, [S, U1, A1, *after], 3) == expected
+
+
+def ask(proxy: Any, session: Any, messages: Any, tools: Any = None, **options: Any) -> Any:
+    more = {"tools": tools} if tools else {}
+    reply = proxy.sdk(session).chat.completions.create(model="test", messages=messages, **more, **options)
+    return [choice.message.model_dump(exclude_none=True) for choice in reply.choices]
+
+
+def forks(proxy: Any, session: Any) -> list[tuple[str, str | None, bool]]:
+    return [(call["role"], call["fork_reason"], call["parent_id"] is not None) for call in proxy.calls(session)]
+
+
+def test_an_extension_that_only_the_tokens_show_is_no_fork(proxy):
+    """The client gave the call another id; the chat format prints none."""
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says('add({"a":1})'), proxy.says("done"), proxy.says("again"))
+    [first] = ask(proxy, session, [U1], [ADD])
+    call = first["tool_calls"][0]
+    assert call["function"]["name"] == "add"
+    renamed = first | {"tool_calls": [call | {"id": "mine"}]}
+    talk = [U1, renamed, says("tool", "2", tool_call_id="mine")]
+    [second] = ask(proxy, session, talk, [ADD])
+    ask(proxy, session, [*talk, second, U2], [ADD])
+    assert forks(proxy, session) == [("main", None, False), ("main", None, True), ("main", None, True)]
+    one, two, three = proxy.calls(session)
+    assert (two["parent_id"], three["parent_id"]) == (one["id"], two["id"])
+    assert proxy.engine.requests[1]["input_ids"] == [
+        *one["prompt_delta_ids"], *one["output_ids"], *two["prompt_delta_ids"],
+    ]  # fmt: skip
+
+
+def test_changed_arguments_fork(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says('add({"a":1})'), proxy.says("done"))
+    [first] = ask(proxy, session, [U1], [ADD])
+    call = first["tool_calls"][0]
+    other = call | {"function": call["function"] | {"arguments": json.dumps({"a": 7})}}
+    talk = [U1, first | {"tool_calls": [other]}, says("tool", "2", tool_call_id=call["id"])]
+    ask(proxy, session, talk, [ADD])
+    assert forks(proxy, session)[1] == ("main", "arguments_changed", False)
+
+
+def test_agents_titles_and_compaction_in_one_session(proxy):
+    session = proxy.session()
+    for text in ("first", LONG, "a title", "found", "more", "go on"):
+        proxy.engine.enqueue(proxy.says(text))
+    [a1] = ask(proxy, session, [S, U1], [ADD])
+    ask(proxy, session, [S, U1, a1, says("user", "sum up")], [ADD])
+    ask(proxy, session, [OTHER, U1])
+    search = says("system", "search")
+    [found] = ask(proxy, session, [search, U2], [FIND])
+    ask(proxy, session, [search, U2, found, U3], [FIND])
+    ask(proxy, session, [S, says("user", f"So far: {LONG}")], [ADD])
+    assert forks(proxy, session) == [
+        ("main", None, False), ("main", None, True), ("side", "other_agent", False),
+        ("subagent", "other_agent", False), ("subagent", None, True), ("main", "compacted", False),
+    ]  # fmt: skip
+
+
+def test_the_callers_word_wins(proxy):
+    session = proxy.session()
+    ask(proxy, session, [S, U1], [ADD])
+    ask(proxy, session, [OTHER, U2], extra_headers={"X-Turn-Type": "main"})
+    assert forks(proxy, session)[1] == ("main", "other_agent", False)
+
+
+def test_siblings_and_repeated_prompts_have_no_reason(proxy):
+    session = proxy.session()
+    two = ask(proxy, session, [U1], n=2)
+    ask(proxy, session, [U1])
+    ask(proxy, session, [U1, two[0], U2], n=2)
+    ask(proxy, session, [U1, two[0], U2])
+    assert {reason for _, reason, _ in forks(proxy, session)} == {None}
+    assert [parent for *_, parent in forks(proxy, session)] == [False] * 3 + [True] * 3
+
+
+def test_an_edit_behind_a_kept_turn_is_a_branch_with_its_reason(proxy):
+    session = proxy.session()
+    for text in ("alpha", "beta", "gamma"):
+        proxy.engine.enqueue(proxy.says(text))
+    [a1] = ask(proxy, session, [U1])
+    ask(proxy, session, [U1, a1, U2])
+    ask(proxy, session, [U1, a1, U2, says("assistant", "BETA"), U3])
+    one, _, three = proxy.calls(session)
+    assert (three["parent_id"], three["fork_reason"]) == (one["id"], "history_edited")
