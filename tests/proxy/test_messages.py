@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import pytest
@@ -56,7 +57,7 @@ def extends(proxy, session):
     """Each call's prompt is its predecessor's prompt and output and what is new."""
     calls = proxy.calls(session)
     assert [call["parent_id"] for call in calls] == [None, *(call["id"] for call in calls[:-1])]
-    before = []
+    before: list[int] = []
     for call, request in zip(calls, proxy.engine.requests, strict=True):
         assert request["input_ids"] == before + call["prompt_delta_ids"]
         before = request["input_ids"] + call["output_ids"]
@@ -212,7 +213,7 @@ def test_tokens_are_counted_without_a_call(proxy):
 def test_raw_and_asynchronous_clients_read_the_same(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("ab"), proxy.says("ab"), proxy.says("ab"))
-    asked = {"model": "test", "max_tokens": 50, "messages": HELLO}
+    asked: Any = {"model": "test", "max_tokens": 50, "messages": HELLO}
     raw = sdk(session).messages.with_raw_response.create(**asked)
     assert raw.headers["content-type"] == "application/json"
     assert raw.parse().content[0].text == "ab"

@@ -1,10 +1,12 @@
 """Anthropic Messages: conversations in, and every parameter supported, harmless or refused by name."""
 
 import json
+from copy import deepcopy
+from typing import Any
 
 import pytest
-from anthropic.types import RawMessageStreamEvent
-from pydantic import TypeAdapter
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.anthropic_messages import AnthropicMessages
@@ -12,8 +14,6 @@ from agentrl.proxy.dialects.base import Named
 from agentrl.rendering.validation import validate_messages, validate_tools
 
 DIALECT = AnthropicMessages()
-EVENT = TypeAdapter(RawMessageStreamEvent)
-ID = "0123456789abcdef" * 2
 HI = {"role": "user", "content": "hi"}
 CALC = {"name": "calc", "input_schema": {"type": "object", "properties": {"x": {"type": "string"}}}}
 EPHEMERAL = {"type": "ephemeral", "ttl": "1h"}
@@ -251,3 +251,46 @@ def test_a_count_needs_no_max_tokens_and_takes_no_sampling():
     assert json.loads(DIALECT.encode_count(17)) == {"input_tokens": 17}
     with pytest.raises(RequestError, match="'temperature' is not supported"):
         DIALECT.decode_count(json.dumps(body | {"temperature": 1}).encode())
+
+
+BLOCK = {"type": "text", "text": "x", "cache_control": EPHEMERAL}
+FULL = {
+    "model": "m", "max_tokens": 9, "system": [BLOCK],
+    "messages": [
+        HI,
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, USE]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [BLOCK]}]},
+    ],
+    "tools": [CALC], "tool_choice": {"type": "any"}, "thinking": {"type": "enabled", "budget_tokens": 9},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}}, "stop_sequences": ["a"], "top_k": 3,
+}  # fmt: skip
+
+
+def places(value, path=()):
+    """Every place in a JSON value."""
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*path, key))
+
+
+broken = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["type", "text", "x"]), inner),
+    max_leaves=3,
+)
+
+
+@given(st.sampled_from([path for path in places(FULL) if path]), broken)
+def test_whatever_is_in_a_request_it_is_read_or_refused(path, value):
+    body = deepcopy(FULL)
+    *way, last = path
+    inner: Any = body
+    for key in way:
+        inner = inner[key]
+    inner[last] = value
+    try:
+        request = DIALECT.decode(json.dumps(body).encode())
+    except RequestError:
+        return
+    validate_messages(request.messages)
+    validate_tools(request.tools)

@@ -1,6 +1,7 @@
 """Messages of the assistant, whole and streamed: the SDK's own types, Anthropic's event grammar, the way back."""
 
 import json
+from typing import Any
 
 import anthropic
 import httpx2
@@ -70,7 +71,9 @@ def streamed(deltas, the_answer, **fields):
 
 def blocks_of(events):
     """Content blocks put together, in a stream whose every block is started, filled and stopped in its turn."""
-    blocks, open_block = [], None
+    blocks: list[dict] = []
+    open_block: Any = None
+    written = ""
     for event in events:
         match event.type:
             case "content_block_start":
@@ -267,7 +270,7 @@ def test_errors_have_anthropics_shape_and_the_sdks_classes(status, kind, raised)
         pytest.raises(anthropic.APIStatusError) as caught,
     ):
         client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
-    error = caught.value
+    error: Any = caught.value
     assert type(error) is raised
     assert (error.type, error.api_message, error.error_code) == (kind, "no", "bad")
     assert error.body["error"]["details"]["param"] == "tools[0]"
