@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cached_property
 
 from agentrl.errors import RequestError
 from agentrl.rendering.base import Bridge, Opening, OutputParser
 from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.markup import CALL, END_CALL, END_THINK, THINK, MarkupParser
+from agentrl.rendering.memo import RenderedTexts
 from agentrl.rendering.messages import role_of
 from agentrl.rendering.openings import derive_opening
 from agentrl.rendering.text import TextParser
 from agentrl.schemas import ForkReason, Json
+
+_TALK: list[Json] = [{"role": "user", "content": "x"}]
+
+UNSETTLED = 4  # tokens at the end of a text that more text may change
 
 REWROTE = Bridge(None, ForkReason.TEMPLATE_REWROTE)
 
@@ -35,10 +42,13 @@ class TemplateRenderer:
         self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_context = folder.max_context
         self.reasons = END_THINK in folder.template.source
+        self._texts = RenderedTexts()
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The template's own text, encoded. Raises RequestError where the template refuses the conversation."""
-        return self._encode(self._text(messages, tools))
+        text = self._text(messages, tools)
+        self._texts.put(messages, tools, text)
+        return self._encode(text)
 
     def bridge(
         self,
@@ -50,9 +60,9 @@ class TemplateRenderer:
     ) -> Bridge:
         """What the template writes after the reply's end, if all that it writes before is what it wrote then.
 
-        Proof: the whole conversation's text begins with the text of the earlier prompt; the reply's turn that follows
-        is what was sampled, or what the template made of the reply when it was the last message; and no sampled
-        reasoning has gone. Without `messages_before` nothing is proven.
+        Proof: the whole conversation's text begins with the text of the earlier prompt, and up to its first reply with
+        its very ids; the reply's turn that follows is what was sampled, or what the template made of the reply when it
+        was the last message; and no sampled reasoning has gone. Without `messages_before` nothing is proven.
         """
         if not previous_ids or previous_ids[-1] not in self.stop_token_ids:
             return Bridge(None, ForkReason.TRUNCATED)
@@ -62,25 +72,29 @@ class TemplateRenderer:
         if role_of(reply) != "assistant":
             return Bridge(None, ForkReason.HISTORY_EDITED)
 
-        previous, end = self.decode(previous_ids), self.decode(previous_ids[-1:])
-        head = self._text(history, tools)
-        generation_prompt = head.removeprefix(self._text(history, tools, generation_prompt=False))
-        sampled = previous.rpartition(generation_prompt)[2]
+        head = self._texts.get(history, tools) or self._text(history, tools)
+        generation_prompt = self._generation_prompt_of(head, history, tools)
+        sampled, end = self._last_output(previous_ids, generation_prompt), self.decode(previous_ids[-1:])
         reasoning = _reasoning(sampled)
-        reply = {"reasoning_content": reasoning} | reply if reasoning else reply
-
-        whole = self._text([*history, reply, *messages_after], tools)
-        turn, found, delta = whole.removeprefix(head).partition(end)
-        if not whole.startswith(head) or not found or reasoning not in turn:
+        thoughtful = {"reasoning_content": reasoning} | reply if reasoning else reply
+        whole = self._text([*history, thoughtful, *messages_after], tools)
+        if thoughtful == reply:
+            self._texts.put([*messages_before, *messages_after], tools, whole)
+        if not generation_prompt or not self._begins(whole.partition(generation_prompt)[0], previous_ids):
             return REWROTE
-        if sampled != turn + end:
-            alone = self._text([*history, reply], tools, generation_prompt=False)
-            closing = alone.removeprefix(head + turn + end)
-            if closing == alone or closing.strip() or not delta.startswith(closing):
-                return REWROTE
-        # Encoded behind the end token, which a tokenizer never merges with what follows.
-        first, *delta_ids = self._encode(end + delta)
-        return Bridge(delta_ids) if first == previous_ids[-1] else REWROTE
+
+        turn, found, delta = whole.removeprefix(head).partition(end)
+        written = head + turn + end
+        stable = bool(found) and whole.startswith(head) and reasoning in turn
+        if stable and sampled == turn + end:
+            return self._extension(end, delta, previous_ids)
+        alone = self._text([*history, thoughtful], tools, generation_prompt=False)
+        closing = alone.removeprefix(written)
+        if stable and alone.startswith(written) and not closing.strip() and delta.startswith(closing):
+            return self._extension(end, delta, previous_ids)
+        if self.reasons and not whole.startswith(alone) and _no_reasoning(whole).startswith(_no_reasoning(alone)):
+            return Bridge(None, ForkReason.REASONING_DROPPED)
+        return REWROTE
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
         """A Hermes parser for the markers that the template and the request use."""
@@ -105,6 +119,35 @@ class TemplateRenderer:
         """The text of `ids`, special tokens included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def _generation_prompt_of(self, head: str, history: list[Json], tools: list[Json] | None) -> str:
+        if self._usual_generation_prompt and head.endswith(self._usual_generation_prompt):
+            return self._usual_generation_prompt
+        return head.removeprefix(self._text(history, tools, generation_prompt=False))
+
+    @cached_property
+    def _usual_generation_prompt(self) -> str:
+        try:
+            return self._text(_TALK, None).removeprefix(self._text(_TALK, None, generation_prompt=False))
+        except RequestError:  # a template that wants another conversation
+            return ""
+
+    def _last_output(self, ids: Sequence[int], generation_prompt: str) -> str:
+        """The text behind the last generation prompt, decoding no more than it takes to find it."""
+        length = 256
+        while generation_prompt not in (text := self.decode(ids[-length:])) and length < len(ids):
+            length *= 4
+        return text[text.rfind(generation_prompt) + len(generation_prompt) :] if generation_prompt in text else text
+
+    def _begins(self, text: str, ids: Sequence[int]) -> bool:
+        """Whether `ids` begin with those of a text; the last few may depend on what follows it."""
+        beginning = self._encode(text)[:-UNSETTLED]
+        return list(ids[: len(beginning)]) == beginning
+
+    def _extension(self, end: str, delta: str, previous_ids: Sequence[int]) -> Bridge:
+        # Encoded behind the end token, which a tokenizer never merges with what follows.
+        first, *delta_ids = self._encode(end + delta)
+        return Bridge(delta_ids) if first == previous_ids[-1] else REWROTE
+
     def _text(self, messages: list[Json], tools: list[Json] | None, *, generation_prompt: bool = True) -> str:
         if tools and CALL not in self._template.source:
             raise RequestError(
@@ -121,6 +164,10 @@ class TemplateRenderer:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _no_reasoning(text: str) -> str:
+    return re.sub(rf"{THINK}.*?{END_THINK}\s*", "", text, flags=re.DOTALL)
 
 
 def _reasoning(sampled: str) -> str:

@@ -39,6 +39,22 @@ FORGETFUL = """{%- for message in messages %}
 COUNTING = "{{ messages | length }}" + PLAIN
 """Rewrites its first token with every message."""
 
+DATED = "<|im_start|>system\nIt is {{ strftime_now('%H:%M:%S.%f') }}.<|im_end|>\n" + PLAIN
+"""Tells the time."""
+
+NUMBERED = PLAIN.replace("{{ message.role }}", "{{ message.role }} {{ messages | length - loop.index }}")
+"""Numbers every turn from the end."""
+
+BREAK = "{{ '\n\n' }}"
+SEPARATED = PLAIN.replace(
+    "<|im_end|>\n{% endfor %}", f"<|im_end|>{{% if not loop.last %}}{BREAK}{{% endif %}}{{% endfor %}}"
+)
+SEPARATED = SEPARATED.replace("{%- if add_generation_prompt %}", "{%- if add_generation_prompt %}" + BREAK)
+"""Writes line breaks between turns and none behind the last one."""
+
+TRIMMED = PLAIN.replace("{{ message.content }}", "{{ message.content | trim }}")
+"""Cuts white space off every message."""
+
 CALC = tool("calc", expression="string")
 HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
 
@@ -156,7 +172,7 @@ def test_dropped_reasoning_forks_even_if_the_agent_dropped_it_too(tmp_path: Path
     ):
         thoughtful = prompt + sample(renderer, "<think>hm</think>yes")
         bridge = renderer.bridge(thoughtful, after, None, messages_before=[*HISTORY, reply])
-        assert bridge.reason is ForkReason.TEMPLATE_REWROTE
+        assert bridge.reason is ForkReason.REASONING_DROPPED
     plain = prompt + sample(renderer, "yes")
     reply = {"role": "assistant", "content": "yes"}
     assert renderer.bridge(plain, after, None, messages_before=[*HISTORY, reply]).delta_ids is not None
@@ -181,7 +197,7 @@ def test_the_qwen3_template_forks_exactly_where_it_drops_reasoning(tmp_path: Pat
     question = {"role": "user", "content": "and?"}
     assert renderer.bridge(prompt + sampled, [result], [CALC], messages_before=before).delta_ids is not None
     forked = renderer.bridge(prompt + sampled, [result, question], [CALC], messages_before=before)
-    assert forked.reason is ForkReason.TEMPLATE_REWROTE
+    assert forked.reason is ForkReason.REASONING_DROPPED
 
 
 def test_no_bridge_without_proof(tmp_path: Path) -> None:
@@ -237,3 +253,88 @@ def test_a_folder_without_anything_to_render_with_is_refused(tmp_path: Path) -> 
         load_renderer(folder)
     with pytest.raises(ModelFolderError, match=r"no tokenizer\.json"):
         load_renderer(tmp_path)
+
+
+def talk(renderer: Renderer, turns: list[tuple[str, str]]) -> list[ForkReason | None]:
+    """Why each turn forked; None where it was bridged, and then to what follows the sampled reply in the template."""
+    messages, reasons = list(HISTORY), []
+    ids = renderer.render(messages, [CALC])
+    for sampled, question in turns:
+        output = sample(renderer, sampled)
+        parser = renderer.parser([CALC], ids)
+        parser.push(output)
+        parsed = parser.finish()
+        reply: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+        if parsed.tool_calls:
+            reply["tool_calls"] = [call(item.name, item.arguments, item.id) for item in parsed.tool_calls]
+        after: list[dict[str, Any]] = [
+            {"role": "tool", "tool_call_id": item.id, "content": question} for item in parsed.tool_calls
+        ] or [{"role": "user", "content": question}]
+        before = [*messages, reply]
+        messages = [*before, *after]
+        bridge = renderer.bridge(ids + output, after, [CALC], messages_before=before)
+        rendered = renderer.render(messages, [CALC])
+        if bridge.delta_ids is not None:
+            assert renderer.decode(rendered).endswith(renderer.decode(bridge.delta_ids))
+            ids = ids + output + bridge.delta_ids
+        else:
+            ids = rendered
+        reasons.append(bridge.reason)
+    return reasons
+
+
+CALLING = '<tool_call>{"name": "calc",  "arguments": {"expression": "é"}}</tool_call>'
+outputs = st.sampled_from(
+    ["yes", " yes\n", "a < b", CALLING, f"so\n{CALLING}\n{CALLING}", "<tool_call>{</tool_call>", ""]
+)
+talks = st.lists(st.tuples(outputs, st.sampled_from(["and?", " \n", "é"])), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module", params=[PLAIN, SEPARATED, TRIMMED], ids=["plain", "separated", "trimmed"])
+def habitual(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return load(tmp_path_factory.mktemp("models"), request.param)
+
+
+@patient
+@given(turns=talks)
+def test_templates_that_keep_what_they_wrote_never_fork(habitual: Renderer, turns: list[tuple[str, str]]) -> None:
+    """However the model spelled its reply: the sampled ids stay, and what follows them is the template's."""
+    assert talk(habitual, turns) == [None] * len(turns)
+
+
+@pytest.mark.parametrize("template", [COUNTING, DATED, NUMBERED], ids=["counting", "dated", "numbered"])
+def test_templates_that_rewrite_always_fork(tmp_path: Path, template: str) -> None:
+    renderer = load(tmp_path, template)
+    assert talk(renderer, [("yes", "and?"), (CALLING, "3"), ("no", "so?")]) == [ForkReason.TEMPLATE_REWROTE] * 3
+
+
+def test_another_day_is_another_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a replica that has not rendered the conversation before."""
+    reply, after = {"role": "assistant", "content": "yes"}, [{"role": "user", "content": "and?"}]
+    renderers = []
+    for i, today in enumerate(("Monday", "Tuesday")):
+        monkeypatch.setattr("agentrl.rendering.jinja._strftime_now", lambda format, today=today: today)
+        renderers.append(load(tmp_path / str(i), DATED))
+    monday, tuesday = renderers
+    previous = monday.render(HISTORY, None) + sample(monday, "yes")
+    assert monday.bridge(previous, after, None, messages_before=[*HISTORY, reply]).delta_ids is not None
+    assert tuesday.bridge(previous, after, None, messages_before=[*HISTORY, reply]).reason is (
+        ForkReason.TEMPLATE_REWROTE
+    )
+
+
+@patient
+@given(turns=talks)
+def test_a_replica_that_remembers_nothing_bridges_alike(
+    stable: Renderer, tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[str, str]]
+) -> None:
+    messages, ids = list(HISTORY), stable.render(HISTORY, [CALC])
+    for text, question in turns:
+        ids = ids + sample(stable, text)
+        before = [*messages, {"role": "assistant", "content": text}]
+        after = [{"role": "user", "content": question}]
+        fresh = load(tmp_path_factory.mktemp("models"), PLAIN)
+        bridges = [renderer.bridge(ids, after, [CALC], messages_before=before) for renderer in (stable, fresh)]
+        assert bridges[0] == bridges[1]
+        messages = [*before, *after]
+        ids = ids + (bridges[0].delta_ids or [])
