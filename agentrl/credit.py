@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agentrl.schemas import Role
+
 
 @dataclass(frozen=True, slots=True)
 class CallFact:
@@ -12,7 +14,17 @@ class CallFact:
 
     id: str
     parent_id: str | None
-    is_main: bool
+    role: str  # a `schemas.Role`
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is a turn of the agent itself."""
+        return self.role == Role.MAIN
+
+    @property
+    def shares(self) -> bool:
+        """Whether the session's outcome is its own too."""
+        return self.role in (Role.MAIN, Role.SUBAGENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +64,48 @@ def call_returns(calls: Sequence[CallFact], rewards: SessionRewards, discount: f
     """The return of every call of a session that carries value; `calls` in the order they were made.
 
     Main calls, across forks and compactions: R_i = r_i + γ·R_{i+1}, the session's reward entering at the last one
-    (AReaL's turn discount). A branch's reward b adds γ^k·b to the k-th main call before the rewarded one on its path.
-    A side call has a return only when it is rewarded itself, and only its own. The first entry is the first main
-    call's, when there is one.
+    (AReaL's turn discount). The calls of each sub-agent's conversation are such a sequence of their own: the session's
+    reward enters at its last one too, and its calls' rewards stay in it. A branch's reward b adds γ^k·b to the k-th
+    such call before the rewarded one on its path. A side call has a return only when it is rewarded itself, and only
+    its own. The first entry is the first main call's, when there is one.
     """
-    main = [call.id for call in calls if call.is_main]
-    returns: dict[str, float] = dict.fromkeys(main, 0.0)
-    following = 0.0
-    for i, call_id in reversed(list(enumerate(main))):
-        reward = rewards.calls.get(call_id, 0.0)
-        if i == len(main) - 1:
-            reward += rewards.session or 0.0
-        following = reward + discount * following
-        returns[call_id] = following
+    returns: dict[str, float] = {}
+    for thread in [[call.id for call in calls if call.is_main], *_conversations(calls)]:
+        returns |= dict.fromkeys(thread, 0.0)
+        following = 0.0
+        for i, call_id in reversed(list(enumerate(thread))):
+            reward = rewards.calls.get(call_id, 0.0)
+            if i == len(thread) - 1:
+                reward += rewards.session or 0.0
+            following = reward + discount * following
+            returns[call_id] = following
     for call in calls:
-        if not call.is_main and call.id in rewards.calls:
+        if not call.shares and call.id in rewards.calls:
             returns[call.id] = rewards.calls[call.id]
     by_id = {call.id: call for call in calls}
     for call_id, reward in rewards.branches.items():
         node = by_id.get(call_id)
         credit = reward
         while node is not None:
-            if node.is_main or node.id == call_id:
+            if node.shares or node.id == call_id:
                 returns[node.id] = returns.get(node.id, 0.0) + credit
                 credit *= discount
             node = by_id.get(node.parent_id or "")
     return returns
+
+
+def _conversations(calls: Sequence[CallFact]) -> list[list[str]]:
+    """The sub-agents' calls by conversation: those that extend one another, in the order they were made."""
+    by_id = {call.id: call for call in calls}
+    first: dict[str, str] = {}  # call → the first of its conversation; a parent is made before what extends it
+    found: dict[str, list[str]] = {}
+    for call in calls:
+        if call.role != Role.SUBAGENT:
+            continue
+        parent = by_id.get(call.parent_id or "")
+        first[call.id] = first.get(parent.id, call.id) if parent is not None else call.id
+        found.setdefault(first[call.id], []).append(call.id)
+    return list(found.values())
 
 
 def outcome(calls: Sequence[CallFact], returns: Mapping[str, float]) -> float:

@@ -15,7 +15,7 @@ from zstandard import ZstdError
 
 from agentrl import credit
 from agentrl.credit import CallFact, SessionRewards
-from agentrl.schemas import GONE, InteractionStatus, SessionStatus, StepState, TrajectoryState
+from agentrl.schemas import GONE, InteractionStatus, Role, SessionStatus, StepState, TrajectoryState
 from agentrl.store import codec
 from agentrl.store.audit_lineage import TRAINED, Lineage
 from agentrl.tables import (
@@ -230,8 +230,8 @@ def _call(rows: GroupRows, call: Row[Any], lineage: Lineage) -> Iterator[str]:
             yield f"{name}: its parent {call.parent_id} is not of its session"
         elif parent.status != InteractionStatus.COMPLETE or (call.seq is not None and not parent.seq < call.seq):
             yield f"{name}: its parent {call.parent_id} was not delivered before it"
-    if call.trainable and (rows.group.is_eval or call.temperature <= 0):
-        yield f"{name}: it is trainable, but greedy or of an evaluation"
+    if call.trainable and (rows.group.is_eval or call.temperature <= 0 or call.role == Role.UPSTREAM):
+        yield f"{name}: it is trainable, but greedy, of an evaluation, or not the policy's"
     if call.output_ids is None:
         return
     try:
@@ -319,6 +319,8 @@ def _paths(rows: GroupRows) -> Iterator[str]:
                 fault = "does not follow its calls' parents"
             elif call.status != InteractionStatus.COMPLETE:
                 fault = f"has call {call.id}, which is {call.status}"
+            elif call.role == Role.UPSTREAM:
+                fault = f"has call {call.id}, which the policy did not answer"
             owners[row.interaction_id] += row.owned
             covered.add(row.interaction_id)
             above = row.interaction_id
@@ -336,7 +338,7 @@ def _paths(rows: GroupRows) -> Iterator[str]:
         session = rows.sessions[call.session_id]
         trains = session.built and not session.is_eval and session.status == SessionStatus.COMPLETED
         trains = trains and not any(parent.status in GONE for parent in _above(rows, session))
-        if not (trains and call.status == InteractionStatus.COMPLETE):
+        if not (trains and call.status == InteractionStatus.COMPLETE and call.role != Role.UPSTREAM):
             continue
         if call.id not in covered:
             yield f"interactions {call.id}: it is complete, its session is built, and it is in no trajectory"
@@ -477,7 +479,7 @@ def _credit(rows: GroupRows, discount: float) -> dict[str, _Credit]:
         if call.status == InteractionStatus.COMPLETE:
             parent = rows.calls.get(call.parent_id)
             earlier = parent is not None and (parent.seq or 0) < (call.seq or 0)  # in broken rows it may be a loop
-            fact = CallFact(call.id, call.parent_id if earlier else None, call.role == "main")
+            fact = CallFact(call.id, call.parent_id if earlier else None, call.role)
             calls[call.session_id].append(fact)
     done: dict[str, _Credit] = {}
 

@@ -103,5 +103,5 @@ def _calls(conn: Connection, session_ids: Sequence[str]) -> dict[str, list[CallF
         .order_by(interactions.c.seq)
     )
     for row in rows:
-        calls[row.session_id].append(CallFact(row.id, row.parent_id, row.role == "main"))
+        calls[row.session_id].append(CallFact(row.id, row.parent_id, row.role))
     return calls

@@ -8,7 +8,7 @@ from agentrl.credit import CallFact, SessionRewards, call_returns, counting, out
 
 
 def chain(n: int) -> list[CallFact]:
-    return [CallFact(str(i), str(i - 1) if i else None, True) for i in range(n)]
+    return [CallFact(str(i), str(i - 1) if i else None, "main") for i in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ def test_main_calls_in_order(rewards, session, discount, expected):
 
 
 TREE = [
-    CallFact("root", None, True),
-    CallFact("left", "root", True),
-    CallFact("right", "root", True),
-    CallFact("side", "root", False),
-    CallFact("end", "right", True),
+    CallFact("root", None, "main"),
+    CallFact("left", "root", "main"),
+    CallFact("right", "root", "main"),
+    CallFact("side", "root", "side"),
+    CallFact("end", "right", "main"),
 ]
 
 
@@ -54,8 +54,30 @@ def test_side_calls_carry_no_value_unless_rewarded_themselves():
     assert rewarded["root"] == 1.0  # a side call's reward stays its own
 
 
+SEARCHES = [
+    CallFact("ask", None, "main"),
+    CallFact("a1", None, "subagent"),
+    CallFact("b1", None, "subagent"),
+    CallFact("a2", "a1", "subagent"),
+    CallFact("b2", "b1", "subagent"),
+    CallFact("a3", "a1", "subagent"),
+    CallFact("tell", "ask", "main"),
+]
+
+
+def test_each_conversation_of_a_sub_agent_shares_the_outcome_along_its_own_order():
+    found = call_returns(SEARCHES, SessionRewards(session=1.0, calls={"b1": 0.25, "tell": 2.0}), 0.5)
+    assert found == {"ask": 1.5, "tell": 3.0, "a1": 0.25, "a2": 0.5, "a3": 1.0, "b1": 0.75, "b2": 1.0}
+    assert next(iter(found)) == "ask"
+
+
+def test_a_branch_reward_follows_a_sub_agents_path():
+    found = call_returns(SEARCHES, SessionRewards(branches={"a3": 1.0}), 0.5)
+    assert found == {"ask": 0.0, "tell": 0.0, "a1": 0.5, "a2": 0.0, "a3": 1.0, "b1": 0.0, "b2": 0.0}
+
+
 def test_the_outcome_is_the_first_main_calls_return():
-    calls = [CallFact("warmup", None, False), *chain(2)]
+    calls = [CallFact("warmup", None, "side"), *chain(2)]
     rewards = SessionRewards(session=1.0, calls={"warmup": 5.0})
     assert outcome(calls, call_returns(calls, rewards, 0.5)) == 0.5
     assert outcome([], {}) == 0.0
@@ -98,3 +120,46 @@ def test_returns_are_linear_in_the_rewards(branches, session, discount):
         for call_id, share in call_returns(TREE, SessionRewards(branches={names[i]: value}), discount).items():
             apart[call_id] = apart.get(call_id, 0.0) + share
     assert together == pytest.approx(apart, abs=1e-9)
+
+
+@st.composite
+def sessions(draw):
+    """Calls of any role; those that extend an earlier one mostly have its role."""
+    calls: list[CallFact] = []
+    for i in range(draw(st.integers(1, 9))):
+        parent = draw(st.sampled_from([None, *calls]))
+        role = draw(st.sampled_from(["main", "subagent", "side", *([parent.role] * 5 if parent else [])]))
+        calls.append(CallFact(str(i), parent and parent.id, role))
+    return calls
+
+
+@given(sessions(), values, st.lists(st.tuples(st.integers(0, 8), values), max_size=4), st.floats(0, 1))
+def test_sub_agents_and_side_calls_never_change_the_main_calls(calls, session, of_calls, discount):
+    rewards = SessionRewards(session, {}, {str(i): value for i, value in of_calls})
+    main = [call for call in calls if call.is_main]
+    together, alone = call_returns(calls, rewards, discount), call_returns(main, rewards, discount)
+    assert {call.id: together[call.id] for call in main} == alone
+    assert outcome(calls, together) == outcome(main, alone)
+
+
+@given(sessions(), values)
+def test_every_call_that_shares_has_the_sessions_reward_without_a_discount(calls, session):
+    found = call_returns(calls, SessionRewards(session), 1.0)
+    assert found == {call.id: session for call in calls if call.shares}
+
+
+@given(sessions(), values, st.floats(0, 1))
+def test_a_sub_agents_conversation_is_credited_as_if_it_were_a_session(calls, session, discount):
+    """Take one conversation out and make its calls main: the same returns."""
+    whole = call_returns(calls, SessionRewards(session), discount)
+    for start in calls:
+        family = {start.id}
+        for call in calls:
+            if call.role == "subagent" and call.parent_id in family:
+                family.add(call.id)
+        above = next((call.role for call in calls if call.id == start.parent_id), None)
+        if start.role != "subagent" or above == "subagent":
+            continue
+        alone = [CallFact(call.id, call.parent_id, "main") for call in calls if call.id in family]
+        expected = call_returns(alone, SessionRewards(session), discount)
+        assert {call.id: whole[call.id] for call in alone} == pytest.approx(expected)
