@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentrl.errors import ConfigError, did_you_mean
 
@@ -52,6 +52,29 @@ class EngineConfig(Section):
     """Passed to `sglang.launch_server` as they are."""
 
 
+class UpstreamConfig(Section):
+    """Another model beside the policy, for example a judge: calls that name it are passed on and recorded."""
+
+    base_url: str
+    """Where it is served, `/v1` included (`https://api.openai.com/v1`, `https://api.anthropic.com/v1`)."""
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """What it is called there; null: as it is called here."""
+    api_key_env: Annotated[str, Field(min_length=1)] | None = None
+    """The environment variable of the proxy that holds the key; null sends none. The key itself is stored nowhere."""
+    timeout_s: Seconds = 600.0
+    """Deadline of one call."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_a_plain_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.username is not None:
+            raise ValueError("must not hold a password: it is stored with the run; use api_key_env")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"must be http://HOST… or https://HOST… without a query, got {value!r}")
+        return value.rstrip("/")
+
+
 class ProxyConfig(Section):
     """The recording proxy."""
 
@@ -74,6 +97,10 @@ class ProxyConfig(Section):
     """How long an ended session without any reward waits for one before it is rejected."""
     end_grace_s: Seconds = 30.0
     """How long an ended session waits for its running calls before its trajectories are built."""
+    upstreams: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")], UpstreamConfig] = Field(
+        default_factory=dict
+    )
+    """Other models that calls may name, by the name that calls use."""
 
 
 class RolloutConfig(Section):
@@ -189,6 +216,13 @@ class RunConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     evaluation: EvalConfig = EvalConfig()
 
+    @model_validator(mode="after")
+    def _upstreams_do_not_hide_the_policy(self) -> RunConfig:
+        for name in self.proxy.upstreams:
+            if name in (self.name, "default"):
+                raise ValueError(f"proxy.upstreams.{name}: the policy has that name")
+        return self
+
     @property
     def run_dir(self) -> Path:
         """`runs_dir/name`."""
@@ -248,9 +282,8 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
 
 
 def _keys_at(path: tuple[int | str, ...]) -> list[str]:
-    section: type[BaseModel] = RunConfig
+    found: Any = RunConfig
     for part in path:
-        field: FieldInfo = section.model_fields[str(part)]
-        assert isinstance(field.annotation, type)
-        section = field.annotation
-    return list(section.model_fields)
+        found = get_args(found)[1] if get_origin(found) is dict else found.model_fields[str(part)].annotation
+    assert issubclass(found, BaseModel)
+    return list(found.model_fields)

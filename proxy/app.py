@@ -3,6 +3,7 @@
     agent ──► model_api.py ──► calls.py ──► prompts.py + renderer   messages → exact prompt ids
               dialects/          │    └──► sampling.py ──► pool.py ──► SGLang
                                  └──► store (group commit)          before the answer's last event
+              upstreams.py ──► another model's server             passed on, recorded, never trained
     rollout worker, client ──► lifecycle.py      groups, sessions, rewards, ends
     trainer ──► publish.py                       weights, engine by engine
     people ──► monitoring.py
@@ -36,12 +37,13 @@ from agentrl import __version__
 from agentrl.config import RunConfig
 from agentrl.engine.client import EngineClient
 from agentrl.errors import FencedError, RequestError, StoreError
-from agentrl.proxy import dialects, lifecycle, model_api, monitoring, publish
+from agentrl.proxy import dialects, lifecycle, model_api, monitoring, publish, upstreams
 from agentrl.proxy.folders import WeightFolders
 from agentrl.proxy.pool import Engine, EnginePool
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.sweep import sweep
 from agentrl.proxy.tree import TreeCache
+from agentrl.proxy.upstreams import Upstream
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, heartbeats, interactions, runs
 from agentrl.store.sessions import Limits
@@ -68,10 +70,11 @@ def create_app(settings: Settings) -> FastAPI:
     with database.read() as conn:
         run = runs.by_name(conn, settings.run_name)
     renderer = load_renderer(Path(run.base_model))
+    others = upstreams.from_config(RunConfig.model_validate(run.config).proxy.upstreams)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with _running(settings, database, run, renderer) as state:
+        async with _running(settings, database, run, renderer, others) as state:
             app.state.proxy = state
             yield
 
@@ -100,7 +103,7 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
 
 @asynccontextmanager
 async def _running(
-    settings: Settings, database: Database, run: Row[Any], renderer: Renderer
+    settings: Settings, database: Database, run: Row[Any], renderer: Renderer, others: dict[str, Upstream]
 ) -> AsyncIterator[ProxyState]:
     config = RunConfig.model_validate(run.config)
 
@@ -131,7 +134,7 @@ async def _running(
             run_key_hash=run.key_hash, replica=settings.replica, renderer=renderer,
             pool=pool, limits=Limits.of(config), sampling=config.rollout.sampling.model_dump(exclude_none=True),
             request_timeout_s=config.proxy.request_timeout_s, max_body_bytes=config.proxy.max_body_bytes,
-            trees=TreeCache(load_tree),
+            trees=TreeCache(load_tree), upstreams=others, http=http,
         )  # fmt: skip
         await state.write(heartbeats.beat, run.id, "proxy", settings.replica)
         lost = await state.write(interactions.declare_lost, run.id, settings.replica)

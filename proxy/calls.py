@@ -13,20 +13,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row
 
 from agentrl.errors import RequestError, StoreError
+from agentrl.proxy.delivered import Delivered
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
 from agentrl.proxy.engine_params import engine_params, modifies_distribution
 from agentrl.proxy.prompts import Prompt, parser_for, prompts_for
 from agentrl.proxy.sampling import Interrupted, Sampled, sample
 from agentrl.proxy.state import ProxyState
-from agentrl.proxy.delivered import Delivered
 from agentrl.rendering import ToolCallDelta
 from agentrl.rendering.conversation import chain_key
 from agentrl.schemas import InteractionStatus, Json, Role
@@ -169,7 +169,7 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Piece | Answer, N
     be closed now, the sweep closes it, because it is no longer in `state.serving`.
     """
     deadline = time.monotonic() + state.request_timeout_s
-    try:
+    async with closing(state, call.id):
         while True:
             attempt = Attempt(state, call, deadline)
             try:
@@ -183,26 +183,33 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Piece | Answer, N
                     raise RequestError(502, str(error), code="engine_died") from error
         answer = attempt.answer()
         await _commit(state, call, attempt.sampled, answer)
+    if call.request.stream and attempt.late is not None:
+        yield attempt.late
+    yield answer
+
+
+@asynccontextmanager
+async def closing(state: ProxyState, call_id: str) -> AsyncIterator[None]:
+    """Closes the intent row of a call that does not get to its commit. Raises RequestError for whatever went wrong."""
+    try:
+        yield
     except (asyncio.CancelledError, GeneratorExit):
         with suppress(StoreError):
-            state.database.submit(interactions.fail, call.id, InteractionStatus.ABORTED, "the client went away")
+            state.database.submit(interactions.fail, call_id, InteractionStatus.ABORTED, "the client went away")
         raise
     except Exception as error:  # whatever it is, the call is over, and the client and the store are told
         if not isinstance(error, RequestError | StoreError | ValueError):
-            log.exception("call %s failed", call.id)
+            log.exception("call %s failed", call_id)
         try:
-            await state.write(interactions.fail, call.id, InteractionStatus.FAILED, str(error))
+            await state.write(interactions.fail, call_id, InteractionStatus.FAILED, str(error))
         except StoreError as problem:
-            log.error("call %s: %s", call.id, problem)
+            log.error("call %s: %s", call_id, problem)
         if isinstance(error, RequestError):
             raise
         message = f"the answer was not recorded, so it is not delivered: {error}"
         raise RequestError(500, message, code="not_recorded") from error
     finally:
-        state.serving.discard(call.id)
-    if call.request.stream and attempt.late is not None:
-        yield attempt.late
-    yield answer
+        state.serving.discard(call_id)
 
 
 class Attempt:

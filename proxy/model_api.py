@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agentrl.errors import RequestError, did_you_mean
-from agentrl.proxy import calls, keys
+from agentrl.proxy import calls, keys, upstreams
 from agentrl.proxy.calls import Call, Caller
 from agentrl.proxy.dialects import MESSAGES
-from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Piece, StreamEncoder
+from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Piece, StreamEncoder, sse
 from agentrl.proxy.state import ProxyState
+from agentrl.proxy.subagents import session_of_subagent
+from agentrl.proxy.upstreams import Start
 from agentrl.schemas import Role
 
+T = TypeVar("T")
 CALLERS_ROLES = (Role.MAIN, Role.SIDE, Role.SUBAGENT)
 Events = AsyncGenerator[tuple[int, Piece | Answer], None]
 
@@ -33,7 +37,6 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         state: ProxyState = request.app.state.proxy
         session_id = await session_of(request, state)
         body = await read_body(request, state.max_body_bytes)
-        asked = dialect.decode(body)
         caller = Caller(
             session_id=session_id,
             dialect=dialect,
@@ -41,6 +44,11 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
             role=_role(request),
             retry=_retry(request),
         )
+        if state.upstreams and (upstream := upstreams.asked_for(state.upstreams, body)) is not None:
+            path = request.url.path.rpartition("/v1/")[2]
+            passed = await upstreams.begin(state, upstream, caller, f"/{path}", request.headers, body)
+            return await _pass_on(request, dialect, upstreams.run(state, passed))
+        asked = dialect.decode(body)
         head, begun = await calls.begin(state, caller, asked)
         events = together([calls.run(state, call) for call in begun])
         if asked.stream:
@@ -80,11 +88,11 @@ async def together(runs: list[AsyncGenerator[Piece | Answer, None]]) -> Events:
     try:
         left = len(runs)
         while left:
-            index, event = await news.get()
-            if isinstance(event, BaseException):
-                raise event
-            left -= isinstance(event, Answer)
-            yield index, event
+            index, new = await news.get()
+            if isinstance(new, BaseException):
+                raise new
+            left -= isinstance(new, Answer)
+            yield index, new
     finally:
         for task in tasks:
             task.cancel()
@@ -93,13 +101,18 @@ async def together(runs: list[AsyncGenerator[Piece | Answer, None]]) -> Events:
 
 async def _whole(request: Request, dialect: Dialect, asked: ModelRequest, head: Head, events: Events) -> Response:
     """All answers in one body. Raises RequestError 499, the calls being aborted, when the client leaves before that."""
-    answering = asyncio.create_task(_answers(events))
+    answers = await _unless_left(request, _answers(events))
+    return Response(dialect.encode(asked, head, answers), media_type="application/json")
+
+
+async def _unless_left(request: Request, answer: Coroutine[Any, Any, T]) -> T:
+    """What is awaited. Raises RequestError 499, it being cancelled, when the client leaves before that."""
+    answering = asyncio.create_task(answer)
     leaving = asyncio.create_task(_left(request))
     try:
         await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
-            body = dialect.encode(asked, head, answering.result())
-            return Response(body, media_type="application/json")
+            return answering.result()
     finally:
         for task in (answering, leaving):
             task.cancel()
@@ -115,6 +128,30 @@ async def _answers(events: Events) -> list[Answer]:
             if isinstance(event, Answer):
                 found[index] = event
     return [found[index] for index in sorted(found)]
+
+
+async def _pass_on(request: Request, dialect: Dialect, parts: AsyncGenerator[Start | bytes, None]) -> Response:
+    """The answer of another model, as it comes."""
+
+    async def first() -> Start | bytes:
+        return await anext(parts)
+
+    start = await _unless_left(request, first())
+    assert isinstance(start, Start)
+    if start.body is not None:
+        await parts.aclose()
+        return Response(start.body, start.status, start.headers)
+
+    async def body() -> AsyncGenerator[bytes, None]:
+        async with aclosing(parts):
+            try:
+                async for part in parts:
+                    assert isinstance(part, bytes)
+                    yield part
+            except RequestError as error:
+                yield sse({"type": "error", **orjson.loads(dialect.encode_error(error))}, "error")
+
+    return StreamingResponse(body(), start.status, start.headers)
 
 
 async def _left(request: Request) -> None:
@@ -164,7 +201,9 @@ async def models(request: Request) -> Response:
 
 
 async def session_of(request: Request, state: ProxyState) -> str:
-    """The session of a call: by URL, by session key, or by X-Session-ID with a run key."""
+    """The session of a call: by URL, by session key, by X-Session-ID with a run key; a sub-agent's by its name too."""
+    if (of_subagent := await session_of_subagent(request, state)) is not None:
+        return of_subagent
     named: str | None = request.path_params.get("session_id") or request.headers.get("x-session-id")
     if named is not None:
         await keys.session_caller(request, state, named)

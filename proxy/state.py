@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import aiohttp
 from sqlalchemy import Row
 
 from agentrl.proxy.pool import EnginePool
@@ -16,6 +17,9 @@ from agentrl.rendering import Renderer
 from agentrl.schemas import Json
 from agentrl.store import Database
 from agentrl.store.sessions import Limits
+
+if TYPE_CHECKING:
+    from agentrl.proxy.upstreams import Upstream
 
 T = TypeVar("T")
 
@@ -37,6 +41,8 @@ class ProxyState:
     request_timeout_s: float
     max_body_bytes: int
     trees: TreeCache
+    upstreams: Mapping[str, Upstream] = field(default_factory=dict)  # other models that calls may name
+    http: aiohttp.ClientSession | None = None  # to call them
     serving: set[str] = field(
         default_factory=set
     )  # the calls that this process answers for: see `sweep.close_forgotten`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -36,6 +37,8 @@ def sections(prefix: str, section: type[BaseModel]) -> Iterator[str]:
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             children.append((f"{prefix}{name}.", kind))
+        elif get_origin(kind) is dict and issubclass(of := get_args(kind)[1], BaseModel):
+            children.append((f"{prefix}{name}.NAME.", of))
         else:
             rows.append(
                 f"| `{prefix}{name}` | {_default(field.get_default(call_default_factory=True))} | {field.description} |"
