@@ -211,7 +211,7 @@ async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
     await keys.session_caller(request, state, session_id)
     answer = await state.write(
         sessions.reward, session_id, state.limits, value=body.value,
-        interaction_id=body.interaction_id.removeprefix("chatcmpl-") if body.interaction_id else None,
+        interaction_id=body.interaction_id,
         scope=body.scope, name=body.name, source=body.source,
         idempotency_key=body.idempotency_key or keys.repeat_key(request),
     )  # fmt: skip

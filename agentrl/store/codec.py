@@ -106,6 +106,11 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def call_id(response_id: str) -> str:
+    """The interaction behind a response's id in any dialect; an interaction's own id stays what it is."""
+    return response_id.removeprefix("chat").removeprefix("cmpl-").removeprefix("resp_").removeprefix("msg_")
+
+
 def first_id(seconds: float) -> str:
     """An id that sorts before every id made at `seconds` since the epoch or later."""
     return f"{int(seconds * 1000) << 16:016x}"

@@ -20,7 +20,7 @@ from agentrl.credit import SessionRewards
 from agentrl.errors import RequestError
 from agentrl.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import capacity
-from agentrl.store import heartbeats, returns, rewards, runs, trajectories
+from agentrl.store import codec, heartbeats, returns, rewards, runs, trajectories
 from agentrl.store.codec import new_id
 from agentrl.store.rewards import RewardAnswer
 from agentrl.tables import groups, interactions, sessions, tasks
@@ -367,13 +367,17 @@ def reward(
     conn: Connection, session_id: str, limits: Limits, *, value: float, interaction_id: str | None = None,
     scope: str | None = None, name: str = "reward", source: str = "agent", idempotency_key: str | None = None,
 ) -> RewardAnswer:  # fmt: skip
-    """Append a reward, and build the session if it had ended and only waited for one. Raises as `rewards.add` does."""
+    """Append a reward, and build the session if it had ended and only waited for one. Raises as `rewards.add` does.
+
+    `interaction_id` may be a response's id, as the caller's dialect spells it: `chatcmpl-…`, `resp_…`, `msg_…`.
+    """
     row = _locked(conn, session_id)
     waiting = row.status != SessionStatus.OPEN and not row.built
     if waiting:
         _lock_below(conn, session_id)
     answer = rewards.add(
-        conn, session_id, value=value, discount=limits.turn_discount, interaction_id=interaction_id, scope=scope,
+        conn, session_id, value=value, discount=limits.turn_discount, scope=scope,
+        interaction_id=None if interaction_id is None else codec.call_id(interaction_id),
         name=name, source=source, idempotency_key=idempotency_key,
     )  # fmt: skip
     if waiting:

@@ -162,3 +162,14 @@ def test_a_reward_and_the_end_of_the_wait_are_one(proxy, run_config, monkeypatch
     with proxy.database.read() as conn:
         row = conn.execute(select(sessions_table).where(sessions_table.c.id == session["session_id"])).one()
     assert (row.built, row.status) == (True, SessionStatus.COMPLETED)
+
+
+@pytest.mark.parametrize("prefix", ["", "chatcmpl-", "cmpl-", "resp_", "msg_"])
+def test_a_call_is_rewarded_by_its_id_in_any_dialect(proxy, prefix):
+    session = proxy.session()
+    ask = {"messages": [{"role": "user", "content": "abcd"}]}
+    path = f"/sessions/{session['session_id']}"
+    call_id = proxy.post(f"{path}/v1/chat/completions", ask).json()["id"].removeprefix("chatcmpl-")
+    assert proxy.post(f"{path}/reward", {"value": 0.5, "interaction_id": prefix + call_id}).status_code == 200
+    (given,) = proxy.get(f"{path}/rewards")
+    assert given["interaction_id"] == call_id
