@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -159,8 +160,8 @@ class AnthropicMessages:
             why = "thread is not supported: send the whole conversation"
             raise RequestError(400, why, code="thread_unsupported_request", param="thread")
         numbers = {"temperature": data.temperature, "top_p": data.top_p, "top_k": data.top_k}
-        return ModelRequest(
-            **_prompt(data),
+        return replace(
+            _prompt(data),
             sampling={name: value for name, value in numbers.items() if value is not None},
             max_tokens=data.max_tokens,
             stop=stops(data.stop_sequences, "stop_sequences"),
@@ -184,33 +185,37 @@ class AnthropicMessages:
 
     def decode_count(self, body: bytes) -> ModelRequest:
         """Read a request whose prompt is to be counted. Raises RequestError, as `decode` does."""
-        return ModelRequest(**_prompt(_decode(body, CountBody)))
+        return _prompt(_decode(body, CountBody))
 
     def encode_count(self, tokens: int) -> bytes:
         """How long the prompt is."""
         return orjson.dumps({"input_tokens": tokens})
 
 
-def _prompt(data: CountBody) -> dict[str, Any]:
-    """What a request for an answer and one for a count have in common, as fields of a ModelRequest."""
+def _prompt(data: CountBody) -> ModelRequest:
+    """What a request for an answer and one for a count have in common."""
     last = len(data.messages) - 1
     if isinstance(data.messages[last], AssistantMessage):
         why = "is the assistant's: an answer cannot be begun for the policy (prefill is not supported)"
         raise unsupported(f"messages[{last}]", f"messages[{last}]: the last message {why}")
-    output = data.output_config or OutputConfig()
-    if output.format is not None and data.output_format is not None:
-        raise bad_parameter("output_format", "output_format and output_config.format are the same: give one of them")
-    schema = output.format or data.output_format
-    constraint = None if schema is None else msgspec.to_builtins(schema)
     tools = [chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(data.tools or [])] or None
-    return {
-        "model": data.model,
-        "messages": chat_messages(data.system, data.messages),
-        "tools": tools,
-        "tool_choice": tool_choice(data.tool_choice, tools),
-        "parallel_tool_calls": not getattr(data.tool_choice, "disable_parallel_tool_use", False),
-        "constraint": format_constraint(constraint, "output_config.format"),
-    }
+    return ModelRequest(
+        model=data.model,
+        messages=chat_messages(data.system, data.messages),
+        tools=tools,
+        tool_choice=tool_choice(data.tool_choice, tools),
+        parallel_tool_calls=not getattr(data.tool_choice, "disable_parallel_tool_use", False),
+        constraint=_constraint(data),
+    )
+
+
+def _constraint(data: CountBody) -> Json:
+    """The grammar of the answer, from either of its two places."""
+    schema = data.output_config.format if data.output_config is not None else None
+    if schema is not None and data.output_format is not None:
+        raise bad_parameter("output_format", "output_format and output_config.format are the same: give one of them")
+    asked = schema or data.output_format
+    return format_constraint(None if asked is None else msgspec.to_builtins(asked), "output_config.format")
 
 
 def chat_tool(tool: Tool, at: str) -> Json:
@@ -225,9 +230,7 @@ def chat_tool(tool: Tool, at: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def tool_choice(
-    choice: ChooseAuto | ChooseAny | ChooseTool | ChooseNone | None, tools: list[Json] | None
-) -> ToolChoice:
+def tool_choice(choice: Choice | None, tools: list[Json] | None) -> ToolChoice:
     """Anthropic's `tool_choice`. Raises RequestError 422."""
     match choice:
         case None | ChooseAuto():
@@ -241,15 +244,20 @@ def tool_choice(
 
 
 def _decode(body: bytes, shape: type[B]) -> B:
-    """A body; what is wrong with a message is a 400, and a block of an unknown type is named by its place."""
+    """A body. Raises RequestError, as `AnthropicMessages.decode` does."""
     try:
         return decode_struct(body, shape)
     except RequestError as error:
-        place, message = error.param or "", str(error)
-        if place.endswith(".type") and "invalid value" in message:
-            place = place.removesuffix(".type")
-            message = f"{place}: the type {message.rpartition('invalid value ')[2]} is not supported here"
-            error = unsupported(place, message)
-        if place.startswith(("messages", "system")):
-            error = RequestError(400, message, code="invalid_messages", param=place)
-        raise error from None
+        raise _placed(error) from error.__cause__
+
+
+def _placed(error: RequestError) -> RequestError:
+    """The error with an item of an unknown type named by its place; what is wrong with a message is a 400."""
+    place, message = error.param or "", str(error)
+    unknown = place.endswith(".type") and "invalid value" in message
+    if unknown:
+        place = place.removesuffix(".type")
+        message = f"{place}: the type {message.rpartition('invalid value ')[2]} is not supported here"
+    if place.startswith(("messages", "system")):
+        return RequestError(400, message, code="invalid_messages", param=place)
+    return unsupported(place, message) if unknown else error
