@@ -136,7 +136,8 @@ def serve(database_url: str, model: Path, engine_url: str) -> Iterator[Arena]:
     """A run on `model`, which the engine already serves as version 0, and its proxy until the block ends."""
     config = {
         "name": "frameworks", "model": str(model), "agent": "none:None", "tasks": "none.jsonl", "steps": 1,
-        "rollout": {"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 64}, "trainer": {"groups_per_step": 4096},
+        "rollout": {"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 64},
+        "trainer": {"groups_per_step": 4096},
     }  # fmt: skip
     database = Database(database_url)
     with database.write() as conn:

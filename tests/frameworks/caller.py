@@ -27,7 +27,8 @@ SKILLS = [  # who speaks, what the turn ends with, what the model says then
 LONGEST_FILLER = 80
 BATCH = 8
 LEARNING_RATE = 4e-3
-STEPS = 80
+STEPS = 110
+SHARPNESS = 3.0  # logits are multiplied by it, so that a sample at temperature 1 is hardly ever another than the best
 
 
 def build(out: Path) -> None:
@@ -60,6 +61,8 @@ def teach(model: Any, tokenizer: Any, rng: random.Random) -> None:
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(step / 20, 1 - step / (STEPS + 1), 1)
         optimizer.step()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(SHARPNESS)
 
 
 def batch(tokenizer: Any, rng: random.Random) -> tuple[Any, Any]:
@@ -88,6 +91,8 @@ def conversation(tokenizer: Any, rng: random.Random) -> tuple[list[int], list[bo
 
     say(f"<|im_start|>system\n{filler(rng)}<|im_end|>\n")
     for role, text, answer in rng.sample(SKILLS, len(SKILLS)):
+        if rng.random() < 0.3:
+            say(f"<|im_start|>assistant\n{filler(rng)}<|im_end|>\n")  # what others put into its mouth
         noise = filler(rng) if role == "user" and rng.random() < 0.5 else ""
         say(f"<|im_start|>{role}\n{noise}{text}<|im_end|>\n<|im_start|>assistant\n")
         say(f"{answer}<|im_end|>", mine=True)

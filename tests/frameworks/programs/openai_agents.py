@@ -2,9 +2,10 @@
 
 import asyncio
 
-from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_api, set_tracing_disabled
 from agents.result import RunResultBase
 from shared import MAX_TOKENS, MODEL, QUESTIONS, STREAM, SYSTEM, VARIANT, calculate, report
+
+from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_api, set_tracing_disabled
 
 set_tracing_disabled(True)
 set_default_openai_api("responses" if VARIANT == "responses" else "chat_completions")

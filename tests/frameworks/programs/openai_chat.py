@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from shared import MAX_TOKENS, MODEL, QUESTIONS, STREAM, SYSTEM, calculate, report
 
 
-class calc(BaseModel):  # noqa: N801 - the class names the tool
+class calc(BaseModel):
     """Work out an arithmetic expression."""
 
     expression: str

@@ -24,4 +24,5 @@ def calculate(expression: str) -> str:
 
 def report(answers: list[str], pieces: int) -> None:
     """Print what the agent answered, and in how many pieces of text it arrived if it was streamed."""
+    print()  # smolagents leaves a line unfinished
     print(json.dumps({"answers": answers, "pieces": pieces}))

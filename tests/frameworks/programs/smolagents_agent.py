@@ -1,9 +1,9 @@
-"""smolagents' ToolCallingAgent: it asks for a tool call at every step, and its `final_answer` tool ends a run."""
+"""smolagents' ToolCallingAgent: it asks for a tool call at every step (`required`) unless told otherwise (`auto`)."""
 
+from shared import MAX_TOKENS, MODEL, QUESTIONS, STREAM, SYSTEM, VARIANT, calculate, report
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 from smolagents.models import ChatMessageStreamDelta
-from shared import MAX_TOKENS, MODEL, QUESTIONS, STREAM, SYSTEM, calculate, report
 
 
 @tool
@@ -18,7 +18,7 @@ def calc(expression: str) -> str:
 
 agent = ToolCallingAgent(
     tools=[calc],
-    model=OpenAIModel(MODEL, max_tokens=MAX_TOKENS),
+    model=OpenAIModel(MODEL, max_tokens=MAX_TOKENS, tool_choice=VARIANT),
     prompt_templates={**EMPTY_PROMPT_TEMPLATES, "system_prompt": SYSTEM},
     max_steps=3,
     stream_outputs=STREAM,
