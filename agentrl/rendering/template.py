@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from agentrl.errors import RequestError
 from agentrl.rendering.base import Bridge, Opening, OutputParser
 from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.markup import CALL, END_CALL, END_THINK, THINK, MarkupParser
 from agentrl.rendering.memo import RenderedTexts
-from agentrl.rendering.messages import role_of
+from agentrl.rendering.messages import parse_arguments, role_of
 from agentrl.rendering.openings import derive_opening
 from agentrl.rendering.text import TextParser
 from agentrl.schemas import ForkReason, Json
@@ -61,8 +62,9 @@ class TemplateRenderer:
         """What the template writes after the reply's end, if all that it writes before is what it wrote then.
 
         Proof: the whole conversation's text begins with the text of the earlier prompt, and up to its first reply with
-        its very ids; the reply's turn that follows is what was sampled, or what the template made of the reply when it
-        was the last message; and no sampled reasoning has gone. Without `messages_before` nothing is proven.
+        its very ids; the reply's turn that follows is what was sampled, or reads the same, or is what the template made
+        of the reply when it was the last message; and no sampled reasoning has gone. Without `messages_before` nothing
+        is proven.
         """
         if not previous_ids or previous_ids[-1] not in self.stop_token_ids:
             return Bridge(None, ForkReason.TRUNCATED)
@@ -74,19 +76,20 @@ class TemplateRenderer:
 
         head = self._texts.get(history, tools) or self._text(history, tools)
         generation_prompt = self._generation_prompt_of(head, history, tools)
-        sampled, end = self._last_output(previous_ids, generation_prompt), self.decode(previous_ids[-1:])
+        output = _behind_last(self._encode(generation_prompt), previous_ids)
+        sampled, end = self.decode(output), self.decode(output[-1:])
         reasoning = _reasoning(sampled)
         thoughtful = {"reasoning_content": reasoning} | reply if reasoning else reply
         whole = self._text([*history, thoughtful, *messages_after], tools)
         if thoughtful == reply:
             self._texts.put([*messages_before, *messages_after], tools, whole)
-        if not generation_prompt or not self._begins(whole.partition(generation_prompt)[0], previous_ids):
+        if not output or not self._begins(whole.partition(generation_prompt)[0], previous_ids):
             return REWROTE
 
         turn, found, delta = whole.removeprefix(head).partition(end)
         written = head + turn + end
         stable = bool(found) and whole.startswith(head) and reasoning in turn
-        if stable and sampled == turn + end:
+        if stable and (sampled == turn + end or self._message(head, self._encode(turn)) == self._message(head, output)):
             return self._extension(end, delta, previous_ids)
         alone = self._text([*history, thoughtful], tools, generation_prompt=False)
         closing = alone.removeprefix(written)
@@ -98,10 +101,9 @@ class TemplateRenderer:
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
         """A Hermes parser for the markers that the template and the request use."""
-        markers = [THINK, END_THINK] if self.reasons else []
-        in_reasoning = bool(markers) and self.decode(prompt_ids[-8:]).rstrip().endswith(THINK)
-        markers += [CALL, END_CALL] if tools else []
-        return MarkupParser(self._tokenizer, self.stop_token_ids, markers, in_reasoning=in_reasoning)
+        return self._parser(
+            [THINK, END_THINK] * self.reasons + [CALL, END_CALL] * bool(tools), self.decode(prompt_ids[-8:])
+        )
 
     def text_parser(self) -> OutputParser:
         """A parser that reads no markup."""
@@ -131,12 +133,17 @@ class TemplateRenderer:
         except RequestError:  # a template that wants another conversation
             return ""
 
-    def _last_output(self, ids: Sequence[int], generation_prompt: str) -> str:
-        """The text behind the last generation prompt, decoding no more than it takes to find it."""
-        length = 256
-        while generation_prompt not in (text := self.decode(ids[-length:])) and length < len(ids):
-            length *= 4
-        return text[text.rfind(generation_prompt) + len(generation_prompt) :] if generation_prompt in text else text
+    def _message(self, prompt: str, output: Sequence[int]) -> tuple[str, str, list[tuple[str, Any]]]:
+        """How an output reads, layout aside: content, reasoning, calls."""
+        parser = self._parser([THINK, END_THINK] * self.reasons + [CALL, END_CALL], prompt)
+        parser.push(output)
+        parsed = parser.finish()
+        calls = [(call.name, parse_arguments(call.arguments)) for call in parsed.tool_calls]
+        return (parsed.content or "").strip(), (parsed.reasoning or "").strip(), calls
+
+    def _parser(self, markers: list[str], prompt: str) -> MarkupParser:
+        in_reasoning = self.reasons and prompt.rstrip().endswith(THINK)
+        return MarkupParser(self._tokenizer, self.stop_token_ids, markers, in_reasoning=in_reasoning)
 
     def _begins(self, text: str, ids: Sequence[int]) -> bool:
         """Whether `ids` begin with those of a text; the last few may depend on what follows it."""
@@ -164,6 +171,14 @@ class TemplateRenderer:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _behind_last(part: list[int], ids: Sequence[int]) -> list[int]:
+    """What follows the last occurrence of `part`; nothing without one."""
+    for start in range(len(ids) - len(part), -1, -1) if part else ():
+        if ids[start] == part[0] and list(ids[start : start + len(part)]) == part:
+            return list(ids[start + len(part) :])
+    return []
 
 
 def _no_reasoning(text: str) -> str:

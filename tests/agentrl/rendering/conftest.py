@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,14 @@ def write_folder(path: Path, tokenizer: Tokenizer, template: str | None, **confi
     if template is not None:
         (path / "chat_template.jinja").write_text(template)
     return path
+
+
+def published_template(name: str) -> str:
+    """A model's own chat template, from the `trl` package where it is installed."""
+    spec = importlib.util.find_spec("trl")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("trl is not installed")
+    return (Path(spec.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja").read_text()
 
 
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from agentrl.errors import ModelFolderError, RequestError
-from agentrl.rendering import Delta, ParsedOutput, load_renderer
-from agentrl.rendering.base import gather
+from agentrl.rendering import load_renderer
 from agentrl.rendering.family_renderer import FamilyRenderer
 from agentrl.schemas import ForkReason
 
 from .conftest import byte_tokenizer, patient, write_folder
 from .family_models import FAMILIES, NO_TEXT_BESIDE_CALLS, ONE_CALL, TOOLS, load_model, reply, sample, special_tokens
+from .outputs import check_splits, delivered, follow_up, parse
 
 quick = settings(patient, max_examples=25)
 
@@ -35,20 +34,6 @@ ANY_TURN = {"deepseek-r1"}
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FamilyRenderer:
     return load_model(tmp_path_factory.mktemp("models") / request.param, request.param)
-
-
-def parse(
-    renderer: FamilyRenderer, prompt: list[int], ids: list[int], cuts: list[int] | None = None
-) -> tuple[ParsedOutput, list[Delta]]:
-    parser = renderer.parser(TOOLS, prompt)
-    bounds = [0, *sorted(cut for cut in cuts or [] if cut < len(ids)), len(ids)]
-    deltas = [delta for a, b in pairwise(bounds) for delta in parser.push(ids[a:b])]
-    parsed = parser.finish()
-    return parsed, deltas + parsed.deltas
-
-
-def shown(parsed: ParsedOutput) -> tuple[str | None, str | None, list[tuple[str, str]]]:
-    return parsed.content, parsed.reasoning, [(found.name, found.arguments) for found in parsed.tool_calls]
 
 
 def specials(renderer: FamilyRenderer) -> list[str]:
@@ -96,10 +81,7 @@ def test_streamed_equals_unstreamed_for_every_split_of_any_ids(model: FamilyRend
     )
     ids = [token for piece in data.draw(st.lists(pieces, max_size=6)) for token in piece]
     cuts = data.draw(st.lists(st.integers(0, 80), max_size=8))
-    whole, _ = parse(model, prompt, ids)
-    split, deltas = parse(model, prompt, ids, cuts)
-    one_by_one, _ = parse(model, prompt, ids, list(range(len(ids))))
-    assert shown(split) == shown(whole) == shown(one_by_one) == shown(gather(deltas, []))
+    check_splits(model, TOOLS, prompt, ids, cuts)
 
 
 @quick
@@ -108,33 +90,12 @@ def test_what_the_family_writes_is_read(
     model: FamilyRenderer, drawn: tuple[str, str, list[tuple[str, dict[str, Any]]]]
 ) -> None:
     message = as_message(model, drawn)
-    parsed, _ = parse(model, model.render(HISTORY, TOOLS), sample(model, message))
+    parsed, _ = parse(model, TOOLS, model.render(HISTORY, TOOLS), sample(model, message))
     assert (parsed.content or "") == message["content"]
     written = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", [])]
     assert [(found.name, json.loads(found.arguments)) for found in parsed.tool_calls] == written
     if model.name.startswith("kimi"):  # its ids are part of the text
         assert [found.id for found in parsed.tool_calls] == [c["id"] for c in message.get("tool_calls", [])]
-
-
-def delivered(parsed: ParsedOutput, *, with_reasoning: bool) -> dict[str, Any]:
-    """The reply as an agent sends it back, which may leave reasoning out."""
-    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
-    if with_reasoning and parsed.reasoning:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
-        message["tool_calls"] = [
-            {"id": found.id, "type": "function", "function": {"name": found.name, "arguments": found.arguments}}
-            for found in parsed.tool_calls
-        ]
-    return message
-
-
-def follow_up(parsed: ParsedOutput, text: str) -> list[dict[str, Any]]:
-    """Results of the reply's calls, or another question."""
-    return [
-        {"role": "tool", "tool_call_id": found.id, "content": f"{text} {i}"}
-        for i, found in enumerate(parsed.tool_calls)
-    ] or [{"role": "user", "content": text}]
 
 
 @quick
@@ -145,9 +106,9 @@ def test_append_only_conversations_fork_only_where_reasoning_is_dropped(
     messages, ids = list(HISTORY), model.render(HISTORY, TOOLS)
     drops = model._inner.effective_thinking_retention != "all"
     for i, (drawn, with_reasoning) in enumerate(turns):
-        ids = ids + sample(model, as_message(model, drawn))
-        output = ids[len(ids) - len(sample(model, as_message(model, drawn))) :]
-        parsed, _ = parse(model, ids[: len(ids) - len(output)], output)
+        output = sample(model, as_message(model, drawn))
+        parsed, _ = parse(model, TOOLS, ids, output)
+        ids = ids + output
         messages = [*messages, delivered(parsed, with_reasoning=with_reasoning)]
         after = follow_up(parsed, f"more {i}")
         bridge = model.bridge(ids, after, TOOLS, messages_before=messages)
@@ -172,14 +133,14 @@ def test_a_turn_of_anything_bridges_unless_its_reasoning_was_never_closed(
     marked = [token for token in specials(model) if model._encode(token)[0] not in model.stop_token_ids]
     text = "".join(data.draw(st.lists(st.one_of(words, st.sampled_from(marked)), max_size=6)))
     output = [*model._encode(text), data.draw(st.sampled_from(model.stop_token_ids))]
-    parsed, _ = parse(model, prompt, output)
+    parsed, _ = parse(model, TOOLS, prompt, output)
     message = delivered(parsed, with_reasoning=True)
     bridge = model.bridge(prompt + output, follow_up(parsed, "more"), TOOLS, messages_before=[*HISTORY, message])
     if bridge.delta_ids is not None:
         assert "more" in model.decode(bridge.delta_ids)
     else:
         assert bridge.reason in (ForkReason.REASONING_DROPPED, ForkReason.TEMPLATE_REWROTE)
-        assert model.reasons or parsed.reasoning is not None
+        assert model.reasons or "<think>" in text
 
 
 def test_what_has_no_end_is_truncated(model: FamilyRenderer) -> None:
@@ -198,7 +159,7 @@ def test_a_marker_spelled_as_text_inside_an_argument_is_text(model: FamilyRender
         if '"' in marker:
             continue
         ids = written[:start] + as_text(model, marker) + written[start + len(placeholder) :]
-        parsed, _ = parse(model, prompt, ids)
+        parsed, _ = parse(model, TOOLS, prompt, ids)
         assert [(c.name, json.loads(c.arguments)) for c in parsed.tool_calls] == [
             ("calc", {"expression": f"a {marker} b"})
         ], marker
@@ -210,7 +171,7 @@ def test_a_truncated_call_is_content(model: FamilyRenderer) -> None:
     text = model.decode(ids)
     for end in range(1, len(ids)):
         cut = model.decode(ids[:end])
-        parsed, _ = parse(model, prompt, ids[:end])
+        parsed, _ = parse(model, TOOLS, prompt, ids[:end])
         if "12345" not in cut:
             assert parsed.tool_calls == [], cut
         if not parsed.tool_calls and "123" in cut:
@@ -225,7 +186,7 @@ def test_a_call_with_a_piece_missing_is_a_call_or_content(model: FamilyRenderer,
     ids = sample(model, reply("", "", ("functions.calc:0", "calc", {"expression": "12345"})))
     start = data.draw(st.integers(0, len(ids) - 1))
     end = data.draw(st.integers(start, len(ids)))
-    parsed, _ = parse(model, prompt, ids[:start] + ids[end:])
+    parsed, _ = parse(model, TOOLS, prompt, ids[:start] + ids[end:])
     if not parsed.tool_calls and "12345" in model.decode(ids[:start] + ids[end:]):
         assert "12345" in f"{parsed.content}{parsed.reasoning}"
 

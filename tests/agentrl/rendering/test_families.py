@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ModelFolderError
 from agentrl.rendering import ContentDelta, Delta, ParsedOutput, ReasoningDelta, Renderer, load_renderer
-from agentrl.rendering.base import gather
 from agentrl.schemas import ForkReason
 
-from .conftest import CHATML_TOKENS, byte_tokenizer, call, patient, tool, write_folder
+from . import outputs
+from .conftest import CHATML_TOKENS, byte_tokenizer, call, patient, published_template, tool, write_folder
+from .outputs import shown
 
 CALC = tool("calc", expression="string")
 HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
@@ -27,12 +27,8 @@ TOKENIZER = byte_tokenizer(*SPECIAL, markers=MARKERS)
 
 
 def folder(path: Path, template: str, **config: Any) -> Path:
-    """A model folder with a published chat template, from the `trl` package where it is installed."""
-    spec = importlib.util.find_spec("trl")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("trl is not installed")
-    source = (Path(spec.submodule_search_locations[0]) / "chat_templates" / f"{template}.jinja").read_text()
-    return write_folder(path, TOKENIZER, source, **config)
+    """A model folder with a published chat template."""
+    return write_folder(path, TOKENIZER, published_template(template), **config)
 
 
 def encode(text: str) -> list[int]:
@@ -78,16 +74,8 @@ def test_a_family_can_be_named(tmp_path: Path) -> None:
         load_renderer(path, "llama-3")
 
 
-def parse(renderer: Renderer, ids: list[int], cuts: list[int] | None = None) -> tuple[ParsedOutput, list[Delta]]:
-    parser = renderer.parser([CALC], renderer.render(HISTORY, [CALC]))
-    bounds = [0, *sorted(cut for cut in cuts or [] if cut < len(ids)), len(ids)]
-    deltas = [delta for a, b in pairwise(bounds) for delta in parser.push(ids[a:b])]
-    parsed = parser.finish()
-    return parsed, deltas + parsed.deltas
-
-
-def shown(parsed: ParsedOutput) -> tuple[str | None, str | None, list[tuple[str, str]]]:
-    return parsed.content, parsed.reasoning, [(found.name, found.arguments) for found in parsed.tool_calls]
+def parse(renderer: Renderer, ids: list[int], cuts: Sequence[int] = ()) -> tuple[ParsedOutput, list[Delta]]:
+    return outputs.parse(renderer, [CALC], renderer.render(HISTORY, [CALC]), ids, cuts)
 
 
 REPLY = "<think>\nhm\n</think>\n\nLet me see.\n"
@@ -147,9 +135,7 @@ def test_streamed_equals_unstreamed_for_every_split(
 ) -> None:
     renderer = qwen36 if prefilled else qwen3
     ids = encode(text)
-    whole, _ = parse(renderer, ids)
-    split, deltas = parse(renderer, ids, cuts)
-    assert shown(split) == shown(whole) == shown(gather(deltas, []))
+    outputs.check_splits(renderer, [CALC], renderer.render(HISTORY, [CALC]), ids, cuts)
 
 
 @patient

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from agentrl.errors import ModelFolderError, RequestError
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.schemas import ForkReason
 
-from .conftest import CHATML_TOKENS, byte_tokenizer, call, patient, tool, write_folder
+from .conftest import CHATML_TOKENS, byte_tokenizer, call, patient, published_template, tool, write_folder
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
@@ -71,14 +70,6 @@ def sample(renderer: Renderer, text: str) -> list[int]:
     return byte_tokenizer(*CHATML_TOKENS, markers=MARKERS).encode(text + "<|im_end|>", add_special_tokens=False).ids
 
 
-def trl_template(name: str) -> str:
-    """A published chat template, from the `trl` package where it is installed."""
-    spec = importlib.util.find_spec("trl")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("trl is not installed")
-    return (Path(spec.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja").read_text()
-
-
 CONVERSATIONS: list[list[dict[str, Any]]] = [
     HISTORY,
     [
@@ -99,7 +90,7 @@ def test_it_renders_what_transformers_renders(
 
     from transformers import AutoTokenizer
 
-    template = trl_template(name)
+    template = published_template(name)
     if tools and "<tool_call>" not in template:
         pytest.skip("its tool calls cannot be parsed, so tools are refused")
     renderer = load(tmp_path, template)
@@ -179,7 +170,7 @@ def test_dropped_reasoning_forks_even_if_the_agent_dropped_it_too(tmp_path: Path
 
 
 def test_the_qwen3_template_forks_exactly_where_it_drops_reasoning(tmp_path: Path) -> None:
-    renderer = load(tmp_path, trl_template("qwen3"))
+    renderer = load(tmp_path, published_template("qwen3"))
     prompt = renderer.render(HISTORY, [CALC])
     sampled = sample(
         renderer,
