@@ -37,7 +37,7 @@ from agentrl import __version__
 from agentrl.config import RunConfig
 from agentrl.engine.client import EngineClient
 from agentrl.errors import FencedError, RequestError, StoreError
-from agentrl.proxy import dialects, lifecycle, model_api, monitoring, publish, upstreams
+from agentrl.proxy import dialects, lifecycle, model_api, monitoring, openapi, publish, upstreams
 from agentrl.proxy.folders import WeightFolders
 from agentrl.proxy.pool import Engine, EnginePool
 from agentrl.proxy.state import ProxyState
@@ -86,13 +86,12 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
     app = FastAPI(title="agentrl proxy", version=__version__, lifespan=lifespan)
     app.include_router(lifecycle.router)
     app.include_router(monitoring.router)
-    for prefix in ("", "/sessions/{session_id}"):
+    for prefix in openapi.PREFIXES:
         for path, dialect in dialects.DIALECTS.items():
             app.add_route(prefix + path, model_api.endpoint(dialect), ["POST"], include_in_schema=False)
-        app.add_route(
-            f"{prefix}/v1/messages/count_tokens", model_api.count_tokens, ["POST"], include_in_schema=False
-        )
+        app.add_route(f"{prefix}/v1/messages/count_tokens", model_api.count_tokens, ["POST"], include_in_schema=False)
         app.add_route(f"{prefix}/v1/models", model_api.models, ["GET"], include_in_schema=False)
+    openapi.install(app)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(FencedError, _on_fenced_error)
     app.add_exception_handler(StoreError, _on_store_error)

@@ -152,6 +152,7 @@ class AnthropicMessages:
     """POST /v1/messages, and the prompt of /v1/messages/count_tokens."""
 
     name = "anthropic.messages"
+    body: type[msgspec.Struct] = MessagesBody
 
     def decode(self, body: bytes) -> ModelRequest:
         """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""

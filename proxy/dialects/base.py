@@ -129,9 +129,10 @@ class StreamEncoder(Protocol):
 
 
 class Dialect(Protocol):
-    """One API. `name` is recorded with every call."""
+    """One API. `name` is recorded with every call; `body` is the shape of a request."""
 
     name: str
+    body: type[msgspec.Struct]
 
     def decode(self, body: bytes) -> ModelRequest:
         """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""

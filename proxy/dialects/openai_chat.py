@@ -80,6 +80,7 @@ class OpenAIChat:
     """POST /v1/chat/completions."""
 
     name = "openai.chat"
+    body: type[msgspec.Struct] = ChatBody
 
     def decode(self, body: bytes) -> ModelRequest:
         """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""

@@ -65,6 +65,7 @@ class OpenAICompletions:
     """POST /v1/completions."""
 
     name = "openai.completions"
+    body: type[msgspec.Struct] = CompletionsBody
 
     def decode(self, body: bytes) -> ModelRequest:
         """Read a request. Raises RequestError: 400 for malformed JSON, 422 naming a bad parameter."""

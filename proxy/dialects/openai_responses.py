@@ -88,6 +88,7 @@ class OpenAIResponses:
     """POST /v1/responses."""
 
     name = "openai.responses"
+    body: type[msgspec.Struct] = ResponsesBody
 
     def decode(self, body: bytes) -> ModelRequest:
         """Read a request. Raises RequestError: 400 for malformed JSON or items, 422 naming a bad parameter."""
