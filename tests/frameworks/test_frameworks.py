@@ -10,12 +10,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 from arena import Arena, Episode
 
 from agentrl.rendering import load_renderer
-from agentrl.schemas import ForkReason
+from agentrl.schemas import PROMPT_VERSION, ForkReason
 from agentrl.store import audit
 
 pytestmark = pytest.mark.engine
@@ -66,7 +65,7 @@ def check_exact(episode: Episode) -> None:
         assert 0 < n == len(call["output_ids"]) == len(call["logprobs"])
         assert all(logprob <= 0 for logprob in call["logprobs"])
         assert call["version_spans"] == [[0, 0, n]]
-        sent = sequence(by_id, call)[:-n]
+        sent = [token for token, _, _ in sequence(by_id, call)[:-n]]
         found = [e for e in exchanges if (e.input_ids, e.output_ids) == (sent, call["output_ids"])]
         assert found, f"{call['id']}: the engine heard or said something else"
         assert call["logprobs"] == pytest.approx(found[0].logprobs)
@@ -75,20 +74,24 @@ def check_exact(episode: Episode) -> None:
 
     parents = {call["parent_id"] for call in episode.calls}
     leaves = [call for call in episode.calls if call["id"] not in parents]
-    built = sorted(tokens.input_ids.tolist() for tokens in episode.trajectories)
+    built = sorted(
+        list(zip(t.input_ids.tolist(), t.logprobs.tolist(), t.versions.tolist(), strict=True))
+        for t in episode.trajectories
+    )
     assert built == sorted(sequence(by_id, leaf) for leaf in leaves)
+    assert any(logprob < 0 for tokens in built for _, logprob, _ in tokens)
     trained = [call for call in episode.calls if "regex" not in call["params"]]  # a grammar bends the distribution
     assert set(episode.states) == {"ready" if trained else "rejected"}
     owned = sum(int(tokens.loss_mask.sum()) for tokens in episode.trajectories)
     assert owned == sum(call["output_tokens"] for call in trained)
-    for tokens in episode.trajectories:
-        assert np.all(tokens.versions[tokens.loss_mask] == 0)
 
 
-def sequence(by_id: dict, call: dict) -> list[int]:
-    """A call's prompt and output, put together from what it and those before it added."""
+def sequence(by_id: dict, call: dict) -> list[tuple[int, float, int]]:
+    """(id, logprob, version) of a call's prompt and output, put together from what it and those before it added."""
     before = sequence(by_id, by_id[call["parent_id"]]) if call["parent_id"] else []
-    return before + call["prompt_delta_ids"] + call["output_ids"]
+    prompt = [(token, 0.0, PROMPT_VERSION) for token in call["prompt_delta_ids"]]
+    sampled = [(token, logprob, 0) for token, logprob in zip(call["output_ids"], call["logprobs"], strict=True)]
+    return before + prompt + sampled
 
 
 def tool_calls(episode: Episode) -> list[tuple[str, str]]:
