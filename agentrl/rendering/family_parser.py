@@ -40,8 +40,9 @@ class _Channel(Enum):
 class FamilyParser(OutputParser):
     """Reasoning and content as they come, tool calls at the end.
 
-    Both texts are without outer white space, as most families strip it. Malformed tool calls are content. Where the
-    library cannot parse an output, or parses it otherwise than it was streamed, the rest of the text is content.
+    Both texts are without outer white space, as most families strip it. Malformed tool calls are content, and so is any
+    call where the request has no tools. Where the library cannot parse an output, parses it otherwise than it was
+    streamed, or leaves out what stands between the markers of a call, the rest of the text is content.
     """
 
     def __init__(
@@ -143,13 +144,13 @@ class FamilyParser(OutputParser):
         reasoning, content = rest
         yield ReasoningDelta(reasoning)
         yield ContentDelta(content)
-        sound = [call for call in parsed.tool_calls if _is_sound(call)]
+        sound = [call for call in parsed.tool_calls if self._is_sound(call)]
         for index, call in enumerate(sound):
             yield ToolCallDelta(index, call.id or new_call_id(), call.name, _arguments(call.arguments))
 
     def _rest_of(self, parsed: Any) -> tuple[str, str] | None:
         """Reasoning and content of the whole output behind what was sent; None if that is no beginning of them."""
-        broken = [self._text_of(call) for call in parsed.tool_calls if not _is_sound(call)]
+        broken = [self._text_of(call) for call in parsed.tool_calls if not self._is_sound(call)]
         content = "\n".join(filter(None, [parsed.content.strip(), *broken]))
         reasoning = (parsed.reasoning_content or "").strip()
         sent_reasoning, sent_content = self._sent_text.values()
@@ -158,6 +159,11 @@ class FamilyParser(OutputParser):
         if sent_content and reasoning != sent_reasoning:
             return None  # reasoning cannot go on behind content
         return reasoning[len(sent_reasoning) :], content[len(sent_content) :]
+
+    def _is_sound(self, call: Any) -> bool:
+        """Whether it is a call: well-formed, and of a request that has tools."""
+        well_formed = isinstance(call.name, str) and isinstance(call.arguments, str | dict | None)
+        return self._tools is not None and call.status == "ok" and well_formed
 
     def _swallowed(self, ids: list[int], parsed: Any) -> bool:
         """Whether the library has taken markers of a call for no call, and left their text out."""
@@ -181,10 +187,6 @@ class FamilyParser(OutputParser):
             return self._library.parse_response(ids, tools=self._tools, prompt_ids=self._prompt_ids)
         except _PARSE_ERRORS:
             return None
-
-
-def _is_sound(call: Any) -> bool:
-    return call.status == "ok" and isinstance(call.name, str) and isinstance(call.arguments, str | dict | None)
 
 
 def _arguments(arguments: Any) -> str:

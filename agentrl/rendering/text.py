@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from agentrl.rendering.base import ContentDelta, Delta, OutputParser
 
@@ -16,11 +17,13 @@ class TextDecoder:
     """Incremental decoding: the pieces add up to the text of all ids.
 
     Ids whose text ends with U+FFFD may be the first bytes of a character, so they wait for the next one; `flush`
-    gives them up as they are. The ids of the last piece are kept as context, for decoders that look one id back.
+    gives them up as they are. The ids of the last piece are kept as context for decoders that look one id back, as
+    those do not that turn every id into its bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._looks_back = not isinstance(tokenizer.decoder, ByteLevel)
         self._context: list[int] = []
         self._pending: list[int] = []
 
@@ -30,7 +33,7 @@ class TextDecoder:
         text = self._pending_text()
         if text.endswith(REPLACEMENT):
             return ""
-        self._context, self._pending = self._pending, []
+        self._context, self._pending = self._pending if self._looks_back else [], []
         return text
 
     def flush(self) -> str:

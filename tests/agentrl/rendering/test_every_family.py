@@ -165,6 +165,13 @@ def test_a_marker_spelled_as_text_inside_an_argument_is_text(model: FamilyRender
         ], marker
 
 
+def test_a_call_without_tools_is_content(model: FamilyRenderer) -> None:
+    ids = sample(model, reply("", "", ("functions.calc:0", "calc", {"expression": "12345"})))
+    parsed, _ = parse(model, [], model.render(HISTORY, None), ids)
+    assert parsed.tool_calls == []
+    assert "12345" in (parsed.content or "")
+
+
 def test_a_truncated_call_is_content(model: FamilyRenderer) -> None:
     prompt = model.render(HISTORY, TOOLS)
     ids = sample(model, reply("", "", ("functions.calc:0", "calc", {"expression": "12345"})))
