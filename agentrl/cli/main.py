@@ -7,7 +7,7 @@ import sys
 import typer
 
 from agentrl import __version__
-from agentrl.cli import db, demo, engine, export, model, proxy, replay, rollout, store, train, trainer
+from agentrl.cli import db, demo, doctor, engine, export, model, proxy, replay, rollout, store, train, trainer
 from agentrl.errors import AgentRLError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ def _root(
 
 app.add_typer(db.db, name="db")
 app.add_typer(store.store, name="store")
+app.command("doctor")(doctor.doctor)
 app.command("engine")(engine.engine)
 app.command("model")(model.model)
 app.command("export")(export.export)

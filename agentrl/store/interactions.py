@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, bindparam, case, literal_column, select,
 from agentrl.errors import RequestError, StoreError
 from agentrl.schemas import InteractionStatus, Json, Role, SessionStatus, VersionSpan
 from agentrl.store import bulk, codec
-from agentrl.store.codec import Content
+from agentrl.store.codec import Content, IdsDigest
 from agentrl.tables import contents, interaction_data, interactions, sessions
 
 T = TypeVar("T")
@@ -60,7 +60,8 @@ class Intent:
     bridged: bool
     distribution_modified: bool
     trainable: bool
-    prompt_ids: list[int]  # what the engine gets
+    prompt_tokens: int
+    prompt_digest: str  # codec.ids_digest of what the engine gets
     created_at: float
     system: Content | None = None  # the messages that the conversation begins with
     options: Json | None = None  # what else was asked for
@@ -104,6 +105,7 @@ class Node:
     conversation_key: bytes
     parent: Node | None
     own_ids: list[int]  # prompt delta and output
+    digest: IdsDigest  # of the whole sequence
     role: str
     system_hash: str | None
     tools_hash: str | None
@@ -219,8 +221,8 @@ def intent_row(intent: Intent) -> Json:
         "options": None if intent.options is None else codec.json_text(intent.options), "messages": intent.messages,
         "fork_reason": intent.fork_reason,
         "bridged": intent.bridged, "distribution_modified": intent.distribution_modified, "kv_mixed": False,
-        "trainable": intent.trainable, "prompt_tokens": len(intent.prompt_ids),
-        "prompt_digest": codec.ids_digest(intent.prompt_ids), "output_tokens": 0, "created_at": intent.created_at,
+        "trainable": intent.trainable, "prompt_tokens": intent.prompt_tokens,
+        "prompt_digest": intent.prompt_digest, "output_tokens": 0, "created_at": intent.created_at,
     }  # fmt: skip
 
 
@@ -304,10 +306,11 @@ def load_tree(conn: Connection, session_id: str) -> tuple[int, list[Node]]:
     )  # fmt: skip
     nodes: dict[str, Node] = {}
     for row in rows:
-        delta, output = codec.unpack_ids(row.prompt_delta_ids), codec.unpack_ids(row.output_ids)
+        own_ids = [*codec.unpack_ids(row.prompt_delta_ids).tolist(), *codec.unpack_ids(row.output_ids).tolist()]
+        parent = nodes[row.parent_id] if row.parent_id else None
         nodes[row.id] = Node(
             id=row.id, conversation_key=bytes.fromhex(row.conversation_key),
-            parent=nodes[row.parent_id] if row.parent_id else None, own_ids=[*delta.tolist(), *output.tolist()],
+            parent=parent, own_ids=own_ids, digest=(parent.digest if parent else IdsDigest()).extended(own_ids),
             role=row.role, system_hash=row.system_hash, tools_hash=row.tools_hash, messages=row.messages,
         )  # fmt: skip
     return int(seq), list(nodes.values())
@@ -339,6 +342,7 @@ def trace(conn: Connection, session_id: str) -> list[Json]:
             "finish_reason": row.finish_reason, "trainable": row.trainable, "options": row.options,
             "system": shared.get(row.system_hash, []), "tools": shared.get(row.tools_hash),
             "prompt_tokens": row.prompt_tokens, "output_tokens": row.output_tokens, "params": row.params,
+            "digest": row.digest, "distribution_modified": row.distribution_modified,
             "error": row.error, "created_at": row.created_at, "finished_at": row.finished_at,
         }  # fmt: skip
         if row.output_ids is not None:

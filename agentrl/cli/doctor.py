@@ -1,0 +1,144 @@
+"""`agentrl doctor`: a session's token tree and why it forks; whether an agent can be trained."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentrl.doctor.episode import Episode
+    from agentrl.doctor.report import Report
+
+STOPPED = 130
+
+
+def doctor(
+    command: Annotated[list[str] | None, typer.Argument(help="After `--`: a program to play one episode.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="Examine this session of the store.")] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option("--database-url", "--database", envvar="AGENTRL_DATABASE_URL", help="URL of --session's store."),
+    ] = None,
+    proxy: Annotated[
+        str | None, typer.Option("--proxy", help="Play against this proxy; without it one is started.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", envvar="AGENTRL_RUN_KEY", help="The run key of --proxy.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="What a started engine serves: tiny, smollm2 or a Hugging Face folder.")
+    ] = "tiny",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the program's output goes to stderr.")] = False,
+) -> None:
+    """Show a session's token tree, why it forks, and whether it can be trained: `--session ID`, or `-- COMMAND …`.
+
+    COMMAND is run as one episode, with OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and
+    AGENTRL_… set. Exit status: 0 trainable; 1 not, or with problems; 2 for a mistake of yours; 130 stopped.
+    """
+    if (session is None) == (not command):
+        raise UserError("give either --session ID or -- COMMAND")
+    if session is not None:
+        if database_url is None:
+            raise UserError("--session needs --database-url, or AGENTRL_DATABASE_URL")
+        report = _examine(session, database_url)
+    else:
+        assert command
+        report = _play(command, proxy, key, model, as_json=as_json)
+
+    from agentrl.doctor.report import as_json as to_json
+    from agentrl.doctor.verdict import Answer
+
+    if as_json:
+        typer.echo(json.dumps(to_json(report), indent=2))
+    else:
+        from rich.console import Console
+
+        from agentrl.doctor.show import show
+
+        show(report, Console(highlight=False))
+    raise typer.Exit(0 if report.verdict.answer is Answer.TRAINABLE else 1)
+
+
+def _examine(session_id: str, database_url: str) -> Report:
+    from agentrl.doctor import report, sources
+    from agentrl.store import Database
+
+    database = Database(database_url)
+    try:
+        database.require_current()
+        session, base_model = sources.from_store(database, session_id)
+    finally:
+        database.close()
+    return report.make(session, sources.decoder(base_model))
+
+
+def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str, *, as_json: bool) -> Report:
+    import asyncio
+
+    from agentrl.doctor import report, sources
+
+    async def main() -> tuple[Episode, str | None]:
+        stdout = 2 if as_json else None
+        if proxy is not None:
+            return await _against(command, proxy, key, stdout)
+        return await _against_own(command, model, stdout)
+
+    try:
+        episode, base_model = asyncio.run(main())
+    except KeyboardInterrupt:
+        typer.echo("stopped: the command, and all that was started for it, has ended", err=True)
+        raise typer.Exit(STOPPED) from None
+    return report.make(episode.session, sources.decoder(base_model), episode.status)
+
+
+async def _against(
+    command: Sequence[str], url: str, key: str | None, stdout: int | None
+) -> tuple[Episode, str | None]:  # fmt: skip
+    """Play against a proxy that is there; the session is given up in the end, so that its run does not train it."""
+    from agentrl.client import AsyncClient
+    from agentrl.doctor.episode import play
+
+    if key is None:
+        raise UserError("--proxy needs --key, or AGENTRL_RUN_KEY: the run's key")
+    async with AsyncClient(url, key, timeout_s=10) as client:
+        run = await client.request("GET", "/api/run")
+    return await play(command, url, key, keep=False, stdout=stdout), run["base_model"]
+
+
+async def _against_own(command: Sequence[str], model: str, stdout: int | None) -> tuple[Episode, str | None]:
+    """Play against an engine and a proxy that are started for it."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from agentrl.doctor.episode import play
+    from agentrl.doctor.temporary import place
+    from agentrl.models import resolve_model
+
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"preparing model {model}") as status:
+        folder = resolve_model(model)
+
+        def progress(elapsed_s: float, line: str) -> None:
+            text = f"starting SGLang: {elapsed_s:.0f} s"
+            status.update(f"{text}  [dim]{escape(line[: max(0, console.width - len(text) - 8)])}[/dim]")
+
+        try:
+            async with place(folder, progress) as where:
+                status.stop()
+                console.print(f"[dim]running {escape(' '.join(command))}[/dim]", soft_wrap=True)
+                return await play(command, where.url, where.key, keep=True, stdout=stdout), where.model
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+
+
+def _first(error: BaseException) -> BaseException:
+    """What started the trouble, out of the groups around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,151 @@
+"""Why a call forks, in one plain sentence, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.doctor.forks import Fork, MessageDivergence
+from agentrl.rendering.messages import role_of, text_of
+from agentrl.schemas import ForkReason, Json
+
+QUOTE_CHARS = 48
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """`certain` is false where calls alone cannot show the cause."""
+
+    cause: str
+    todo: str
+    certain: bool = True
+
+
+def of(fork: Fork) -> Advice:
+    """The cause of a fork. It is uncertain where the recorded reason rests on a guess, or messages show another."""
+    found = _advice(fork)
+    if fork.reason is None or fork.seen in (None, fork.reason) or fork.reason not in _SHOWN_BY_MESSAGES:
+        return found
+    seen = fork.seen.replace("_", " ")
+    return Advice(cause=f"{found.cause} (by the messages alone: {seen})", todo=found.todo, certain=False)
+
+
+_SHOWN_BY_MESSAGES = (ForkReason.HISTORY_EDITED, ForkReason.ARGUMENTS_CHANGED, ForkReason.CALL_IDS_CHANGED)
+
+
+def _advice(fork: Fork) -> Advice:
+    at = f"message {fork.messages.index + 1}" if fork.messages else "an earlier message"
+    parent = fork.call.parent
+    match fork.reason:
+        case None if parent is None:
+            return Advice(
+                cause="another conversation began before an earlier call was answered",
+                todo="Nothing: parallel conversations are trajectories of their own.",
+            )
+        case None:
+            assert parent is not None
+            return Advice(
+                cause=f"the client went on from call {parent.number} a second time, with other messages",
+                todo="Nothing, if it explores on purpose: both ways share every token up to there.",
+            )
+        case ForkReason.HISTORY_EDITED:
+            return _edited(fork.messages, at)
+        case ForkReason.ARGUMENTS_CHANGED:
+            return Advice(
+                cause=f"the client sent the tool call in {at} back with other arguments{_change(fork.messages)}",
+                todo="Send tool calls back as they came; do not fill in defaults or parse and re-serialise arguments.",
+            )
+        case ForkReason.CALL_IDS_CHANGED:
+            return Advice(
+                cause=f"the client changed a tool call's id in {at}, and the prompt is not token for token the same",
+                todo="Keep the ids that the answer had, in the call and in its result.",
+            )
+        case ForkReason.TEMPLATE_REWROTE:
+            return Advice(
+                cause="the model's chat template writes earlier turns differently once new ones follow",
+                todo="Use a chat template that only appends, or a renderer that knows this model's family.",
+            )
+        case ForkReason.REASONING_DROPPED:
+            return Advice(
+                cause="the chat template leaves the reasoning out of earlier turns",
+                todo="Use a template or renderer setting that keeps reasoning, or accept one trajectory per turn.",
+            )
+        case ForkReason.TRUNCATED:
+            return Advice(
+                cause="the earlier answer was cut off before its end, and sent back its text is other tokens",
+                todo="Allow more tokens (max_tokens), or let the agent stop where an answer is cut off.",
+            )
+        case ForkReason.TOOLS_CHANGED:
+            return Advice(
+                cause=f"the messages are the same but the tools are not{_tools(fork)}",
+                todo="Send the same tools, in the same words, with every call; forbid calls by tool_choice instead.",
+            )
+        case ForkReason.COMPACTED:
+            return Advice(
+                cause=f"earlier turns were left out or replaced by a summary, from {at} on{_change(fork.messages)}",
+                todo="Compact rarely, and far at once: each time begins a new trajectory.",
+                certain=fork.seen is ForkReason.COMPACTED,
+            )
+        case ForkReason.OTHER_AGENT:
+            return Advice(
+                cause=f"another agent speaks, by its system prompt and tools; it counts as {fork.call.role}",
+                todo="Nothing, if that is right; else send X-Turn-Type: main, side or subagent.",
+                certain=False,
+            )
+        case ForkReason.NEW_CONVERSATION:
+            return Advice(
+                cause="a new conversation begins, under the same system prompt and tools",
+                todo="Nothing, if it is on purpose; else keep the history, and only append to it.",
+                certain=False,
+            )
+
+
+def _edited(found: MessageDivergence | None, at: str) -> Advice:
+    if found is None or found.now is None:
+        return Advice(
+            cause="the history is not the one that was recorded", todo="Only append to the history.", certain=False
+        )
+    role = role_of(found.now)
+    was = "sampled" if found.before is not None and found.before["role"] == "assistant" else "sent"
+    cause = f"the client edited {at} ({role}), which reads otherwise than it was {was}{_change(found)}"
+    if role == "system":
+        todo = "Keep what changes (a date, a counter, a folder) out of the system prompt; say it in the newest message."
+    elif role == "assistant":
+        todo = "Send answers back exactly as they came, with white space, and without filling in or stripping anything."
+    else:
+        todo = "Only append to the history: put news into a new message, not into an old one."
+    return Advice(cause=cause, todo=todo)
+
+
+def _change(found: MessageDivergence | None) -> str:
+    if found is None or found.before is None or found.now is None:
+        return ""
+    before, now = _words(found.before), _words(found.now)
+    if before == now:
+        return ""
+    start = max(0, next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), 0) - 12)
+    return f": {_cut(before, start)} became {_cut(now, start)}"
+
+
+def _words(message: Json) -> str:
+    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or []]
+    content = message.get("content")
+    text = (
+        text_of(message) if not isinstance(content, list) else " ".join(str(part.get("text", "")) for part in content)
+    )
+    return " ".join([text, *calls]).strip()
+
+
+def _cut(text: str, start: int) -> str:
+    part = text[start : start + QUOTE_CHARS]
+    return f"“{'…' if start else ''}{part}{'…' if start + QUOTE_CHARS < len(text) else ''}”"
+
+
+def _tools(fork: Fork) -> str:
+    if fork.messages is not None or fork.tokens is None:
+        return ""
+    before, now = (
+        {tool["function"]["name"] for tool in tools or []} for tools in (fork.tokens.other.tools, fork.call.tools)
+    )
+    parts = [f"{word} {', '.join(sorted(names))}" for word, names in (("with", now - before), ("without", before - now))
+             if names]  # fmt: skip
+    return f": {', '.join(parts)}" if parts else ""

@@ -1,0 +1,89 @@
+"""One episode of any program: a session is opened, the command plays it, the session is ended, its trace is read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl.client import AsyncClient
+from agentrl.doctor.record import Session
+from agentrl.doctor.sources import from_trace
+from agentrl.errors import UserError
+
+END_TIMEOUT_S = 30.0
+KILL_AFTER_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """What was played. `status` is the command's exit status, negative for the signal that ended it."""
+
+    session: Session
+    status: int
+
+
+def environment(base_url: str, api_key: str, session_id: str) -> dict[str, str]:
+    """Where SDKs and `agentrl.client` find the model: what they open with it are sub-agents' sessions."""
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": api_key,
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": api_key,
+        "AGENTRL_PROXY_URL": base_url,
+        "AGENTRL_RUN_KEY": api_key,
+        "AGENTRL_SESSION_ID": session_id,
+    }
+
+
+async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, stdout: int | None = None) -> Episode:
+    """Run `command` as one episode against a proxy; its output goes where ours goes, or to the file
+    descriptor `stdout`. Raises UserError, RequestError.
+
+    With `keep` the session ends as any other; else it is given up once the trace is read, so that an examination
+    trains nothing. Cancelled: the command is ended, and the session given up.
+    """
+    async with AsyncClient(proxy_url, key, timeout_s=END_TIMEOUT_S) as client:
+        opened = await client.request("POST", "/sessions", {"metadata": {"doctor": " ".join(command)[:200]}})
+        session_id = opened["session_id"]
+        ended = False
+        try:
+            status = await run(command, environment(opened["base_url"], opened["api_key"], session_id), stdout)
+            if keep:
+                end = {"status": "completed"} if status == 0 else {
+                    "status": "failed", "error": f"the command ended with exit status {status}"
+                }  # fmt: skip
+                await client.request("POST", f"/sessions/{session_id}/end", end)
+                ended = True
+            trace = await client.request("GET", f"/sessions/{session_id}/trace", None)
+        finally:
+            if not ended:
+                await asyncio.shield(client.request("DELETE", f"/sessions/{session_id}", None))
+    return Episode(session=from_trace(trace), status=status)
+
+
+async def run(command: Sequence[str], env: Mapping[str, str], stdout: int | None = None) -> int:
+    """Run a program with our input and output; its exit status. Raises UserError when it cannot be started.
+
+    Cancelled: it gets SIGTERM, and SIGKILL when it does not end within KILL_AFTER_S.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env}, stdout=stdout)
+    except OSError as error:
+        raise UserError(f"cannot run {command[0]!r}: {error.strerror}") from error
+    try:
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            await asyncio.shield(_stop(process))
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), KILL_AFTER_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,128 @@
+"""Where a session's token tree forks: the first token and the first message that differ, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agentrl.doctor.record import Call, Session
+from agentrl.rendering.conversation import root_key
+from agentrl.rendering.divergence import Divergence, common, compare, nearest, plain
+from agentrl.schemas import ForkReason, Json
+
+STARTS = (None, ForkReason.NEW_CONVERSATION, ForkReason.OTHER_AGENT)
+"""Reasons of calls that had nothing to extend: nothing of theirs was processed before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDivergence:
+    """The first `position` tokens are those of `other`; there, `theirs` stands where the call has `ours`."""
+
+    other: Call
+    position: int
+    theirs: int | None  # None: the sequence ends there
+    ours: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageDivergence:
+    """Message `index`, from 0, of the call's conversation is not the one of `other`; None where one has ended."""
+
+    other: Call
+    index: int
+    before: Json | None
+    now: Json | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fork:
+    """A call that goes its own way. `seen` is the reason that the messages show by themselves."""
+
+    call: Call
+    reason: ForkReason | None
+    seen: ForkReason | None
+    tokens: TokenDivergence | None
+    messages: MessageDivergence | None
+    cost_tokens: int  # prompt tokens that had been processed already
+
+
+def find(session: Session) -> list[Fork]:
+    """Every fork, oldest first: roots after the first, and branches that are neither retries nor parallel samples."""
+    return [_fork(call, earlier) for call, earlier in _departures(session)]
+
+
+def token_divergence(call: Call, earlier: Sequence[Call]) -> TokenDivergence | None:
+    """Against the earlier sequence that shares most tokens with the call's prompt; of equal ones, the latest."""
+    ancestors = set(_path(call))
+    best, rank = None, (-1, False, -1)
+    for other in earlier:
+        shared = shared_tokens(call.prompt_ids, other.sequence)
+        candidate = (shared, other not in ancestors, other.number)
+        if candidate > rank:
+            best, rank = other, candidate
+    if best is None:
+        return None
+    at = rank[0]
+    theirs = best.sequence[at] if at < len(best.sequence) else None
+    ours = call.prompt_ids[at] if at < len(call.prompt_ids) else None
+    return TokenDivergence(other=best, position=at, theirs=theirs, ours=ours)
+
+
+def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with together."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _departures(session: Session) -> Iterator[tuple[Call, list[Call]]]:
+    earlier: list[Call] = []
+    for call in session.delivered:
+        siblings = [other for other in earlier if other.parent is call.parent]
+        parallel = any(other.prompt_ids == call.prompt_ids for other in siblings)
+        if call.reason is not None or (siblings and not parallel):
+            yield call, list(earlier)
+        earlier.append(call)
+
+
+def _fork(call: Call, earlier: list[Call]) -> Fork:
+    reason = ForkReason(call.reason) if call.reason else None
+    kin, found = _kin(call, earlier)
+    cost = 0
+    if kin is not None and reason not in STARTS:
+        above = len(call.parent.sequence) if call.parent else 0
+        cost = max(0, min(len(call.delta_ids), len(kin.sequence) - above))
+    return Fork(
+        call=call, reason=reason, seen=found.reason if found else None,
+        tokens=token_divergence(call, earlier), messages=_messages(call, kin, found), cost_tokens=cost,
+    )  # fmt: skip
+
+
+def _kin(call: Call, earlier: list[Call]) -> tuple[Call | None, Divergence | None]:
+    """The call whose conversation this one should have extended, and how the messages depart from it."""
+    if not earlier:
+        return None, None
+    histories = [plain(other.messages) for other in earlier]
+    sent = plain(call.asked)
+    index = nearest(histories, sent)
+    return earlier[index], compare(histories[index], sent)
+
+
+def _messages(call: Call, kin: Call | None, found: Divergence | None) -> MessageDivergence | None:
+    if kin is None:
+        return None
+    if found is not None:
+        at = found.index
+    elif root_key(kin.tools) != root_key(call.tools):
+        return None  # the messages agree
+    else:
+        at = common(plain(kin.messages), plain(call.asked))
+    before, now = kin.messages, call.asked
+    return MessageDivergence(
+        other=kin, index=at, before=before[at] if at < len(before) else None, now=now[at] if at < len(now) else None
+    )
+
+
+def _path(call: Call) -> Iterator[Call]:
+    node: Call | None = call
+    while node is not None:
+        yield node
+        node = node.parent

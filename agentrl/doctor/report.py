@@ -1,0 +1,117 @@
+"""The whole report, as data: what `--json` prints and what the screen shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from agentrl.doctor import advice, figures, forks, verdict
+from agentrl.doctor.advice import Advice
+from agentrl.doctor.figures import Figures
+from agentrl.doctor.forks import Fork
+from agentrl.doctor.record import Session
+from agentrl.doctor.verdict import Verdict
+from agentrl.schemas import Json
+
+AROUND = 8
+"""Tokens shown on either side of the first different one."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """`decode` turns ids into text; None where the model's tokenizer is not at hand."""
+
+    session: Session
+    forks: list[Fork]
+    figures: Figures
+    verdict: Verdict
+    decode: Decode | None
+    command_status: int | None = None
+
+    def advice(self, fork: Fork) -> Advice:
+        """Why a fork is there."""
+        return advice.of(fork)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbourhood:
+    """The text around the first different token, in the other sequence and in the call's prompt.
+
+    Each is (before, the token, after); control characters are spelled out. Without a tokenizer, ids stand for text.
+    """
+
+    theirs: tuple[str, str, str]
+    ours: tuple[str, str, str]
+
+
+def make(session: Session, decode: Decode | None, command_status: int | None = None) -> Report:
+    """Examine a session."""
+    found = forks.find(session)
+    counted = figures.of(session, found)
+    said = verdict.of(session, counted, found, command_status)
+    return Report(
+        session=session, forks=found, figures=counted, verdict=said, decode=decode, command_status=command_status
+    )
+
+
+def neighbourhood(report: Report, fork: Fork) -> Neighbourhood | None:
+    """What stands around a fork's first different token."""
+    if fork.tokens is None:
+        return None
+    at = fork.tokens.position
+    return Neighbourhood(
+        theirs=_window(report.decode, fork.tokens.other.sequence, at),
+        ours=_window(report.decode, fork.call.prompt_ids, at),
+    )
+
+
+def visible(text: str) -> str:
+    """Text with control characters spelled out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def as_json(report: Report) -> Json:
+    """The report as JSON; calls are named by their ids and numbers."""
+    session = report.session
+    return {
+        "session_id": session.id,
+        "status": session.status,
+        "command_status": report.command_status,
+        "verdict": asdict(report.verdict),
+        "figures": asdict(report.figures),
+        "calls": [
+            {
+                "number": call.number, "id": call.id, "parent": call.parent and call.parent.number, "role": call.role,
+                "dialect": call.dialect, "status": call.status, "finish_reason": call.finish, "error": call.error,
+                "new_prompt_tokens": len(call.delta_ids), "prompt_tokens": len(call.prompt_ids),
+                "output_tokens": call.output_tokens, "versions": call.versions, "fork_reason": call.reason,
+                "retry": call.retry, "distribution_modified": call.modified, "greedy": call.greedy,
+            }
+            for call in session.calls
+        ],
+        "forks": [_fork_json(report, fork) for fork in report.forks],
+    }  # fmt: skip
+
+
+def _fork_json(report: Report, fork: Fork) -> Json:
+    advised, near, tokens, messages = report.advice(fork), neighbourhood(report, fork), fork.tokens, fork.messages
+    return {
+        "call": fork.call.number, "reason": fork.reason, "cause": advised.cause, "todo": advised.todo,
+        "certain": advised.certain, "cost_tokens": fork.cost_tokens,
+        "first_different_token": tokens and {
+            "position": tokens.position, "other_call": tokens.other.number, "other_id": tokens.theirs,
+            "id": tokens.ours, "text": near and asdict(near),
+        },
+        "first_different_message": messages and {
+            "index": messages.index, "other_call": messages.other.number, "before": messages.before,
+            "now": messages.now,
+        },
+    }  # fmt: skip
+
+
+def _window(decode: Decode | None, ids: Sequence[int], at: int) -> tuple[str, str, str]:
+    parts = ids[max(0, at - AROUND) : at], ids[at : at + 1], ids[at + 1 : at + 1 + AROUND]
+    before, token, after = (visible(decode(part)) if decode else " ".join(map(str, part)) for part in parts)
+    return before, token, after

@@ -1,0 +1,165 @@
+"""The report on a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.doctor.forks import Fork
+from agentrl.doctor.record import Call, Session
+from agentrl.doctor.report import Report, neighbourhood
+from agentrl.doctor.verdict import Answer
+
+COLOURS = {Answer.TRAINABLE: "green", Answer.WITH_PROBLEMS: "yellow", Answer.NOT_TRAINABLE: "red"}
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the tree, the forks, the summary and the verdict."""
+    session = report.session
+    state = f"{session.status}{', an evaluation' if session.is_eval else ''}"
+    console.print(Text.assemble((f"session {session.id}", "bold"), f" · {state} · {_rewards(session)}"))
+    if session.calls:
+        console.print(tree(session))
+    for fork in report.forks:
+        console.print()
+        _show_fork(report, fork, console)
+    if session.calls:
+        console.print()
+        console.print(summary(report))
+    console.print()
+    said = report.verdict
+    if report.command_status is not None:
+        console.print(f"the command ended with exit status {report.command_status}", highlight=False)
+    console.print(Text(said.answer.value, style=f"bold {COLOURS[said.answer]}"))
+    for line, mark in [*((p, "✗") for p in said.problems), *((n, "·") for n in said.notes)]:
+        console.print(Padding(_hanging(mark, line), (0, 0, 0, 1)))
+
+
+def tree(session: Session) -> Table:
+    """One row a call: a chain runs straight down, a branch moves to the right."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", expand=False)
+    for name in ("call", "role", "dialect"):
+        table.add_column(name, no_wrap=True)
+    for name in ("new", "prompt", "out"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("ended", overflow="fold")
+    table.add_column("version", no_wrap=True)
+    table.add_column("why it forks", overflow="fold")
+    for call, lead in rows(session):
+        flags = [name for name, on in (("modified", call.modified), ("greedy", call.greedy)) if on]
+        why = (call.reason or "").replace("_", " ")
+        ended = call.finish or call.status if call.status == "complete" else call.status
+        table.add_row(
+            Text(f"{lead}{call.number}"), call.role, call.dialect.removeprefix("openai.").removeprefix("openai_"),
+            f"{len(call.delta_ids):,}" if call.delivered else "–",
+            f"{len(call.prompt_ids):,}" if call.delivered else "–", f"{call.output_tokens:,}",
+            Text(", ".join([ended, *flags]), style="" if call.status == "complete" else "red"),
+            ",".join(map(str, call.versions)) or "–", Text(why, style="yellow"),
+        )  # fmt: skip
+    return table
+
+
+def rows(session: Session) -> Iterator[tuple[Call, str]]:
+    """Calls with what leads to them in the tree's drawing; calls that were not delivered come last."""
+    for root in session.children.get(0, []):
+        yield from _rows(session, root, "", "● ")
+    for call in session.calls:
+        if not call.delivered:
+            yield call, "○ "
+
+
+def _rows(session: Session, call: Call, indent: str, mark: str) -> Iterator[tuple[Call, str]]:
+    stack = [(call, indent, mark)]
+    while stack:
+        call, indent, mark = stack.pop()
+        yield call, indent + mark
+        below = session.children.get(call.number, [])
+        if below:
+            stack.append((below[0], indent, "│ "))
+        inner = indent + ("│ " if len(below) > 1 else "")
+        stack += [(child, inner, "└ ") for child in reversed(below[1:])]
+
+
+def summary(report: Report) -> Table:
+    """The figures, in words."""
+    f = report.figures
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    others = [(f.lost, "lost"), (f.aborted, "aborted"), (f.failed, "failed"), (f.running, "running"),
+              (f.upstream, "for another model")]  # fmt: skip
+    rest = "".join(f", {n} {what}" for n, what in others if n)
+    table.add_row("calls", f"{f.delivered} delivered{rest}; {f.subagent} of sub-agents, {f.side} side calls")
+    table.add_row("trajectories", f"{f.trajectories}; {f.forks} forks, {f.reprocessed_tokens:,} tokens processed again")
+    merged = "no call goes on with an earlier one" if f.merge_rate is None else (
+        f"{f.merge_rate:.0%}: {f.extending} of {f.continuing} calls that go on extend an earlier one exactly"
+    )  # fmt: skip
+    table.add_row("merge rate", merged)
+    table.add_row(
+        "recorded", f"ids {_percent(f.ids)}, logprobs {_percent(f.logprobs)}, versions {_percent(f.versions)}"
+    )
+    table.add_row("sampled", f"{f.sampled_tokens:,} tokens: {f.trainable_tokens:,} can be trained, "
+                  f"{f.untrainable_tokens:,} cannot")  # fmt: skip
+    table.add_row("not as sampled", f"{f.modified} calls of a modified distribution, {f.greedy} greedy")
+    table.add_row("retries", f"{f.retries} marked by the client, {f.repeated} calls with a body seen before")
+    return table
+
+
+def _show_fork(report: Report, fork: Fork, console: Console) -> None:
+    advised, tokens, near = report.advice(fork), fork.tokens, neighbourhood(report, fork)
+    recorded = (fork.reason or "branch").replace("_", " ")
+    unsure = "" if advised.certain else "probably: "
+    head = Text.assemble((f"call {fork.call.number}", "bold"), " forks ", (f"({recorded})", "yellow"), ": ",
+                         f"{unsure}{advised.cause}")  # fmt: skip
+    console.print(head)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    if tokens is not None and near is not None:
+        other, ours = f"call {tokens.other.number}", f"call {fork.call.number}"
+        of = len(fork.call.prompt_ids)
+        grid.add_row("first token", f"{tokens.position:,} of {of:,} are the same as in {other}; then "
+                     f"{_token(tokens.theirs)} there, {_token(tokens.ours)} here")  # fmt: skip
+        grid.add_row(other, _spelled(near.theirs))
+        grid.add_row(ours, _spelled(near.ours))
+    grid.add_row("cost", _cost(fork))
+    grid.add_row("do", advised.todo)
+    console.print(Padding(grid, (0, 0, 0, 2)))
+
+
+def _cost(fork: Fork) -> str:
+    if not fork.cost_tokens:
+        return "none: nothing of it was processed before"
+    share = fork.cost_tokens / max(1, len(fork.call.delta_ids))
+    return f"{fork.cost_tokens:,} tokens are processed again ({share:.0%} of its new prompt tokens)"
+
+
+def _spelled(parts: tuple[str, str, str]) -> Text:
+    before, token, after = parts
+    return Text.assemble(before, (f"⟦{token or 'end'}⟧", "bold reverse"), after)
+
+
+def _token(token: int | None) -> str:
+    return "the end" if token is None else f"id {token}"
+
+
+def _hanging(mark: str, line: str) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(mark, Text(line))
+    return grid
+
+
+def _rewards(session: Session) -> str:
+    if not session.rewards:
+        return "no reward"
+    return "rewards " + ", ".join(f"{reward['name']} {reward['value']:g}" for reward in session.rewards[-5:])
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}" if share in (0, 1) else f"{share:.1%}"

@@ -1,0 +1,101 @@
+"""A run for one examination: an engine and a proxy over a database in a temporary folder, gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from agentrl.config import RunConfig
+from agentrl.errors import EngineUnavailable
+from agentrl.launch import parts, snapshot
+from agentrl.launch.parts import Plan
+from agentrl.launch.process import keep_running
+from agentrl.store import Database, runs
+
+POLL_S = 0.25
+NAME = "doctor"
+
+OnProgress = Callable[[float, str], None]
+"""Called while the engine starts: seconds so far, last line of its log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where to play: the proxy, a key of its run, and the folder of the model."""
+
+    url: str
+    key: str
+    model: str
+
+
+@asynccontextmanager
+async def place(model: Path, on_progress: OnProgress) -> AsyncIterator[Place]:
+    """Start engine and proxy for `model`; both are ended with the block, however it ends.
+
+    Raises EngineUnavailable, PartFailed or UserError, in an exception group when the block was already running.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder:
+        plan = _plan(model, Path(folder))
+        database = Database(plan.database_url)
+        try:
+            database.upgrade()
+            run_id = database.transact(_create, plan)
+            async with asyncio.TaskGroup() as services:
+                tasks = [
+                    services.create_task(keep_running(part, max_restarts=0))
+                    for part in [*parts.engines(plan), parts.proxy(plan)]
+                ]
+                try:
+                    await _until_serving(plan, database, run_id, on_progress)
+                    yield Place(url=plan.proxy_url, key=plan.run_key, model=str(model))
+                finally:
+                    for task in tasks:
+                        task.cancel()
+        finally:
+            database.close()
+
+
+def _plan(model: Path, folder: Path) -> Plan:
+    config = RunConfig(
+        name=NAME, model=str(model), agent="agentrl.agents.reverse:ReverseAgent",
+        tasks="agentrl.agents.reverse:train_tasks", steps=1, runs_dir=folder,
+    )  # fmt: skip
+    proxy_port, engine_ports = parts.choose_ports(config)
+    return Plan(
+        config=config, model=model, database_url=f"sqlite:///{folder / 'doctor.db'}",
+        admin_key=f"arl-admin-{secrets.token_urlsafe(24)}", run_key=f"arl-run-{secrets.token_urlsafe(24)}",
+        proxy_port=proxy_port, engine_ports=engine_ports,
+    )  # fmt: skip
+
+
+def _create(conn: Connection, plan: Plan) -> str:
+    return runs.create(
+        conn, name=NAME, config=plan.config.model_dump(mode="json"), task_data=[{}], base_model=str(plan.model),
+        key=plan.run_key, seed=0, steps=plan.config.steps,
+    )  # fmt: skip
+
+
+async def _until_serving(plan: Plan, database: Database, run_id: str, on_progress: OnProgress) -> None:
+    started, limit_s = time.monotonic(), plan.config.engine.start_timeout_s
+    log = plan.config.run_dir / "logs" / "engine-0.log"
+    while "serving" not in (await asyncio.to_thread(database.query, snapshot.take, run_id)).engines.values():
+        elapsed_s = time.monotonic() - started
+        if elapsed_s > limit_s:
+            raise EngineUnavailable(f"the engine does not serve after {limit_s:g} s: {_last_line(log)}")
+        on_progress(elapsed_s, _last_line(log))
+        await asyncio.sleep(POLL_S)
+
+
+def _last_line(log: Path) -> str:
+    if not log.exists():
+        return ""
+    lines = log.read_text(errors="replace")[-4096:].splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

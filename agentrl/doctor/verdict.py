@@ -1,0 +1,118 @@
+"""Can an agent be trained as it is? What says no, and what makes it dear."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agentrl.doctor import advice
+from agentrl.doctor.figures import Figures, why_untrainable
+from agentrl.doctor.forks import STARTS, Fork
+from agentrl.doctor.record import Session
+
+LOW_MERGE_RATE = 0.5
+
+
+class Answer(StrEnum):
+    """What the doctor says in the end."""
+
+    TRAINABLE = "trainable"
+    WITH_PROBLEMS = "trainable, with problems"
+    NOT_TRAINABLE = "not trainable"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """`problems` say why it is not simply trainable; `notes` what else is worth knowing."""
+
+    answer: Answer
+    problems: list[str]
+    notes: list[str]
+
+
+def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status: int | None = None) -> Verdict:
+    """The verdict on a session; `command_status` is the exit status of the program that played it."""
+    stops = _stops(session, figures)
+    problems = [] if stops else _problems(session, figures, forks)
+    if command_status:
+        problems.append(f"the command ended with exit status {command_status}")
+    answer = Answer.NOT_TRAINABLE if stops else Answer.WITH_PROBLEMS if problems else Answer.TRAINABLE
+    return Verdict(answer=answer, problems=[*stops, *problems], notes=_notes(session, figures))
+
+
+def _stops(session: Session, figures: Figures) -> list[str]:
+    """What leaves nothing to train."""
+    if not figures.calls:
+        return [
+            "no call reached the proxy: the program must take its address and key from OPENAI_BASE_URL and "
+            "OPENAI_API_KEY (or ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY)"
+        ]
+    if not figures.delivered:
+        kinds = Counter(call.status if call.role != "upstream" else "for another model" for call in session.calls)
+        what = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        return [f"no answer of the policy was delivered: {what}{_first_error(session)}"]
+    if figures.trainable_tokens:
+        return []
+    if not figures.sampled_tokens:
+        return ["every answer is empty: no token was sampled"]
+    causes = Counter(why_untrainable(call, session) for call in session.delivered if call.output_tokens)
+    reasons = "; ".join(f"{n} {_MEANING[cause]}" for cause, n in causes.items() if cause is not None)
+    return [f"no sampled token can be trained: {reasons}"]
+
+
+_MEANING = {
+    "sampled from another distribution": "sampled from another distribution than the policy's (leave out top_p, top_k, "
+    "min_p, penalties, logit_bias, response_format, forced tool calls)",
+    "greedy": "greedy (send no temperature 0)",
+    "side call without a reward of its own": "are side calls without a reward of their own",
+}
+
+
+def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[str]:
+    """What spoils a session that can be trained."""
+    found: list[str] = []
+    if session.status in ("failed", "abandoned") and session.error:
+        found.append(f"the session {'was ' if session.status == 'abandoned' else ''}{session.status}: {session.error}")
+    if figures.merge_rate is not None and figures.merge_rate < LOW_MERGE_RATE:
+        costly = [fork for fork in forks if fork.reason not in STARTS]
+        causes = Counter(str(fork.reason) for fork in costly)
+        (cause, n), *_ = causes.most_common(1)
+        example = next(fork for fork in costly if fork.reason == cause)
+        found.append(
+            f"only {figures.extending} of {figures.continuing} calls extend an earlier one; {cause.replace('_', ' ')} "
+            f"{n} times, first at call {example.call.number}: {advice.of(example).cause}"
+        )
+    if figures.lost:
+        found.append(f"{_count(figures.lost, 'answer')} lost: a proxy died while it served")
+    for share, what in ((figures.ids, "ids"), (figures.logprobs, "logprobs"), (figures.versions, "versions")):
+        if share is not None and share < 1:
+            found.append(f"{what} cover only {share:.1%} of what was sampled")
+    return found
+
+
+def _notes(session: Session, figures: Figures) -> list[str]:
+    found: list[str] = []
+    if figures.calls and not session.rewards:
+        found.append("no reward was given: a session trains only once it is rewarded")
+    if session.is_eval:
+        found.append("an evaluation: what it shows holds for training, but it is never trained itself")
+    if figures.untrainable_tokens and figures.trainable_tokens:
+        found.append(f"{_count(figures.untrainable_tokens, 'sampled token')} cannot be trained (see the summary)")
+    if figures.failed:
+        found.append(f"{_count(figures.failed, 'call')} failed{_first_error(session)}")
+    if figures.aborted:
+        found.append(f"{_count(figures.aborted, 'call')} aborted: the client did not wait for the answer")
+    if figures.running:
+        found.append(f"{_count(figures.running, 'call')} still running")
+    return found
+
+
+def _first_error(session: Session) -> str:
+    error = next((call.error for call in session.calls if call.error), None)
+    return f" ({error[:200]})" if error else ""
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
