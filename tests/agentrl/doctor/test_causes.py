@@ -1,0 +1,221 @@
+"""Each kind of fork, made by a client over real HTTP, and what the doctor says of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tokenizers import AddedToken, Tokenizer
+
+from agentrl.doctor.report import Report, neighbourhood
+from agentrl.doctor.show import show
+from agentrl.testing import Reply
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
+    "a": {"type": "integer"}}}}}  # fmt: skip
+FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+CALL = 'add({"a":1})'
+
+
+def says(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+S, U1, U2, U3 = says("system", "be brief"), says("user", "one"), says("user", "two"), says("user", "three")
+
+
+def the_fork(report: Report, reason: str | None) -> Any:
+    """The only fork; what a person reads of it is on the screen."""
+    (fork,) = report.forks
+    assert fork.reason == reason
+    out = io.StringIO()
+    show(report, Console(file=out, width=200))
+    assert report.advice(fork).cause in out.getvalue()
+    return fork
+
+
+def test_an_edited_message_with_its_first_token_and_cost(proxy, ask, examine):
+    session = proxy.session()
+    a1 = ask(session, [S, U1], "first answer")
+    ask(session, [S, says("user", "One"), a1, U2])
+    report = examine(session)
+    fork = the_fork(report, "history_edited")
+    assert "the client edited message 2 (user)" in report.advice(fork).cause
+    assert "“one” became “One”" in report.advice(fork).cause
+    one, two = report.session.calls
+    at = fork.tokens.position
+    assert one.sequence[:at] == two.prompt_ids[:at]
+    assert (proxy.renderer.decode([fork.tokens.theirs]), proxy.renderer.decode([fork.tokens.ours])) == ("o", "O")
+    near = neighbourhood(report, fork)
+    assert near.ours[0].endswith("user\\n")
+    assert (near.theirs[1], near.ours[1], near.ours[2][:2]) == ("o", "O", "ne")
+    assert fork.cost_tokens == len(one.sequence)
+    assert report.figures.merge_rate == 0.0
+
+
+def test_a_system_prompt_that_changes_every_turn(proxy, ask, examine):
+    session = proxy.session()
+    a1 = ask(session, [says("system", "It is 10:02."), U1])
+    ask(session, [says("system", "It is 10:03."), U1, a1, U2])
+    report = examine(session)
+    advice = report.advice(the_fork(report, "history_edited"))
+    assert "message 1 (system)" in advice.cause
+    assert "out of the system prompt" in advice.todo
+
+
+def test_an_edited_answer(proxy, ask, examine):
+    session = proxy.session()
+    ask(session, [U1], " padded ")
+    ask(session, [U1, says("assistant", "padded"), U2])
+    report = examine(session)
+    assert "message 2 (assistant), which reads otherwise than it was sampled" in report.advice(
+        the_fork(report, "history_edited")
+    ).cause  # fmt: skip
+
+
+def test_changed_arguments(proxy, ask, examine):
+    session = proxy.session()
+    a1 = ask(session, [U1], CALL, [ADD])
+    call = a1["tool_calls"][0]
+    changed = call | {"function": call["function"] | {"arguments": json.dumps({"a": 1, "b": 2})}}
+    ask(session, [U1, a1 | {"tool_calls": [changed]}, says("tool", "3", tool_call_id=call["id"])], tools=[ADD])
+    report = examine(session)
+    cause = report.advice(the_fork(report, "arguments_changed")).cause
+    assert 'add({"a":1})' in cause
+    assert 'add({"a": 1, "b": 2})' in cause
+
+
+def test_changed_call_ids_where_the_tokens_differ_too(proxy, ask, examine):
+    session = proxy.session()
+    a1 = ask(session, [U1], 'add( {"a":1} )', [ADD])  # sent back, it is spelled otherwise
+    renamed = [a1["tool_calls"][0] | {"id": "mine"}]
+    ask(session, [U1, a1 | {"tool_calls": renamed}, says("tool", "3", tool_call_id="mine")], tools=[ADD])
+    report = examine(session)
+    assert "changed a tool call's id in message 2" in report.advice(the_fork(report, "call_ids_changed")).cause
+
+
+def test_a_truncated_answer(proxy, ask, examine):
+    session = proxy.session()
+    cut = proxy.says("dé", end=False)[:-1]  # in the middle of a character
+    proxy.engine.enqueue(Reply(cut, finish_reason="length"))
+    reply = proxy.sdk(session).chat.completions.create(model="test", messages=[U1])
+    ask(session, [U1, reply.choices[0].message.model_dump(exclude_none=True), U2])
+    report = examine(session)
+    assert "cut off before its end" in report.advice(the_fork(report, "truncated")).cause
+
+
+def test_changed_tools(proxy, ask, examine):
+    session = proxy.session()
+    a1 = ask(session, [S, U1], tools=[ADD])
+    ask(session, [S, U1, a1, U2], tools=[ADD, FIND])
+    report = examine(session)
+    assert report.advice(the_fork(report, "tools_changed")).cause.endswith("the tools are not: with find")
+
+
+def test_compaction_by_a_sliding_window(proxy, ask, examine):
+    session = proxy.session()
+    a1 = ask(session, [S, U1], "first")
+    a2 = ask(session, [S, U1, a1, U2], "second")
+    ask(session, [S, U2, a2, U3])
+    report = examine(session)
+    advice = report.advice(the_fork(report, "compacted"))
+    assert advice.certain
+    assert "left out or replaced by a summary, from message 2 on" in advice.cause
+
+
+def test_compaction_by_a_summary_is_told_as_probable(proxy, ask, examine):
+    session = proxy.session()
+    summary = "They have one apple and want two more."
+    ask(session, [S, U1], summary)
+    ask(session, [S, says("user", f"So far: {summary}")])
+    report = examine(session)
+    assert not report.advice(the_fork(report, "compacted")).certain
+
+
+@pytest.mark.parametrize(
+    ("system", "tools", "role"), [("write a title", None, "side"), ("search the web", [FIND], "subagent")]
+)
+def test_another_agent(proxy, ask, examine, system, tools, role):
+    session = proxy.session()
+    ask(session, [S, U1], tools=[ADD])
+    ask(session, [says("system", system), U1], tools=tools)
+    report = examine(session)
+    fork = the_fork(report, "other_agent")
+    assert report.advice(fork).cause.endswith(f"it counts as {role}")
+    assert fork.cost_tokens == 0
+    assert report.figures.merge_rate is None
+
+
+def test_a_new_conversation(proxy, ask, examine):
+    session = proxy.session()
+    ask(session, [S, U1])
+    ask(session, [S, U2])
+    report = examine(session)
+    fork = the_fork(report, "new_conversation")
+    assert (fork.cost_tokens, report.verdict.answer) == (0, "trainable")
+
+
+def test_a_branch_is_no_fault_and_parallel_calls_are_no_forks(proxy, ask, examine):
+    session = proxy.session()
+    a1 = ask(session, [U1])
+    ask(session, [U1, a1, U2], "left")
+    ask(session, [U1, a1, U2], "again")  # the same prompt
+    assert not examine(session).forks
+    ask(session, [U1, a1, U3], "right")
+    report = examine(session)
+    fork = the_fork(report, None)
+    assert "went on from call 1 a second time" in report.advice(fork).cause
+    assert (fork.cost_tokens, report.figures.merge_rate, report.figures.trajectories) == (0, 1.0, 3)
+
+
+class TestTemplates:
+    """Models whose chat format changes what it has written."""
+
+    @pytest.fixture
+    def chat_template(self) -> str:
+        return "{{ messages | length }}" + (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        )
+
+    @pytest.fixture
+    def renderer_name(self) -> str:
+        return "template"
+
+    @pytest.fixture
+    def tiny_model(self, tiny_model: Path, tmp_path: Path, chat_template: str, renderer_name: str) -> Path:
+        folder = tmp_path / "model"
+        shutil.copytree(tiny_model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        (folder / "chat_template.jinja").write_text(chat_template)
+        (folder / "renderer.json").write_text(json.dumps({"renderer": renderer_name}))
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        names = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+        tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in names])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        return folder
+
+    def test_a_template_that_rewrites_earlier_turns(self, proxy, ask, examine):
+        session = proxy.session()
+        a1 = ask(session, [U1])
+        ask(session, [U1, a1, U2])
+        report = examine(session)
+        fork = the_fork(report, "template_rewrote")
+        assert fork.tokens.position == 0
+        assert (neighbourhood(report, fork).theirs[1], neighbourhood(report, fork).ours[1]) == ("1", "3")
+        assert "extend an earlier one; template rewrote 1 times" in report.verdict.problems[0]
+
+    @pytest.mark.parametrize("renderer_name", ["qwen3"])
+    def test_a_family_that_drops_reasoning(self, proxy, ask, examine):
+        session = proxy.session()
+        proxy.engine.enqueue(proxy.renderer.encode("<think>\nhm\n</think>\n\nyes<|im_end|>"))
+        reply = proxy.sdk(session).chat.completions.create(model="test", messages=[U1])
+        a1 = reply.choices[0].message.model_dump(exclude_none=True)
+        assert a1["reasoning_content"].strip() == "hm"
+        ask(session, [U1, a1, U2])
+        report = examine(session)
+        assert "leaves the reasoning out" in report.advice(the_fork(report, "reasoning_dropped")).cause
