@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from sqlalchemy import Connection, Row, select, text
 
 from agentrl.errors import RequestError
 from agentrl.proxy import keys
-from agentrl.proxy.lifecycle import session_json
+from agentrl.proxy.lifecycle import MAX_INT32, session_json
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
 from agentrl.store import events, interactions, runs, sessions, steps
@@ -59,7 +59,7 @@ async def get_steps(run_id: str, request: Request) -> list[Json]:
 
 
 @router.get("/api/runs/{run_id}/steps/{step}/lineage")
-async def get_lineage(run_id: str, step: int, request: Request) -> list[Json]:
+async def get_lineage(run_id: str, step: Annotated[int, Path(ge=0, le=MAX_INT32)], request: Request) -> list[Json]:
     """What a step trained: its trajectories and calls with staleness, return and advantage."""
     state = await _authenticated(request)
     return await state.read(_lineage_json, run_id, step)
