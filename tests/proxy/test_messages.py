@@ -227,6 +227,18 @@ def test_raw_and_asynchronous_clients_read_the_same(proxy):
     assert asyncio.run(both()) == ("ab", "ab")
 
 
+def test_models_are_listed_as_each_sdk_expects_them(proxy):
+    session = proxy.session()
+    (model,) = sdk(session).models.list()
+    assert (model.id, model.lifecycle, model.max_input_tokens) == ("test", "active", proxy.renderer.max_context)
+    assert sdk(session).models.retrieve("test") == model
+    with pytest.raises(anthropic.NotFoundError, match="'test'"):
+        sdk(session).models.retrieve("tset")
+    (same,) = proxy.sdk(session).models.list()
+    assert (same.id, same.created) == ("test", int(model.created_at.timestamp()))
+    assert proxy.sdk(session).models.retrieve("test") == same
+
+
 # -- reasoning -----------------------------------------------------------------------------------------------------
 
 
