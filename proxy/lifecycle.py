@@ -23,6 +23,8 @@ from agentrl.store.codec import hash_key
 from agentrl.tables import groups
 
 router = APIRouter(tags=["sessions"])
+MAX_INT32 = 2**31 - 1
+"""The largest number of a step, a version or an epoch that every database holds."""
 
 
 class Body(BaseModel):
@@ -84,8 +86,8 @@ class EndBody(Body):
 class PublishBody(Body):
     """The version to publish; its folder is in the store. A trainer names its epoch: refused when that is over."""
 
-    version: int = Field(ge=0)
-    epoch: int | None = Field(default=None, ge=0)
+    version: int = Field(ge=0, le=MAX_INT32)
+    epoch: int | None = Field(default=None, ge=0, le=MAX_INT32)
 
 
 def _state(request: Request) -> ProxyState:
