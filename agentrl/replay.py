@@ -190,8 +190,8 @@ def describe(conn: Connection, session_id: str) -> Json:
 
     `id`, `group_id`, `sample_index`, `parent_session_id`, `status`, `error`, `metadata`, `task`; `calls`, oldest
     first, each with `id`, `parent_id`, `role`, `status`, `finish_reason`, `system` (the messages before all others),
-    `new_messages` (what follows the parent's conversation) and `answer`; `messages`, the whole conversation of the last delivered main call with its answer;
-    `rewards`, every reward ever given.
+    `new_messages` (what follows the parent's conversation) and `answer`; `messages`, the whole conversation of the last
+    delivered main call with its answer; `rewards`, every reward ever given.
     """
     row = conn.execute(
         select(sessions, groups.c.task, groups.c.task_id, tasks.c.data)

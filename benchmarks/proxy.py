@@ -9,9 +9,7 @@ are interleaved; a figure is the median over rounds of the proxy process's CPU t
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,13 @@ from typing import Any
 import aiohttp
 import harness
 import psutil
+from proxied import RUN, start_proxy, until_healthy
 
-from agentrl.config import RunConfig
 from agentrl.engine.server import free_port
 from agentrl.models import resolve_model
-from agentrl.store import Database, runs
 from agentrl.testing import FakeEngine
 
 OUTPUT = [100, *range(70, 132), 2]
-RUN = {"Authorization": "Bearer run-key"}
 
 
 def main() -> None:
@@ -60,33 +56,6 @@ async def measure(report: harness.Report, folder: Path, engine: FakeEngine, roun
         proxy.wait(20)
     named = {f"c{n}{'/stream' if stream else ''}": costs for (n, stream), costs in samples.items()}
     report.compare("cpu_per_call/agentrl", named, "ms", base="c1")
-
-
-def start_proxy(folder: Path, engine_url: str, port: int, model: Path) -> subprocess.Popen[bytes]:
-    """The real command, on a database of its own."""
-    config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
-    database = Database(f"sqlite:///{folder}/bench.db")
-    database.upgrade()
-    with database.write() as conn:
-        runs.create(
-            conn, name="bench", config=config.model_dump(mode="json"), task_data=[{}], base_model=str(model),
-            key="run-key", seed=0, steps=1,
-        )  # fmt: skip
-    database.close()
-    argv = ["proxy", "--run", "bench", "--engine", engine_url, "--port", str(port), "--log-level", "warning"]
-    env = os.environ | {"AGENTRL_DATABASE_URL": database.url, "AGENTRL_ADMIN_KEY": "admin-key"}
-    return subprocess.Popen([sys.executable, "-m", "agentrl", *argv], env=env, stdout=subprocess.DEVNULL)
-
-
-async def until_healthy(http: aiohttp.ClientSession, url: str, proxy: subprocess.Popen[bytes]) -> None:
-    """Wait for the proxy's first answer."""
-    while proxy.poll() is None:
-        try:
-            async with http.get(f"{url}/health"):
-                return
-        except aiohttp.ClientConnectionError:
-            await asyncio.sleep(0.1)
-    raise SystemExit(f"the proxy ended with status {proxy.returncode}")
 
 
 async def one_round(

@@ -24,7 +24,7 @@ import aiohttp
 import harness
 import psutil
 import sqlalchemy as sa
-from proxy import RUN, start_proxy, until_healthy
+from proxied import RUN, start_proxy, until_healthy
 
 from agentrl.engine.server import free_port
 from agentrl.models import resolve_model
@@ -49,7 +49,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for renderer in ("chatml", "template"):
             model = long_model(Path(folder) / renderer, renderer)
-            asyncio.run(measure(report, Path(folder) / f"{renderer}.run", model, renderer, options))
+            run = Path(folder) / f"{renderer}.run"
+            run.mkdir()
+            asyncio.run(measure(report, run, model, renderer, options))
     harness.finish(report, options.out)
 
 
@@ -68,7 +70,6 @@ def long_model(path: Path, renderer: str) -> Path:
 
 async def measure(report: harness.Report, folder: Path, model: Path, name: str, options: Any) -> None:
     """CPU of each turn, whole and streamed, and the bytes that its rows take."""
-    folder.mkdir()
     written = load_renderer(model)
     words = len(written.encode(" ".join(WORDS * 100))) / len(WORDS * 100)  # tokens a word
     answer = written.encode(" " + " ".join(WORDS * 10))[: SAMPLED - 1] + written.stop_token_ids[:1]

@@ -90,7 +90,8 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
         for path, dialect in dialects.DIALECTS.items():
             app.add_route(prefix + path, model_api.endpoint(dialect), ["POST"], include_in_schema=False)
         app.add_route(f"{prefix}/v1/messages/count_tokens", model_api.count_tokens, ["POST"], include_in_schema=False)
-        app.add_route(f"{prefix}/v1/models", model_api.models, ["GET"], include_in_schema=False)
+        for path in ("/v1/models", "/v1/models/{model}"):
+            app.add_route(prefix + path, model_api.models, ["GET"], include_in_schema=False)
     openapi.install(app)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(FencedError, _on_fenced_error)
@@ -129,8 +130,8 @@ async def _running(
         clients = [EngineClient(url, http) for url in settings.engine_urls]
         pool = EnginePool(clients, wanted=wanted, weights=weights, changed=changed)
         state = ProxyState(
-            database=database, run_id=run.id, run_name=run.name, admin_key=settings.admin_key,
-            run_key_hash=run.key_hash, replica=settings.replica, renderer=renderer,
+            database=database, run_id=run.id, run_name=run.name, run_created_at=run.created_at,
+            admin_key=settings.admin_key, run_key_hash=run.key_hash, replica=settings.replica, renderer=renderer,
             pool=pool, limits=Limits.of(config), sampling=config.rollout.sampling.model_dump(exclude_none=True),
             request_timeout_s=config.proxy.request_timeout_s, max_body_bytes=config.proxy.max_body_bytes,
             trees=TreeCache(load_tree), upstreams=others, http=http,

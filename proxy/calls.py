@@ -129,7 +129,8 @@ def _intent(state: ProxyState, caller: Caller, session: Row[Any], call: Call, in
         bridged=prompt.parent is not None,
         distribution_modified=modified,
         trainable=not (session.is_eval or modified or temperature == 0),
-        prompt_ids=prompt.token_ids,
+        prompt_tokens=len(prompt.token_ids),
+        prompt_digest=prompt.digest.hex,
         created_at=time.time(),
     )
 
@@ -153,7 +154,7 @@ async def _continued(state: ProxyState, session_id: str, request: ModelRequest) 
     found = (await state.read(conversations.of_session, session_id)).get(request.previous_id or "")
     if found is None:
         raise RequestError(
-            404, f"session {session_id} has no response {request.previous_id!r} to go on with",
+            400, f"session {session_id} has no response {request.previous_id!r} to go on with",
             code="previous_response_not_found", param="previous_response_id",
         )  # fmt: skip
     before = found.all[1:] if found.options.get("has_instructions") else found.all
@@ -298,6 +299,7 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
     seq = await state.write(interactions.finish, call.id, call.session_id, outcome)
     node = Node(
         id=call.id, conversation_key=key, parent=prompt.parent, own_ids=prompt.delta_ids + sampled.output_ids,
+        digest=prompt.digest.extended(sampled.output_ids),
         role=prompt.role, system_hash=prompt.system and prompt.system.hash,
         tools_hash=prompt.tools and prompt.tools.hash, messages=prompt.messages + 1,
     )  # fmt: skip

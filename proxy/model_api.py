@@ -20,6 +20,7 @@ from agentrl.proxy import calls, keys, upstreams
 from agentrl.proxy.calls import Call, Caller
 from agentrl.proxy.dialects import MESSAGES
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Piece, StreamEncoder, sse
+from agentrl.proxy.dialects.models import Model, model_body, models_body
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.subagents import session_of_subagent
 from agentrl.proxy.upstreams import Start
@@ -193,11 +194,15 @@ async def _stream(encoder: StreamEncoder, events: Events, begun: list[Call]) -> 
 
 
 async def models(request: Request) -> Response:
-    """The one model that this proxy serves."""
+    """The policy and the upstreams, or the one of them that is named."""
     state: ProxyState = request.app.state.proxy
     await keys.authenticate(request, state)
-    model = {"id": state.run_name, "object": "model", "created": 0, "owned_by": "agentrl"}
-    return Response(orjson.dumps({"object": "list", "data": [model]}), media_type="application/json")
+    served = [Model(name=state.run_name, created=state.run_created_at, max_context=state.renderer.max_context)]
+    served += [Model(name=name, created=state.run_created_at) for name in state.upstreams]
+    anthropic = "anthropic-version" in request.headers
+    name = request.path_params.get("model")
+    body = models_body(served, anthropic=anthropic) if name is None else model_body(served, name, anthropic=anthropic)
+    return Response(body, media_type="application/json")
 
 
 async def session_of(request: Request, state: ProxyState) -> str:

@@ -61,6 +61,7 @@ KEYS: Json = {
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 SESSION_ID: Json = {"name": "session_id", "in": "path", "required": True, "schema": TEXT}
+MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 SESSION_HEADER: Json = {
     "name": "x-session-id", "in": "header", "schema": TEXT,
     "description": "The session of a call that is made with a run key.",
@@ -113,7 +114,9 @@ def _model_routes(bodies: tuple[Json, ...]) -> Iterator[tuple[str, str, Json]]:
             yield prefix + path, "post", _operation(inspect.getdoc(dialect) or path, asked, body, streamed=True)
         counted = inspect.getdoc(MESSAGES.encode_count) or COUNT
         yield prefix + COUNT, "post", _operation(counted, headers, of_count)
-        yield prefix + MODELS, "get", _operation("The models that calls may name.", headers[: bool(prefix)])
+        in_path = headers[: bool(prefix)]
+        yield prefix + MODELS, "get", _operation("The models that calls may name.", in_path)
+        yield f"{prefix}{MODELS}/{{model}}", "get", _operation("One of them.", [*in_path, MODEL])
 
 
 def _operation(summary: str, parameters: list[Json], body: Json | None = None, *, streamed: bool = False) -> Json:

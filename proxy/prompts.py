@@ -19,7 +19,7 @@ from agentrl.rendering import OutputParser
 from agentrl.rendering.conversation import canonical, chain_key, root_key
 from agentrl.rendering.divergence import leading_system
 from agentrl.schemas import ForkReason, Json, Role
-from agentrl.store.codec import Content
+from agentrl.store.codec import Content, IdsDigest
 from agentrl.store.interactions import Node
 
 RAW = root_key(None, {"raw": True})
@@ -32,6 +32,7 @@ class Prompt:
 
     token_ids: list[int]
     delta_ids: list[int]
+    digest: IdsDigest  # of `token_ids`
     parent: Node | None
     fork_reason: ForkReason | None
     role: Role
@@ -80,8 +81,9 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
         system = Content.of([canonical(message) for message in messages[:n_system]]) if n_system else None
         known_tools = Content.of(tools) if tools else None
     before = 0 if parent is None else len(parent.token_ids)
+    delta = start.ids[before:] + opening
     return Prompt(
-        token_ids=start.ids + opening, delta_ids=start.ids[before:] + opening, parent=parent,
+        token_ids=start.ids + opening, delta_ids=delta, digest=_digest(parent, delta), parent=parent,
         fork_reason=start.reason, role=role or start.role, system=system, tools=known_tools,
         new_messages=messages[start.covered or n_system :], messages=len(messages), chain=chain[-1],
         opening=opening, regex=regex,
@@ -151,13 +153,14 @@ async def _raw_prompt(state: ProxyState, session_id: str, tree: Tree, prompt: st
     parent, delta = hit if hit is not None else (None, ids)
     text = prompt if isinstance(prompt, str) else state.renderer.decode(prompt)
     before = parent.token_ids if parent is not None else []
+    digest = _digest(parent, delta)
     return Prompt(
-        token_ids=before + delta, delta_ids=delta, parent=parent,
+        token_ids=before + delta, delta_ids=delta, digest=digest, parent=parent,
         fork_reason=ForkReason.NEW_CONVERSATION if parent is None and tree.nodes else None,
         role=role if parent is None else Role(parent.role), system=None, tools=None,
         new_messages=[{"role": "raw", "content": text if parent is None else state.renderer.decode(delta)}],
         messages=1 if parent is None else parent.messages + 1,
-        chain=chain_key(RAW, {"role": "raw", "content": ",".join(map(str, before + delta))}),
+        chain=chain_key(RAW, {"role": "raw", "content": digest.hex}),
         opening=[], regex=None,
     )  # fmt: skip
 
@@ -175,7 +178,7 @@ def _raw_parent(
         return None if found is None else (found[0], list(ids[found[1] :]))
     best: tuple[Node, str] | None = None
     for node in tree.nodes.values():
-        text = state.renderer.decode(node.token_ids)
+        text = tree.text_of(node, state.renderer.decode)
         if prompt.startswith(text) and (best is None or len(text) > len(best[1])):
             best = node, text
     if best is None:
@@ -203,6 +206,10 @@ def _opening(state: ProxyState, request: ModelRequest) -> tuple[list[int], str |
     name = request.tool_choice.name if isinstance(request.tool_choice, Named) else None
     opening = state.renderer.opening(request.tools, name)
     return opening.ids, opening.regex
+
+
+def _digest(parent: Node | None, delta: list[int]) -> IdsDigest:
+    return (parent.digest if parent is not None else IdsDigest()).extended(delta)
 
 
 def _known(hash: str | None) -> Content | None:

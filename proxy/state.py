@@ -31,6 +31,7 @@ class ProxyState:
     database: Database
     run_id: str
     run_name: str
+    run_created_at: float
     admin_key: str
     run_key_hash: str
     replica: str

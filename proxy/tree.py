@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from agentrl.store.interactions import Node
 
+CONTEXT_TOKENS = 8
+"""So many ids before a piece decide how it decodes: no character is spread over more."""
 Loader = Callable[[str], Awaitable[tuple[int, list[Node]]]]
 
 
@@ -21,6 +23,7 @@ class Tree:
 
     seq: int
     nodes: dict[bytes, Node] = field(default_factory=dict)
+    _texts: dict[str, str] = field(default_factory=dict)
 
     def add(self, node: Node) -> None:
         """A later call with an equal conversation takes the earlier one's place."""
@@ -33,6 +36,20 @@ class Tree:
             if node is not None:
                 return depth, node
         return None
+
+    def text_of(self, node: Node, decode: Callable[[list[int]], str]) -> str:
+        """The text of a call's whole sequence, decoded once."""
+        path: list[Node] = []
+        at: Node | None = node
+        while at is not None and at.id not in self._texts:
+            path.append(at)
+            at = at.parent
+        for each in reversed(path):
+            parent = each.parent
+            context = parent.own_ids[-CONTEXT_TOKENS:] if parent is not None else []
+            before = self._texts[parent.id] if parent is not None else ""
+            self._texts[each.id] = before + decode(context + each.own_ids)[len(decode(context)) :]
+        return self._texts[node.id]
 
     def branches_at(self, node: Node, delta: Sequence[int]) -> bool:
         """Whether calls go on from `node`, none of them with this prompt: it is neither a retry nor a parallel one."""

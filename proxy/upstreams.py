@@ -30,7 +30,7 @@ from agentrl.proxy.calls import Caller
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import InteractionStatus, Json, Role
 from agentrl.store import interactions
-from agentrl.store.codec import Content, new_id
+from agentrl.store.codec import Content, IdsDigest, new_id
 
 HIDDEN = b"[key]"
 CONNECT_S = 5.0
@@ -301,7 +301,8 @@ def _intent(state: ProxyState, caller: Caller, passed: Passed, asked: Json) -> i
         bridged=False,
         distribution_modified=False,
         trainable=False,
-        prompt_ids=[],
+        prompt_tokens=0,
+        prompt_digest=IdsDigest().hex,
         created_at=time.time(),
     )
 

@@ -52,8 +52,10 @@ class History:
         call_id = codec.new_id()
         intent = interactions.Intent(
             id=call_id, run_id=self.run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role=role,
-            digest="d", replica="r", params={"max_tokens": 8}, temperature=0.7, tools=codec.Content.of(tools) if tools else None, fork_reason=None,
-            bridged=parent is not None, distribution_modified=False, trainable=True, prompt_ids=ids,
+            digest="d", replica="r", params={"max_tokens": 8}, temperature=0.7,
+            tools=codec.Content.of(tools) if tools else None, fork_reason=None,
+            bridged=parent is not None, distribution_modified=False, trainable=True,
+            prompt_tokens=len(ids), prompt_digest=codec.ids_digest(ids),
             created_at=time.time(),
         )  # fmt: skip
         interactions.begin(conn, intent)

@@ -57,6 +57,27 @@ def ids_digest(ids: list[int] | Int32) -> str:
     return hashlib.blake2b(_bytes("i", ids), digest_size=16).hexdigest()
 
 
+class IdsDigest:
+    """The digest of a token sequence that grows: `ids_digest` of all of it, at the cost of what is new."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        self._state = hashlib.blake2b(digest_size=16)
+
+    def extended(self, ids: list[int]) -> IdsDigest:
+        """The digest of this sequence and `ids` behind it; this one stays what it is."""
+        longer = IdsDigest()
+        longer._state = self._state.copy()
+        longer._state.update(_bytes("i", ids))
+        return longer
+
+    @property
+    def hex(self) -> str:
+        """32 hex digits."""
+        return self._state.hexdigest()
+
+
 def pack_logprobs(logprobs: list[float] | Float32) -> bytes:
     """Logprobs as zstd of little-endian float32."""
     return _compress(_bytes("f", logprobs))

@@ -36,7 +36,7 @@ def _call(rng: random.Random, run_id: str, session_id: str) -> Call:
         id=codec.new_id(), run_id=run_id, session_id=session_id, parent_id=None, dialect="openai.chat", role="main",
         digest=f"{rng.getrandbits(128):032x}", replica="proxy-0", params={"temperature": 1.0, "max_new_tokens": 256},
         temperature=1.0, tools=None, fork_reason=None, bridged=False, distribution_modified=False, trainable=True,
-        prompt_ids=prompt, created_at=time.time(),
+        prompt_tokens=len(prompt), prompt_digest=codec.ids_digest(prompt), created_at=time.time(),
     )  # fmt: skip
     outcome = Outcome(
         status=InteractionStatus.COMPLETE, conversation_key=rng.randbytes(32),

@@ -436,3 +436,11 @@ def test_a_caller_may_say_what_kind_of_turn_it_is(proxy):
     assert [call["role"] for call in proxy.calls(session)] == ["side", "subagent", "main"]
     with pytest.raises(openai.APIStatusError, match="did you mean 'side'"):
         ask(proxy, session, extra_headers={"x-turn-type": "sid"})
+
+
+def test_the_policy_is_listed_and_found(proxy):
+    client = proxy.sdk(proxy.session())
+    (listed,) = client.models.list().data
+    assert (listed.id, client.models.retrieve("test").id) == ("test", "test")
+    with pytest.raises(openai.NotFoundError, match="did you mean 'test'"):
+        client.models.retrieve("tset")

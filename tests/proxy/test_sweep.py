@@ -88,7 +88,8 @@ def running_call(replica: Replica, session_id: str, served_by: str) -> str:
     intent = interactions.Intent(
         id=call_id, run_id=replica.run_id, session_id=session_id, parent_id=None, dialect="openai.chat", role="main",
         digest="d", replica=served_by, params={}, temperature=1.0, tools=None, fork_reason=None, bridged=False,
-        distribution_modified=False, trainable=True, prompt_ids=[1], created_at=sweep.time.time(),
+        distribution_modified=False, trainable=True, prompt_tokens=1,
+        prompt_digest=codec.ids_digest([1]), created_at=sweep.time.time(),
     )  # fmt: skip
     replica.database.transact(interactions.begin, intent)
     if served_by == replica.replica:

@@ -98,7 +98,8 @@ def _call(conn, run_id, session_id, parent, delta, rng, version):
         interactions.Intent(
             id=call_id, run_id=run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role="main",
             digest="d", replica="r", params={}, temperature=1.0, tools=None, fork_reason=None, bridged=bool(parent),
-            distribution_modified=False, trainable=True, prompt_ids=list(delta), created_at=time.time(),
+            distribution_modified=False, trainable=True,
+            prompt_tokens=len(delta), prompt_digest=codec.ids_digest(list(delta)), created_at=time.time(),
         ),
     )  # fmt: skip
     output = rng.integers(3, VOCABULARY, 4).tolist()

@@ -48,13 +48,15 @@ def begin_call(
     """Write an intent row, its prompt bridged from the parent's tokens; returns the call's id."""
     call_id = codec.new_id()
     before = next((n.token_ids for n in interactions.load_tree(conn, session_id)[1] if n.id == parent), [])
+    ids = [*before, *delta]
     interactions.begin(
         conn,
         interactions.Intent(
             id=call_id, run_id=run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role=role,
-            digest="d", replica=replica, params={}, temperature=1.0, tools=codec.Content.of(tools) if tools else None, fork_reason=None,
+            digest="d", replica=replica, params={}, temperature=1.0,
+            tools=codec.Content.of(tools) if tools else None, fork_reason=None,
             bridged=parent is not None, distribution_modified=False, trainable=trainable,
-            prompt_ids=[*before, *delta], created_at=interactions.time.time(),
+            prompt_tokens=len(ids), prompt_digest=codec.ids_digest(ids), created_at=interactions.time.time(),
         ),
     )  # fmt: skip
     return call_id

@@ -11,7 +11,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, MetaData, inspect, make_url, text
+from sqlalchemy import Connection, Inspector, MetaData, inspect, make_url, text
 
 from agentrl.store import Database, sqlite_file
 from agentrl.store.database import _alembic_config

@@ -1,0 +1,43 @@
+"""A real proxy on a database of its own, for benchmarks of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from agentrl.config import RunConfig
+from agentrl.store import Database, runs
+
+RUN = {"Authorization": "Bearer run-key"}
+
+
+def start_proxy(folder: Path, engine_url: str, port: int, model: Path) -> subprocess.Popen[bytes]:
+    """The real command, on a database of its own."""
+    config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
+    database = Database(f"sqlite:///{folder}/bench.db")
+    database.upgrade()
+    with database.write() as conn:
+        runs.create(
+            conn, name="bench", config=config.model_dump(mode="json"), task_data=[{}], base_model=str(model),
+            key="run-key", seed=0, steps=1,
+        )  # fmt: skip
+    database.close()
+    argv = ["proxy", "--run", "bench", "--engine", engine_url, "--port", str(port), "--log-level", "warning"]
+    env = os.environ | {"AGENTRL_DATABASE_URL": database.url, "AGENTRL_ADMIN_KEY": "admin-key"}
+    return subprocess.Popen([sys.executable, "-m", "agentrl", *argv], env=env, stdout=subprocess.DEVNULL)
+
+
+async def until_healthy(http: aiohttp.ClientSession, url: str, proxy: subprocess.Popen[bytes]) -> None:
+    """Wait for the proxy's first answer."""
+    while proxy.poll() is None:
+        try:
+            async with http.get(f"{url}/health"):
+                return
+        except aiohttp.ClientConnectionError:
+            await asyncio.sleep(0.1)
+    raise SystemExit(f"the proxy ended with status {proxy.returncode}")
