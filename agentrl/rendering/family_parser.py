@@ -161,9 +161,15 @@ class FamilyParser(OutputParser):
         return reasoning[len(sent_reasoning) :], content[len(sent_content) :]
 
     def _is_sound(self, call: Any) -> bool:
-        """Whether it is a call: well-formed, and of a request that has tools."""
-        well_formed = isinstance(call.name, str) and isinstance(call.arguments, str | dict | None)
-        return self._tools is not None and call.status == "ok" and well_formed
+        """Whether it is a call, of a request that has tools.
+
+        A value that formats without quotes could not read as its parameter's type is text: the tool may judge it.
+        """
+        if self._tools is None or not isinstance(call.name, str):
+            return False
+        if call.status == "invalid_json":
+            return isinstance(call.arguments, dict)
+        return call.status == "ok" and isinstance(call.arguments, str | dict | None)
 
     def _swallowed(self, ids: list[int], parsed: Any) -> bool:
         """Whether the library has taken markers of a call for no call, and left their text out."""

@@ -20,7 +20,7 @@ from .conftest import byte_tokenizer, patient, write_folder
 from .family_models import FAMILIES, NO_TEXT_BESIDE_CALLS, ONE_CALL, TOOLS, load_model, reply, sample, special_tokens
 from .outputs import check_splits, delivered, follow_up, parse
 
-quick = settings(patient, max_examples=25)
+quick = settings(patient, max_examples=15)
 
 HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
 
@@ -219,6 +219,19 @@ def test_openings_are_read_on_from(model: FamilyRenderer) -> None:
         assert (found.name, json.loads(found.arguments)) == ("calc", {"expression": "1"})
         bridge = model.bridge(prompt + written, after, TOOLS, messages_before=[*HISTORY, message])
         assert bridge.delta_ids is not None or model.name in ANY_TURN
+
+
+@pytest.mark.parametrize(
+    "schema", [{"enum": ["x y"]}, {"$ref": "#/$defs/Word"}, {"type": ["string", "null"]}, {}, None]
+)
+def test_arguments_need_no_type(model: FamilyRenderer, schema: dict[str, Any] | None) -> None:
+    """Schemas of enumerations, references, several types or nothing: the value is the text that it is."""
+    properties = {} if schema is None else {"word": schema}
+    parameters = {"type": "object", "properties": properties, "$defs": {"Word": {"enum": ["x y"]}}}
+    tools = [{"type": "function", "function": {"name": "spell", "parameters": parameters}}]
+    ids = sample(model, reply("", "", ("functions.spell:0", "spell", {"word": "x y"})))
+    parsed, _ = parse(model, tools, model.render(HISTORY, tools), ids)
+    assert [(c.name, json.loads(c.arguments)) for c in parsed.tool_calls] == [("spell", {"word": "x y"})]
 
 
 def test_results_name_their_tool(model: FamilyRenderer) -> None:
