@@ -287,6 +287,7 @@ def session_json(conn: Any, session_id: str) -> Json:
         "run_id": row.run_id,
         "group_id": row.group_id,
         "parent_session_id": row.parent_session_id,
+        "children": sessions.children(conn, session_id),
         "sample_index": row.sample_index,
         "status": row.status,
         "is_eval": row.is_eval,

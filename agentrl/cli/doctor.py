@@ -80,10 +80,12 @@ def _examine(session_id: str, database_url: str) -> Report:
 
 def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str, *, as_json: bool) -> Report:
     import asyncio
+    import signal
 
     from agentrl.doctor import report, sources
 
     async def main() -> tuple[Episode, str | None]:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
         stdout = 2 if as_json else None
         if proxy is not None:
             return await _against(command, proxy, key, stdout)

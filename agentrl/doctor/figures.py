@@ -34,6 +34,7 @@ class Figures:
     versions: float | None  # share of sampled tokens with a weight version
     retries: int  # calls that the client's SDK said it had sent before
     repeated: int  # calls with the same body as an earlier one
+    main: int
     side: int
     subagent: int
     modified: int  # calls of another distribution than the policy's
@@ -77,6 +78,7 @@ def of(session: Session, forks: Sequence[Fork]) -> Figures:
         versions=_share(sum(end - start for call in delivered for _, start, end in call.spans), sampled),
         retries=sum(call.retry > 0 for call in session.calls),
         repeated=repeated,
+        main=roles[Role.MAIN],
         side=roles[Role.SIDE],
         subagent=roles[Role.SUBAGENT],
         modified=sum(call.modified for call in delivered),

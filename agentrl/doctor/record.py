@@ -82,6 +82,7 @@ class Session:
     is_eval: bool
     error: str | None
     rewards: list[Json]
+    children_ids: list[str]  # sub-agents' sessions
     calls: list[Call]
 
     @property
@@ -111,7 +112,7 @@ def read(summary: Json, trace: Sequence[Json]) -> Session:
         calls[item["id"]] = _call(number, item, parent)
     return Session(
         id=summary["session_id"], status=summary["status"], is_eval=summary["is_eval"], error=summary["error"],
-        rewards=summary["rewards"], calls=list(calls.values()),
+        rewards=summary["rewards"], children_ids=summary["children"], calls=list(calls.values()),
     )  # fmt: skip
 
 

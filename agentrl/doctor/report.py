@@ -78,6 +78,7 @@ def as_json(report: Report) -> Json:
     return {
         "session_id": session.id,
         "status": session.status,
+        "children": session.children_ids,
         "command_status": report.command_status,
         "verdict": asdict(report.verdict),
         "figures": asdict(report.figures),

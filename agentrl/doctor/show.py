@@ -14,6 +14,8 @@ from agentrl.doctor.record import Call, Session
 from agentrl.doctor.report import Report, neighbourhood
 from agentrl.doctor.verdict import Answer
 
+MOST_FORKS = 20
+"""Spelled out on a screen."""
 COLOURS = {Answer.TRAINABLE: "green", Answer.WITH_PROBLEMS: "yellow", Answer.NOT_TRAINABLE: "red"}
 
 
@@ -24,9 +26,11 @@ def show(report: Report, console: Console) -> None:
     console.print(Text.assemble((f"session {session.id}", "bold"), f" · {state} · {_rewards(session)}"))
     if session.calls:
         console.print(tree(session))
-    for fork in report.forks:
+    for fork in report.forks[:MOST_FORKS]:
         console.print()
         _show_fork(report, fork, console)
+    if len(report.forks) > MOST_FORKS:
+        console.print(f"\n{len(report.forks) - MOST_FORKS} more forks; --json has them all", highlight=False)
     if session.calls:
         console.print()
         console.print(summary(report))
@@ -93,8 +97,11 @@ def summary(report: Report) -> Table:
     others = [(f.lost, "lost"), (f.aborted, "aborted"), (f.failed, "failed"), (f.running, "running"),
               (f.upstream, "for another model")]  # fmt: skip
     rest = "".join(f", {n} {what}" for n, what in others if n)
-    table.add_row("calls", f"{f.delivered} delivered{rest}; {f.subagent} of sub-agents, {f.side} side calls")
-    table.add_row("trajectories", f"{f.trajectories}; {f.forks} forks, {f.reprocessed_tokens:,} tokens processed again")
+    roles = ", ".join(f"{n} {role}" for role, n in (("main", f.main), ("subagent", f.subagent), ("side", f.side)) if n)
+    table.add_row("calls", f"{f.delivered} delivered{rest}; by role: {roles or 'none'}")
+    table.add_row(
+        "trajectories", f"{f.trajectories}, of {f.forks} forks; {f.reprocessed_tokens:,} tokens are processed again"
+    )
     merged = "no call goes on with an earlier one" if f.merge_rate is None else (
         f"{f.merge_rate:.0%}: {f.extending} of {f.continuing} calls that go on extend an earlier one exactly"
     )  # fmt: skip
@@ -104,8 +111,8 @@ def summary(report: Report) -> Table:
     )
     table.add_row("sampled", f"{f.sampled_tokens:,} tokens: {f.trainable_tokens:,} can be trained, "
                   f"{f.untrainable_tokens:,} cannot")  # fmt: skip
-    table.add_row("not as sampled", f"{f.modified} calls of a modified distribution, {f.greedy} greedy")
-    table.add_row("retries", f"{f.retries} marked by the client, {f.repeated} calls with a body seen before")
+    table.add_row("other sampling", f"{f.modified} of a modified distribution, {f.greedy} greedy")
+    table.add_row("retries", f"{f.retries} marked by the client, {f.repeated} with a body seen before")
     return table
 
 

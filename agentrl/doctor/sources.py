@@ -25,7 +25,7 @@ def _from_store(conn: Connection, session_id: str) -> tuple[Session, str]:
         raise UserError(f"--session: the database holds no session {session_id!r}")
     summary: Json = {
         "session_id": row.id, "status": row.status, "is_eval": row.is_eval, "error": row.error,
-        "rewards": rewards.history(conn, session_id),
+        "rewards": rewards.history(conn, session_id), "children": sessions.children(conn, session_id),
     }  # fmt: skip
     base_model = str(runs.get(conn, row.run_id).base_model)
     return read(summary, interactions.trace(conn, session_id)), base_model

@@ -44,6 +44,8 @@ def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status
 
 def _stops(session: Session, figures: Figures) -> list[str]:
     """What leaves nothing to train."""
+    if not figures.calls and session.children_ids:
+        return ["the session itself made no call: its sub-agents have sessions of their own"]
     if not figures.calls:
         return [
             "no call reached the proxy: the program must take its address and key from OPENAI_BASE_URL and "
@@ -96,6 +98,9 @@ def _notes(session: Session, figures: Figures) -> list[str]:
     found: list[str] = []
     if figures.calls and not session.rewards:
         found.append("no reward was given: a session trains only once it is rewarded")
+    if session.children_ids:
+        n = _count(len(session.children_ids), "sub-agent")
+        found.append(f"{n} with sessions of their own, not examined here: {', '.join(session.children_ids)}")
     if session.is_eval:
         found.append("an evaluation: what it shows holds for training, but it is never trained itself")
     if figures.untrainable_tokens and figures.trainable_tokens:

@@ -287,7 +287,7 @@ def end(conn: Connection, session_id: str, status: SessionStatus, error: str | N
     given_up = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
     if row.status != SessionStatus.OPEN and not given_up:
         return str(row.status)
-    for child_id in _children(conn, session_id):
+    for child_id in children(conn, session_id):
         end(conn, child_id, status, "its parent session ended", limits)
     final = SessionStatus.CLOSING if status == SessionStatus.COMPLETED and _running_calls(conn, session_id) else status
     now = time.time()
@@ -328,7 +328,7 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
             return str(status)
         trajectories.build(conn, row, limits.turn_discount)
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(built=True))
-    for child_id in _children(conn, session_id):
+    for child_id in children(conn, session_id):
         settle(conn, child_id, limits)
     _settle_group(conn, row.group_id, limits)
     return str(status)
@@ -517,7 +517,8 @@ def _open_family(conn: Connection, session_id: str) -> dict[str, float]:
     return heard
 
 
-def _children(conn: Connection, session_id: str) -> list[str]:
+def children(conn: Connection, session_id: str) -> list[str]:
+    """The sessions of a session's sub-agents, oldest first."""
     below = select(sessions.c.id).where(sessions.c.parent_session_id == session_id)
     return list(conn.execute(below.order_by(sessions.c.id)).scalars())
 

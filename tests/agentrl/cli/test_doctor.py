@@ -1,0 +1,105 @@
+"""`agentrl doctor` as a command: what it prints, where, and its exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location(
+    "doctor_conftest", Path(__file__).parents[1] / "doctor" / "conftest.py"
+)  # fmt: skip
+assert _spec is not None
+assert _spec.loader is not None
+_shared = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_shared)
+database_kind, run_config, store_url, proxy = (
+    getattr(_shared, name) for name in ("database_kind", "run_config", "store_url", "proxy")
+)
+
+ASK = """
+import json, os, urllib.request
+head = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+body = {"model": "default", "messages": [{"role": "user", "content": "hello"}]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head), timeout=30))
+print("played")
+"""
+
+
+def doctor(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRL_")} | {"COLUMNS": "80"}
+    command = [sys.executable, "-m", "agentrl", "doctor", *args]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False, **options)
+
+
+def play(proxy: Any, program: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return doctor("--proxy", proxy.url, "--key", "run-key", *args, "--", sys.executable, "-c", program)
+
+
+def test_a_command_and_its_session_afterwards(proxy, store_url):
+    played = play(proxy, ASK)
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert played.stdout.startswith("played\n")
+    assert "exit status 0\ntrainable\n" in played.stdout
+    assert max(map(len, played.stdout.splitlines())) <= 80
+    found = re.search(r"session ([0-9a-f]{32})", played.stdout)
+    assert found is not None
+    again = doctor("--session", found[1], "--database", store_url)
+    assert again.returncode == 0, again.stderr
+    assert "● 1" in again.stdout
+    assert "abandoned" in again.stdout
+
+
+def test_json_alone_on_stdout(proxy):
+    played = play(proxy, ASK + "raise SystemExit(3)", "--json")
+    assert played.returncode == 1
+    assert played.stderr == "played\n"
+    report = json.loads(played.stdout)
+    assert (report["command_status"], report["verdict"]["answer"]) == (3, "trainable, with problems")
+    assert [call["number"] for call in report["calls"]] == [1]
+    assert report["figures"]["ids"] == 1.0
+
+
+def test_mistakes_are_one_line(proxy, store_url):
+    for args, line in [
+        ((), "give either --session ID or -- COMMAND"),
+        (("--session", "x", "--", "true"), "give either --session ID or -- COMMAND"),
+        (("--session", "x"), "--session needs --database-url, or AGENTRL_DATABASE_URL"),
+        (("--session", "x", "--database-url", store_url), "--session: the database holds no session 'x'"),
+        (("--proxy", proxy.url, "--", "true"), "--proxy needs --key, or AGENTRL_RUN_KEY: the run's key"),
+        (("--proxy", proxy.url, "--key", "wrong", "--", "true"), "the API key is not valid"),
+        (("--proxy", proxy.url, "--key", "run-key", "--", "no-such-program"),
+         "cannot run 'no-such-program': No such file or directory"),
+    ]:  # fmt: skip
+        told = doctor(*args)
+        assert (told.returncode, told.stderr) == (2, f"agentrl: {line}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_command_and_gives_the_session_up(proxy, tmp_path: Path, number):
+    mark = tmp_path / "pid"
+    program = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    command = [sys.executable, "-m", "agentrl", "doctor", "--proxy", proxy.url, "--key", "run-key", "--"]
+    process = subprocess.Popen(
+        [*command, sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not (mark.exists() and mark.read_text()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told == "stopped: the command, and all that was started for it, has ended\n"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+    assert proxy.get("/api/run")["running"] == 0
