@@ -74,6 +74,7 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    reasoning_effort: str | None = None
 
 
 class OpenAIChat:

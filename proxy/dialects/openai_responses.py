@@ -39,7 +39,7 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    effort: str | None = None
+    effort: str | None = None  # a policy reasons as it has learned to
     summary: str | None = None  # ours is the reasoning itself
     generate_summary: str | None = None
 
@@ -185,8 +185,6 @@ def _refuse(data: ResponsesBody) -> None:
         "prompt": data.prompt is not None and "no prompts are stored here; use instructions and input",
         "max_tool_calls": data.max_tool_calls is not None and "it counts built-in tools, of which there are none",
     }
-    if data.reasoning is not None:
-        reasons["reasoning.effort"] = data.reasoning.effort is not None and "the policy thinks as it was trained to"
     if data.text is not None:
         verbosity = data.text.verbosity not in (None, "medium")
         reasons["text.verbosity"] = verbosity and "only medium: the policy writes as it was trained to"

@@ -107,7 +107,7 @@ def response_json(
         "max_output_tokens": wire.max_output_tokens,
         "max_tool_calls": None,
         "text": {"format": (wire.text and wire.text.format) or {"type": "text"}, "verbosity": "medium"},
-        "reasoning": {"effort": None, "summary": wire.reasoning and wire.reasoning.summary},
+        "reasoning": {name: wire.reasoning and getattr(wire.reasoning, name) for name in ("effort", "summary")},
         "truncation": "disabled",
         "background": False,
         "store": wire.store is not False,

@@ -341,7 +341,6 @@ def test_items_that_cannot_be_are_refused_with_their_place(items, param):
         ({"conversation": "conv_1"}, 422, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, 422, "prompt"),
         ({"max_tool_calls": 3}, 422, "max_tool_calls"),
-        ({"reasoning": {"effort": "low"}}, 422, "reasoning.effort"),
         ({"reasoning": {"depth": 1}}, 422, "reasoning.depth"),
         ({"text": {"verbosity": "low"}}, 422, "text.verbosity"),
         ({"text": {"format": {"type": "grammar"}}}, 422, "text.format"),
