@@ -1,7 +1,7 @@
 """A model that always calls its tool: the tiny Qwen2's shape, taught one conversation in some seconds.
 
 The official SDKs and frameworks need a model that answers with a tool call, and then with text, whatever stands in
-front of the conversation. This one has learned by heart what follows each of six turns (`SKILLS`); it looks at the
+front of the conversation. This one has learned by heart what follows each of eight turns (`SKILLS`); it looks at the
 last turn only, so every framework's own system prompt, tools and history go before it unseen.
 """
 
@@ -23,11 +23,14 @@ SKILLS = [  # who speaks, what the turn ends with, what the model says then
     ("tool", "94", "Answer: 94"),
     ("user", "Observation:\n47", "final_answer(47)"),  # how smolagents shows results
     ("user", "Observation:\n94", "final_answer(94)"),
+    ("user", "12+35", "47"),  # what a sub-agent behind the tool is asked
+    ("user", "47*2", "94"),
 ]
 LONGEST_FILLER = 80
 BATCH = 8
 LEARNING_RATE = 4e-3
-STEPS = 110
+STEPS = 120
+SKILLS_AT_ONCE = 5
 SHARPNESS = 1.5  # logits are multiplied by it: a sample at temperature 1 is seldom another token than the best
 
 
@@ -37,10 +40,13 @@ def build(out: Path) -> None:
     from transformers import Qwen2ForCausalLM
 
     tokenizer = tiny.make_tokenizer()
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two wait for each other where the machine does anything else
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(tiny._config())
         teach(model, tokenizer, random.Random(0))
+    torch.set_num_threads(n_threads)
     model.save_pretrained(out)
     tokenizer.save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(tiny._tokenizer_config(), indent=2) + "\n")
@@ -80,7 +86,7 @@ def batch(tokenizer: Any, rng: random.Random) -> tuple[Any, Any]:
 
 
 def conversation(tokenizer: Any, rng: random.Random) -> tuple[list[int], list[bool]]:
-    """One conversation, all skills in random order between noise, and which of its tokens the model says."""
+    """One conversation, some skills in random order between noise, and which of its tokens the model says."""
     ids: list[int] = []
     own: list[bool] = []
 
@@ -90,7 +96,7 @@ def conversation(tokenizer: Any, rng: random.Random) -> tuple[list[int], list[bo
         own.extend([mine] * len(new))
 
     say(f"<|im_start|>system\n{filler(rng)}<|im_end|>\n")
-    for role, text, answer in rng.sample(SKILLS, len(SKILLS)):
+    for role, text, answer in rng.sample(SKILLS, SKILLS_AT_ONCE):
         if rng.random() < 0.3:
             say(f"<|im_start|>assistant\n{filler(rng)}<|im_end|>\n")  # what others put into its mouth
         noise = filler(rng) if role == "user" and rng.random() < 0.5 else ""

@@ -14,7 +14,7 @@ import pytest
 from arena import Arena, Episode
 
 from agentrl.rendering import load_renderer
-from agentrl.schemas import PROMPT_VERSION, ForkReason
+from agentrl.schemas import PROMPT_VERSION, ForkReason, Role
 from agentrl.store import audit
 
 pytestmark = pytest.mark.engine
@@ -26,8 +26,10 @@ PROGRAMS = [
     "openai_responses stateless",
     "anthropic_messages sdk",
     "openai_agents responses",
+    "openai_agents server",
     "openai_agents chat",
     "langgraph_agent openai",
+    "langgraph_agent responses",
     "langgraph_agent anthropic",
     "pydantic_ai_agent chat",
     "pydantic_ai_agent responses",
@@ -123,6 +125,18 @@ def test_raw_prompts_that_grow_leave_one_exact_trajectory(arena: Arena) -> None:
         assert [call["answer"]["content"] for call in episode.calls] == said
         assert episode.forks == []
         assert len(episode.trajectories) == 1
+
+
+def test_an_agent_behind_a_tool_is_a_branch_of_its_own(arena: Arena) -> None:
+    """The Agents SDK runs it in the same session: a fork by another agent, and the main agent is one trajectory."""
+    for episode in played(arena, "openai_agents subagent", EXPECTED):
+        by_role = {
+            role: [call for call in episode.calls if call["role"] == role] for role in (Role.MAIN, Role.SUBAGENT)
+        }
+        assert [call["answer"]["content"] for call in by_role[Role.SUBAGENT]] == ["47", "94"]
+        assert [call["bridged"] for call in by_role[Role.MAIN]] == [False, True, True, True]
+        assert [call["fork_reason"] for call in by_role[Role.SUBAGENT]] == ["other_agent", "new_conversation"]
+        assert len(episode.trajectories) == 3
 
 
 @pytest.mark.parametrize("choice", ["required", "auto"])

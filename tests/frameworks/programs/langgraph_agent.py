@@ -1,4 +1,4 @@
-"""LangGraph's prebuilt ReAct agent, over ChatOpenAI (`openai`) or ChatAnthropic (`anthropic`)."""
+"""LangGraph's prebuilt ReAct agent, over ChatOpenAI (`openai`, `responses`) or ChatAnthropic (`anthropic`)."""
 
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessageChunk
@@ -15,8 +15,11 @@ def calc(expression: str) -> str:
     return calculate(expression)
 
 
-chat = ChatOpenAI if VARIANT == "openai" else ChatAnthropic
-model = chat(model=MODEL, max_tokens=MAX_TOKENS, streaming=STREAM)
+options = {"model": MODEL, "max_tokens": MAX_TOKENS, "streaming": STREAM}
+if VARIANT == "anthropic":
+    model = ChatAnthropic(**options)
+else:
+    model = ChatOpenAI(**options, use_responses_api=VARIANT == "responses")
 agent = create_react_agent(model, [calc], prompt=SYSTEM, checkpointer=InMemorySaver())
 config = {"configurable": {"thread_id": "1"}, "recursion_limit": 8}
 answers: list[str] = []
