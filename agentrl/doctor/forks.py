@@ -53,7 +53,7 @@ def find(session: Session) -> list[Fork]:
 
 def token_divergence(call: Call, earlier: Sequence[Call]) -> TokenDivergence | None:
     """Against the earlier sequence that shares most tokens with the call's prompt; of equal ones, the latest."""
-    ancestors = set(_path(call))
+    ancestors = set(call.path)
     best, rank = None, (-1, False, -1)
     for other in earlier:
         shared = shared_tokens(call.prompt_ids, other.sequence)
@@ -119,10 +119,3 @@ def _messages(call: Call, kin: Call | None, found: Divergence | None) -> Message
     return MessageDivergence(
         other=kin, index=at, before=before[at] if at < len(before) else None, now=now[at] if at < len(now) else None
     )
-
-
-def _path(call: Call) -> Iterator[Call]:
-    node: Call | None = call
-    while node is not None:
-        yield node
-        node = node.parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,7 @@ class Call:
     choice: int | None  # which answer of a request for several
     delta_ids: list[int] = field(default_factory=list)  # of the prompt, behind the parent's sequence
     output_ids: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
     output_tokens: int = 0  # as counted at the commit
     logprobs: list[float] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)  # [version, start, end)
@@ -50,12 +51,26 @@ class Call:
     @cached_property
     def prompt_ids(self) -> list[int]:
         """The whole prompt."""
-        return [*(self.parent.sequence if self.parent else []), *self.delta_ids]
+        above = list(self.parent.path) if self.parent else []
+        return [token for call in reversed(above) for token in call.own_ids] + self.delta_ids
 
     @cached_property
     def sequence(self) -> list[int]:
         """Prompt and output."""
         return [*self.prompt_ids, *self.output_ids]
+
+    @property
+    def own_ids(self) -> list[int]:
+        """What it adds to its parent's sequence."""
+        return self.delta_ids + self.output_ids
+
+    @property
+    def path(self) -> Iterator[Call]:
+        """Itself and what it extends, up to the root."""
+        node: Call | None = self
+        while node is not None:
+            yield node
+            node = node.parent
 
     @property
     def messages(self) -> list[Json]:
@@ -132,5 +147,6 @@ def _call(number: int, item: Json, parent: Call | None) -> Call:
         status=item["status"], reason=item["fork_reason"], finish=item["finish_reason"], error=item["error"],
         temperature=float(item["params"].get("temperature", 1.0)), modified=item["distribution_modified"],
         retry=options.get("retry", 0), digest=item["digest"], choice=options.get("choice"),
-        output_tokens=item["output_tokens"], system=item["system"], tools=item["tools"], **facts,
+        prompt_tokens=item["prompt_tokens"], output_tokens=item["output_tokens"],
+        system=item["system"], tools=item["tools"], **facts,
     )  # fmt: skip

@@ -86,7 +86,7 @@ def as_json(report: Report) -> Json:
             {
                 "number": call.number, "id": call.id, "parent": call.parent and call.parent.number, "role": call.role,
                 "dialect": call.dialect, "status": call.status, "finish_reason": call.finish, "error": call.error,
-                "new_prompt_tokens": len(call.delta_ids), "prompt_tokens": len(call.prompt_ids),
+                "new_prompt_tokens": len(call.delta_ids), "prompt_tokens": call.prompt_tokens,
                 "output_tokens": call.output_tokens, "versions": call.versions, "fork_reason": call.reason,
                 "retry": call.retry, "distribution_modified": call.modified, "greedy": call.greedy,
             }

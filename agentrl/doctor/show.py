@@ -60,7 +60,7 @@ def tree(session: Session) -> Table:
         table.add_row(
             Text(f"{lead}{call.number}"), call.role, call.dialect.removeprefix("openai.").removeprefix("openai_"),
             f"{len(call.delta_ids):,}" if call.delivered else "–",
-            f"{len(call.prompt_ids):,}" if call.delivered else "–", f"{call.output_tokens:,}",
+            f"{call.prompt_tokens:,}", f"{call.output_tokens:,}",
             Text(", ".join([ended, *flags]), style="" if call.status == "complete" else "red"),
             ",".join(map(str, call.versions)) or "–", Text(why, style="yellow"),
         )  # fmt: skip
@@ -128,7 +128,7 @@ def _show_fork(report: Report, fork: Fork, console: Console) -> None:
     grid.add_column(overflow="fold")
     if tokens is not None and near is not None:
         other, ours = f"call {tokens.other.number}", f"call {fork.call.number}"
-        of = len(fork.call.prompt_ids)
+        of = fork.call.prompt_tokens
         grid.add_row("first token", f"{tokens.position:,} of {of:,} are the same as in {other}; then "
                      f"{_token(tokens.theirs)} there, {_token(tokens.ours)} here")  # fmt: skip
         grid.add_row(other, _spelled(near.theirs))

@@ -1,0 +1,126 @@
+"""Figures and verdicts of sessions that are written down here call by call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrl.doctor import report
+from agentrl.doctor.record import read
+from agentrl.doctor.report import Report, as_json, visible
+from agentrl.doctor.show import rows
+
+
+def call(id: str, parent: str | None = None, **facts: Any) -> dict[str, Any]:
+    """A delivered call with two sampled tokens."""
+    return {
+        "id": id, "parent_id": parent, "status": "complete", "role": "main", "dialect": "openai.chat",
+        "fork_reason": None, "finish_reason": "stop", "error": None, "params": {"temperature": 1.0}, "options": None,
+        "digest": id, "distribution_modified": False, "system": [], "tools": None, "prompt_tokens": 4,
+        "output_tokens": 2,
+        "new_messages": [{"role": "user", "content": f"to {id}"}], "answer": {"role": "assistant", "content": id},
+        "prompt_delta_ids": [ord(c) for c in f"to {id}"], "output_ids": [1, 2], "logprobs": [-0.5, -0.5],
+        "version_spans": [[0, 0, 2]], **facts,
+    }  # fmt: skip
+
+
+def undelivered(id: str, status: str, error: str) -> dict[str, Any]:
+    left_out = ("new_messages", "answer", "prompt_delta_ids", "output_ids", "logprobs", "version_spans")
+    bare = {name: value for name, value in call(id).items() if name not in left_out}
+    return bare | {"status": status, "error": error, "output_tokens": 0, "finish_reason": None}
+
+
+def of(*calls: dict[str, Any], **facts: Any) -> Report:
+    summary = {
+        "session_id": "s", "status": "completed", "is_eval": False, "error": None, "children": [],
+        "rewards": [{"interaction_id": None, "name": "reward", "value": 1.0}], **facts,
+    }  # fmt: skip
+    return report.make(read(summary, calls), None)
+
+
+GREEDY = {"params": {"temperature": 0.0}}
+EDITED = {"fork_reason": "history_edited"}
+
+
+@pytest.mark.parametrize(
+    ("found", "answer", "problem"),
+    [
+        (of(call("a"), call("b", "a")), "trainable", None),
+        (of(), "not trainable", "no call reached the proxy"),
+        (of(children=["c"]), "not trainable", "its sub-agents have sessions of their own"),
+        (of(call("a", **GREEDY)), "not trainable", "1 greedy (send no temperature 0)"),
+        (of(call("a", **GREEDY), call("b", "a")), "trainable", None),
+        (of(call("a", role="upstream")), "not trainable", "1 for another model"),
+        (of(undelivered("a", "lost", "the proxy stopped")), "not trainable", "1 lost (the proxy stopped)"),
+        (of(call("a"), undelivered("b", "lost", "x")), "trainable, with problems", "1 answer lost"),
+        (of(call("a", output_tokens=0, output_ids=[], logprobs=[], version_spans=[])), "not trainable", "is empty"),
+        (of(call("a", logprobs=[-0.5])), "trainable, with problems", "logprobs cover only 50.0%"),
+        (of(call("a", version_spans=[[0, 0, 1]])), "trainable, with problems", "versions cover only 50.0%"),
+        (of(call("a", output_ids=[1])), "trainable, with problems", "ids cover only 0.0%"),
+        (of(call("a"), status="failed", error="boom"), "trainable, with problems", "the session failed: boom"),
+        (of(call("a"), call("b", **EDITED), call("c", **EDITED)), "trainable, with problems", "only 0 of 2 calls"),
+        (of(call("a"), call("b", "a"), call("c", "b"), call("d", **EDITED)), "trainable", None),
+    ],
+)  # fmt: skip
+def test_the_verdict(found, answer, problem):
+    assert found.verdict.answer == answer
+    if problem is None:
+        assert found.verdict.problems == []
+    else:
+        assert problem in found.verdict.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "note"),
+    [
+        (of(call("a"), rewards=[]), "no reward was given"),
+        (of(call("a"), is_eval=True), "never trained itself"),
+        (of(call("a"), call("b", "a", distribution_modified=True)), "2 sampled tokens cannot be trained"),
+        (of(call("a"), undelivered("b", "failed", "refused")), "1 call failed (refused)"),
+        (of(call("a"), undelivered("b", "aborted", "")), "1 call aborted"),
+        (of(call("a"), undelivered("b", "running", "")), "1 call still running"),
+    ],
+)
+def test_a_note(found, note):
+    assert note in found.verdict.notes[0]
+
+
+def test_a_rewarded_side_call_can_be_trained():
+    side = call("a", role="side")
+    assert of(side).figures.trainable_tokens == 0
+    assert of(side, rewards=[{"interaction_id": "a", "name": "r", "value": 1.0}]).figures.trainable_tokens == 2
+
+
+def test_figures_of_a_branching_session():
+    found = of(
+        call("a"), call("b", "a", options={"retry": 1}), call("c", "a", digest="b"), call("d", **EDITED),
+        call("e", role="subagent", fork_reason="other_agent"), undelivered("f", "failed", "x"),
+    ).figures  # fmt: skip
+    assert (found.calls, found.delivered, found.failed, found.trajectories) == (6, 5, 1, 4)
+    assert (found.continuing, found.extending, found.merge_rate) == (3, 2, 2 / 3)
+    assert (found.retries, found.repeated, found.subagent, found.forks) == (1, 1, 1, 3)
+
+
+def test_the_drawing_keeps_chains_straight_and_moves_branches():
+    calls = [call("a"), call("b", "a"), call("c", "b"), call("d", "a"), call("e", "d"), call("f", "d"), call("g")]
+    drawn = [f"{lead}{node.id}" for node, lead in rows(of(*calls, undelivered("h", "lost", "")).session)]
+    assert drawn == ["● a", "│ └ d", "│ │ └ f", "│ │ e", "│ b", "│ c", "● g", "○ h"]
+
+
+def test_a_chain_of_a_thousand_turns_is_drawn_without_recursion():
+    calls = [call("0"), *(call(str(i), str(i - 1)) for i in range(1, 1001))]
+    found = of(*calls, call("other", "999"))
+    assert len(list(rows(found.session))) == 1002
+    assert found.forks[0].tokens.position == sum(len(f"to {i}") + 2 for i in range(1000)) + 3
+
+
+def test_control_characters_are_visible():
+    assert visible("a\n\tb\x1b[0m\u200bé") == "a\\n\\tb\\x1b[0m\\u200bé"
+
+
+def test_without_a_tokenizer_ids_stand_for_text():
+    (fork,) = as_json(of(call("a"), call("b", **EDITED)))["forks"]
+    token = fork["first_different_token"]
+    assert (token["position"], token["other_id"], token["id"]) == (3, ord("a"), ord("b"))
+    assert token["text"]["ours"] == (" ".join(str(ord(c)) for c in "to "), str(ord("b")), "")
