@@ -53,12 +53,10 @@ async def place(model: Path, on_progress: OnProgress) -> AsyncIterator[Place]:
                     services.create_task(keep_running(part, max_restarts=0))
                     for part in [*parts.engines(plan), parts.proxy(plan)]
                 ]
-                try:
-                    await _until_serving(plan, database, run_id, on_progress)
-                    yield Place(url=plan.proxy_url, key=plan.run_key, model=str(model))
-                finally:
-                    for task in tasks:
-                        task.cancel()
+                await _until_serving(plan, database, run_id, on_progress)
+                yield Place(url=plan.proxy_url, key=plan.run_key, model=str(model))
+                for task in tasks:  # after an error the group has done so: a second time would cut their ends short
+                    task.cancel()
         finally:
             database.close()
 
