@@ -7,6 +7,7 @@ AgentRLError
 ├── RequestError                  an HTTP answer with a status and a code, in the caller's dialect
 ├── StoreError                    the database refused, is damaged, or is too old
 │   ├── StoreUnavailable          it cannot be reached or is locked, for longer than was waited: try later
+│   ├── ValueRefused              a value that it cannot hold: the caller's fault
 │   └── FencedError               an older trainer epoch met a newer one
 └── EngineError                   an inference engine failed a call
     ├── EngineUnavailable         nobody answers, or no engine is in the pool
@@ -54,6 +55,10 @@ class StoreError(AgentRLError):
 
 class StoreUnavailable(StoreError):
     """The database cannot be reached, or is locked, and waiting did not help: try later."""
+
+
+class ValueRefused(StoreError):
+    """A value that the database cannot hold, for example text with NUL in PostgreSQL."""
 
 
 class FencedError(StoreError):

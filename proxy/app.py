@@ -36,7 +36,7 @@ from starlette.responses import Response
 from agentrl import __version__
 from agentrl.config import RunConfig
 from agentrl.engine.client import EngineClient
-from agentrl.errors import FencedError, RequestError, StoreError
+from agentrl.errors import FencedError, RequestError, StoreError, ValueRefused
 from agentrl.proxy import dialects, lifecycle, model_api, monitoring, openapi, publish, upstreams
 from agentrl.proxy.folders import WeightFolders
 from agentrl.proxy.pool import Engine, EnginePool
@@ -95,6 +95,7 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
     openapi.install(app)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(FencedError, _on_fenced_error)
+    app.add_exception_handler(ValueRefused, _on_value_refused)
     app.add_exception_handler(StoreError, _on_store_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -202,6 +203,10 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
     return _error_response(request, RequestError(503, str(error), code="store_unavailable", retry_after_s=1.0))
 
 
+async def _on_value_refused(request: Request, error: Exception) -> Response:
+    return _error_response(request, RequestError(422, f"this cannot be stored: {error}", code="invalid_parameter"))
+
+
 async def _on_fenced_error(request: Request, error: Exception) -> Response:
     return _error_response(request, RequestError(409, str(error), code="epoch_over"))
 
@@ -212,9 +217,8 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     where = ".".join(str(part) for part in first["loc"] if part != "body")
     if first["type"] == "json_invalid":
         return _error_response(request, RequestError(400, "the body is not valid JSON", code="invalid_json"))
-    return _error_response(
-        request, RequestError(422, f"{where}: {first['msg']}", code="invalid_parameter", param=where)
-    )
+    message = f"{where or 'the body'}: {first['msg']}"
+    return _error_response(request, RequestError(422, message, code="invalid_parameter", param=where or None))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -7,10 +7,12 @@ sessions and the same keys, and takes no second place.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, select
 
 from agentrl.errors import RequestError
@@ -28,9 +30,19 @@ MAX_INT32 = 2**31 - 1
 
 
 class Body(BaseModel):
-    """Request bodies refuse unknown fields."""
+    """Request bodies refuse unknown fields, and values that are read but cannot be written: NaN, half characters."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_written(cls, value: Any) -> Any:
+        try:
+            orjson.dumps(value)
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"cannot be stored: {error}") from error
+        return value
 
 
 class GroupBody(Body):

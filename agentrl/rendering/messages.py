@@ -40,6 +40,8 @@ def parse_arguments(arguments: Any) -> Any:
         return {}
     try:
         value = json.loads(arguments)
+        if "\\u" in arguments:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError):  # models write anything, also a thousand brackets
         return arguments
     return arguments if _deeper_than(MAX_DEPTH, value) else value

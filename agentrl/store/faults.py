@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from enum import Enum
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, OperationalError, TimeoutError
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError, TimeoutError
 
-from agentrl.errors import StoreError, StoreUnavailable
+from agentrl.errors import StoreError, StoreUnavailable, ValueRefused
 
 
 class Fault(Enum):
@@ -101,6 +101,8 @@ def store_error(error: DBAPIError, where: str = "database", *, committing: bool 
     if committing and fault is Fault.LOST:
         return OutcomeUnknown(f"{where}: the connection was lost during COMMIT, so the outcome is unknown ({detail})")
     if fault is Fault.STATEMENT:
+        if isinstance(error, DataError):
+            return ValueRefused(detail)
         return StoreError(f"{where}: {detail}")
     kind: type[StoreError] = StoreError
     if fault is Fault.CONFLICT:

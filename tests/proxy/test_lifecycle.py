@@ -14,6 +14,7 @@ from agentrl.testing import FakeEngine
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 RUN = {"Authorization": "Bearer run-key"}
 ADMIN = {"Authorization": "Bearer admin-key"}
+JSON = {"Content-Type": "application/json"}
 
 
 def play(proxy, session, value=1.0):
@@ -96,6 +97,34 @@ def test_bad_rewards_are_refused_by_name(proxy, body):
     answer = proxy.post(f"/sessions/{session['session_id']}/reward", body)
     assert answer.status_code == 422
     assert answer.json()["error"]["param"] in ("value", "valu", "name")
+
+
+ODD = (b'"\\ud800"', b'"\\u0000"', b"NaN", b"1e999", b"9" * 400, b"[" * 300 + b"]" * 300, b"[" * 5000)
+
+
+def test_what_no_database_holds_is_refused_or_read_back(proxy):
+    """Half characters, NUL, NaN, integers without end, deep nests: in text, in JSON and in URLs."""
+    for odd in ODD:
+        for path, body in (
+            ("/heartbeat", b'{"owner": %s}'),
+            ("/groups", b'{"is_eval": true, "task": {"x": %s}}'),
+            ("/groups", b'{"is_eval": true, "task": {}, "metadata": {"x": %s}}'),
+            ("/sessions", b'{"metadata": {"x": %s}}'),
+            ("/sessions", b'{"parent_session_id": %s}'),
+            ("/admin/publish", b'{"version": %s}'),
+        ):
+            answer = proxy.http.post(proxy.url + path, content=body % odd, headers=ADMIN | JSON)
+            assert answer.status_code in (200, 201, 400, 404, 422), answer.text
+            for opened in answer.json().get("sessions", [answer.json()] if answer.status_code == 201 else []):
+                proxy.get(f"/sessions/{opened['session_id']}")
+                proxy.http.delete(f"{proxy.url}/sessions/{opened['session_id']}", headers=RUN)
+    for path in (
+        "/sessions/%00",
+        "/api/runs/%00/steps",
+        "/api/runs/x/events?kind=%00",
+        "/api/runs/x/steps/9999999999/lineage",
+    ):
+        assert proxy.http.get(proxy.url + path, headers=RUN).status_code in (200, 404, 422)
 
 
 def test_a_session_without_reward_is_rejected_and_gives_its_place_back(proxy):

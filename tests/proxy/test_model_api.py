@@ -128,6 +128,14 @@ def test_streamed_tool_calls_are_whole(proxy):
     assert json.loads("".join(part.function.arguments for part in calls)) == {"x": "ab"}
 
 
+def test_arguments_that_are_no_text_come_back_as_they_were(proxy):
+    session = proxy.session()
+    function = {"name": "calc", "arguments": '{"x": "\\ud800"}'}
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    ask(proxy, session, [*HELLO, said, {"role": "tool", "tool_call_id": "1", "content": "?"}], tools=TOOLS)
+    assert proxy.calls(session)[0]["new_messages"][1]["tool_calls"][0]["function"] == function
+
+
 def test_a_stop_string_cuts_the_text_and_not_the_tokens(proxy):
     session = proxy.session()
     ids = proxy.says("ab.cd", end=False)
