@@ -74,6 +74,8 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
 

@@ -74,6 +74,19 @@ def test_nulls_are_absent_and_defaults_are_empty():
     assert not request.stream
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "s"},
+        {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}},
+    ],
+)
+def test_harmless_parameters_change_nothing(fields):
+    plain = decode(json.dumps({"messages": MESSAGES}).encode())
+    request = decode(json.dumps({"messages": MESSAGES, **fields}).encode())
+    assert [name for name in type(plain).__slots__ if getattr(request, name) != getattr(plain, name)] == ["wire"]
+
+
 def test_what_is_asked_for_is_what_the_engine_is_told():
     body = {
         "messages": MESSAGES, "temperature": 0.5, "top_k": 5, "logit_bias": {"7": 3}, "seed": 4, "n": 3,
