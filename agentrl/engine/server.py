@@ -67,7 +67,12 @@ def argv(spec: EngineSpec) -> list[str]:
     }
     if spec.device == "cpu":
         options["--attention-backend"] = "torch_native"
-    flags = ["--incremental-streaming-output", "--skip-server-warmup", "--sleep-on-idle"]
+    flags = [
+        "--incremental-streaming-output",
+        "--skip-server-warmup",
+        "--sleep-on-idle",
+        "--constrained-json-disable-any-whitespace",  # a small model would fill its budget with line breaks
+    ]
     pairs = [part for option in options.items() for part in option]
     return [sys.executable, "-m", "sglang.launch_server", *pairs, *flags, *spec.extra_args]
 

@@ -86,12 +86,12 @@ class Arena:
 
     def play(self, program: str, stream: bool) -> Episode:
         """Open a session, run `NAME VARIANT`, reward and end the session, read everything about it."""
-        opened = self._post("/sessions", {"metadata": {"program": program}})
+        opened = self.post("/sessions", {"metadata": {"program": program}})
         root = f"/sessions/{opened['session_id']}"
         done = run_program(program, stream, base_url=opened["base_url"], api_key=opened["api_key"])
         said = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"answers": [], "pieces": 0}
-        self._post(f"{root}/reward", {"value": float(bool(said["answers"]))})
-        self._post(f"{root}/end", {})
+        self.post(f"{root}/reward", {"value": float(bool(said["answers"]))})
+        self.post(f"{root}/end", {})
         session = httpx.get(f"{self.url}{root}/trace", headers=RUN_KEY, timeout=30).raise_for_status().json()
         rows = trajectory_rows.c
         with self.database.read() as conn:
@@ -112,7 +112,13 @@ class Arena:
             states=[row.state for row in built],
         )
 
-    def _post(self, path: str, body: Json) -> Json:
+    def calls(self, session_id: str) -> list[Json]:
+        """What is recorded of a session."""
+        answer = httpx.get(f"{self.url}/sessions/{session_id}/trace", headers=RUN_KEY, timeout=30)
+        recorded: list[Json] = answer.raise_for_status().json()["calls"]
+        return recorded
+
+    def post(self, path: str, body: Json) -> Json:
         answer = httpx.post(self.url + path, json=body, headers=RUN_KEY, timeout=30).raise_for_status()
         opened: Json = answer.json()
         return opened
