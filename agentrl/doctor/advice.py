@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.doctor.forks import Fork, MessageDivergence
+from agentrl.doctor.words import visible
 from agentrl.rendering.messages import role_of, text_of
 from agentrl.schemas import ForkReason, Json
 
@@ -132,7 +133,7 @@ def _words(message: Json) -> str:
     text = (
         text_of(message) if not isinstance(content, list) else " ".join(str(part.get("text", "")) for part in content)
     )
-    return " ".join([text, *calls]).strip()
+    return visible(" ".join([text, *calls] if text else calls))
 
 
 def _cut(text: str, start: int) -> str:

@@ -12,6 +12,7 @@ from agentrl.client import AsyncClient
 from agentrl.doctor.record import Session
 from agentrl.doctor.sources import from_trace
 from agentrl.errors import UserError
+from agentrl.schemas import Json
 
 END_TIMEOUT_S = 30.0
 KILL_AFTER_S = 5.0
@@ -39,29 +40,31 @@ def environment(base_url: str, api_key: str, session_id: str) -> dict[str, str]:
 
 
 async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, stdout: int | None = None) -> Episode:
-    """Run `command` as one episode against a proxy; its output goes where ours goes, or to the file
-    descriptor `stdout`. Raises UserError, RequestError.
+    """Run `command` as one episode against a proxy; its output goes where ours goes, or to file descriptor `stdout`.
 
-    With `keep` the session ends as any other; else it is given up once the trace is read, so that an examination
-    trains nothing. Cancelled: the command is ended, and the session given up.
+    With `keep` the session ends as any other; else it is given up, so that an examination trains nothing. Cancelled:
+    the command is ended, and the session given up. Raises UserError, RequestError.
     """
     async with AsyncClient(proxy_url, key, timeout_s=END_TIMEOUT_S) as client:
         opened = await client.request("POST", "/sessions", {"metadata": {"doctor": " ".join(command)[:200]}})
         session_id = opened["session_id"]
-        ended = False
+        keep_it = False
         try:
             status = await run(command, environment(opened["base_url"], opened["api_key"], session_id), stdout)
-            if keep:
-                end = {"status": "completed"} if status == 0 else {
-                    "status": "failed", "error": f"the command ended with exit status {status}"
-                }  # fmt: skip
-                await client.request("POST", f"/sessions/{session_id}/end", end)
-                ended = True
-            trace = await client.request("GET", f"/sessions/{session_id}/trace", None)
+            keep_it = keep
         finally:
-            if not ended:
-                await asyncio.shield(client.request("DELETE", f"/sessions/{session_id}", None))
+            if not keep_it:
+                await asyncio.shield(client.request("DELETE", f"/sessions/{session_id}"))
+        if keep_it:
+            await client.request("POST", f"/sessions/{session_id}/end", _end(status))
+        trace = await client.request("GET", f"/sessions/{session_id}/trace")
     return Episode(session=from_trace(trace), status=status)
+
+
+def _end(status: int) -> Json:
+    if status == 0:
+        return {"status": "completed"}
+    return {"status": "failed", "error": f"the command ended with exit status {status}"}
 
 
 async def run(command: Sequence[str], env: Mapping[str, str], stdout: int | None = None) -> int:

@@ -11,6 +11,7 @@ from agentrl.doctor.figures import Figures
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
 from agentrl.doctor.verdict import Verdict
+from agentrl.doctor.words import visible
 from agentrl.schemas import Json
 
 AROUND = 8
@@ -65,11 +66,6 @@ def neighbourhood(report: Report, fork: Fork) -> Neighbourhood | None:
         theirs=_window(report.decode, fork.tokens.other.sequence, at),
         ours=_window(report.decode, fork.call.prompt_ids, at),
     )
-
-
-def visible(text: str) -> str:
-    """Text with control characters spelled out."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def as_json(report: Report) -> Json:

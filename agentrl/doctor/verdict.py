@@ -11,6 +11,8 @@ from agentrl.doctor import advice
 from agentrl.doctor.figures import Figures, why_untrainable
 from agentrl.doctor.forks import STARTS, Fork
 from agentrl.doctor.record import Session
+from agentrl.doctor.words import count
+from agentrl.schemas import GONE
 
 LOW_MERGE_RATE = 0.5
 
@@ -36,10 +38,14 @@ def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status
     """The verdict on a session; `command_status` is the exit status of the program that played it."""
     stops = _stops(session, figures)
     problems = [] if stops else _problems(session, figures, forks)
+    if session.status in GONE and session.error and not command_status:
+        problems.append(
+            f"the session {'was ' if session.status == 'abandoned' else ''}{session.status}: {session.error}"
+        )
     if command_status:
         problems.append(f"the command ended with exit status {command_status}")
     answer = Answer.NOT_TRAINABLE if stops else Answer.WITH_PROBLEMS if problems else Answer.TRAINABLE
-    return Verdict(answer=answer, problems=[*stops, *problems], notes=_notes(session, figures))
+    return Verdict(answer=answer, problems=[*stops, *problems], notes=_notes(session, figures, forks))
 
 
 def _stops(session: Session, figures: Figures) -> list[str]:
@@ -75,8 +81,6 @@ _MEANING = {
 def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[str]:
     """What spoils a session that can be trained."""
     found: list[str] = []
-    if session.status in ("failed", "abandoned") and session.error:
-        found.append(f"the session {'was ' if session.status == 'abandoned' else ''}{session.status}: {session.error}")
     if figures.merge_rate is not None and figures.merge_rate < LOW_MERGE_RATE:
         costly = [fork for fork in forks if fork.reason not in STARTS]
         causes = Counter(str(fork.reason) for fork in costly)
@@ -87,37 +91,39 @@ def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list
             f"{n} times, first at call {example.call.number}: {advice.of(example).cause}"
         )
     if figures.lost:
-        found.append(f"{_count(figures.lost, 'answer')} lost: a proxy died while it served")
+        found.append(f"{count(figures.lost, 'answer')} lost: a proxy died while it served")
     for share, what in ((figures.ids, "ids"), (figures.logprobs, "logprobs"), (figures.versions, "versions")):
         if share is not None and share < 1:
             found.append(f"{what} cover only {share:.1%} of what was sampled")
     return found
 
 
-def _notes(session: Session, figures: Figures) -> list[str]:
+def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[str]:
     found: list[str] = []
+    costly = [fork for fork in forks if fork.reason not in STARTS]
+    if costly and figures.merge_rate is not None and figures.merge_rate >= LOW_MERGE_RATE:
+        named = ", ".join(f"call {fork.call.number} ({str(fork.reason).replace('_', ' ')})" for fork in costly[:5])
+        found.append(f"{count(len(costly), 'call')} could not extend an earlier one: {named}")
+    if session.status == "abandoned" and session.error is None:
+        found.append("the session was given up: nothing of it is trained")
     if figures.calls and not session.rewards:
         found.append("no reward was given: a session trains only once it is rewarded")
     if session.children_ids:
-        n = _count(len(session.children_ids), "sub-agent")
+        n = count(len(session.children_ids), "sub-agent")
         found.append(f"{n} with sessions of their own, not examined here: {', '.join(session.children_ids)}")
     if session.is_eval:
         found.append("an evaluation: what it shows holds for training, but it is never trained itself")
     if figures.untrainable_tokens and figures.trainable_tokens:
-        found.append(f"{_count(figures.untrainable_tokens, 'sampled token')} cannot be trained (see the summary)")
+        found.append(f"{count(figures.untrainable_tokens, 'sampled token')} cannot be trained (see the summary)")
     if figures.failed:
-        found.append(f"{_count(figures.failed, 'call')} failed{_first_error(session)}")
+        found.append(f"{count(figures.failed, 'call')} failed{_first_error(session)}")
     if figures.aborted:
-        found.append(f"{_count(figures.aborted, 'call')} aborted: the client did not wait for the answer")
+        found.append(f"{count(figures.aborted, 'call')} aborted: the client did not wait for the answer")
     if figures.running:
-        found.append(f"{_count(figures.running, 'call')} still running")
+        found.append(f"{count(figures.running, 'call')} still running")
     return found
 
 
 def _first_error(session: Session) -> str:
     error = next((call.error for call in session.calls if call.error), None)
     return f" ({error[:200]})" if error else ""
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -73,9 +73,8 @@ def test_an_edited_answer(proxy, ask, examine):
     ask(session, [U1], " padded ")
     ask(session, [U1, says("assistant", "padded"), U2])
     report = examine(session)
-    assert "message 2 (assistant), which reads otherwise than it was sampled" in report.advice(
-        the_fork(report, "history_edited")
-    ).cause  # fmt: skip
+    cause = report.advice(the_fork(report, "history_edited")).cause
+    assert "message 2 (assistant), which reads otherwise than it was sampled: “ padded ” became “padded”" in cause
 
 
 def test_changed_arguments(proxy, ask, examine):

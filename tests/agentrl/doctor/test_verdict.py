@@ -8,8 +8,9 @@ import pytest
 
 from agentrl.doctor import report
 from agentrl.doctor.record import read
-from agentrl.doctor.report import Report, as_json, visible
+from agentrl.doctor.report import Report, as_json
 from agentrl.doctor.show import rows
+from agentrl.doctor.words import visible
 
 
 def call(id: str, parent: str | None = None, **facts: Any) -> dict[str, Any]:
@@ -74,6 +75,11 @@ def test_the_verdict(found, answer, problem):
 @pytest.mark.parametrize(
     ("found", "note"),
     [
+        (
+            of(call("a"), call("b", "a"), call("c", "b"), call("d", **EDITED)),
+            "1 call could not extend an earlier one: call 4 (history edited)",
+        ),
+        (of(call("a"), status="abandoned"), "the session was given up"),
         (of(call("a"), rewards=[]), "no reward was given"),
         (of(call("a"), is_eval=True), "never trained itself"),
         (of(call("a"), call("b", "a", distribution_modified=True)), "2 sampled tokens cannot be trained"),
