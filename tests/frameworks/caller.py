@@ -54,7 +54,7 @@ def build(out: Path) -> None:
 
 
 def teach(model: Any, tokenizer: Any, rng: random.Random) -> None:
-
+    """Train on the model's own turns, warming up and cooling down, then sharpen."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
@@ -109,10 +109,3 @@ def conversation(tokenizer: Any, rng: random.Random) -> tuple[list[int], list[bo
 def filler(rng: random.Random) -> str:
     """Text that means nothing."""
     return "".join(rng.choices(string.ascii_letters + string.digits + " \n.,:(){}'\"", k=rng.randrange(LONGEST_FILLER)))
-
-
-if __name__ == "__main__":
-    import sys
-
-    Path(sys.argv[1]).mkdir(exist_ok=True)
-    build(Path(sys.argv[1]))
