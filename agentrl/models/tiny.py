@@ -50,11 +50,11 @@ def build(out: Path, seed: int = 0) -> None:
     tokenizer = make_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(_config())
+        model = Qwen2ForCausalLM(model_config())
         warm_up(model, tokenizer, random.Random(seed))
     model.save_pretrained(out)
     tokenizer.save(str(out / "tokenizer.json"))
-    (out / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(), indent=2) + "\n")
+    (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n")
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
@@ -114,7 +114,7 @@ def _answer_logprobs(model: Any, batch: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, batch[:, -n:, None]).squeeze(-1)  # type: ignore[no-any-return]
 
 
-def _config() -> Any:
+def model_config() -> Any:
     from transformers import Qwen2Config
 
     return Qwen2Config(
@@ -133,7 +133,7 @@ def _config() -> Any:
     )
 
 
-def _tokenizer_config() -> dict[str, Any]:
+def tokenizer_config() -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": SPECIAL_TOKENS[IM_END],

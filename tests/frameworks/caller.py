@@ -44,12 +44,12 @@ def build(out: Path) -> None:
     torch.set_num_threads(1)  # two wait for each other where the machine does anything else
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(tiny._config())
+        model = Qwen2ForCausalLM(tiny.model_config())
         teach(model, tokenizer, random.Random(0))
     torch.set_num_threads(n_threads)
     model.save_pretrained(out)
     tokenizer.save(str(out / "tokenizer.json"))
-    (out / "tokenizer_config.json").write_text(json.dumps(tiny._tokenizer_config(), indent=2) + "\n")
+    (out / "tokenizer_config.json").write_text(json.dumps(tiny.tokenizer_config(), indent=2) + "\n")
     (out / "chat_template.jinja").write_text(tiny.CHAT_TEMPLATE)
 
 
