@@ -114,7 +114,7 @@ def _intent(state: ProxyState, caller: Caller, session: Row[Any], call: Call, in
         id=call.id,
         run_id=state.run_id,
         session_id=call.session_id,
-        parent_id=prompt.parent and prompt.parent.id,
+        parent_id=prompt.parent.id if prompt.parent is not None else None,
         dialect=caller.dialect.name,
         role=prompt.role,
         digest=caller.digest,
@@ -300,8 +300,8 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
     node = Node(
         id=call.id, conversation_key=key, parent=prompt.parent, own_ids=prompt.delta_ids + sampled.output_ids,
         digest=prompt.digest.extended(sampled.output_ids),
-        role=prompt.role, system_hash=prompt.system and prompt.system.hash,
-        tools_hash=prompt.tools and prompt.tools.hash, messages=prompt.messages + 1,
+        role=prompt.role, system_hash=prompt.system.hash if prompt.system is not None else None,
+        tools_hash=prompt.tools.hash if prompt.tools is not None else None, messages=prompt.messages + 1,
     )  # fmt: skip
     state.trees.commit(call.session_id, seq, node)
 

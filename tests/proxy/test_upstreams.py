@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 import time
+from typing import Any
 
 import anthropic
 import httpx
@@ -321,7 +322,7 @@ def test_every_dialect_reaches_its_own_path(proxy, judge):
 
 def test_streams_of_the_other_dialects_are_held_back_from_their_ends(proxy, judge):
     session = proxy.session()
-    events = [
+    events: list[dict[str, Any]] = [
         {"type": "message_start", "message": {"stop_reason": None}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "good"}},
         {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 1}},
