@@ -19,7 +19,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +122,10 @@ async def _running(
     async def changed(engine: Engine) -> None:
         await state.write(_save_engine, run.id, engine)
 
-    async def load_tree(session_id: str) -> tuple[int, list[interactions.Node]]:
-        return await state.read(interactions.load_tree, session_id)
+    async def load_tree(
+        session_id: str, after: int, known: Mapping[str, interactions.Node]
+    ) -> tuple[int, list[interactions.Node]]:
+        return await state.read(interactions.load_tree, session_id, after, known)
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     connector = aiohttp.TCPConnector(limit=0)

@@ -48,8 +48,8 @@ class Prompt:
 async def prompts_for(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> list[Prompt]:
     """The prompts of a request; `role` is what the caller says of it. Raises RequestError."""
     if request.prompts:
-        tree = await state.trees.get(session_id)
-        return [await _raw_prompt(state, session_id, tree, prompt, role or Role.MAIN) for prompt in request.prompts]
+        tree = await state.trees.get(session_id, fresh=True)  # nothing in a raw prompt says what it extends
+        return [_raw_prompt(state, tree, prompt, role or Role.MAIN) for prompt in request.prompts]
     return [await _chat_prompt(state, session_id, request, role)]
 
 
@@ -69,7 +69,7 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
         chain.append(chain_key(chain[-1], message))
     tree = await state.trees.get(session_id)
     hit = tree.deepest(chain)
-    if hit is None and _holds_answer(messages):  # another replica may have recorded the parent
+    if _holds_answer(messages[hit[0] if hit is not None else 0 :]):  # another replica may have recorded it
         tree = await state.trees.get(session_id, fresh=True)
         hit = tree.deepest(chain)
     opening, regex = _opening(state, request)
@@ -143,13 +143,10 @@ def _holds_answer(messages: Sequence[Json]) -> bool:
     return any(message["role"] == "assistant" for message in messages)
 
 
-async def _raw_prompt(state: ProxyState, session_id: str, tree: Tree, prompt: str | list[int], role: Role) -> Prompt:
+def _raw_prompt(state: ProxyState, tree: Tree, prompt: str | list[int], role: Role) -> Prompt:
     ids = state.renderer.encode(prompt) if isinstance(prompt, str) else prompt
     _check_vocabulary(ids, state.renderer.vocab_size)
     hit = _raw_parent(state, tree, prompt, ids)
-    if hit is None and tree.nodes:
-        tree = await state.trees.get(session_id, fresh=True)
-        hit = _raw_parent(state, tree, prompt, ids)
     parent, delta = hit if hit is not None else (None, ids)
     text = prompt if isinstance(prompt, str) else state.renderer.decode(prompt)
     before = parent.token_ids if parent is not None else []

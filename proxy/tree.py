@@ -7,27 +7,30 @@ whose key lies on the new conversation's chain is the parent, so what follows it
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.store.interactions import Node
 
 CONTEXT_TOKENS = 8
 """So many ids before a piece decide how it decodes: no character is spread over more."""
-Loader = Callable[[str], Awaitable[tuple[int, list[Node]]]]
+Loader = Callable[[str, int, Mapping[str, Node]], Awaitable[tuple[int, list[Node]]]]
+"""(session, number, calls up to it by id) → the session's last number, and the calls above the given one."""
 
 
 @dataclass(slots=True)
 class Tree:
-    """The delivered calls of one session, by conversation key. `seq` is the store's number that this reflects."""
+    """The delivered calls of one session, by conversation key and by id, up to the store's number `seq`."""
 
-    seq: int
+    seq: int = 0
     nodes: dict[bytes, Node] = field(default_factory=dict)
+    by_id: dict[str, Node] = field(default_factory=dict)
     _texts: dict[str, str] = field(default_factory=dict)
 
     def add(self, node: Node) -> None:
         """A later call with an equal conversation takes the earlier one's place."""
         self.nodes[node.conversation_key] = node
+        self.by_id[node.id] = node
 
     def deepest(self, chain: Sequence[bytes]) -> tuple[int, Node] | None:
         """(messages covered, call) of the deepest call on the chain that leaves at least one message to add."""
@@ -53,7 +56,9 @@ class Tree:
 
     def branches_at(self, node: Node, delta: Sequence[int]) -> bool:
         """Whether calls go on from `node`, none of them with this prompt: it is neither a retry nor a parallel one."""
-        below = [other.own_ids for other in self.nodes.values() if other.parent is node]
+        below = [
+            other.own_ids for other in self.nodes.values() if other.parent is not None and other.parent.id == node.id
+        ]
         return bool(below) and not any(ids[: len(delta)] == delta for ids in below)
 
     def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
@@ -77,13 +82,15 @@ class TreeCache:
         self._trees: OrderedDict[str, Tree] = OrderedDict()
 
     async def get(self, session_id: str, *, fresh: bool = False) -> Tree:
-        """The session's tree; `fresh` reads the store again."""
+        """The session's tree; with `fresh`, also what was committed since it was loaded, by other replicas too."""
         tree = self._trees.get(session_id)
         if tree is None or fresh:
-            seq, nodes = await self._load(session_id)
-            tree = Tree(seq)
+            tree = tree or Tree()
+            seq, nodes = await self._load(session_id, tree.seq, tree.by_id)
             for node in nodes:
-                tree.add(node)
+                if node.id not in tree.by_id:  # committed here meanwhile
+                    tree.add(node)
+            tree.seq = max(tree.seq, seq)
             self._trees[session_id] = tree
         self._trees.move_to_end(session_id)
         while len(self._trees) > self._capacity:
@@ -91,19 +98,15 @@ class TreeCache:
         return tree
 
     def commit(self, session_id: str, seq: int, node: Node | None) -> None:
-        """A call was committed as number `seq`; a gap means that others committed too, and the cache is dropped.
+        """A call was committed as number `seq`; behind a gap, which others committed, a fresh `get` brings it.
 
         `node` is None for a call to another model than the policy.
         """
         tree = self._trees.get(session_id)
-        if tree is None:
-            return
-        if seq == tree.seq + 1:
+        if tree is not None and seq == tree.seq + 1:
             tree.seq = seq
             if node is not None:
                 tree.add(node)
-        else:
-            self.forget(session_id)
 
     def forget(self, session_id: str) -> None:
         """Drop a session's tree."""

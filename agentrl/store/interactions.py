@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -291,8 +291,13 @@ def serving_replicas(conn: Connection, run_id: str) -> set[str]:
     return set(conn.execute(running.distinct()).scalars())
 
 
-def load_tree(conn: Connection, session_id: str) -> tuple[int, list[Node]]:
-    """The session's sequence number and its delivered calls to the policy, oldest first."""
+def load_tree(
+    conn: Connection, session_id: str, after: int = 0, known: Mapping[str, Node] | None = None
+) -> tuple[int, list[Node]]:
+    """The session's sequence number and its delivered calls to the policy, oldest first: those numbered above `after`.
+
+    `known` are the ones up to there, by id.
+    """
     seq = conn.execute(select(sessions.c.seq).where(sessions.c.id == session_id)).scalar_one()
     rows = conn.execute(
         select(
@@ -301,13 +306,13 @@ def load_tree(conn: Connection, session_id: str) -> tuple[int, list[Node]]:
             interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids,
         )
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
-        .where(interactions.c.session_id == session_id, *OF_THE_POLICY)
+        .where(interactions.c.session_id == session_id, interactions.c.seq > after, *OF_THE_POLICY)
         .order_by(interactions.c.seq)
     )  # fmt: skip
-    nodes: dict[str, Node] = {}
+    before, nodes = known or {}, dict[str, Node]()
     for row in rows:
         own_ids = [*codec.unpack_ids(row.prompt_delta_ids).tolist(), *codec.unpack_ids(row.output_ids).tolist()]
-        parent = nodes[row.parent_id] if row.parent_id else None
+        parent = (nodes.get(row.parent_id) or before[row.parent_id]) if row.parent_id else None
         nodes[row.id] = Node(
             id=row.id, conversation_key=bytes.fromhex(row.conversation_key),
             parent=parent, own_ids=own_ids, digest=(parent.digest if parent else IdsDigest()).extended(own_ids),
