@@ -338,7 +338,7 @@ class _Running:
         borders = {sum(sizes[: i + 1]) for i in range(len(sizes))} | {len(self.ids)}
         borders |= {n for n in (self.reply.hold_after, self.reply.drop_after) if n is not None}
         ends = sorted(b for b in borders if 0 < b <= len(self.ids))
-        steps = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        steps = [end - start for start, end in pairwise([0, *ends])]
         at_end = len(self.ids) in (self.reply.hold_after, self.reply.drop_after)
         return [*steps, 0] if at_end or not steps else steps
 

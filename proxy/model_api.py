@@ -238,7 +238,7 @@ def _role(request: Request) -> Role | None:
 def _retry(request: Request) -> int:
     """How often the client's SDK has sent this request before."""
     said = request.headers.get("x-stainless-retry-count", "0")
-    return int(said) if said.isascii() and said.isdecimal() else 0
+    return int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else 0
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -69,7 +69,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     # Harmless: nothing here that a policy could do otherwise.
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     store: bool | None = None  # every call is recorded
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -141,6 +141,8 @@ def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
         for name in function:
             if name not in TOOL_FIELDS:
                 raise unsupported(f"tools[{i}].{name}", f"tools[{i}]: unknown field{did_you_mean(name, TOOL_FIELDS)}")
+        if not isinstance(function.get("strict", False), bool):
+            raise bad_parameter(f"tools[{i}].strict", f"tools[{i}].strict: must be a boolean")
         found.append({"type": "function", "function": function})
     validate_tools(found)
     return found or None

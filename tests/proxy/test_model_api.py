@@ -128,6 +128,12 @@ def test_streamed_tool_calls_are_whole(proxy):
     assert json.loads("".join(part.function.arguments for part in calls)) == {"x": "ab"}
 
 
+def test_a_retry_count_without_end_is_no_retry_count(proxy):
+    session = proxy.session()
+    ask(proxy, session, extra_headers={"x-stainless-retry-count": "9" * 20})
+    assert proxy.calls(session)[0]["options"] is None
+
+
 def test_arguments_that_are_no_text_come_back_as_they_were(proxy):
     session = proxy.session()
     function = {"name": "calc", "arguments": '{"x": "\\ud800"}'}

@@ -354,6 +354,8 @@ def test_items_that_cannot_be_are_refused_with_their_place(items, param):
         ({"tools": [CALC, {"type": "custom", "name": "x"}]}, 422, "tools[1].type"),
         ({"tools": [{**CALC, "defer_loading": True}]}, 422, "tools[0].defer_loading"),
         ({"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
+        ({"tools": [{**CALC, "strict": 1}]}, 422, "tools[0].strict"),
+        ({"metadata": {"a": None}}, 422, "metadata[...]"),
         ({"tool_choice": "required"}, 422, "tool_choice"),
         ({"tools": [CALC], "tool_choice": "sometimes"}, 422, "tool_choice"),
         ({"tools": [CALC], "tool_choice": {"type": "function", "name": "look"}}, 422, "tool_choice"),
