@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Row
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.delivered import Delivered
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
-from agentrl.proxy.engine_params import engine_params, modifies_distribution
+from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distribution
 from agentrl.proxy.prompts import Prompt, parser_for, prompts_for
 from agentrl.proxy.sampling import Interrupted, Sampled, sample
 from agentrl.proxy.state import ProxyState
@@ -108,7 +108,7 @@ def _begin_all(conn: Connection, intents: list[interactions.Intent]) -> None:
 
 
 def _intent(state: ProxyState, caller: Caller, session: Row[Any], call: Call, index: int) -> interactions.Intent:
-    request, prompt, temperature = call.request, call.prompt, call.params["temperature"]
+    request, prompt = call.request, call.prompt
     modified = modifies_distribution(call.params)
     return interactions.Intent(
         id=call.id,
@@ -120,7 +120,7 @@ def _intent(state: ProxyState, caller: Caller, session: Row[Any], call: Call, in
         digest=caller.digest,
         replica=state.replica,
         params=call.params,
-        temperature=temperature,
+        temperature=call.params["temperature"],
         system=prompt.system,
         tools=prompt.tools,
         options=_options(caller, request, index),
@@ -128,7 +128,7 @@ def _intent(state: ProxyState, caller: Caller, session: Row[Any], call: Call, in
         fork_reason=prompt.fork_reason,
         bridged=prompt.parent is not None,
         distribution_modified=modified,
-        trainable=not (session.is_eval or modified or temperature == 0),
+        trainable=not (session.is_eval or modified or is_greedy(call.params)),
         prompt_tokens=len(prompt.token_ids),
         prompt_digest=prompt.digest.hex,
         created_at=time.time(),

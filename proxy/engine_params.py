@@ -17,6 +17,8 @@ _NEUTRAL = {
     "json_schema": None, "regex": None,
 }  # fmt: skip
 _STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "sampling_seed")
+_GREEDY_BELOW = 1e-6
+"""SGLang takes the likeliest token at a temperature below this one."""
 
 
 def modifies_distribution(params: Json) -> bool:
@@ -24,9 +26,14 @@ def modifies_distribution(params: Json) -> bool:
     return any(params.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
 
 
+def is_greedy(params: Json) -> bool:
+    """Whether the engine takes the likeliest token: nothing is sampled, so nothing can be learned."""
+    return bool(params["temperature"] < _GREEDY_BELOW)
+
+
 def resumable(params: Json) -> bool:
     """Whether prompt + tokens so far continue an answer exactly: penalties, grammars and seeds remember its start."""
-    return not any(params.get(name) not in (None, 0.0) for name in _STATEFUL)
+    return all(name not in params or params[name] == _NEUTRAL.get(name) for name in _STATEFUL)
 
 
 def engine_params(state: ProxyState, session: Row[Any], request: ModelRequest, prompt: Prompt, index: int) -> Json:

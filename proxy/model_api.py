@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.proxy import calls, keys, upstreams
-from agentrl.proxy.calls import Call, Caller
+from agentrl.proxy.calls import Caller
 from agentrl.proxy.dialects import MESSAGES
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Piece, StreamEncoder, sse
 from agentrl.proxy.dialects.models import Model, model_body, models_body
@@ -53,7 +53,7 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         head, begun = await calls.begin(state, caller, asked)
         events = together([calls.run(state, call) for call in begun])
         if asked.stream:
-            return await _stream(dialect.stream(asked, head), events, begun)
+            return await _stream(request, dialect.stream(asked, head), events, len(begun))
         return await _whole(request, dialect, asked, head, events)
 
     return handle
@@ -161,13 +161,16 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _stream(encoder: StreamEncoder, events: Events, begun: list[Call]) -> StreamingResponse:
-    """Start the stream once the first event is there, so that an early failure still has its own status."""
-    try:
-        first = await anext(events)
-    except RequestError:
-        await events.aclose()
-        raise
+async def _stream(request: Request, encoder: StreamEncoder, events: Events, choices: int) -> StreamingResponse:
+    """Start the stream once the first event is there, so that an early failure still has its own status.
+
+    Raises RequestError 499, the calls being aborted, when the client leaves before that.
+    """
+
+    async def start() -> tuple[int, Piece | Answer]:
+        return await anext(events)
+
+    first = await _unless_left(request, start())
 
     async def body() -> AsyncGenerator[bytes, None]:
         found: dict[int, Answer] = {}
@@ -183,7 +186,7 @@ async def _stream(encoder: StreamEncoder, events: Events, begun: list[Call]) -> 
                         out = encoder.piece(index, event)
                     if out:
                         yield out
-                    if len(found) == len(begun):
+                    if len(found) == choices:
                         break
                     index, event = await anext(events)
                 yield encoder.end([found[index] for index in sorted(found)])

@@ -59,7 +59,8 @@ async def sample(
     """Fill `sampled`, yielding the new tokens of each event. `params` are SGLang's, with `max_new_tokens`.
 
     Raises RequestError: 400 when the engine refuses the request, 503 when no engine serves before `deadline`
-    (monotonic seconds), 502 when the engine fails it. Raises Interrupted when it cannot be continued exactly.
+    (monotonic seconds), 504 when the answer is not whole by then, 502 when the engine fails it. Raises Interrupted when
+    it cannot be continued exactly.
     """
     for segment in range(MAX_SEGMENTS):
         try:
@@ -69,6 +70,7 @@ async def sample(
         sampled.engine_url = engine.url
         start, before = len(sampled.output_ids), sampled.spans
         budget = params["max_new_tokens"] - start
+        left_s = max(deadline - time.monotonic(), 0.001)
         # The engine matches rids by prefix: all of them have one length, and a segment has its own.
         segment_rid = f"{rid}-{segment:02d}"
         finished = False
@@ -78,6 +80,7 @@ async def sample(
                 input_ids=prompt_ids + sampled.output_ids,
                 sampling_params=params | {"max_new_tokens": budget},
                 routing_key=session_id,
+                timeout_s=left_s,
                 top_logprobs=top_logprobs,
             ):
                 if chunk.output_ids and sampled.first_token_at is None:
@@ -87,7 +90,8 @@ async def sample(
                 sampled.output_ids += chunk.output_ids
                 sampled.logprobs += chunk.logprobs
                 if chunk.top_logprobs is not None:
-                    sampled.top = [*(sampled.top or []), *chunk.top_logprobs]
+                    sampled.top = sampled.top or []
+                    sampled.top += chunk.top_logprobs
                 if chunk.versions is not None:
                     sampled.spans = _extend(before, start, chunk.versions)
                 if chunk.finish_reason is not None:
@@ -96,10 +100,12 @@ async def sample(
                 if chunk.output_ids:
                     yield Tokens(chunk.output_ids, chunk.logprobs, chunk.top_logprobs)
                 if time.monotonic() > deadline:
-                    raise RequestError(504, "the answer was not finished in time", code="deadline_exceeded")
+                    raise _late()
         except EngineRejected as error:
             raise RequestError(400, f"the engine refused the request: {error}", code="engine_rejected") from error
         except EngineUnavailable as error:
+            if time.monotonic() > deadline:
+                raise _late() from error
             await pool.set_state(engine, EngineState.DEAD, error=str(error))
         except EngineError as error:
             raise RequestError(502, f"the engine failed: {error}", code="engine_error") from error
@@ -118,6 +124,10 @@ async def sample(
             sampled.finish_reason = "length"
             return
     raise Interrupted(f"the answer was interrupted {MAX_SEGMENTS} times")
+
+
+def _late() -> RequestError:
+    return RequestError(504, "the answer was not finished in time", code="deadline_exceeded")
 
 
 def _extend(before: list[VersionSpan], start: int, spans: list[VersionSpan]) -> list[VersionSpan]:

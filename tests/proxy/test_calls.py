@@ -112,11 +112,12 @@ def test_a_call_that_runs_is_left_alone(proxy, monkeypatch, until):
     assert [call["status"] for call in proxy.calls(session)] == ["complete"]
 
 
+@pytest.mark.parametrize("sampled", [0, 1])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_aborts_its_call(proxy, until, stream):
+def test_a_client_that_goes_away_aborts_its_call(proxy, until, stream, sampled):
     """What was sampled is neither delivered nor trained, and the engine is told to stop."""
     session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=1))
+    proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=sampled))
     url = httpx.URL(session["base_url"])
     body = orjson.dumps({"messages": [{"role": "user", "content": "ab"}], "stream": stream})
     head = (
@@ -130,3 +131,24 @@ def test_a_client_that_goes_away_aborts_its_call(proxy, until, stream):
     until(lambda: not proxy.engine.running)
     proxy.engine.enqueue(proxy.says("again"))
     assert ask(proxy, session).choices[0].message.content == "again"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_not_whole_in_time_fails_and_leaves_the_engine_serving(proxy, monkeypatch, until, stream):
+    session = proxy.session()
+    ask(proxy, session)
+    begin = calls.begin
+
+    async def hurried(state: ProxyState, *args: Any) -> Any:
+        state.request_timeout_s = 0.2
+        return await begin(state, *args)
+
+    monkeypatch.setattr(calls, "begin", hurried)
+    proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=0))
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(proxy, session, stream=stream)
+    assert caught.value.status_code == 504
+    assert [call["status"] for call in proxy.calls(session)] == ["complete", "failed"]
+    until(lambda: not proxy.engine.running)
+    monkeypatch.setattr(calls, "begin", begin)
+    assert [engine["state"] for engine in proxy.get("/api/engines")] == ["serving"]
