@@ -327,9 +327,7 @@ async def _commit(state: ProxyState, passed: Passed, answer: Json, reason: str |
 
 
 async def _fail(state: ProxyState, passed: Passed, error: str) -> None:
-    await state.write(
-        interactions.fail, passed.id, InteractionStatus.FAILED, error.replace("\0", "\ufffd")[:LONGEST_ERROR]
-    )
+    await state.write(interactions.fail, passed.id, InteractionStatus.FAILED, error[:LONGEST_ERROR])
 
 
 def _conversation(asked: Json) -> list[Json]:

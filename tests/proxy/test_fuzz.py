@@ -5,7 +5,9 @@ store with its ids, and nothing that the audit complains about.
 """
 
 import json
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import anthropic
 import httpx
@@ -242,13 +244,13 @@ def stream_of_messages(events):
     return True
 
 
-STREAMS = {
+STREAMS: dict[str, Callable[[Any], bool]] = {
     "/chat/completions": partial(stream_of_chunks, openai.types.chat.ChatCompletionChunk),
     "/completions": partial(stream_of_chunks, openai.types.Completion),
     "/responses": stream_of_responses,
     "/messages": stream_of_messages,
 }
-WHOLE = {
+WHOLE: dict[str, Callable[[Any], object]] = {
     "/chat/completions": openai.types.chat.ChatCompletion.model_validate,
     "/completions": openai.types.Completion.model_validate,
     "/responses": openai.types.responses.Response.model_validate,
@@ -314,7 +316,7 @@ def replies(draw, proxy):
     )
     ids = [token for piece in draw(st.lists(pieces, max_size=5)) for token in piece]
     ids += draw(st.sampled_from([[], proxy.renderer.stop_token_ids[:1]]))
-    faults = st.one_of(
+    faults: st.SearchStrategy[dict[str, Any]] = st.one_of(
         st.builds(dict, status=st.sampled_from([400, 422, 500, 503]), error=st.sampled_from(["no", "", "\0é"])),
         st.builds(dict, error=st.sampled_from(["too long", ""])),
         st.builds(dict, omit=st.sampled_from([frozenset({name}) for name in OMITTED])),

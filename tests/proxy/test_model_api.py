@@ -5,6 +5,7 @@ import threading
 
 import openai
 import pytest
+from databases import KINDS
 from sqlalchemy import text
 
 from agentrl.testing import Reply
@@ -126,6 +127,15 @@ def test_streamed_tool_calls_are_whole(proxy):
     ]
     assert calls[0].function.name == "calc"
     assert json.loads("".join(part.function.arguments for part in calls)) == {"x": "ab"}
+
+
+@pytest.mark.parametrize("database_kind", KINDS)
+def test_an_error_that_holds_nul_closes_its_call(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(Reply(status=500, error="\0"))
+    with pytest.raises(openai.InternalServerError):
+        ask(proxy, session)
+    assert [call["status"] for call in proxy.calls(session)] == ["failed"]
 
 
 def test_a_retry_count_without_end_is_no_retry_count(proxy):
