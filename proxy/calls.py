@@ -27,7 +27,7 @@ from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distr
 from agentrl.proxy.prompts import Prompt, parser_for, prompts_for
 from agentrl.proxy.sampling import Interrupted, Sampled, sample
 from agentrl.proxy.state import ProxyState
-from agentrl.rendering import ToolCallDelta
+from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.rendering.conversation import chain_key
 from agentrl.schemas import InteractionStatus, Json, Role
 from agentrl.store import conversations, interactions, sessions
@@ -184,8 +184,8 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Piece | Answer, N
                     raise RequestError(502, str(error), code="engine_died") from error
         answer = attempt.answer()
         await _commit(state, call, attempt.sampled, answer)
-    if call.request.stream and attempt.late is not None:
-        yield attempt.late
+    if call.request.stream and attempt.late:
+        yield Piece(attempt.late, Tokens([], []))
     yield answer
 
 
@@ -224,7 +224,7 @@ class Attempt:
         self._delivered = Delivered(call.request.stop, one_call=not call.request.parallel_tool_calls)
         self.sampled = Sampled()
         self.delivered = False
-        self.late: Piece | None = None  # from the first tool call on: they close in the client only after the commit
+        self.late: list[Delta] = []  # from the first tool call on: they close in the client only after the commit
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """What may be shown before the commit. Raises RequestError and Interrupted, as `sample` does."""
@@ -244,7 +244,7 @@ class Attempt:
     def answer(self) -> Answer:
         """The whole answer, once `pieces` has ended."""
         parsed = self._delivered.finish(self._parser.finish())
-        self._hold(Piece(parsed.deltas, Tokens([], [])))
+        self.late += parsed.deltas
         sampled, call = self.sampled, self._call
         reason = sampled.finish_reason or "stop"
         if reason == "stop" and parsed.tool_calls:
@@ -263,20 +263,13 @@ class Attempt:
     def _push(self, ids: Sequence[int], tokens: Tokens) -> Piece | None:
         """Parse some ids; the piece that may be shown at once, if any."""
         deltas = self._delivered.push(self._parser.push(ids))
-        first_late = next((i for i, delta in enumerate(deltas) if isinstance(delta, ToolCallDelta)), len(deltas))
-        if self.late is not None:
-            first_late = 0
-        if deltas[first_late:]:
-            self._hold(Piece(deltas[first_late:], Tokens([], [])))
-        shown = deltas[:first_late]
+        tool_calls = (i for i, delta in enumerate(deltas) if isinstance(delta, ToolCallDelta))
+        first_late = 0 if self.late else next(tool_calls, len(deltas))
+        shown, late = deltas[:first_late], deltas[first_late:]
+        self.late += late
         if shown or (self._call.request.logprobs and tokens.ids):
             return Piece(shown, tokens)
         return None
-
-    def _hold(self, piece: Piece) -> None:
-        before = self.late.deltas if self.late is not None else []
-        if before or piece.deltas:
-            self.late = Piece([*before, *piece.deltas], Tokens([], []))
 
 
 async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answer) -> None:

@@ -154,7 +154,9 @@ def _raw_prompt(state: ProxyState, tree: Tree, prompt: str | list[int], role: Ro
     return Prompt(
         token_ids=before + delta, delta_ids=delta, digest=digest, parent=parent,
         fork_reason=ForkReason.NEW_CONVERSATION if parent is None and tree.nodes else None,
-        role=role if parent is None else Role(parent.role), system=None, tools=None,
+        role=role if parent is None else Role(parent.role),
+        system=_known(parent.system_hash) if parent is not None else None,
+        tools=_known(parent.tools_hash) if parent is not None else None,
         new_messages=[{"role": "raw", "content": text if parent is None else state.renderer.decode(delta)}],
         messages=1 if parent is None else parent.messages + 1,
         chain=chain_key(RAW, {"role": "raw", "content": digest.hex}),

@@ -20,6 +20,7 @@ from agentrl.schemas import Json, VersionSpan
 
 log = logging.getLogger(__name__)
 MAX_SEGMENTS = 8
+BEHIND_DEADLINE_S = 0.1  # an engine that times out has no say in whether the deadline is over
 
 
 class Interrupted(EngineError):
@@ -70,7 +71,7 @@ async def sample(
         sampled.engine_url = engine.url
         start, before = len(sampled.output_ids), sampled.spans
         budget = params["max_new_tokens"] - start
-        left_s = max(deadline - time.monotonic(), 0.001)
+        left_s = max(deadline - time.monotonic(), 0.0)
         # The engine matches rids by prefix: all of them have one length, and a segment has its own.
         segment_rid = f"{rid}-{segment:02d}"
         finished = False
@@ -80,7 +81,7 @@ async def sample(
                 input_ids=prompt_ids + sampled.output_ids,
                 sampling_params=params | {"max_new_tokens": budget},
                 routing_key=session_id,
-                timeout_s=left_s,
+                timeout_s=left_s + BEHIND_DEADLINE_S,
                 top_logprobs=top_logprobs,
             ):
                 if chunk.output_ids and sampled.first_token_at is None:

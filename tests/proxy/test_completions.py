@@ -51,6 +51,18 @@ def test_ids_are_taken_as_they_are(proxy):
     assert (two["parent_id"], two["prompt_delta_ids"]) == (one["id"], [9])
 
 
+def test_ids_that_go_on_from_a_conversation_keep_its_system_messages(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("dc"), proxy.says("ba"))
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
+    said = proxy.sdk(session).chat.completions.create(
+        model="test", messages=messages, extra_body={"return_token_ids": True}
+    )  # fmt: skip
+    ask(proxy, session, [*said.model_extra["prompt_token_ids"], *said.choices[0].model_extra["token_ids"], 9])
+    one, two = proxy.calls(session)
+    assert (two["parent_id"], two["system"]) == (one["id"], messages[:1])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_prompt_has_n_choices_in_order(proxy, stream):
     session = proxy.session()
