@@ -175,16 +175,12 @@ def _raw_parent(
     if not isinstance(prompt, str):
         found = tree.longest_prefix(ids)
         return None if found is None else (found[0], list(ids[found[1] :]))
-    best: tuple[Node, str] | None = None
-    for node in tree.nodes.values():
-        text = tree.text_of(node, state.renderer.decode)
-        if prompt.startswith(text) and (best is None or len(text) > len(best[1])):
-            best = node, text
-    if best is None:
+    hit = tree.longest_text(prompt, state.renderer.decode)
+    if hit is None:
         return None
-    node, text = best
+    node, length = hit
     start = state.renderer.encode("")
-    return node, state.renderer.encode(prompt[len(text) :])[len(start) :]
+    return node, state.renderer.encode(prompt[length:])[len(start) :]
 
 
 def _check_vocabulary(ids: Sequence[int], size: int) -> None:

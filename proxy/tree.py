@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from agentrl.store.interactions import Node
 
+W = TypeVar("W", str, list[int])
 CONTEXT_TOKENS = 8
 """So many ids before a piece decide how it decodes: no character is spread over more."""
 Loader = Callable[[str, int, Mapping[str, Node]], Awaitable[tuple[int, list[Node]]]]
@@ -25,7 +27,7 @@ class Tree:
     seq: int = 0
     nodes: dict[bytes, Node] = field(default_factory=dict)
     by_id: dict[str, Node] = field(default_factory=dict)
-    _texts: dict[str, str] = field(default_factory=dict)
+    _texts: dict[str, str] = field(default_factory=dict)  # of each call's own ids
 
     def add(self, node: Node) -> None:
         """A later call with an equal conversation takes the earlier one's place."""
@@ -40,36 +42,41 @@ class Tree:
                 return depth, node
         return None
 
-    def text_of(self, node: Node, decode: Callable[[list[int]], str]) -> str:
-        """The text of a call's whole sequence, decoded once."""
-        path: list[Node] = []
-        at: Node | None = node
-        while at is not None and at.id not in self._texts:
-            path.append(at)
-            at = at.parent
-        for each in reversed(path):
-            parent = each.parent
-            context = parent.own_ids[-CONTEXT_TOKENS:] if parent is not None else []
-            before = self._texts[parent.id] if parent is not None else ""
-            self._texts[each.id] = before + decode(context + each.own_ids)[len(decode(context)) :]
-        return self._texts[node.id]
-
     def branches_at(self, node: Node, delta: Sequence[int]) -> bool:
         """Whether calls go on from `node`, none of them with this prompt: it is neither a retry nor a parallel one."""
-        below = [
-            other.own_ids for other in self.nodes.values() if other.parent is not None and other.parent.id == node.id
-        ]
+        calls = self.by_id.values()
+        below = [call.own_ids for call in calls if call.parent is not None and call.parent.id == node.id]
         return bool(below) and not any(ids[: len(delta)] == delta for ids in below)
 
     def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
         """The call whose whole sequence begins `ids` and is longest, and how long it is."""
+        return self._longest(list(ids), lambda node: node.own_ids)
+
+    def longest_text(self, prompt: str, decode: Callable[[list[int]], str]) -> tuple[Node, int] | None:
+        """The call the text of whose whole sequence begins `prompt` and is longest, and how long it is."""
+
+        def own_text(node: Node) -> str:
+            if node.id not in self._texts:
+                context = node.parent.own_ids[-CONTEXT_TOKENS:] if node.parent is not None else []
+                self._texts[node.id] = decode(context + node.own_ids)[len(decode(context)) :]
+            return self._texts[node.id]
+
+        return self._longest(prompt, own_text)
+
+    def _longest(self, whole: W, own: Callable[[Node], W]) -> tuple[Node, int] | None:
+        """The call whose path's own parts together begin `whole` and are longest, and how long they are."""
+        ends: dict[str, int] = {}
         best: tuple[Node, int] | None = None
-        for node in self.nodes.values():
-            sequence = node.token_ids
-            if len(sequence) <= len(ids) and (best is None or len(sequence) > best[1]) and (
-                ids[: len(sequence)] == sequence
-            ):  # fmt: skip
-                best = node, len(sequence)
+        for node in self.by_id.values():  # parents come before what follows them
+            start = 0 if node.parent is None else ends.get(node.parent.id)
+            if start is None:
+                continue
+            part = own(node)
+            end = start + len(part)
+            if whole[start:end] == part:
+                ends[node.id] = end
+                if best is None or end > best[1]:
+                    best = node, end
         return best
 
 

@@ -51,6 +51,15 @@ def test_ids_are_taken_as_they_are(proxy):
     assert (two["parent_id"], two["prompt_delta_ids"]) == (one["id"], [9])
 
 
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_answers_that_read_the_same_are_told_apart_by_their_ids(proxy, chosen):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("dc", end=False), proxy.says("dc"))
+    said = ask(proxy, session, n=2, extra_body={"return_token_ids": True}).choices[chosen].model_extra
+    ask(proxy, session, [*said["prompt_token_ids"], *said["token_ids"], 9])
+    assert proxy.calls(session)[2]["parent_id"] == said["interaction_id"]
+
+
 def test_ids_that_go_on_from_a_conversation_keep_its_system_messages(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("dc"), proxy.says("ba"))
