@@ -28,7 +28,7 @@ from agentrl.proxy.dialects.base import (
     sse,
     unsupported,
 )
-from agentrl.proxy.dialects.sampling import Penalty, Stop, TopLogprobs, format_constraint, logit_bias, stops
+from agentrl.proxy.dialects.sampling import SamplingBody, Stop, TopLogprobs, format_constraint, stops
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.validation import validate_messages, validate_tools
 from agentrl.schemas import Json
@@ -41,7 +41,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # ours pads nothing
 
 
-class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
+class ChatBody(SamplingBody, kw_only=True):
     """A request as it comes."""
 
     messages: list[dict[str, Any]]
@@ -49,13 +49,6 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -92,20 +85,13 @@ class OpenAIChat:
         validate_tools(data.tools)
         if data.top_logprobs and not data.logprobs:
             raise bad_parameter("top_logprobs", "top_logprobs needs logprobs: true")
-        numbers = {
-            name: getattr(data, name)
-            for name in ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
-        }
-        sampling = {name: value for name, value in numbers.items() if value is not None}
-        if data.logit_bias:
-            sampling["logit_bias"] = logit_bias(data.logit_bias)
         return ModelRequest(
             model=data.model,
             messages=data.messages,
             tools=data.tools or None,
             tool_choice=tool_choice(data.tool_choice, data.tools),
             parallel_tool_calls=data.parallel_tool_calls is not False,
-            sampling=sampling,
+            sampling=data.sampling(),
             constraint=format_constraint(data.response_format, "response_format", nested="json_schema"),
             seed=data.seed,
             max_tokens=data.max_completion_tokens or data.max_tokens,

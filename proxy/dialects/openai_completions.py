@@ -26,7 +26,7 @@ from agentrl.proxy.dialects.base import (
     unsupported,
 )
 from agentrl.proxy.dialects.openai_chat import StreamOptions, error_body, usage_of
-from agentrl.proxy.dialects.sampling import Penalty, Stop, TopLogprobs, logit_bias, stops
+from agentrl.proxy.dialects.sampling import SamplingBody, Stop, TopLogprobs, stops
 from agentrl.rendering import ContentDelta
 from agentrl.schemas import Json
 
@@ -35,18 +35,11 @@ MAX_TOKENS = 16
 TokenId = Annotated[int, Meta(ge=0)]
 
 
-class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
+class CompletionsBody(SamplingBody, kw_only=True):
     """A request as it comes."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
     model: str | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: Stop | None = None
@@ -80,17 +73,10 @@ class OpenAICompletions:
             raise unsupported("echo", "echo with logprobs is not supported: prompts are not scored")
         if data.echo and not all(isinstance(prompt, str) for prompt in prompts):
             raise unsupported("echo", "echo is supported for prompts that are text, not token ids")
-        numbers = {
-            name: getattr(data, name)
-            for name in ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
-        }
-        sampling = {name: value for name, value in numbers.items() if value is not None}
-        if data.logit_bias:
-            sampling["logit_bias"] = logit_bias(data.logit_bias)
         return ModelRequest(
             model=data.model,
             prompts=prompts,
-            sampling=sampling,
+            sampling=data.sampling(),
             seed=data.seed,
             max_tokens=data.max_tokens or MAX_TOKENS,
             stop=stops(data.stop),

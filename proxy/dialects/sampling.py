@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 import orjson
 from msgspec import Meta
 
@@ -13,6 +14,28 @@ from agentrl.schemas import Json
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = str | list[str]
+
+
+class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How Chat Completions and Completions may be told to sample; `top_k` and `min_p` are not OpenAI's."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+
+    def sampling(self) -> Json:
+        """What was asked for. Raises RequestError 422 for a bias that cannot be."""
+        fields = SamplingBody.__struct_fields__
+        asked = {name: value for name in fields if (value := getattr(self, name)) not in (None, {})}
+        if self.logit_bias:
+            asked["logit_bias"] = _logit_bias(self.logit_bias)
+        return asked
+
+
 MAX_STOPS = 32
 """SGLang's own limit."""
 
@@ -27,7 +50,7 @@ def stops(value: Stop | None, param: str = "stop") -> list[str]:
     return found
 
 
-def logit_bias(value: dict[str, float]) -> Json:
+def _logit_bias(value: dict[str, float]) -> Json:
     """Biases by token id. Raises RequestError 422; whether the ids are in the vocabulary is checked with the prompt."""
     for token, bias in value.items():
         if not token.isascii() or not token.isdecimal():

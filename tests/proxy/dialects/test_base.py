@@ -6,10 +6,10 @@ from agentrl.errors import RequestError
 from agentrl.proxy.dialects import DIALECTS
 
 BODIES = {
-    "integer": b'{"metadata": {"a": %d}}' % 10**30,
-    "depth": b'{"metadata": %s1%s}' % (b'{"a":' * 500, b"}" * 500),
+    "integer": b'{"tools": [{"a": %d}]}' % 10**30,
+    "depth": b'{"tools": [%s1%s]}' % (b'{"a":' * 500, b"}" * 500),
     "syntax": b"{",
-    "encoding": b'{"metadata": {"a": "\xff"}}',
+    "encoding": b'{"tools": [{"a": "\xff"}]}',
     "kind": b"[]",
 }
 START = {
