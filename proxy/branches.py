@@ -7,11 +7,12 @@ Its conversation is compared with the session's recorded ones, read from the sto
 - The history holds recorded answers, or stands where they stood: it is the nearest recorded conversation gone another
   way, with its role. Other tools: `tools_changed`; another system prompt and other tools: `other_agent`, a handoff;
   else what became of the first message that differs (`rendering.divergence`).
-- The history holds none, under a system prompt and tools that the session has had: `compacted` when it quotes an
-  earlier answer, else `new_conversation`; the role is that of the calls under them, `main` before any other.
-- Under others: `other_agent`. Without tools beside a main thread that has some, and with another system prompt, it is
-  `side` (a title, a check); with tools where no main call had any, it is `main` (the title came first); else
-  `subagent`.
+- The history holds none, under a system prompt and tools that the session has had: the role is that of the calls under
+  them, `main` where there is no main call yet; `compacted` when it quotes an earlier answer of theirs (the main agent:
+  of anyone's), else `new_conversation`.
+- Under others: `other_agent`. It is `main` where there is no main call yet, or with tools where no main call had any
+  (the title came first). Without tools beside a main thread that has some, and with another system prompt, it is `side`
+  (a title, a check); else `subagent`.
 
 What the caller says in `X-Turn-Type` wins over all of this, and whatever extends a call has its role.
 """
@@ -73,7 +74,8 @@ def judge(recorded: Sequence[Conversation], messages: Sequence[Json], tools: Seq
     known: dict[int, Json] = {}
     sent, histories = plain(messages), [plain(one.all, known) for one in recorded]
     tools_key, n_system = root_key(tools), leading_system(messages)
-    tools_keys = [root_key(one.tools) for one in recorded]
+    keys = {id(one.tools): root_key(one.tools) for one in {id(one.tools): one for one in recorded}.values()}
+    tools_keys = [keys[id(one.tools)] for one in recorded]
     for one, history, key in zip(recorded, histories, tools_keys, strict=True):
         if history[:-1] == sent and key == tools_key:
             return Place(role=Role(one.role), reason=None)
@@ -91,7 +93,9 @@ def judge(recorded: Sequence[Conversation], messages: Sequence[Json], tools: Seq
     if not alike:
         return Place(role=_role_of_stranger(main, sent[:n_system], tools, known), reason=ForkReason.OTHER_AGENT)
     own_role = Role.MAIN if not main or any(one.role == Role.MAIN for one in alike) else Role(alike[-1].role)
-    summary = quoting((h[-1] for h in histories), sent[n_system:])
+    # Others sum up for the main agent; a check that quotes what it checks has lost nothing.
+    summed_up = recorded if own_role == Role.MAIN else alike
+    summary = quoting(plain([one.messages[-1] for one in summed_up], known), sent[n_system:])
     return Place(role=own_role, reason=ForkReason.NEW_CONVERSATION if summary is None else ForkReason.COMPACTED)
 
 
@@ -146,8 +150,8 @@ def _role_of_stranger(
 ) -> Role:  # fmt: skip
     """The role of a conversation under a system prompt and tools that the session has not had."""
     armed = [one for one in main if one.tools]
+    if not main or (tools and not armed):
+        return Role.MAIN
     if armed and not tools and all(plain(one.system, known) != list(system) for one in armed):
         return Role.SIDE
-    if tools and not armed:
-        return Role.MAIN
     return Role.SUBAGENT

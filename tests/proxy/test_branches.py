@@ -38,6 +38,8 @@ def recorded(messages, tools=None, role="main", id="x"):
 
 MAIN = [recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, U2, A2], [ADD])]
 BARE = [recorded([S, U1, A1]), recorded([S, U1, A1, U2, A2])]
+OWN = "There are two books about apples."
+CHECK = recorded([OTHER, says("user", "Is this right? second"), says("assistant", "yes")], role="side")
 SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
 
 
@@ -68,6 +70,19 @@ SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
          (Role.SUBAGENT, ForkReason.HISTORY_EDITED)),
         ([recorded([U1, A1], role="side")], [U2], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
         ([recorded([U1, A1]), recorded([U2, A1], role="side")], [U3], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        # no call was main yet: those before said of themselves that they are not
+        ([recorded([OTHER, U1, A1], role="side")], [S, U1], None, (Role.MAIN, ForkReason.OTHER_AGENT)),
+        ([SUB], [S, U1], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),
+        # a check, once for each answer, quotes them; nothing of its own was compacted
+        ([*MAIN, CHECK], [OTHER, says("user", f"Is this right? {LONG}")], None,
+         (Role.SIDE, ForkReason.NEW_CONVERSATION)),
+        ([*BARE, recorded([OTHER, U3, A2], role="subagent")], [OTHER, says("user", f"Improve: {LONG}")], None,
+         (Role.SUBAGENT, ForkReason.NEW_CONVERSATION)),
+        ([*MAIN, recorded([says("system", "search"), U1, says("assistant", OWN)], [FIND], role="subagent")],
+         [says("system", "search"), says("user", f"So far: {OWN}")], [FIND], (Role.SUBAGENT, ForkReason.COMPACTED)),
+        # what another agent summed up for the main one
+        ([*MAIN, recorded([OTHER, U3, says("assistant", OWN)], role="side")], [S, says("user", f"So far: {OWN}")],
+         [ADD], (Role.MAIN, ForkReason.COMPACTED)),
     ],
 )  # fmt: skip
 def test_the_place_of_a_call(history, sent, tools, expected):
