@@ -48,7 +48,8 @@ class Fork:
 
 def find(session: Session) -> list[Fork]:
     """Every fork, oldest first: roots after the first, and branches that are neither retries nor parallel samples."""
-    return [_fork(call, earlier) for call, earlier in _departures(session)]
+    known: dict[int, Json] = {}
+    return [_fork(call, earlier, known) for call, earlier in _departures(session)]
 
 
 def token_divergence(call: Call, earlier: Sequence[Call]) -> TokenDivergence | None:
@@ -69,8 +70,15 @@ def token_divergence(call: Call, earlier: Sequence[Call]) -> TokenDivergence | N
 
 
 def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with together."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    """How many tokens two sequences begin with together. Halves what is to be compared, whole slices at a time."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _departures(session: Session) -> Iterator[tuple[Call, list[Call]]]:
@@ -83,9 +91,10 @@ def _departures(session: Session) -> Iterator[tuple[Call, list[Call]]]:
         earlier.append(call)
 
 
-def _fork(call: Call, earlier: list[Call]) -> Fork:
+def _fork(call: Call, earlier: list[Call], known: dict[int, Json]) -> Fork:
+    """`known` keeps the plain messages of the session's conversations, which share messages."""
     reason = ForkReason(call.reason) if call.reason else None
-    kin, found = _kin(call, earlier)
+    kin, found = _kin(call, earlier, known)
     cost = 0
     if kin is not None and reason not in STARTS:
         above = len(call.parent.sequence) if call.parent else 0
@@ -96,12 +105,12 @@ def _fork(call: Call, earlier: list[Call]) -> Fork:
     )  # fmt: skip
 
 
-def _kin(call: Call, earlier: list[Call]) -> tuple[Call | None, Divergence | None]:
+def _kin(call: Call, earlier: list[Call], known: dict[int, Json]) -> tuple[Call | None, Divergence | None]:
     """The call whose conversation this one should have extended, and how the messages depart from it."""
     if not earlier:
         return None, None
-    histories = [plain(other.messages) for other in earlier]
-    sent = plain(call.asked)
+    histories = [plain(other.messages, known) for other in earlier]
+    sent = plain(call.asked, known)
     index = nearest(histories, sent)
     return earlier[index], compare(histories[index], sent)
 

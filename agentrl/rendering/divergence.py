@@ -52,11 +52,18 @@ def nearest(recorded: Sequence[Sequence[Json]], sent: Sequence[Json]) -> int:
 
     `recorded` must not be empty.
     """
-    said = _said(sent)
+    said = {mark(message) for message in sent if message["role"] == "assistant"}
+    marks: dict[int, str] = {}  # by identity: recorded conversations share messages
+
+    def answers(messages: Sequence[Json]) -> set[str]:
+        found = [message for message in messages if message["role"] == "assistant"] if said else []
+        for message in found:
+            if id(message) not in marks:
+                marks[id(message)] = mark(message)
+        return {marks[id(message)] for message in found}
 
     def rank(index: int) -> tuple[int, int, int]:
-        messages = recorded[index]
-        return common(messages, sent), sum(answer in said for answer in _said(messages)), index
+        return common(recorded[index], sent), len(answers(recorded[index]) & said), index
 
     return max(range(len(recorded)), key=rank)
 
@@ -126,7 +133,3 @@ def _cause(before: Json, now: Json) -> ForkReason:
         bare = without_ids(before) == without_ids(now)
         return ForkReason.CALL_IDS_CHANGED if bare else ForkReason.ARGUMENTS_CHANGED
     return ForkReason.HISTORY_EDITED
-
-
-def _said(messages: Sequence[Json]) -> set[str]:
-    return {mark(message) for message in messages if message["role"] == "assistant"}
