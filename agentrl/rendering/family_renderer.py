@@ -15,7 +15,7 @@ from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.jinja import for_template
 from agentrl.rendering.markup import THINK
 from agentrl.rendering.messages import function_of
-from agentrl.rendering.openings import derive_opening
+from agentrl.rendering.openings import Openings
 from agentrl.rendering.text import TextParser
 from agentrl.schemas import ForkReason, Json
 
@@ -52,6 +52,7 @@ class FamilyRenderer:
         markers = tokenizer.get_added_tokens_decoder().keys() & set(calling) - {*plain, *elsewhere}
         self._call_markers = [self.decode([id]) for id in sorted(markers)]
         self._header = self._reasoning_header(plain)
+        self._openings = Openings(self, self._write, self._encode)
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The prompt as the family writes it. Raises RequestError where it has no place for a message."""
@@ -116,7 +117,7 @@ class FamilyRenderer:
 
     def opening(self, tools: list[Json], name: str | None) -> Opening:
         """What the family writes before a call's name, or before its arguments."""
-        return derive_opening(self, self._write, self._encode, tools, name)
+        return self._openings.of(tools, name)
 
     def encode(self, text: str) -> list[int]:
         """A raw prompt, with what the tokenizer puts first."""

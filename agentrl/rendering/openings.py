@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import takewhile
 
 from agentrl.errors import RequestError, did_you_mean
@@ -26,6 +27,7 @@ _QUESTION: Json = {"role": "user", "content": "x"}
 _NAMES = ("a", "Z", "_")  # with another first letter each: the opening must not hold one
 _ARGUMENTS: tuple[Json, ...] = ({"a": 1}, {"Z": 2}, {"_": 3}, {})
 _THOUGHT = "§"
+CAPACITY = 1024  # openings
 
 
 def chosen_names(tools: Sequence[Json], name: str | None) -> list[str]:
@@ -43,33 +45,42 @@ def chosen_names(tools: Sequence[Json], name: str | None) -> list[str]:
     return names if name is None else [name]
 
 
-def derive_opening(
-    renderer: Renderer, write_reply: WriteReply, encode: Encode, tools: list[Json], name: str | None
-) -> Opening:
-    """The opening of `renderer`'s calls. Raises RequestError(422) where its format has none that it reads back."""
-    names = chosen_names(tools, name)
-    one = len(names) == 1
-    prompt = renderer.render([_QUESTION], tools)
+class Openings:
+    """The openings of a renderer's calls. What tools are called decides, so each is derived once."""
 
-    def written(name: str, arguments: Json, index: int) -> list[int]:
-        reply = _reply(name, arguments, index)
-        ids = behind_prompt(renderer, write_reply, encode, prompt, reply, tools)
-        if ids is None or (name in names and not _reads_back(renderer, prompt, ids, tools, name, arguments)):
+    def __init__(self, renderer: Renderer, write_reply: WriteReply, encode: Encode) -> None:
+        self._renderer = renderer
+        self._write_reply = write_reply
+        self._encode = encode
+        self._known = lru_cache(CAPACITY)(self._derive)
+
+    def of(self, tools: list[Json], name: str | None) -> Opening:
+        """The opening for a choice. Raises RequestError(422) where the format has none that it reads back."""
+        choices = chosen_names(tools, name)
+        needy = any(_needs_arguments(tool) for tool in tools if [function_of(tool)["name"]] == choices)
+        return self._known(tuple(function_of(tool)["name"] for tool in tools), tuple(choices), needy)
+
+    def _derive(self, tool_names: tuple[str, ...], choices: tuple[str, ...], needs_arguments: bool) -> Opening:
+        renderer, tools = self._renderer, [_bare_tool(name) for name in tool_names]
+        prompt = renderer.render([_QUESTION], tools)
+
+        def written(name: str, arguments: Json, index: int) -> list[int]:
+            reply = _reply(name, arguments, index)
+            ids = behind_prompt(renderer, self._write_reply, self._encode, prompt, reply, tools)
+            if ids is None or (name in choices and not _reads_back(renderer, prompt, ids, tools, name, arguments)):
+                raise refusal(renderer.name)
+            return ids
+
+        if len(choices) == 1:
+            given = _ARGUMENTS[:-1] if needs_arguments else _ARGUMENTS
+            spelled = [written(choices[0], arguments, index) for index, arguments in enumerate(given)]
+        else:
+            spelled = [written(each, _ARGUMENTS[0], index) for index, each in enumerate([*choices, *_NAMES])]
+        opening = [ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, zip(*spelled, strict=False))]
+        named = len(choices) > 1 or choices[0] in renderer.decode(opening)
+        if not named or not _opens_a_call(renderer, prompt, opening, self._encode, tools):
             raise refusal(renderer.name)
-        return ids
-
-    if one:
-        [tool] = (tool for tool in tools if function_of(tool)["name"] == names[0])
-        choices = _ARGUMENTS[:-1] if _needs_arguments(tool) else _ARGUMENTS
-        spelled = [written(names[0], arguments, index) for index, arguments in enumerate(choices)]
-    else:
-        spelled = [written(each, _ARGUMENTS[0], index) for index, each in enumerate([*names, *_NAMES])]
-    opening = [ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, zip(*spelled, strict=False))]
-    if (one and names[0] not in renderer.decode(opening)) or not _opens_a_call(
-        renderer, prompt, opening, encode, tools
-    ):
-        raise refusal(renderer.name)
-    return Opening(opening)
+        return Opening(opening)
 
 
 def refusal(renderer_name: str) -> RequestError:
@@ -80,6 +91,11 @@ def refusal(renderer_name: str) -> RequestError:
         code="unsupported_parameter",
         param="tool_choice",
     )
+
+
+def _bare_tool(name: str) -> Json:
+    parameters: Json = {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
 
 def _needs_arguments(tool: Json) -> bool:

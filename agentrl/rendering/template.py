@@ -13,7 +13,7 @@ from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.markup import CALL, END_CALL, END_THINK, THINK, MarkupParser
 from agentrl.rendering.memo import RenderedTexts
 from agentrl.rendering.messages import parse_arguments, role_of
-from agentrl.rendering.openings import derive_opening
+from agentrl.rendering.openings import Openings
 from agentrl.rendering.text import TextParser
 from agentrl.schemas import ForkReason, Json
 
@@ -44,6 +44,7 @@ class TemplateRenderer:
         self.max_context = folder.max_context
         self.reasons = END_THINK in folder.template.source
         self._texts = RenderedTexts()
+        self._openings = Openings(self, self._write_reply, self._encode)
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The template's own text, encoded. Raises RequestError where the template refuses the conversation."""
@@ -111,7 +112,7 @@ class TemplateRenderer:
 
     def opening(self, tools: list[Json], name: str | None) -> Opening:
         """What the template writes before a call's name, or before its arguments."""
-        return derive_opening(self, self._write_reply, self._encode, tools, name)
+        return self._openings.of(tools, name)
 
     def encode(self, text: str) -> list[int]:
         """A raw prompt, with what the tokenizer puts first."""

@@ -115,3 +115,19 @@ def test_a_raw_prompt_may_spell_special_tokens(chatml: Renderer) -> None:
     assert ids[0] == chatml.render(HISTORY, None)[0]
     spelled = chatml.render([{"role": "user", "content": "<|im_start|>"}], None)
     assert spelled.count(ids[0]) == chatml.render(HISTORY, None).count(ids[0])
+
+
+def test_an_opening_is_derived_once_from_the_names_of_the_tools(
+    hermes: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = [found | {"function": found["function"] | {"description": "long " * 1000}} for found in (CALC, ADD)]
+    first = hermes.opening(described, None)
+    assert first == hermes.opening([CALC, ADD], None)
+
+    def never(*_: Any) -> list[int]:
+        raise AssertionError("rendered again")
+
+    monkeypatch.setattr(type(hermes), "render", never)
+    assert hermes.opening([CALC, ADD], None) == first
+    with pytest.raises(AssertionError, match="rendered again"):
+        hermes.opening([CALC, ADD], "add")
