@@ -222,6 +222,7 @@ class Attempt:
         self._deadline = deadline
         self._parser = parser_for(state, call.request, call.prompt)
         self._delivered = Delivered(call.request.stop, one_call=not call.request.parallel_tool_calls)
+        self._kept = 0  # how many sampled tokens belong to the answer
         self.sampled = Sampled()
         self.delivered = False
         self.late: list[Delta] = []  # from the first tool call on: they close in the client only after the commit
@@ -236,7 +237,10 @@ class Attempt:
         )  # fmt: skip
         async with aclosing(chunks):
             async for tokens in chunks:
+                if self._delivered.stop is not None and self.sampled.resumed:
+                    continue  # the stop string began before the seam, so the engine did not see it
                 piece = self._push(tokens.ids, tokens)
+                self._kept = len(self.sampled.output_ids)
                 if piece is not None:
                     self.delivered = self._call.request.stream
                     yield piece
@@ -246,6 +250,7 @@ class Attempt:
         parsed = self._delivered.finish(self._parser.finish())
         self.late += parsed.deltas
         sampled, call = self.sampled, self._call
+        sampled.keep(self._kept)
         reason = sampled.finish_reason or "stop"
         if reason == "stop" and parsed.tool_calls:
             reason = "tool_calls"

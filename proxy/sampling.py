@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.engine.client import EngineClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
@@ -39,11 +39,21 @@ class Sampled:
     cached_tokens: int | None = None
     first_token_at: float | None = None
     engine_url: str = ""
+    resumed: bool = False  # by another request, which knows what came before as a prompt
 
     @property
     def tokens(self) -> Tokens:
         """The sampled tokens so far."""
         return Tokens(self.output_ids, self.logprobs, self.top)
+
+    def keep(self, count: int) -> None:
+        """Forget what came behind the first `count` tokens, as if the engine had stopped there."""
+        if count == len(self.output_ids):
+            return
+        for values in (self.output_ids, self.logprobs, self.top or []):
+            del values[count:]
+        self.spans = [replace(span, end=min(span.end, count)) for span in self.spans if span.start < count]
+        self.finish_reason = "stop"
 
 
 async def sample(
@@ -70,6 +80,7 @@ async def sample(
             raise RequestError(503, str(error), code="engine_unavailable", retry_after_s=1.0) from error
         sampled.engine_url = engine.url
         start, before = len(sampled.output_ids), sampled.spans
+        sampled.resumed = start > 0
         budget = params["max_new_tokens"] - start
         left_s = max(deadline - time.monotonic(), 0.0)
         # The engine matches rids by prefix: all of them have one length, and a segment has its own.

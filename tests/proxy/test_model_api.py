@@ -161,6 +161,28 @@ def test_a_stop_string_cuts_the_text_and_not_the_tokens(proxy):
     assert proxy.engine.requests[0]["sampling_params"]["stop"] == ["."]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_across_a_seam_ends_the_answer(proxy, until, stream):
+    """No engine sees the whole of it: what is sampled behind it is no part of the answer."""
+    session = proxy.session()
+    ids, cut = proxy.says("ab STOP cd"), len(proxy.says("ab ST", end=False))
+    proxy.engine.enqueue(Reply(ids, chunks=[cut], hold_after=cut), Reply(ids[cut:], versions=[1] * (len(ids) - cut)))
+
+    def abort():
+        until(lambda: proxy.engine.holding)
+        proxy.http.post(f"{proxy.engine.url}/abort_request", json={"abort_all": True})
+
+    worker = threading.Thread(target=abort)
+    worker.start()
+    answer = ask(proxy, session, stop=["STOP"], stream=stream)
+    texts = [part.choices[0].delta.content or "" for part in answer] if stream else [answer.choices[0].message.content]
+    worker.join(20)
+    (call,) = proxy.calls(session)
+    kept = proxy.says("ab STOP", end=False)
+    assert ("".join(texts), call["output_ids"], call["finish_reason"]) == ("ab ", kept, "stop")
+    assert (len(call["logprobs"]), call["version_spans"]) == (len(kept), [[0, 0, cut], [1, cut, len(kept)]])
+
+
 def test_training_sessions_explore_even_when_the_agent_asks_for_greedy(proxy):
     ask(proxy, proxy.session(), temperature=0)
     assert proxy.engine.requests[0]["sampling_params"]["temperature"] == 1.0
