@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from databases import KINDS
 
 from agentrl.store import interactions
 from agentrl.testing import Reply
@@ -17,6 +18,7 @@ def chat(proxy: Any, session: dict[str, Any], messages: list[dict[str, Any]]) ->
     messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "more"}]
 
 
+@pytest.mark.parametrize("database_kind", KINDS)
 def test_a_conversation_that_goes_back_and_forth_is_one_path(proxy, second):
     session = proxy.session()
     messages = [{"role": "user", "content": "one"}]
