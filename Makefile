@@ -10,6 +10,9 @@ setup:  ## Make .venv ready: shared environment, this checkout installed into it
 setup-agents:  ## Make .venv-agents ready: the SDKs and agent frameworks that tests run against the proxy
 	@sh scripts/setup-agents
 
+setup-peers:  ## Make .venv-peers ready: the gateways that benchmarks/proxy.py measures the proxy against
+	@sh scripts/setup-peers
+
 demo: setup  ## Train SmolLM2-135M to use a calculator on this machine, and show the curve
 	@.venv/bin/agentrl demo
 
@@ -17,7 +20,7 @@ demo-quick: setup  ## The same with a tiny model and an easier task: a few minut
 	@.venv/bin/agentrl demo --quick
 
 test: setup  ## Run all tests, with one real SGLang server; those of agent frameworks where setup-agents was run
-	@$(PY) -m pytest
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 2  # byte code: tests start hundreds of processes
 
 lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m ruff check .
@@ -25,13 +28,18 @@ lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m mypy agentrl tests
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
-bench: setup  ## Measure the store and the proxy; results go to benchmarks/results
+bench: setup setup-peers  ## Measure the store and the proxy; results go to benchmarks/results
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/store.py --out benchmarks/results/store.json
 	@$(PY) benchmarks/proxy.py --out benchmarks/results/proxy.json
+	@$(PY) benchmarks/turns.py --out benchmarks/results/turns.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
 crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/crash.py --out benchmarks/results/crash.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
-.PHONY: help setup setup-agents demo demo-quick test lint bench crash
+kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databases
+	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/kill_proxy.py --out benchmarks/results/kill_proxy.json
+	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
+
+.PHONY: help setup setup-agents setup-peers demo demo-quick test lint bench crash kill-proxy

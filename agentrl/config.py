@@ -82,10 +82,26 @@ class ProxyConfig(Section):
     """Address to listen on. Off loopback an admin key must be set."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port to listen on; 0 picks a free one."""
+    workers: Positive = 1
+    """Processes that serve the port; each is a replica of its own."""
+    metrics_public: bool = False
+    """`/metrics` needs no key; else a run or admin key."""
     request_timeout_s: Seconds = 600.0
     """Deadline of one model call, waiting for an engine included."""
+    retry_grace_s: Annotated[float, Field(ge=0)] = 30.0
+    """How long an answer is sampled on after its client left, so that a retry gets it. 0 stops at once."""
     max_body_bytes: Positive = 32 * 1024 * 1024
     """Larger requests are refused with 413."""
+    body_timeout_s: Seconds = 60.0
+    """A request whose body has not arrived after this long is refused with 408."""
+    max_concurrent_calls: Positive = 4096
+    """Answers that one process of the proxy samples at once; while there are as many, calls get 429."""
+    max_concurrent_calls_per_session: Positive = 512
+    """The same for one session, and the most answers that one request may ask for (`n`, prompts)."""
+    max_calls_per_session: Positive | None = None
+    """Model calls of one session; then they are refused with 403, `session_limit_reached`. null: any number."""
+    max_tokens_per_session: Positive | None = None
+    """Sampled tokens of one session; once there are as many, calls are refused in the same way. null: any number."""
     session_timeout_s: Seconds = 900.0
     """An open session of an outside program that made no call and sent no heartbeat for this long is abandoned."""
     heartbeat_timeout_s: Seconds = 60.0
@@ -194,14 +210,14 @@ class RunConfig(Section):
     """The run's name and folder under `runs_dir`."""
     model: str
     """`smollm2`, `tiny` (made from what the installed packages ship), or a local Hugging Face folder."""
-    agent: str
-    """`module:Class` with `async def run(self, data, **extra)`."""
+    agent: str | list[str] | None = None
+    """`module:Class` with `async def run(self, data, **extra)`, or a command as a list; null: others play."""
     agent_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the agent class."""
-    tasks: str
-    """JSONL file or `module:function` that yields the training tasks."""
-    steps: Positive = 10
-    """Optimizer steps of the whole run."""
+    tasks: str | None = None
+    """JSONL file or `module:function` that yields the training tasks; null: programs bring their own."""
+    steps: NonNegative = 10
+    """Optimizer steps of the whole run; with 0 nothing is trained, and any number of sessions is recorded."""
     seed: int = 0
     """Seeds task order, sampling and initialisation."""
     runs_dir: Path = Path("runs")

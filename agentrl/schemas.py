@@ -19,6 +19,14 @@ PROMPT_VERSION = -1
 """The weight version of a token that no policy sampled."""
 
 
+class Power(StrEnum):
+    """What a key may do."""
+
+    ADMIN = "admin"  # publish weights, make and revoke keys, and all that a run key may
+    RUN = "run"  # start sessions, reward and end any of them, look at the run
+    SESSION = "session"  # call the model in one session, reward it, end it
+
+
 class SessionStatus(StrEnum):
     """Life of a session: open → closing → completed | failed | abandoned."""
 
@@ -41,6 +49,15 @@ class InteractionStatus(StrEnum):
     ABORTED = "aborted"  # stopped before its end: the tokens so far are kept
     LOST = "lost"  # its proxy died before the commit; never trained
     FAILED = "failed"  # the engine or the recorder refused
+
+
+class Delivery(StrEnum):
+    """Whether a client has the answer of a model call."""
+
+    OPEN = "open"  # it waits, or its proxy died before it said so
+    GIVEN = "given"  # it has received the end
+    FREE = "free"  # it left before the end: a retry may claim the answer
+    UNSURE = "unsure"  # its proxy died at the end of the answer: a retry may claim it, else it counts as given
 
 
 class TrajectoryState(StrEnum):

@@ -30,9 +30,16 @@ def ages(version: int, parents: Mapping[int, int | None]) -> dict[int, int]:
     return result
 
 
+NO_BOUND = 2**31 - 1
+"""More groups than any run has; every database can hold it."""
+
+
 def capacity(*, max_staleness: int, published_step: int, groups_per_step: int, target_steps: int) -> int:
     """Groups that may have been admitted (and not returned) so far.
 
-    (η + published_step + 1)·B, AReaL's admission bound (arXiv 2505.24298, eq. 3), never more than the run trains.
+    (η + published_step + 1)·B, AReaL's admission bound (arXiv 2505.24298, eq. 3), never more than the run trains. A
+    run without steps only records: nothing of it grows stale.
     """
+    if target_steps == 0:
+        return NO_BOUND
     return min(max_staleness + published_step + 1, target_steps) * groups_per_step

@@ -5,7 +5,7 @@
           │                               ├─ rewards
           │                               └─ trajectories ── trajectory_interactions → interactions
           ├─ steps ── step_trajectories → trajectories
-          └─ engines, heartbeats, events, contents
+          └─ engines, heartbeats, events, keys, contents
 
 Ids are 32 hex digits, time-ordered. Times are seconds since the epoch. Token arrays are packed (see `codec`) and live
 in `interaction_data`, apart from the rows that are scanned and claimed. Alembic builds the database; a test asserts
@@ -30,6 +30,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData(
@@ -173,7 +174,12 @@ interactions = Table(
     Column("status", String(16), nullable=False),
     Column("role", String(16), nullable=False),
     Column("digest", String(64), nullable=False),  # of the request body: finds retries
-    Column("replica", String(64), nullable=False),  # the proxy that serves it
+    Column("request_id", Id),  # the first of the calls that one request made; null for a call alone
+    Column("repeat_key", String(64)),  # hash of the request's Idempotency-Key
+    Column("replica", String(64), nullable=False),  # the proxy that samples it
+    # Whether a client got the answer (schemas.Delivery), and the proxy that has it, or a retry of it, on the line.
+    Column("delivery", String(16), nullable=False, default="given"),
+    Column("holder", String(64)),
     Column("engine_url", Text),
     Column("params", JSON, nullable=False),
     Column("temperature", Float, nullable=False),
@@ -199,9 +205,12 @@ interactions = Table(
     Column("first_token_at", Float),
     Column("finished_at", Float),
     _one_of("status", "running", "complete", "aborted", "lost", "failed"),
+    _one_of("delivery", "open", "given", "free", "unsure"),
 )
 Index("ix_interactions_running", interactions.c.replica, sqlite_where=interactions.c.status == "running",
       postgresql_where=interactions.c.status == "running")  # fmt: skip
+Index("ix_interactions_open", interactions.c.holder, sqlite_where=interactions.c.delivery == "open",
+      postgresql_where=interactions.c.delivery == "open")  # fmt: skip
 
 interaction_data = Table(
     "interaction_data",
@@ -213,6 +222,7 @@ interaction_data = Table(
     Column("output_ids", LargeBinary, nullable=False),  # int32
     Column("logprobs", LargeBinary, nullable=False),  # float32, one per output id
     Column("spans", JSON, nullable=False),  # [[version, start, end], …] over the output ids
+    Column("top_logprobs", LargeBinary),  # zstd JSON; null unless they were asked for
 )
 
 rewards = Table(  # append-only facts; the newest of a (session, interaction, scope, name) counts
@@ -317,6 +327,7 @@ engines = Table(
     Column("version", Integer),
     Column("error", Text),
     Column("last_seen_at", Float, nullable=False),
+    Column("draining", Boolean, nullable=False, server_default=false()),  # takes no calls
     _one_of("state", "serving", "updating", "dead"),
 )
 
@@ -342,6 +353,24 @@ events = Table(
     Column("created_at", Float, nullable=False),
     Index("ix_events_run_id_kind", "run_id", "kind", "id"),
 )
+
+keys = Table(  # beside `runs.key_hash` and `sessions.key_hash`, which a row with the same hash overrules
+    "keys",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("session_id", ForeignKey("sessions.id"), index=True),
+    Column("power", String(16), nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("key_hash", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("changed_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("revoked_at", Float),
+    _one_of("power", "admin", "run", "session"),
+)
+Index("uq_keys_hash", keys.c.run_id, keys.c.key_hash, unique=True)
+Index("ix_keys_changed", keys.c.run_id, keys.c.changed_at)
 
 LINEAGE_VIEW = """
 CREATE VIEW lineage AS

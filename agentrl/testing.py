@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -39,7 +39,7 @@ class Reply:
 
     ids: Sequence[int] = ()
     logprobs: Sequence[float] | None = None  # as long as ids; by default -1/8, -2/8, …
-    chunks: Sequence[int] | None = None  # how many tokens each event brings; by default one, the rest in the last
+    chunks: Sequence[int] | None = None  # how many tokens each event brings; by default by `stream_interval`, or one
     finish_reason: str | None = None  # by default `length` if max_new_tokens cut the ids, else `stop`
     matched_stop: int | str | None = None  # by default the last id
     versions: Sequence[int] | None = None  # of each token; by default the version served when it is sent
@@ -89,6 +89,7 @@ class FakeEngine:
         self.token_delay_s = token_delay_s
         self.port = port
         self.paused = False
+        self.pause_mode = "abort"
         self.fail_next_update: str | None = None
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
@@ -218,8 +219,8 @@ class FakeEngine:
         return 200, {}
 
     async def _pause_generation(self, body: Json) -> tuple[int, Json]:
-        self.paused = True
-        if body.get("mode", "abort") == "abort":
+        self.paused, self.pause_mode = True, body.get("mode", "abort")
+        if self.pause_mode == "abort":
             self._aborted |= self.running
         return 200, {"status": "ok"}
 
@@ -289,7 +290,10 @@ class FakeEngine:
                 request.transport.abort()
                 return
             aborted = rid in self._aborted
-            await _send(response, state.event(0 if aborted else n_tokens, self.version, aborted=aborted))
+            event = state.event(0 if aborted else n_tokens, self.version, aborted=aborted)
+            if aborted and self.paused and self.pause_mode == "retract":
+                state.repeat_last(event)
+            await _send(response, event)
             if aborted:
                 break
         await response.write(b"data: [DONE]\n\n")
@@ -334,8 +338,12 @@ class _Running:
 
     def steps(self) -> Sequence[int]:
         """Tokens of each event; events begin exactly at `hold_after` and `drop_after`."""
-        sizes = self.reply.chunks or [1] * len(self.ids)
-        borders = {sum(sizes[: i + 1]) for i in range(len(sizes))} | {len(self.ids)}
+        if self.reply.chunks is not None:
+            borders = set(accumulate(self.reply.chunks))
+        else:
+            interval = self.body["sampling_params"].get("stream_interval") or 1
+            borders = set(range(1, len(self.ids), interval))  # the first token at once
+        borders.add(len(self.ids))
         borders |= {n for n in (self.reply.hold_after, self.reply.drop_after) if n is not None}
         ends = sorted(b for b in borders if 0 < b <= len(self.ids))
         steps = [end - start for start, end in pairwise([0, *ends])]
@@ -361,12 +369,19 @@ class _Running:
         if top := self.body.get("top_logprobs_num"):
             meta["output_top_logprobs"] = [self._likeliest(i, top) for i in range(start, n)]
         if done:
-            meta["weight_versions"] = spans_of(labels)
+            meta["weight_versions"] = spans_of(labels) or [{"version": str(version), "start": 0, "end": 0}]
         event: Json = {"text": "", "output_ids": self.ids[start:n], "meta_info": meta}
         for name in omit - {"finish_reason"}:
             event.pop(name, None)
             meta.pop(name, None)
         return event
+
+    def repeat_last(self, event: Json) -> None:
+        """What SGLang does in the last event of a request that is aborted while it is retracted."""
+        if not self.cumulative and self.n_sent:
+            event["output_ids"] = [self.ids[self.n_sent - 1]]
+            whole = [[self.logprobs[i], self.ids[i], None] for i in range(self.n_sent)]
+            event["meta_info"]["output_token_logprobs"] = whole
 
     def _likeliest(self, at: int, count: int) -> list[Any]:
         """The sampled token and the ids that follow it, each one nat less likely."""

@@ -16,8 +16,10 @@ from agentrl.store import Database, runs
 RUN = {"Authorization": "Bearer run-key"}
 
 
-def start_proxy(folder: Path, engine_url: str, port: int, model: Path) -> subprocess.Popen[bytes]:
-    """The real command, on a database of its own."""
+def start_proxy(
+    folder: Path, engine_url: str, port: int, model: Path, program: tuple[str, ...] = ("-m", "agentrl")
+) -> subprocess.Popen[bytes]:
+    """The real command, or a `program` that takes its arguments, on a database of its own."""
     config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
     database = Database(f"sqlite:///{folder}/bench.db")
     database.upgrade()
@@ -29,7 +31,7 @@ def start_proxy(folder: Path, engine_url: str, port: int, model: Path) -> subpro
     database.close()
     argv = ["proxy", "--run", "bench", "--engine", engine_url, "--port", str(port), "--log-level", "warning"]
     env = os.environ | {"AGENTRL_DATABASE_URL": database.url, "AGENTRL_ADMIN_KEY": "admin-key"}
-    return subprocess.Popen([sys.executable, "-m", "agentrl", *argv], env=env, stdout=subprocess.DEVNULL)
+    return subprocess.Popen([sys.executable, *program, *argv], env=env, stdout=subprocess.DEVNULL)
 
 
 async def until_healthy(http: aiohttp.ClientSession, url: str, proxy: subprocess.Popen[bytes]) -> None:

@@ -1,86 +1,316 @@
-"""What recording costs: CPU per call of the proxy, fully durable, in front of a fake engine that answers at once.
+"""What a call through the proxy costs, beside other gateways, in front of the same fake engine.
 
     python benchmarks/proxy.py --out benchmarks/results/proxy.json
+    python benchmarks/proxy.py --quick
+    python benchmarks/proxy.py --variants agentrl,starlette_httpx --concurrency 32
 
-Each call has 200 prompt characters and 64 output tokens with logprobs, on a session of its own. Rounds of the variants
-are interleaved; a figure is the median over rounds of the proxy process's CPU time divided by its calls.
+What is counted: CPU time (user and system) of the variant's process and its children while a round of calls runs,
+divided by the calls. The engine and the load generator are processes of their own and not counted; nor is the opening
+of sessions, which comes before. A call is a turn of an agent: five turns to a session, whose prompts average 2,000
+tokens, 300 sampled tokens with logprobs (`peers/payload.py`). The whole conversation is sent each time, the reply
+echoed as it was delivered. Every variant gets the same bodies. From 128 calls in flight on, one turn of each session is
+counted, each of the five equally often; the turns before it come before.
+
+- `cpu_per_call/VARIANT/cN[/stream]`: with N calls in flight.
+- `cpu_per_call_first/VARIANT/c32`: every call is the first of its session and shares nothing of its 2,000 tokens.
+- `cpu_per_call_logprobs/VARIANT/c32`: the agent asks for logprobs, which else only gateways that record ask for, and
+  which the engine's chat route gives all the same, because without them there is nothing to train on.
+- `cpu_per_call_text/VARIANT/c32`: nobody asks for logprobs, and the engine's chat route gives none.
+- `throughput/VARIANT/c128`: calls a second with an engine that takes 1 s for each.
+- `bytes_per_turn`: the bulk columns of a call; `bytes_per_turn/file`: the database file over its calls.
+
+docs/proxy-benchmark.md says how each variant is set up.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
+import json
+import signal
 import subprocess
+import sys
 import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import harness
 import psutil
-from proxied import RUN, start_proxy, until_healthy
+import sqlalchemy as sa
+from peers import payload
+from peers.variants import KEY, OF_PEERS, PEERS, VARIANTS, Place, Variant, start_engine, start_load
+from turns import long_model
 
 from agentrl.engine.server import free_port
-from agentrl.models import resolve_model
-from agentrl.testing import FakeEngine
+from agentrl.store import Database
+from agentrl.tables import interaction_data, interactions
 
-OUTPUT = [100, *range(70, 132), 2]
+BASE = "starlette_httpx"
+ALL = (1, 32, 128, 512)
+ONLY_OURS = (8, 256)
+ONE_TURN_FROM = 128
+ENOUGH_S = 12.0  # a figure whose rounds took so long gets no more of them
+TOO_LONG_S = 45.0  # a round that must take so long, by what its calls cost at 32 in flight, is left out, and noted
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One figure of a variant."""
+
+    figure: str  # before the variant
+    in_flight: int
+    stream: bool = False
+    first: bool = False
+    logprobs: bool | None = None
+    delay_s: float = 0.0
+
+    def named(self, variant: str) -> str:
+        """The figure's whole name."""
+        return f"{self.figure}/{variant}/c{self.in_flight}{'/stream' if self.stream else ''}"
 
 
 def main() -> None:
     """Measure, print a table, write JSON."""
-    options = harness.arguments(
-        __doc__, rounds=(int, 5, "rounds of each variant"), calls=(int, 256, "calls of one round")
-    )
+    options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so ends what it started
     report = harness.Report("proxy")
-    with tempfile.TemporaryDirectory() as folder, FakeEngine(lambda ids, params: OUTPUT) as engine:
-        asyncio.run(measure(report, Path(folder), engine, options.rounds, options.calls))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = long_model(folder / "model", "chatml")
+        bench = Bench(folder, model, [v for v in VARIANTS if v in options.variants])
+        with bench.running():
+            measure(report, bench, cases(options), options)
+        for variant in bench.variants:
+            if variant.name == "agentrl":
+                stored(report, folder / variant.name)
     harness.finish(report, options.out)
 
 
-async def measure(report: harness.Report, folder: Path, engine: FakeEngine, rounds: int, calls: int) -> None:
-    """CPU per call at 1, 8 and 32 calls in flight, whole and streamed."""
-    port = free_port()
-    url, proxy = f"http://127.0.0.1:{port}", start_proxy(folder, engine.url, port, resolve_model("tiny"))
-    variants = [(n, stream) for n in (1, 8, 32) for stream in (False, True)]
-    samples: dict[tuple[int, bool], list[float]] = {variant: [] for variant in variants}
+def arguments() -> argparse.Namespace:
+    """What to measure, and how often."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each figure, after one that warms up (3)")
+    parser.add_argument("--quick", action="store_true", help="one short round at 1 and 32 in flight")
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS), help="only these")
+    parser.add_argument("--concurrency", type=lambda text: [int(n) for n in text.split(",")], help="only these")
+    parser.add_argument("--only", default="", help="only figures whose name begins so, for example cpu_per_call/")
+    options = parser.parse_args()
+    if unknown := set(options.variants) - set(VARIANTS):
+        parser.error(f"no variant {', '.join(sorted(unknown))}: there are {', '.join(VARIANTS)}")
+    if OF_PEERS & set(options.variants) and not (PEERS / "python").exists():
+        parser.error("no .venv-peers: run `make setup-peers`")
+    if options.quick:
+        options.rounds = 1
+    return options
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    """All figures, without their variants."""
+    wanted = options.concurrency or ((1, 32) if options.quick else sorted(ALL + ONLY_OURS))
+    found = [Case("cpu_per_call", n, stream) for n in wanted for stream in (False, True)]
+    found += [
+        Case("cpu_per_call_first", 32, first=True),
+        Case("cpu_per_call_logprobs", 32, logprobs=True),
+        Case("cpu_per_call_text", 32, logprobs=False),
+        Case("throughput", 32 if options.quick else 128, delay_s=1.0),
+    ]
+    return [case for case in found if case.figure.startswith(options.only.rstrip("/"))]
+
+
+def is_for(case: Case, variant: str) -> bool:
+    """Whether the variant has this figure."""
+    if case.figure == "throughput":
+        return True
+    return variant != "direct" and (variant == "agentrl" or case.in_flight not in ONLY_OURS)
+
+
+class Bench:
+    """The engine, the load generator and all variants, running side by side; one works at a time."""
+
+    def __init__(self, folder: Path, model: Path, names: list[str]) -> None:
+        self._folder = folder
+        self._model = model
+        self._names = names
+        self._payload = folder / "payload.json"
+        self._seed = 0
+        self.variants: list[Variant] = []
+        payload.write(model, self._payload)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start everything, and end it."""
+        with ExitStack() as stack:
+            self._engine_port = free_port()
+            engine = f"http://127.0.0.1:{self._engine_port}"
+            stack.enter_context(ended(start_engine(self._payload, self._engine_port)))
+            until_answering(self._engine_port, None)
+            self._load = stack.enter_context(ended(start_load(self._payload)))
+            for name in self._names:
+                place = Place(self._folder / name, engine, free_port(), self._model)
+                place.folder.mkdir()
+                variant = VARIANTS[name](place)
+                if variant.process is not None:
+                    stack.enter_context(ended(variant.process))
+                self.variants.append(variant)
+            for variant in self.variants:
+                until_answering(variant.port, variant.process)
+            yield
+
+    def round(self, variant: Variant, case: Case, sessions: int, turns: int) -> tuple[float, dict[str, Any]]:
+        """(CPU seconds a call, what the load generator says). Raises SystemExit where a call failed."""
+        self._post_delay(case.delay_s)
+        self._seed += 1
+        order = {
+            "host": "127.0.0.1", "port": variant.port, "opens": variant.opens, "path": variant.path, "key": KEY,
+            "in_flight": case.in_flight, "sessions": sessions, "turns": turns, "stream": case.stream,
+            "first": case.first, "logprobs": case.logprobs, "ramp_s": case.delay_s, "seed": self._seed,
+        }  # fmt: skip
+        self._say(order)
+        self._hear(variant)
+        before = 0.0 if variant.process is None else cpu_s(variant.process.pid)
+        self._say({})
+        result = self._hear(variant)
+        after = 0.0 if variant.process is None else cpu_s(variant.process.pid)
+        return (after - before) / result["calls"], result
+
+    def _post_delay(self, seconds: float) -> None:
+        body = json.dumps({"s": seconds}).encode()
+        urllib.request.urlopen(f"http://127.0.0.1:{self._engine_port}/delay", body, timeout=10).close()
+
+    def _say(self, line: dict[str, Any]) -> None:
+        assert self._load.stdin is not None
+        self._load.stdin.write(json.dumps(line).encode() + b"\n")
+        self._load.stdin.flush()
+
+    def _hear(self, variant: Variant) -> dict[str, Any]:
+        assert self._load.stdout is not None
+        result: dict[str, Any] = json.loads(self._load.stdout.readline() or '{"error": "the load generator ended"}')
+        if "error" in result:
+            raise SystemExit(f"{variant.name}: {result['error']}")
+        return result
+
+
+def measure(report: harness.Report, bench: Bench, found: list[Case], options: argparse.Namespace) -> None:
+    """All figures: every case in turn, its variants taking turns round by round."""
+    for stream in (False, True):
+        for variant in bench.variants:  # warm up
+            bench.round(variant, Case("", 8, stream), 8, payload.TURNS)
+    known: dict[tuple[str, bool], float] = {}  # seconds a call, when there is work enough
+    for case in found:
+        variants = [variant for variant in bench.variants if is_for(case, variant.name)]
+        samples: dict[str, list[float]] = {variant.name: [] for variant in variants}
+        spent = dict.fromkeys(samples, 0.0)
+        for _ in range(options.rounds):
+            for variant in variants:
+                name = variant.name
+                sessions, turns = size(case, options.quick)
+                if not case.delay_s and known.get((name, case.stream), 0.0) * sessions * turns > TOO_LONG_S:
+                    report.notes.setdefault("left out, would take too long", []).append(case.named(name))
+                    spent[name] = ENOUGH_S
+                if spent[name] >= ENOUGH_S:
+                    continue
+                cost, result = bench.round(variant, case, sessions, turns)
+                samples[name].append(result["rate"] if case.figure == "throughput" else 1000 * cost)
+                spent[name] += result["seconds"]
+                if case.figure == "cpu_per_call" and case.in_flight == 32:
+                    known[name, case.stream] = result["seconds"] / result["calls"]
+                print(
+                    f"{case.named(name):42} {samples[name][-1]:9.3f}  {result['calls']} calls in "
+                    f"{result['seconds']:.1f} s, {result['bytes']:.0f} B each",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+        add(report, case, {name: values for name, values in samples.items() if values})
+
+
+def add(report: harness.Report, case: Case, samples: dict[str, list[float]]) -> None:
+    """The figures of a case, the one that others are compared with first."""
+    unit, base = ("calls/s", "direct") if case.figure == "throughput" else ("ms", BASE)
+    for name in sorted(samples, key=lambda name: name != base):
+        is_compared = base in samples and name != base
+        report.add(case.named(name), samples[name], unit, case.named(base) if is_compared else None)
+
+
+def size(case: Case, quick: bool) -> tuple[int, int]:
+    """(sessions, calls in each of them) of one round."""
+    if case.first:
+        return (64 if quick else 128), 1
+    if case.in_flight >= ONE_TURN_FROM and not case.delay_s:
+        return max(256 if not case.stream else 0, case.in_flight), 1
+    fewest = 2 if quick or case.stream else 8  # streams take their time
+    return max(fewest, case.in_flight), payload.TURNS
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its children so far, user and system."""
+    root = psutil.Process(pid)
+    return sum(_own_cpu_s(process) for process in (root, *root.children(recursive=True)))
+
+
+def _own_cpu_s(process: psutil.Process) -> float:
+    if sys.platform == "linux":  # the process's CPU clock counts nanoseconds where /proc counts hundredths of a second
+        return time.clock_gettime(~process.pid << 3 | 2)
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, which is asked to end afterwards, and made to."""
     try:
-        async with aiohttp.ClientSession() as http:
-            await until_healthy(http, url, proxy)
-            for round_ in range(rounds + 1):
-                for variant in variants:
-                    cost = await one_round(http, url, proxy, *variant, calls)
-                    if round_:  # the first round warms up
-                        samples[variant].append(cost)
+        yield process
     finally:
-        proxy.terminate()
-        proxy.wait(20)
-    named = {f"c{n}{'/stream' if stream else ''}": costs for (n, stream), costs in samples.items()}
-    report.compare("cpu_per_call/agentrl", named, "ms", base="c1")
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-async def one_round(
-    http: aiohttp.ClientSession, url: str, proxy: subprocess.Popen[bytes], in_flight: int, stream: bool, calls: int
-) -> float:
-    """CPU milliseconds of the proxy per call."""
-    opened = []
-    for _ in range(in_flight):
-        async with http.post(f"{url}/groups", json={"is_eval": True, "task": {}}, headers=RUN) as answer:
-            opened.append((await answer.json())["sessions"][0])
-    body = {"messages": [{"role": "user", "content": "abcde" * 40}], "max_tokens": 64, "stream": stream}
-    process = psutil.Process(proxy.pid)
+def until_answering(port: int, process: subprocess.Popen[bytes] | None) -> None:
+    """Wait for the first answer, whatever it is (the path is LiteLLM's). Raises SystemExit when there is none."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and (process is None or process.poll() is None):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/liveliness", timeout=5).close()
+            return
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit(f"nobody answers on port {port}: {process.args if process is not None else 'the engine'}")
 
-    async def worker(session: dict[str, Any]) -> None:
-        headers = {"Authorization": f"Bearer {session['api_key']}"}
-        for _ in range(calls // in_flight):
-            async with http.post(f"{session['base_url']}/chat/completions", json=body, headers=headers) as answer:
-                assert answer.status == 200, await answer.text()
-                await answer.read()
 
-    before = process.cpu_times()
-    await asyncio.gather(*(worker(session) for session in opened))
-    after = process.cpu_times()
-    used = (after.user + after.system) - (before.user + before.system)
-    return 1000 * used / (calls // in_flight * in_flight)
+def stored(report: harness.Report, folder: Path) -> None:
+    """What a call took in the store. Every call but a session's first must have extended another."""
+    database = Database(f"sqlite:///{folder}/bench.db")
+    data = interaction_data.c
+    sizes = [
+        sa.func.length(c)
+        for c in (data.new_messages, data.answer, data.prompt_delta_ids, data.output_ids, data.logprobs)
+    ]
+    with database.read() as conn:
+        calls, total, forks = conn.execute(
+            sa.select(
+                sa.func.count(),
+                sa.func.sum(sum(sizes[1:], sizes[0])),
+                sa.func.sum(sa.case((interactions.c.bridged | (interactions.c.messages <= 3), 0), else_=1)),
+            ).join(interaction_data, data.interaction_id == interactions.c.id)
+        ).one()
+        prompt = conn.execute(sa.select(sa.func.avg(interactions.c.prompt_tokens))).scalar_one()
+        pages = conn.execute(sa.text("PRAGMA page_count")).scalar_one()
+        page = conn.execute(sa.text("PRAGMA page_size")).scalar_one()
+    database.close()
+    report.notes |= {"calls": calls, "prompt_tokens": round(float(prompt)), "forks": forks}
+    report.add("bytes_per_turn", [total / calls], "B")
+    report.add("bytes_per_turn/file", [pages * page / calls], "B")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/turns.py --out benchmarks/results/turns.json
 
-Agents talk in lockstep with a proxy before a fake engine that answers at once. Every turn adds 1,400 tokens of
-SmolLM2's vocabulary, 64 of them sampled; the 20th stands at 28,000. A figure is the proxy's CPU time for one turn of
+Agents talk in lockstep with a proxy before a fake engine that answers at once. Every turn adds 1,600 tokens of
+SmolLM2's vocabulary, 64 of them sampled; the 20th stands at 32,000. A figure is the proxy's CPU time for one turn of
 all agents, divided by the agents; the median over conversations. `chatml` renders with our ChatML, `template` bridges
 over the model's own chat template. With `chat`, whole or streamed, an agent sends its whole conversation each time;
 with `responses` only what is new, after `previous_response_id`.
@@ -34,7 +34,7 @@ from agentrl.tables import interaction_data, interactions
 from agentrl.testing import FakeEngine
 
 TURNS = 20
-TOKENS_A_TURN = 1400
+TOKENS_A_TURN = 1600
 SAMPLED = 64
 WORDS = ["the", "result", "of", "this", "call", "shows", "that", "three", "files", "were", "found", "in", "folder"]
 CONTEXT = 65_536
@@ -94,7 +94,9 @@ async def measure(report: harness.Report, folder: Path, model: Path, name: str, 
         named = {str(turn * TOKENS_A_TURN): turns[turn] for turn in (2, 5, 10, 20)}
         report.compare(f"turn_cost/{name}/{api}", named, "ms", base=str(2 * TOKENS_A_TURN))
     sizes = bytes_by_turn(folder)
-    report.compare(f"turn_bytes/{name}", {str(t * TOKENS_A_TURN): sizes[t] for t in (2, 20)}, "B", base="2800")
+    report.compare(
+        f"turn_bytes/{name}", {str(t * TOKENS_A_TURN): sizes[t] for t in (2, 20)}, "B", base=str(2 * TOKENS_A_TURN)
+    )
 
 
 async def conversation(

@@ -21,7 +21,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,26 @@ from agentrl import __version__
 from agentrl.config import RunConfig
 from agentrl.engine.client import EngineClient
 from agentrl.errors import FencedError, RequestError, StoreError, ValueRefused
-from agentrl.proxy import dialects, lifecycle, model_api, monitoring, openapi, publish, upstreams
+from agentrl.proxy import (
+    areal,
+    dialects,
+    draining,
+    key_routes,
+    keyring,
+    lifecycle,
+    metrics,
+    model_api,
+    monitoring,
+    openapi,
+    publish,
+    refusals,
+    unknown,
+    upstreams,
+)
 from agentrl.proxy.folders import WeightFolders
+from agentrl.proxy.front import FrontDoor, Handler
+from agentrl.proxy.keyring import Keyring
+from agentrl.proxy.limits import Gate
 from agentrl.proxy.pool import Engine, EnginePool
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.sweep import sweep
@@ -59,11 +77,11 @@ class Settings:
     database_url: str
     run_name: str
     engine_urls: list[str]
-    admin_key: str
+    admin_key: str = field(repr=False)
     replica: str  # stable over restarts, so that a restarted proxy finds its own orphaned calls
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings) -> FrontDoor:
     """The ASGI app. What can be wrong with the settings raises UserError or StoreError here, before anything serves."""
     database = Database(settings.database_url)
     database.require_current()
@@ -78,17 +96,28 @@ def create_app(settings: Settings) -> FastAPI:
             app.state.proxy = state
             yield
 
-    return routes(lifespan)
+    return FrontDoor(routes(lifespan), model_handlers())
+
+
+def model_handlers() -> dict[str, Handler]:
+    """The handlers of model calls, by path."""
+    return {
+        path: metrics.counted(dialect.name, model_api.endpoint(dialect)) for path, dialect in dialects.DIALECTS.items()
+    }
 
 
 def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
     """Every route and error handler, over whatever `lifespan` puts into `app.state.proxy`."""
     app = FastAPI(title="agentrl proxy", version=__version__, lifespan=lifespan)
     app.include_router(lifecycle.router)
+    app.include_router(key_routes.router)
+    app.include_router(areal.router)
     app.include_router(monitoring.router)
+    app.include_router(refusals.router)
+    app.include_router(draining.router)
     for prefix in openapi.PREFIXES:
-        for path, dialect in dialects.DIALECTS.items():
-            app.add_route(prefix + path, model_api.endpoint(dialect), ["POST"], include_in_schema=False)
+        for path, handler in model_handlers().items():
+            app.add_route(prefix + path, handler, ["POST"], include_in_schema=False)
         app.add_route(f"{prefix}/v1/messages/count_tokens", model_api.count_tokens, ["POST"], include_in_schema=False)
         for path in ("/v1/models", "/v1/models/{model}"):
             app.add_route(prefix + path, model_api.models, ["GET"], include_in_schema=False)
@@ -122,6 +151,12 @@ async def _running(
     async def changed(engine: Engine) -> None:
         await state.write(_save_engine, run.id, engine)
 
+    async def drained() -> set[str]:
+        return await state.read(draining.drained, run.id)
+
+    async def undone(version: int) -> bool:
+        return await state.read(publish.undone, run.id, version)
+
     async def load_tree(
         session_id: str, after: int, known: Mapping[str, interactions.Node]
     ) -> tuple[int, list[interactions.Node]]:
@@ -131,17 +166,23 @@ async def _running(
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         clients = [EngineClient(url, http) for url in settings.engine_urls]
-        pool = EnginePool(clients, wanted=wanted, weights=weights, changed=changed)
+        pool = EnginePool(clients, wanted=wanted, weights=weights, changed=changed, drained=drained, undone=undone)
         state = ProxyState(
             database=database, run_id=run.id, run_name=run.name, run_created_at=run.created_at,
-            admin_key=settings.admin_key, run_key_hash=run.key_hash, replica=settings.replica, renderer=renderer,
+            keyring=Keyring(settings.admin_key), replica=settings.replica, renderer=renderer,
             pool=pool, limits=Limits.of(config), sampling=config.rollout.sampling.model_dump(exclude_none=True),
             request_timeout_s=config.proxy.request_timeout_s, max_body_bytes=config.proxy.max_body_bytes,
+            body_timeout_s=config.proxy.body_timeout_s, gate=Gate.of(config.proxy),
+            retry_grace_s=config.proxy.retry_grace_s,
             trees=TreeCache(load_tree), upstreams=others, http=http,
+            metrics_public=config.proxy.metrics_public,
         )  # fmt: skip
+        database.on_commit = state.metrics.committed
+        await keyring.refresh(state)
         await state.write(heartbeats.beat, run.id, "proxy", settings.replica)
         lost = await state.write(interactions.declare_lost, run.id, settings.replica)
         if lost:
+            state.metrics.ended("lost", lost)
             log.warning("%d calls of an earlier process of this proxy are lost", lost)
         background = asyncio.create_task(_background(state), name="proxy-background")
         try:
@@ -150,6 +191,9 @@ async def _running(
             background.cancel()
             with suppress(asyncio.CancelledError):
                 await background
+            for exchange in list(state.exchanges.values()):
+                await exchange.stop()
+            state.record_given()
             await asyncio.to_thread(database.close)
 
 
@@ -160,6 +204,8 @@ async def _background(state: ProxyState) -> None:
             group.create_task(_resume(state))
             group.create_task(state.pool.watch())
             group.create_task(sweep(state))
+            group.create_task(keyring.watch(state))
+            group.create_task(metrics.watch(state))
     except* Exception as errors:
         log.critical("a background task failed, stopping: %s", errors.exceptions[0], exc_info=errors)
         signal.raise_signal(signal.SIGTERM)
@@ -187,16 +233,22 @@ def _save_engine(conn: Connection, run_id: str, engine: Engine) -> None:
 
 def _error_response(request: Request, error: RequestError) -> Response:
     """The error in the caller's dialect."""
+    request.app.state.proxy.metrics.refused(error.status, error.code)
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:  # whole seconds by RFC 9110; OpenAI's SDKs and our client read the finer one
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["retry-after-ms"] = str(math.ceil(1000 * error.retry_after_s))
-    body = dialects.of_path(request.url.path).encode_error(error)
+    if error.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body may never come
+    body = dialects.of_request(request.url.path, request.headers).encode_error(error)
+    if request.url.path in areal.PATHS:
+        body = areal.with_detail(body)
     return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
+    await refusals.note(request, error)
     return _error_response(request, error)
 
 
@@ -225,4 +277,6 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 404:  # no route of ours raises it
+        return await _on_request_error(request, unknown.no_route(request))
     return _error_response(request, RequestError(error.status_code, str(error.detail), code="http_error"))

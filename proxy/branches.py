@@ -1,6 +1,7 @@
 """What a call is that extends no recorded one, or not the whole of one: its role, and why it forks.
 
-Its conversation is compared with the session's recorded ones, read from the store; only forks pay for that.
+Its conversation is compared with the session's recorded ones, read from the store; only forks pay for that. Of a
+conversation whose first call is still running, role, system prompt and tools are known: calls may begin side by side.
 
 - The first call of a session: `main`.
 - The prompt of an earlier call once more (a retry, a parallel sample): that call's role, no reason.
@@ -26,7 +27,6 @@ from sqlalchemy import Connection
 
 from agentrl.proxy.dialects.base import ModelRequest
 from agentrl.proxy.state import ProxyState
-from agentrl.proxy.tree import Tree
 from agentrl.rendering.conversation import root_key
 from agentrl.rendering.divergence import common, compare, leading_system, mark, nearest, plain, quoting
 from agentrl.schemas import ForkReason, Json, Role
@@ -45,14 +45,14 @@ class Place:
 FIRST = Place(role=Role.MAIN, reason=None)
 
 
-async def place(state: ProxyState, session_id: str, tree: Tree, request: ModelRequest) -> Place:
+async def place(state: ProxyState, session_id: str, request: ModelRequest) -> Place:
     """The place of a call whose conversation extends no recorded one."""
-    if not tree.nodes:
-        return FIRST
 
     def read(conn: Connection) -> Place:
+        if not conversations.any_of(conn, session_id):
+            return FIRST
         recorded = list(conversations.of_session(conn, session_id).values())
-        return judge(recorded, request.messages, request.tools)
+        return judge(recorded, request.messages, request.tools, conversations.under_way(conn, session_id))
 
     return await state.read(read)
 
@@ -69,34 +69,44 @@ async def why_not_deeper(
     return await state.read(read)
 
 
-def judge(recorded: Sequence[Conversation], messages: Sequence[Json], tools: Sequence[Json] | None) -> Place:
-    """`place`, given the session's recorded conversations, oldest first."""
+def judge(
+    recorded: Sequence[Conversation],
+    messages: Sequence[Json],
+    tools: Sequence[Json] | None,
+    under_way: Sequence[Conversation] = (),
+) -> Place:
+    """`place`, given the session's recorded conversations and those that have no answer yet, oldest first."""
     known: dict[int, Json] = {}
     sent, histories = plain(messages), [plain(one.all, known) for one in recorded]
     tools_key, n_system = root_key(tools), leading_system(messages)
-    keys = {id(one.tools): root_key(one.tools) for one in {id(one.tools): one for one in recorded}.values()}
-    tools_keys = [keys[id(one.tools)] for one in recorded]
-    for one, history, key in zip(recorded, histories, tools_keys, strict=True):
-        if history[:-1] == sent and key == tools_key:
+    begun = [*recorded, *under_way]
+    keys = {id(one.tools): root_key(one.tools) for one in {id(one.tools): one for one in begun}.values()}
+    if not begun:
+        return FIRST
+    for one, history in zip(recorded, histories, strict=True):
+        if history[:-1] == sent and keys[id(one.tools)] == tools_key:
             return Place(role=Role(one.role), reason=None)
-    index = nearest(histories, sent)
-    kin, history, same_tools = recorded[index], histories[index], tools_keys[index] == tools_key
-    if _stems_from(histories, index, sent, n_system, same_tools=same_tools):
-        reason = _why(kin, history, sent, n_system, same_tools=same_tools)
-        return Place(role=Role(kin.role), reason=reason)
+    if recorded:
+        index = nearest(histories, sent)
+        kin, history = recorded[index], histories[index]
+        same_tools = keys[id(kin.tools)] == tools_key
+        if _stems_from(histories, index, sent, n_system, same_tools=same_tools):
+            reason = _why(kin, history, sent, n_system, same_tools=same_tools)
+            return Place(role=Role(kin.role), reason=reason)
     alike = [
-        one
-        for one, key in zip(recorded, tools_keys, strict=True)
-        if key == tools_key and plain(one.system, known) == sent[:n_system]
-    ]
-    main = [one for one in recorded if one.role == Role.MAIN]
+        one for one in begun if keys[id(one.tools)] == tools_key and plain(one.system, known) == sent[:n_system]
+    ]  # fmt: skip
+    main = [one for one in begun if one.role == Role.MAIN]
     if not alike:
         return Place(role=_role_of_stranger(main, sent[:n_system], tools, known), reason=ForkReason.OTHER_AGENT)
     own_role = Role.MAIN if not main or any(one.role == Role.MAIN for one in alike) else Role(alike[-1].role)
+    if not recorded:
+        return Place(role=own_role, reason=None)
     # Others sum up for the main agent; a check that quotes what it checks has lost nothing.
     summed_up = recorded if own_role == Role.MAIN else alike
-    summary = quoting(plain([one.messages[-1] for one in summed_up], known), sent[n_system:])
-    return Place(role=own_role, reason=ForkReason.NEW_CONVERSATION if summary is None else ForkReason.COMPACTED)
+    answers = plain([one.messages[-1] for one in summed_up if one.messages], known)
+    quoted = quoting(answers, sent[n_system:]) is not None
+    return Place(role=own_role, reason=ForkReason.COMPACTED if quoted else ForkReason.NEW_CONVERSATION)
 
 
 def judge_branch(recorded: Sequence[Conversation], messages: Sequence[Json], covered: int) -> ForkReason | None:

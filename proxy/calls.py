@@ -4,8 +4,8 @@
                                                               └► parse ─► commit ─► the pieces that close tool calls
 
 A request is one call for every answer it asks for (`n`, raw prompts): siblings in the token tree. Nothing that closes
-a tool call or ends the response leaves before the commit. A client that goes away aborts its calls; what they had
-sampled is not delivered and never trained.
+a tool call or ends the response leaves before the commit. A call does not depend on its client: `exchanges` runs it,
+and stops it when nobody wants its answer any more; what it had sampled is then not delivered and never trained.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.delivered import Delivered
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
 from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distribution
-from agentrl.proxy.prompts import Prompt, parser_for, prompts_for
+from agentrl.proxy.prompts import Prompt, parser_after, prompts_for
 from agentrl.proxy.sampling import Interrupted, Sampled, sample
 from agentrl.proxy.state import ProxyState
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.rendering.conversation import chain_key
 from agentrl.schemas import InteractionStatus, Json, Role
-from agentrl.store import conversations, interactions, sessions
+from agentrl.store import conversations, deliveries, interactions, sessions
 from agentrl.store.codec import new_id
 from agentrl.store.interactions import Node
 
 log = logging.getLogger(__name__)
+GONE = "its client went away"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,37 +47,68 @@ class Caller:
     digest: str  # of the request: finds retries
     role: Role | None = None  # x-turn-type
     retry: int = 0  # x-stainless-retry-count
+    repeat_key: str | None = None  # hash of its Idempotency-Key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """A call whose intent is recorded and whose answer is on its way."""
+    """One answer that a request asks for."""
 
     id: str
     session_id: str
     request: ModelRequest
     prompt: Prompt
     params: Json
+    choice: int  # its place among the request's answers
+    trainable: bool  # as far as its session is concerned
 
 
-async def begin(state: ProxyState, caller: Caller, request: ModelRequest) -> tuple[Head, list[Call]]:
-    """Render the prompts, check them, and make the intents durable. Raises RequestError."""
+async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> tuple[Head, list[Call]]:
+    """Render the prompts and check what is asked for. Raises RequestError."""
+    at = time.perf_counter()
     session = await _session(state, caller.session_id)
     _check_model(state, request.model)
     if request.previous_id is not None:
         request = await _continued(state, caller.session_id, request)
     prompts = await prompts_for(state, caller.session_id, request, caller.role)
+    state.metrics.stage("render", at)
     calls: list[Call] = []
-    intents: list[interactions.Intent] = []
     for index in range(request.choices):
         prompt = prompts[index // request.n]
         params = engine_params(state, session, request, prompt, index)
-        call = Call(id=new_id(), session_id=caller.session_id, request=request, prompt=prompt, params=params)
-        calls.append(call)
-        intents.append(_intent(state, caller, session, call, index))
+        calls.append(
+            Call(
+                id=new_id(), session_id=caller.session_id, request=request, prompt=prompt, params=params, choice=index,
+                trainable=not session.is_eval,
+            )
+        )  # fmt: skip
+    return head_of(state, request, calls[0].id, time.time(), sum(len(prompt.token_ids) for prompt in prompts)), calls
+
+
+def head_of(state: ProxyState, request: ModelRequest, first_id: str, created_at: float, prompt_tokens: int) -> Head:
+    """What is known about a response when its first answer begins."""
+    return Head(
+        id=first_id, created=int(created_at), model=request.model or state.run_name, prompt_tokens=prompt_tokens,
+        token_text=lambda token: state.renderer.decode([token]),
+    )  # fmt: skip
+
+
+async def begin(state: ProxyState, caller: Caller, calls: Sequence[Call]) -> list[str]:
+    """Make the intents durable: from now on this process answers for the calls.
+
+    With an `Idempotency-Key` that an earlier request had, nothing begins: returns that one's calls.
+    Raises RequestError.
+    """
+    at = time.perf_counter()
+    intents = [_intent(state, caller, call, first=calls[0]) for call in calls]
     ids = {call.id for call in calls}
     state.serving.update(ids)
     try:
+        if caller.repeat_key is not None:
+            earlier = (await state.write(deliveries.begin_once, intents, caller.repeat_key)).ids
+            if earlier:
+                state.serving.difference_update(ids)
+            return earlier
         if len(intents) == 1:
             await state.write(interactions.begin, intents[0])
         else:
@@ -84,12 +116,8 @@ async def begin(state: ProxyState, caller: Caller, request: ModelRequest) -> tup
     except BaseException:  # the rows may be there all the same: the sweep finds them
         state.serving.difference_update(ids)
         raise
-    head = Head(
-        id=calls[0].id, created=int(time.time()), model=request.model or state.run_name,
-        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
-        token_text=lambda token: state.renderer.decode([token]),
-    )  # fmt: skip
-    return head, calls
+    state.metrics.stage("begin", at)
+    return []
 
 
 async def count_tokens(state: ProxyState, session_id: str, request: ModelRequest) -> int:
@@ -107,7 +135,7 @@ def _begin_all(conn: Connection, intents: list[interactions.Intent]) -> None:
             raise result
 
 
-def _intent(state: ProxyState, caller: Caller, session: Row[Any], call: Call, index: int) -> interactions.Intent:
+def _intent(state: ProxyState, caller: Caller, call: Call, first: Call) -> interactions.Intent:
     request, prompt = call.request, call.prompt
     modified = modifies_distribution(call.params)
     return interactions.Intent(
@@ -123,12 +151,14 @@ def _intent(state: ProxyState, caller: Caller, session: Row[Any], call: Call, in
         temperature=call.params["temperature"],
         system=prompt.system,
         tools=prompt.tools,
-        options=_options(caller, request, index),
+        options=_options(caller, request, call.choice),
+        request_id=first.id if request.choices > 1 else None,
+        repeat_key=caller.repeat_key if call is first else None,
         messages=prompt.messages + 1,
         fork_reason=prompt.fork_reason,
         bridged=prompt.parent is not None,
         distribution_modified=modified,
-        trainable=not (session.is_eval or modified or is_greedy(call.params)),
+        trainable=call.trainable and not (modified or is_greedy(call.params)),
         prompt_tokens=len(prompt.token_ids),
         prompt_digest=prompt.digest.hex,
         created_at=time.time(),
@@ -170,6 +200,7 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Piece | Answer, N
     be closed now, the sweep closes it, because it is no longer in `state.serving`.
     """
     deadline = time.monotonic() + state.request_timeout_s
+    began = time.perf_counter()
     async with closing(state, call.id):
         while True:
             attempt = Attempt(state, call, deadline)
@@ -182,6 +213,7 @@ async def run(state: ProxyState, call: Call) -> AsyncGenerator[Piece | Answer, N
             except Interrupted as error:
                 if attempt.delivered:
                     raise RequestError(502, str(error), code="engine_died") from error
+        state.metrics.stage("sampling", began)
         answer = attempt.answer()
         await _commit(state, call, attempt.sampled, answer)
     if call.request.stream and attempt.late:
@@ -196,7 +228,8 @@ async def closing(state: ProxyState, call_id: str) -> AsyncIterator[None]:
         yield
     except (asyncio.CancelledError, GeneratorExit):
         with suppress(StoreError):
-            state.database.submit(interactions.fail, call_id, InteractionStatus.ABORTED, "the client went away")
+            state.database.submit(interactions.fail, call_id, InteractionStatus.ABORTED, GONE)
+        state.metrics.ended("aborted")
         raise
     except Exception as error:  # whatever it is, the call is over, and the client and the store are told
         if not isinstance(error, RequestError | StoreError | ValueError):
@@ -205,10 +238,12 @@ async def closing(state: ProxyState, call_id: str) -> AsyncIterator[None]:
             await state.write(interactions.fail, call_id, InteractionStatus.FAILED, str(error))
         except StoreError as problem:
             log.error("call %s: %s", call_id, problem)
+        state.metrics.ended("failed")
         if isinstance(error, RequestError):
             raise
         message = f"the answer was not recorded, so it is not delivered: {error}"
-        raise RequestError(500, message, code="not_recorded") from error
+        status = 503 if isinstance(error, StoreError) else 500
+        raise RequestError(status, message, code="not_recorded") from error
     finally:
         state.serving.discard(call_id)
 
@@ -220,7 +255,9 @@ class Attempt:
         self._state = state
         self._call = call
         self._deadline = deadline
-        self._parser = parser_for(state, call.request, call.prompt)
+        prompt = call.prompt
+        before = prompt.token_ids[: len(prompt.token_ids) - len(prompt.opening)]
+        self._parser = parser_after(state, call.request, before)
         self._delivered = Delivered(call.request.stop, one_call=not call.request.parallel_tool_calls)
         self._kept = 0  # how many sampled tokens belong to the answer
         self.sampled = Sampled()
@@ -233,17 +270,21 @@ class Attempt:
         chunks = sample(
             self._state.pool, self.sampled, session_id=self._call.session_id, rid=self._call.id,
             prompt_ids=self._call.prompt.token_ids, params=self._call.params, deadline=self._deadline,
-            top_logprobs=self._call.request.top_logprobs,
+            top_logprobs=self._call.request.top_logprobs, whole=not self._call.request.stream,
         )  # fmt: skip
+        began = time.perf_counter()
         async with aclosing(chunks):
             async for tokens in chunks:
-                if self._delivered.stop is not None and self.sampled.resumed:
-                    continue  # the stop string began before the seam, so the engine did not see it
-                piece = self._push(tokens.ids, tokens)
-                self._kept = len(self.sampled.output_ids)
-                if piece is not None:
-                    self.delivered = self._call.request.stream
-                    yield piece
+                if not self._kept:
+                    self._state.metrics.stage("first_token", began)
+                for part in self._parts(tokens):
+                    if self._delivered.stop is not None and self.sampled.resumed:
+                        break  # the stop string began before the seam, so the engine did not see it
+                    piece = self._push(part.ids, part)
+                    self._kept += len(part.ids)
+                    if piece is not None:
+                        self.delivered = self._call.request.stream
+                        yield piece
 
     def answer(self) -> Answer:
         """The whole answer, once `pieces` has ended."""
@@ -264,6 +305,13 @@ class Attempt:
             tokens=sampled.tokens,
             versions=[[s.version, s.start, s.end] for s in sampled.spans],
         )
+
+    def _parts(self, tokens: Tokens) -> list[Tokens]:
+        """What is parsed together: all of an event, but each token alone where the answer may end at any of them."""
+        if not (self.sampled.resumed and self._call.request.stop):
+            return [tokens]
+        ids, logprobs, top = tokens.ids, tokens.logprobs, tokens.top
+        return [Tokens(ids[i : i + 1], logprobs[i : i + 1], top and top[i : i + 1]) for i in range(len(ids))]
 
     def _push(self, ids: Sequence[int], tokens: Tokens) -> Piece | None:
         """Parse some ids; the piece that may be shown at once, if any."""
@@ -293,8 +341,16 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
         engine_url=sampled.engine_url,
         cached_tokens=sampled.cached_tokens,
         first_token_at=sampled.first_token_at,
+        top_logprobs=sampled.top,
     )
+    at = time.perf_counter()
     seq = await state.write(interactions.finish, call.id, call.session_id, outcome)
+    state.metrics.stage("finish", at)
+    state.metrics.answered(
+        prompt_tokens=len(prompt.token_ids), cached_tokens=sampled.cached_tokens or 0,
+        output_tokens=len(sampled.output_ids), fork_reason=prompt.fork_reason, bridged=prompt.parent is not None,
+    )  # fmt: skip
+    state.gate.answered(call.session_id, seq, len(sampled.output_ids))
     node = Node(
         id=call.id, conversation_key=key, parent=prompt.parent, own_ids=prompt.delta_ids + sampled.output_ids,
         digest=prompt.digest.extended(sampled.output_ids),

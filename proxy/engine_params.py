@@ -39,8 +39,9 @@ def resumable(params: Json) -> bool:
 def engine_params(state: ProxyState, session: Row[Any], request: ModelRequest, prompt: Prompt, index: int) -> Json:
     """SGLang's sampling parameters of one answer, its temperature always among them.
 
-    Raises RequestError 400 when the context cannot hold the call, or a biased token does not exist.
+    Raises RequestError 400 when the context cannot hold the call, or a token does not exist: an engine dies of it.
     """
+    _check_ids(prompt, state.renderer.vocab_size)
     forced = (session.sampling or {}) if session.is_eval else state.sampling
     sampling = {"temperature": 1.0} | request.sampling | {k: v for k, v in forced.items() if k != "max_tokens"}
     params: Json = {
@@ -65,6 +66,14 @@ def engine_params(state: ProxyState, session: Row[Any], request: ModelRequest, p
         message = "a response format and a forced tool call exclude each other"
         raise RequestError(422, message, code="invalid_parameter", param="tool_choice")
     return params
+
+
+def _check_ids(prompt: Prompt, vocab_size: int) -> None:
+    """A tokenizer may know tokens that the model does not. What came before in the session was checked before."""
+    highest = max(prompt.delta_ids, default=0)
+    if highest >= vocab_size:
+        message = f"the prompt has token {highest}, which is outside the vocabulary of {vocab_size}"
+        raise RequestError(400, message, code="invalid_prompt", param="messages")
 
 
 def _budget(state: ProxyState, request: ModelRequest, prompt_tokens: int, forced: int | None) -> int:

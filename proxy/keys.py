@@ -1,4 +1,7 @@
-"""Who is calling: admin, run and session keys are different powers. The store holds only their hashes."""
+"""Who is calling: admin, run and session keys are different powers. The store holds only their hashes.
+
+A key is hashed once and looked up in the `Keyring`; only one that it does not know asks the database.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,26 @@ import base64
 import hashlib
 import hmac
 import secrets
+import time
 from dataclasses import dataclass
-from enum import StrEnum
 
 from starlette.requests import Request
 
 from agentrl.errors import RequestError
+from agentrl.proxy.keyring import Caller as Caller
+from agentrl.proxy.keyring import as_known
 from agentrl.proxy.state import ProxyState
+from agentrl.schemas import Power as Power
+from agentrl.store import keys as store
 from agentrl.store import sessions
 from agentrl.store.codec import hash_key
 
 PARENT_HEADER = "x-parent-session-id"
 LONGEST_REPEAT_KEY = 200
-
-
-class Power(StrEnum):
-    """What a key may do."""
-
-    ADMIN = "admin"  # publish weights, and all that a run key may
-    RUN = "run"  # start sessions, reward and end any of them, look at the run
-    SESSION = "session"  # call the model in one session, reward it, end it
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """An authenticated caller; `session_id` is set for a session key."""
-
-    power: Power
-    session_id: str | None = None
+REUSABLE = "areal"
+"""Kind of a session's key that may open another session once its own has ended (AReaL's)."""
+FIXED = "arl-session-"
+"""What a key begins with that opens one session for ever: only such a key's session is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +42,10 @@ class Start:
     digest: str | None
     secret: str
 
-    def session_key(self, index: int) -> str:
+    def session_key(self, index: int, kind: str = Power.SESSION) -> str:
         """The key of the session with this sample index; its prefix tells people which kind it is."""
         code = hmac.digest(self.secret.encode(), f"session {self.digest} {index}".encode(), "sha256")
-        return f"arl-{Power.SESSION}-{base64.urlsafe_b64encode(code[:24]).decode()}"
+        return f"arl-{kind}-{base64.urlsafe_b64encode(code[:24]).decode()}"
 
 
 async def start_of(request: Request, state: ProxyState) -> Start:
@@ -85,28 +80,34 @@ def key_of(request: Request) -> str:
 
 
 async def authenticate(request: Request, state: ProxyState) -> Caller:
-    """Tell who calls. Raises RequestError 401 for a missing or unknown key."""
+    """Tell who calls. Raises RequestError 401 for a missing, unknown, expired or revoked key."""
     key = key_of(request)
-    if hmac.compare_digest(key.encode(), state.admin_key.encode()):
-        return Caller(Power.ADMIN)
     hashed = hash_key(key)
-    if hmac.compare_digest(hashed, state.run_key_hash):
-        return Caller(Power.RUN)
-    session_id = state.session_keys.get(hashed)
-    if session_id is None:
-        session_id = await state.read(sessions.by_key_hash, state.run_id, hashed)
-        if session_id is None:
+    known = state.keyring.get(hashed)
+    if known is None:
+        found = await state.read(store.find, state.run_id, hashed)
+        if found is None:
             raise RequestError(401, "the API key is not valid", code="invalid_api_key")
-        state.session_keys[hashed] = session_id
-    return Caller(Power.SESSION, session_id)
+        if found.power is Power.SESSION and key.startswith(FIXED):
+            known = state.keyring.remember(hashed, found)
+        else:
+            known = as_known(found)
+    if known.ends_at <= time.time():
+        ended = "revoked" if known.revoked else "expired"
+        raise RequestError(401, f"the API key has {'been ' * known.revoked}{ended}", code=f"{ended}_api_key")
+    return known.caller
+
+
+def opens_more(state: ProxyState, key: str) -> bool:
+    """Whether a key is an admin's or the run's, valid or not."""
+    known = state.keyring.get(hash_key(key))
+    return known is not None and known.caller.power is not Power.SESSION
 
 
 def require(caller: Caller, *powers: Power) -> None:
     """Raise RequestError 403 unless the caller has one of `powers`."""
     if caller.power not in powers:
-        raise RequestError(
-            403, f"a {caller.power} key may not do this: it takes a {' or '.join(powers)} key", code="forbidden"
-        )
+        raise RequestError(403, f"this key's power is {caller.power}: it takes {' or '.join(powers)}", code="forbidden")
 
 
 async def session_caller(request: Request, state: ProxyState, session_id: str) -> Caller:

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, select
 
 from agentrl.errors import RequestError
-from agentrl.proxy import keys, publish
+from agentrl.proxy import exchanges, keys, publish
+from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.keys import Power
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json, SessionStatus
@@ -24,25 +25,37 @@ from agentrl.store import heartbeats, interactions, rewards, sessions
 from agentrl.store.codec import hash_key
 from agentrl.tables import groups
 
-router = APIRouter(tags=["sessions"])
+router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
 MAX_INT32 = 2**31 - 1
 """The largest number of a step, a version or an epoch that every database holds."""
 
 
 class Body(BaseModel):
-    """Request bodies refuse unknown fields, and values that are read but cannot be written: NaN, half characters."""
+    """Request bodies refuse unknown fields, and values that are read but cannot be written: NaN, half characters.
+
+    A body is JSON whatever its content type says, as the model's routes have it: `curl -d` says it is a form.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _can_be_written(cls, value: Any) -> Any:
+        if isinstance(value, bytes):
+            value = _parsed(value)
         try:
             orjson.dumps(value)
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"cannot be stored: {error}") from error
         return value
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:  # pydantic would make a 422 of a ValueError
+        raise RequestError(400, "the body is not valid JSON", code="invalid_json") from error
 
 
 class GroupBody(Body):
@@ -267,6 +280,7 @@ async def _end(session_id: str, status: SessionStatus, error: str | None, reques
     await keys.session_caller(request, state, session_id)
     result = await state.write(sessions.end, session_id, status, error, state.limits)
     state.forget(session_id)
+    await exchanges.stop_orphans(state)
     calls = await state.read(interactions.of_session, session_id)
     return {"status": result, "interactions": len(calls)}
 

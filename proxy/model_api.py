@@ -1,6 +1,6 @@
 """The model routes, one handler for every dialect; plain Starlette, because every call passes here.
 
-body ─► dialect.decode ─► calls.begin ─► calls.run for each answer ─► dialect.encode | dialect.stream
+body ─► dialect.decode ─► exchanges.exchange_for ─► Reply ─► dialect.encode | dialect.stream
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from typing import Any, TypeVar
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from agentrl.errors import RequestError, did_you_mean
-from agentrl.proxy import calls, keys, upstreams
+from agentrl.proxy import calls, keys, limits, upstreams
 from agentrl.proxy.calls import Caller
 from agentrl.proxy.dialects import MESSAGES
-from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Piece, StreamEncoder, sse
+from agentrl.proxy.dialects.base import Answer, Dialect, ModelRequest, StreamEncoder, sse
 from agentrl.proxy.dialects.models import Model, model_body, models_body
+from agentrl.proxy.exchanges import ClientLeft, Event, Exchange, exchange_for
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.subagents import session_of_subagent
 from agentrl.proxy.upstreams import Start
 from agentrl.schemas import Role
+from agentrl.store.codec import hash_key
 
 T = TypeVar("T")
 CALLERS_ROLES = (Role.MAIN, Role.SIDE, Role.SUBAGENT)
-Events = AsyncGenerator[tuple[int, Piece | Answer], None]
 
 
 def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
@@ -37,24 +39,24 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         state: ProxyState = request.app.state.proxy
         session_id = await session_of(request, state)
-        body = await read_body(request, state.max_body_bytes)
+        body = await limits.read_body(request, state)
         caller = Caller(
             session_id=session_id,
             dialect=dialect,
             digest=hashlib.blake2b(dialect.name.encode() + body, digest_size=16).hexdigest(),
             role=_role(request),
             retry=_retry(request),
+            repeat_key=None if (repeat := keys.repeat_key(request)) is None else hash_key(repeat),
         )
         if state.upstreams and (upstream := upstreams.asked_for(state.upstreams, body)) is not None:
             path = request.url.path.rpartition("/v1/")[2]
             passed = await upstreams.begin(state, upstream, caller, f"/{path}", request.headers, body)
             return await _pass_on(request, dialect, upstreams.run(state, passed))
         asked = dialect.decode(body)
-        head, begun = await calls.begin(state, caller, asked)
-        events = together([calls.run(state, call) for call in begun])
-        if asked.stream:
-            return await _stream(request, dialect.stream(asked, head), events, len(begun))
-        return await _whole(request, dialect, asked, head, events)
+        limits.check(asked)
+        finding = exchange_for(state, caller, asked)
+        comes_back = caller.retry or caller.repeat_key is not None  # it may have to wait: its leaving counts
+        return Reply(dialect, asked, await (_unless_left(request, finding) if comes_back else finding))
 
     return handle
 
@@ -63,53 +65,99 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens a Messages request would have as its prompt."""
     state: ProxyState = request.app.state.proxy
     session_id = await session_of(request, state)
-    asked = MESSAGES.decode_count(await read_body(request, state.max_body_bytes))
+    asked = MESSAGES.decode_count(await limits.read_body(request, state))
     tokens = await calls.count_tokens(state, session_id, asked)
     return Response(MESSAGES.encode_count(tokens), media_type="application/json")
 
 
-async def together(runs: list[AsyncGenerator[Piece | Answer, None]]) -> Events:
-    """The events of several calls as they come, each with the index of its call. Closing it closes all of them."""
-    if len(runs) == 1:
-        async with aclosing(runs[0]) as only:
-            async for event in only:
-                yield 0, event
-        return
-    news: asyncio.Queue[tuple[int, Piece | Answer | BaseException]] = asyncio.Queue()
+class Reply(Response):
+    """The answers of an exchange in a dialect, streamed as they are sampled or whole.
 
-    async def follow(index: int, run: AsyncGenerator[Piece | Answer, None]) -> None:
+    A stream begins with the first event, so that an early failure still has its own status.
+    """
+
+    def __init__(self, dialect: Dialect, asked: ModelRequest, exchange: Exchange) -> None:
+        self._dialect = dialect
+        self._asked = asked
+        self._exchange = exchange
+        self.status_code = 200
+        self.streamed = asked.stream
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answers. Raises RequestError when they fail before anything is sent."""
+        exchange = self._exchange
+        left = asyncio.create_task(_left(receive))
+        left.add_done_callback(lambda _: exchange.wake())
+        exchange.join()
+        ended = False
         try:
-            async with aclosing(run):
-                async for event in run:
-                    news.put_nowait((index, event))
+            async with aclosing(exchange.follow(left)) as events:
+                send_to = self._stream if self._asked.stream else self._whole
+                ended = await send_to(events, left, send)
+        except ClientLeft:
+            pass
+        finally:
+            left.cancel()
+            if ended:
+                exchange.given()
+            else:
+                exchange.leave()
+
+    async def _whole(self, events: AsyncGenerator[list[Event], None], left: asyncio.Task[None], send: Send) -> bool:
+        found = {index: event async for news in events for index, event in news if isinstance(event, Answer)}
+        answers = [found[index] for index in sorted(found)]
+        body = self._dialect.encode(self._asked, self._exchange.head, answers)
+        await _still_there(left)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        return True
+
+    async def _stream(self, events: AsyncGenerator[list[Event], None], left: asyncio.Task[None], send: Send) -> bool:
+        """Whether the stream came to its end, and did not break off."""
+        first = await anext(events)
+        encoder = self._dialect.stream(self._asked, self._exchange.head)
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        found: dict[int, Answer] = {}
+        out, whole = encoder.start() + _encoded(encoder, found, first), True
+        try:
+            await send({"type": "http.response.body", "body": out, "more_body": True})
+            async for news in events:
+                if out := _encoded(encoder, found, news):
+                    await send({"type": "http.response.body", "body": out, "more_body": True})
+            last = encoder.end([found[index] for index in sorted(found)])
         except RequestError as error:
-            news.put_nowait((index, error))
-
-    tasks = [asyncio.create_task(follow(index, run)) for index, run in enumerate(runs)]
-    try:
-        left = len(runs)
-        while left:
-            index, new = await news.get()
-            if isinstance(new, BaseException):
-                raise new
-            left -= isinstance(new, Answer)
-            yield index, new
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+            last, whole = encoder.error(error), False
+        await _still_there(left)
+        await send({"type": "http.response.body", "body": last})
+        return whole
 
 
-async def _whole(request: Request, dialect: Dialect, asked: ModelRequest, head: Head, events: Events) -> Response:
-    """All answers in one body. Raises RequestError 499, the calls being aborted, when the client leaves before that."""
-    answers = await _unless_left(request, _answers(events))
-    return Response(dialect.encode(asked, head, answers), media_type="application/json")
+async def _still_there(left: asyncio.Task[None]) -> None:
+    """Raises ClientLeft when the client is gone, before the end of the answer is sent to nobody."""
+    await asyncio.sleep(0)  # lets it be noticed
+    if left.done():
+        raise ClientLeft
+
+
+def _encoded(encoder: StreamEncoder, found: dict[int, Answer], news: list[Event]) -> bytes:
+    """What to send of some events; their answers go to `found`, by choice."""
+    parts: list[bytes] = []
+    for index, event in news:
+        if isinstance(event, Answer):
+            found[index] = event
+            parts.append(encoder.finish(index, event))
+        else:
+            parts.append(encoder.piece(index, event))
+    return b"".join(parts)
 
 
 async def _unless_left(request: Request, answer: Coroutine[Any, Any, T]) -> T:
     """What is awaited. Raises RequestError 499, it being cancelled, when the client leaves before that."""
     answering = asyncio.create_task(answer)
-    leaving = asyncio.create_task(_left(request))
+    leaving = asyncio.create_task(_left(request.receive))
     try:
         await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
@@ -119,16 +167,6 @@ async def _unless_left(request: Request, answer: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         await asyncio.wait([answering, leaving])
     raise RequestError(499, "the client went away", code="client_closed_request")
-
-
-async def _answers(events: Events) -> list[Answer]:
-    """The answers in the order of their choices."""
-    found: dict[int, Answer] = {}
-    async with aclosing(events):
-        async for index, event in events:
-            if isinstance(event, Answer):
-                found[index] = event
-    return [found[index] for index in sorted(found)]
 
 
 async def _pass_on(request: Request, dialect: Dialect, parts: AsyncGenerator[Start | bytes, None]) -> Response:
@@ -155,45 +193,10 @@ async def _pass_on(request: Request, dialect: Dialect, parts: AsyncGenerator[Sta
     return StreamingResponse(body(), start.status, start.headers)
 
 
-async def _left(request: Request) -> None:
+async def _left(receive: Receive) -> None:
     """Return when the client is gone; the request's body has been read."""
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _stream(request: Request, encoder: StreamEncoder, events: Events, choices: int) -> StreamingResponse:
-    """Start the stream once the first event is there, so that an early failure still has its own status.
-
-    Raises RequestError 499, the calls being aborted, when the client leaves before that.
-    """
-
-    async def start() -> tuple[int, Piece | Answer]:
-        return await anext(events)
-
-    first = await _unless_left(request, start())
-
-    async def body() -> AsyncGenerator[bytes, None]:
-        found: dict[int, Answer] = {}
-        yield encoder.start()
-        async with aclosing(events):
-            try:
-                index, event = first
-                while True:
-                    if isinstance(event, Answer):
-                        found[index] = event
-                        out = encoder.finish(index, event)
-                    else:
-                        out = encoder.piece(index, event)
-                    if out:
-                        yield out
-                    if len(found) == choices:
-                        break
-                    index, event = await anext(events)
-                yield encoder.end([found[index] for index in sorted(found)])
-            except RequestError as error:
-                yield encoder.error(error)
-
-    return StreamingResponse(body(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
 async def models(request: Request) -> Response:
@@ -242,14 +245,3 @@ def _retry(request: Request) -> int:
     """How often the client's SDK has sent this request before."""
     said = request.headers.get("x-stainless-retry-count", "0")
     return int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else 0
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body. Raises RequestError 413 when it is longer than `limit` bytes."""
-    size, parts = 0, []
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise RequestError(413, f"the body is larger than {limit} bytes", code="body_too_large")
-        parts.append(part)
-    return b"".join(parts)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from sqlalchemy import Connection, Row, select, text
+from starlette.responses import PlainTextResponse, Response
 
 from agentrl.errors import RequestError
-from agentrl.proxy import keys
+from agentrl.proxy import keys, metrics
+from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.lifecycle import MAX_INT32, session_json
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
-from agentrl.store import events, interactions, runs, sessions, steps
+from agentrl.store import activity, events, interactions, runs, sessions, steps
 from agentrl.tables import engines
 
-router = APIRouter(tags=["monitoring"])
+router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
 
 
 async def _authenticated(request: Request) -> ProxyState:
@@ -28,6 +30,27 @@ async def _authenticated(request: Request) -> ProxyState:
 async def health() -> Json:
     """Answers as soon as the proxy takes calls; needs no key."""
     return {"status": "ok"}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def prometheus(request: Request) -> Response:
+    """Prometheus' text format: of every worker of this port."""
+    state: ProxyState = request.app.state.proxy
+    if not state.metrics_public:
+        await _authenticated(request)
+    body, content_type = await metrics.scrape(state, request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
+
+
+@router.get("/api/status")
+async def status(request: Request, window_s: Annotated[float, Query(gt=0, le=600)] = 60.0) -> Json:
+    """What the run does just now: version, step, engines, sessions, and the calls that began in the last `window_s`."""
+    state = await _authenticated(request)
+    found = await state.read(activity.of_run, state.run_id, window_s)
+    running = metrics.engine_calls(state)
+    for engine in found["engines"]:
+        engine["running"] = running.get(metrics.without_password(engine["url"]), 0)
+    return {**found, "commit_queue": state.database.queued, "replica": state.replica}
 
 
 @router.get("/api/run")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 from fastapi import FastAPI
 
-from agentrl.proxy.dialects import DIALECTS, MESSAGES, of_path
+from agentrl.proxy.dialects import DIALECTS, MESSAGES, of_request
 from agentrl.proxy.dialects.anthropic_messages import CountBody
 from agentrl.schemas import Json
 
@@ -136,7 +136,7 @@ def _operation(summary: str, parameters: list[Json], body: Json | None = None, *
 
 def _guard(path: str, operation: Json, statuses: tuple[int, ...]) -> None:
     """It takes a key, and may answer these errors."""
-    name = "AnthropicError" if of_path(path) is MESSAGES else "OpenAIError"
+    name = "AnthropicError" if of_request(path, {}) is MESSAGES else "OpenAIError"
     shape = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     operation["security"] = [{scheme: []} for scheme in KEYS]
     operation["responses"] |= {str(status): {"description": ERRORS[status], "content": shape} for status in statuses}

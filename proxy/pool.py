@@ -1,7 +1,8 @@
 """The engines behind the proxy: which of them serve, which one a session uses, and how one comes (back) in.
 
 An engine serves only while it answers and reports the run's current version, or the one that a replica is publishing.
-One that restarted (base weights) or missed a publish is brought to the current version first. Paused is not dead.
+One that restarted (base weights) or missed a publish is brought to the current version first. Paused is not dead: it
+holds its calls, and gets new ones only when no other engine serves.
 """
 
 from __future__ import annotations
@@ -10,24 +11,30 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from agentrl.engine.client import EngineClient
+from agentrl.engine.client import EngineClient, PauseMode
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.recent import Recent
+from agentrl.proxy.retry_budget import RetryBudget
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
-PROBE_TIMEOUT_S = 10.0
+PROBE_TIMEOUT_S = 5.0
+HANGS_AFTER = 3
+"""Probes in a row without an answer, until an engine that still takes connections counts as dead."""
+STUCK_AFTER_S = 180.0
+"""An engine that is paused for longer than any update takes was left behind by a publisher that died."""
 
 
 class EngineState(StrEnum):
     """What the pool believes of an engine; the same words as in the store."""
 
     SERVING = "serving"
-    UPDATING = "updating"
+    UPDATING = "updating"  # alive, holds its calls back
     DEAD = "dead"
 
 
@@ -39,10 +46,15 @@ class Engine:
     state: EngineState = EngineState.DEAD
     version: int | None = None
     running: int = 0  # calls of ours
+    draining: bool = False  # finishes what it has
     tainted: bool = False  # an update did not finish: its label says nothing about its weights
     error: str | None = None
     last_seen_at: float = 0.0
     reported: bool = False  # the store knows of its state
+    unanswered: int = 0  # probes in a row
+    paused_since: float | None = None  # by somebody else; monotonic
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who asks it or changes its weights
+    look: asyncio.Event = field(default_factory=asyncio.Event)  # probe it now
 
     @property
     def url(self) -> str:
@@ -54,9 +66,12 @@ class EnginePool:
     """Sticky, least-loaded choice among serving engines, and the watch that keeps the list true.
 
     `wanted` tells which version an engine that reports one should serve: the store knows, because any replica may
-    publish. `weights` names the folder of a version, `changed` records a changed state. All may raise StoreError, which
-    stops neither the watch nor an update.
+    publish. `weights` names the folder of a version, `changed` records a changed state, `drained` names the engines
+    that take no calls, `undone` tells whether a version newer than this one was rolled back. All may raise StoreError,
+    which stops neither the watch nor an update.
     """
+
+    pause_mode: PauseMode = "retract"
 
     def __init__(
         self,
@@ -65,96 +80,182 @@ class EnginePool:
         wanted: Callable[[int | None], Awaitable[int]],
         weights: Callable[[int], Awaitable[str]],
         changed: Callable[[Engine], Awaitable[None]],
+        drained: Callable[[], Awaitable[set[str]]],
+        undone: Callable[[int], Awaitable[bool]],
     ) -> None:
         self.engines = [Engine(client) for client in clients]
         self.update_lock = asyncio.Lock()  # one publisher at a time
+        self.budget = RetryBudget()
+        self.calls = 0  # under way
         self._wanted = wanted
         self._weights = weights
         self._changed = changed
+        self._drained = drained
+        self._undone = undone
         self._sticky: Recent[Engine] = Recent()
-        self._news = asyncio.Condition()
+        self._deaths: Recent[int] = Recent()  # of engines, by the call that they were sampling
+        self._news = asyncio.Event()
+        self._segments = 0
+
+    # -- the watch -------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Probe every engine, for ever; the task that runs this is the pool's only background work."""
-        while True:
+        """Probe every engine, for ever, each at its own pace; this is the pool's only background work."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_drains())
             for engine in self.engines:
-                if engine.state is not EngineState.UPDATING:
-                    try:
-                        await self.probe(engine)
-                    except StoreError as error:
-                        log.error("engine %s: %s; probing again", engine.url, error)
+                group.create_task(self._follow(engine))
+
+    async def _follow(self, engine: Engine) -> None:
+        while True:
+            engine.look.clear()
+            if not engine.lock.locked():
+                try:
+                    await self.probe(engine)
+                except StoreError as error:
+                    log.error("engine %s: %s; probing again", engine.url, error)
+            try:
+                async with asyncio.timeout(WATCH_EVERY_S):
+                    await engine.look.wait()
+            except TimeoutError:
+                continue
+
+    async def _follow_drains(self) -> None:
+        while True:
+            try:
+                await self.read_drains()
+            except StoreError as error:
+                log.error("which engines are drained could not be read: %s", error)
             await asyncio.sleep(WATCH_EVERY_S)
+
+    async def read_drains(self) -> None:
+        """Learn which engines take no calls. Raises StoreError."""
+        drained = await self._drained()
+        for engine in self.engines:
+            engine.draining = engine.url in drained
+        self._tell()
 
     async def probe(self, engine: Engine) -> None:
         """Ask an engine for its version; bring it to the one that it should serve. Raises StoreError."""
-        try:
-            reported = await self._ask(engine)
-            async with self.update_lock:
-                wanted = await self._wanted(reported)
-                if reported != wanted or engine.tainted:  # perhaps only because it was updated while we waited
-                    reported = await self._ask(engine)
-                    wanted = await self._wanted(reported)
-                if reported != wanted or engine.tainted:
-                    await self.load(engine, wanted)
-                else:
-                    await self.set_state(engine, EngineState.SERVING)
-        except (EngineError, TimeoutError) as error:
-            await self.set_state(engine, EngineState.DEAD, error=str(error) or "no answer in time")
+        async with engine.lock:
+            try:
+                paused = await self._ask(engine)
+                if not (paused and await self._held(engine)):
+                    await self._bring(engine, stuck=paused)
+            except TimeoutError:
+                await self._no_answer(engine)
+            except EngineError as error:
+                if isinstance(error, EngineUnavailable):
+                    engine.client.hang_up()
+                await self.set_state(engine, EngineState.DEAD, error=str(error))
 
-    async def _ask(self, engine: Engine) -> int | None:
-        """The version that an engine reports. Raises EngineError, TimeoutError."""
+    async def _ask(self, engine: Engine) -> bool:
+        """Take down the version that an engine reports; whether it is paused. Raises EngineError, TimeoutError."""
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             info = await engine.client.model_info()
+            paused = await engine.client.paused()
         engine.last_seen_at = time.time()
+        engine.unanswered = 0
         engine.version = int(info.version) if info.version.isdecimal() else None
-        return engine.version
+        if not paused:
+            engine.paused_since = None
+        return paused
+
+    async def _held(self, engine: Engine) -> bool:
+        """Whether a paused engine is to be left to whoever paused it, which is another replica: not we, nor a fault."""
+        engine.paused_since = engine.paused_since or time.monotonic()
+        if engine.tainted or time.monotonic() - engine.paused_since > STUCK_AFTER_S:
+            return False
+        await self.set_state(engine, EngineState.UPDATING)
+        return True
+
+    async def _bring(self, engine: Engine, *, stuck: bool) -> None:
+        """Let an engine serve, once it has the version that it should. Raises EngineError, TimeoutError, StoreError."""
+        wanted = await self._wanted(engine.version)
+        while stuck or engine.version != wanted or engine.tainted:
+            await self._put(engine, wanted)
+            stuck = False
+            wanted = await self._wanted(engine.version)  # the run may have moved on meanwhile
+        await self.set_state(engine, EngineState.SERVING)
+
+    async def _no_answer(self, engine: Engine) -> None:
+        """A busy engine may be slow to answer; one that stays silent hangs, and so do its calls."""
+        engine.unanswered += 1
+        if engine.unanswered >= HANGS_AFTER or engine.state is EngineState.DEAD:
+            engine.client.hang_up()
+            await self.set_state(engine, EngineState.DEAD, error="no answer in time")
 
     async def load(self, engine: Engine, version: int) -> float:
-        """Put `version` on an engine: pause, update, check, continue. Returns the seconds that it stood still.
+        """Put `version` on an engine that answers, and let it serve. Returns the seconds that it stood still.
 
-        Raises EngineError when the engine does not report the version afterwards.
+        Raises EngineError when it does not answer, or does not report the version afterwards, and StoreError.
         """
+        async with engine.lock:
+            try:
+                await self._ask(engine)
+            except TimeoutError as error:
+                raise EngineUnavailable(f"{engine.url} does not answer") from error
+            stall_s = await self._put(engine, version)
+            await self.set_state(engine, EngineState.SERVING)
+            return stall_s
+
+    async def _put(self, engine: Engine, version: int) -> float:
+        """Pause, update, check, continue; the engine's lock is held. Returns the seconds that it stood still."""
         path = await self._weights(version)
         await self.set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
         engine.tainted = True
-        await engine.client.pause("retract")
         try:
-            await engine.client.update_weights_from_disk(path, version)
+            await engine.client.pause(self.pause_mode)
+            keeps_cache = self.pause_mode == "in_place"  # a flush is refused while requests hold their places
+            await engine.client.update_weights_from_disk(path, version, flush_cache=not keeps_cache)
             reported = (await engine.client.model_info()).version
-        finally:
+            if reported != str(version):
+                raise EngineError(f"{engine.url} reports version {reported!r} after an update to {version}")
+        except EngineError:
+            # Weights are unknown now, whatever the label says: nothing may go on with them. What waits is aborted
+            # before it samples, which only a retracted request is, and continued elsewhere.
+            await engine.client.pause("retract")
+            await engine.client.abort_all()
             await engine.client.continue_generation()
-        stall_s = time.monotonic() - started
-        if reported != str(version):
-            raise EngineError(f"{engine.url} reports version {reported!r} after an update to {version}")
-        engine.version, engine.tainted = version, False
-        await self.set_state(engine, EngineState.SERVING)
-        return stall_s
+            raise
+        await engine.client.continue_generation()
+        engine.version, engine.tainted, engine.paused_since = version, False, None
+        return time.monotonic() - started
+
+    # -- the choice ------------------------------------------------------------------------------------------------
 
     async def acquire(self, session_id: str, deadline: float) -> Engine:
         """The session's engine, or the least loaded one that serves; waits for one until `deadline` (monotonic).
 
         Raises EngineUnavailable when none serves in time. Give it back with `release`.
         """
-        while True:
-            serving = [e for e in self.engines if e.state is not EngineState.DEAD]
-            if serving:
-                engine = self._sticky.get(session_id)
-                if engine not in serving:
-                    order = hashlib.blake2b(session_id.encode()).digest()[0]
-                    engine = min(serving, key=lambda e: (e.running, (serving.index(e) + order) % len(serving)))
-                    self._sticky[session_id] = engine
-                assert engine is not None
-                engine.running += 1
-                return engine
+        while (engine := self._choose(session_id)) is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise EngineUnavailable("no inference engine is serving")
             try:
-                async with asyncio.timeout(left), self._news:
+                async with asyncio.timeout(left):
                     await self._news.wait()
             except TimeoutError:
                 continue
+        engine.running += 1
+        return engine
+
+    def _choose(self, session_id: str) -> Engine | None:
+        home = self._sticky.get(session_id)
+        if home is not None and home.state is EngineState.SERVING and not home.draining:
+            return home
+        usable = [e for e in self.engines if e.state is EngineState.SERVING and not e.draining]
+        if not usable:  # one that is being updated holds the call, and then samples it
+            usable = [e for e in self.engines if e.state is EngineState.UPDATING and not e.draining]
+        if not usable or home in usable:
+            return home if usable else None
+        order = hashlib.blake2b(session_id.encode()).digest()[0]
+        chosen = min(enumerate(usable), key=lambda at: (at[1].running, (at[0] + order) % len(usable)))[1]
+        if home is None or home.draining or home.state is EngineState.DEAD:  # after an update the session comes home
+            self._sticky[session_id] = chosen
+        return chosen
 
     def release(self, engine: Engine) -> None:
         """The call that acquired the engine is over."""
@@ -164,17 +265,58 @@ class EnginePool:
         """The session has ended."""
         self._sticky.pop(session_id, None)
 
+    # -- calls and their failures ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """While a call is sampled."""
+        self.budget.call(time.monotonic())
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+
+    def segment_id(self, rid: str) -> str:
+        """A name for one request to an engine: engines match names by prefix, so all of them have one length."""
+        self._segments = (self._segments + 1) & 0xFFFFFFFF
+        return f"{rid}-{self._segments:08x}"
+
+    async def failed(self, engine: Engine, rid: str, error: EngineError) -> int:
+        """An engine broke off a call: it is dead until it answers a probe, which is due at once.
+
+        Returns how many engines have died under this call.
+        """
+        await self.set_state(engine, EngineState.DEAD, error=str(error))
+        engine.look.set()
+        self._deaths[rid] = self._deaths.get(rid, 0) + 1
+        return self._deaths[rid]
+
+    async def serves_rightly(self, version: int) -> bool:
+        """Whether an engine should be serving `version`. Raises StoreError."""
+        return await self._wanted(version) == version
+
+    async def never_left(self, version: int) -> bool:
+        """Whether an engine that serves `version` now, and did before, has done so all the while. Raises StoreError.
+
+        It could only have come back from a newer version that was rolled back.
+        """
+        return not await self._undone(version)
+
     async def set_state(self, engine: Engine, state: EngineState, error: str | None = None) -> None:
         """Wake who waits for an engine, and record what became of this one."""
         before, engine.state, engine.error = engine.state, state, error
         if before is not state:
             log.info("engine %s is %s%s", engine.url, state, f": {error}" if error else "")
             engine.reported = False
-        async with self._news:
-            self._news.notify_all()
+        self._tell()
         if not engine.reported:
             try:
                 await self._changed(engine)
                 engine.reported = True
             except StoreError as problem:  # the next probe tries again
                 log.error("engine %s is %s, which could not be recorded: %s", engine.url, state, problem)
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

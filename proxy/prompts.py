@@ -53,12 +53,11 @@ async def prompts_for(state: ProxyState, session_id: str, request: ModelRequest,
     return [await _chat_prompt(state, session_id, request, role)]
 
 
-def parser_for(state: ProxyState, request: ModelRequest, prompt: Prompt) -> OutputParser:
-    """A parser for an answer to this prompt. With tool_choice `none` a tool call is text."""
+def parser_after(state: ProxyState, request: ModelRequest, before: list[int]) -> OutputParser:
+    """A parser for an answer to `before`, a prompt without its opening. With tool_choice `none` a tool call is text."""
     if request.prompts:
         return state.renderer.text_parser()
     tools = None if request.tool_choice == "none" else request.tools
-    before = prompt.token_ids[: len(prompt.token_ids) - len(prompt.opening)]
     return state.renderer.parser(tools, before)
 
 
@@ -72,7 +71,7 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
     if _holds_answer(messages[hit[0] if hit is not None else 0 :]):  # another replica may have recorded it
         tree = await state.trees.get(session_id, fresh=True)
         hit = tree.deepest(chain)
-    opening, regex = _opening(state, request)
+    opening, regex = opening_of(state, request)
     start = await _start(state, session_id, request, tree, hit)
     parent, n_system = start.parent, leading_system(messages)
     if parent is not None and hit is not None and parent is hit[1]:
@@ -120,7 +119,7 @@ async def _start(
             return replace(start, reason=await why_not_deeper(state, session_id, request, depth))
         found = Place(role=Role(node.role), reason=bridge.reason)
     else:
-        found = await place(state, session_id, tree, request)
+        found = await place(state, session_id, request)
     ids = state.renderer.render(messages, tools)
     exact = _exact(tree, ids, messages, 0)
     return exact or _Start(ids=ids, parent=None, covered=0, role=found.role, reason=found.reason)
@@ -193,8 +192,8 @@ def _check_vocabulary(ids: Sequence[int], size: int) -> None:
         )
 
 
-def _opening(state: ProxyState, request: ModelRequest) -> tuple[list[int], str | None]:
-    """What a forced tool call begins with."""
+def opening_of(state: ProxyState, request: ModelRequest) -> tuple[list[int], str | None]:
+    """What a forced tool call begins with: ids at the end of the prompt, and what the rest must match."""
     if request.tool_choice in ("auto", "none"):
         return [], None
     assert request.tools, "dialects refuse a tool_choice that needs tools without them"

@@ -77,6 +77,16 @@ def wanted(conn: Connection, run_id: str, reported: int | None) -> int:
     return int(theirs.version) if published else current
 
 
+def undone(conn: Connection, run_id: str, version: int) -> bool:
+    """Whether a version newer than this one was rolled back: engines may have come back from it."""
+    newer = select(weight_versions.c.version).where(
+        weight_versions.c.run_id == run_id,
+        weight_versions.c.version > version,
+        weight_versions.c.state == VersionState.ROLLED_BACK,
+    )
+    return conn.execute(newer.limit(1)).first() is not None
+
+
 def _move(
     conn: Connection, run_id: str, version: int, epoch: int | None, stalls: dict[str, float], started: float
 ) -> None:

@@ -1,25 +1,35 @@
 """Sampling one answer, across engine deaths and aborts: the caller sees one stream of pieces.
 
 A segment that ends without its own end (the engine died, a publish aborted it) is continued by prompt + tokens so far
-on whichever engine serves next. The version spans say who sampled what.
+on whichever engine serves next. The version spans say who sampled what. SGLang gives them with a segment's last event;
+the events before name only the version that it serves as it sends them. So of a segment that broke off the tokens are
+known to be of version v only if the engine served v when it was asked and named v in every event.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 
-from agentrl.engine.client import EngineClient
+from agentrl.engine.client import Chunk, EngineClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
-from agentrl.proxy.dialects.base import Tokens, TopLogprobs
+from agentrl.proxy.dialects.base import ENGINE_REFUSED, Tokens, TopLogprobs, spoken
 from agentrl.proxy.engine_params import resumable
-from agentrl.proxy.pool import EnginePool, EngineState
+from agentrl.proxy.pool import Engine, EnginePool, EngineState
 from agentrl.schemas import Json, VersionSpan
 
 log = logging.getLogger(__name__)
-MAX_SEGMENTS = 8
+MAX_FRUITLESS = 8
+"""Segments in a row that were aborted before their first token."""
+MAX_DEATHS = 4
+"""Of engines that a call was on: it may be what killed them."""
+WHOLE_INTERVAL = 64
+"""Tokens per event where nobody waits for the single ones."""
+ABORT_TIMEOUT_S = 5.0
+RETRY_AFTER_S = 5.0
 BEHIND_DEADLINE_S = 0.1  # an engine that times out has no say in whether the deadline is over
 
 
@@ -56,6 +66,59 @@ class Sampled:
         self.finish_reason = "stop"
 
 
+@dataclass(slots=True)
+class _Segment:
+    """One request to an engine, and what of it is known while it runs."""
+
+    engine: Engine
+    start: int  # tokens of the answer before it
+    before: list[VersionSpan]
+    version: int | None  # what the engine served when it was asked
+    n_known: int = 0  # tokens that were sampled by `version`
+    checked: bool = False
+    ended: bool = False  # by the engine
+
+    async def check(self, chunk: Chunk, pool: EnginePool) -> None:
+        """Raises EngineUnavailable for an engine that has come back with other weights than the run's."""
+        if self.checked or not chunk.output_ids:
+            return
+        self.checked = True
+        label = chunk.version_label
+        if label is not None and label != self.version and not await pool.serves_rightly(label):
+            raise EngineUnavailable(f"{self.engine.url} serves version {label}: it has restarted")
+
+    def read(self, chunk: Chunk, sampled: Sampled) -> None:
+        """Take a chunk over into the answer."""
+        if chunk.output_ids and sampled.first_token_at is None:
+            sampled.first_token_at = time.time()
+        if sampled.cached_tokens is None:
+            sampled.cached_tokens = chunk.cached_tokens
+        sampled.output_ids += chunk.output_ids
+        sampled.logprobs += chunk.logprobs
+        if chunk.top_logprobs is not None:
+            sampled.top = sampled.top or []
+            sampled.top += chunk.top_logprobs
+        if chunk.version_label == self.version:  # else not known before the last event, nor is what follows
+            self.n_known += len(chunk.output_ids)
+        else:
+            self.version = None
+        if chunk.versions is not None:
+            sampled.spans = _extend(self.before, self.start, chunk.versions)
+        if chunk.finish_reason is not None:
+            self.ended = True
+            sampled.finish_reason = chunk.finish_reason
+
+    async def account(self, sampled: Sampled, pool: EnginePool) -> None:
+        """Say which weights sampled a segment that broke off. Raises Interrupted where that is not known."""
+        n_tokens = len(sampled.output_ids) - self.start
+        if n_tokens == 0:
+            return
+        if self.version is None or self.n_known < n_tokens or not await pool.never_left(self.version):
+            raise Interrupted("the engine died before it said which weights sampled these tokens")
+        span = VersionSpan(version=self.version, start=0, end=n_tokens)
+        sampled.spans = _extend(self.before, self.start, [span])
+
+
 async def sample(
     pool: EnginePool,
     sampled: Sampled,
@@ -66,76 +129,89 @@ async def sample(
     params: Json,
     deadline: float,
     top_logprobs: int = 0,
+    whole: bool = False,
 ) -> AsyncGenerator[Tokens, None]:
     """Fill `sampled`, yielding the new tokens of each event. `params` are SGLang's, with `max_new_tokens`.
 
-    Raises RequestError: 400 when the engine refuses the request, 503 when no engine serves before `deadline`
-    (monotonic seconds), 504 when the answer is not whole by then, 502 when the engine fails it. Raises Interrupted when
-    it cannot be continued exactly.
+    A `whole` answer comes in fewer events. Raises RequestError: 400 when the engine refuses the request, 503 when no
+    engine serves before `deadline` (monotonic seconds) or too many calls were sent again, 504 when the answer is not
+    whole by then, 502 when the engine fails it or too many engines died under it. Raises Interrupted when it cannot be
+    continued exactly.
     """
-    for segment in range(MAX_SEGMENTS):
-        try:
-            engine = await pool.acquire(session_id, deadline)
-        except EngineUnavailable as error:
-            raise RequestError(503, str(error), code="engine_unavailable", retry_after_s=1.0) from error
-        sampled.engine_url = engine.url
-        start, before = len(sampled.output_ids), sampled.spans
-        sampled.resumed = start > 0
-        budget = params["max_new_tokens"] - start
-        left_s = max(deadline - time.monotonic(), 0.0)
-        # The engine matches rids by prefix: all of them have one length, and a segment has its own.
-        segment_rid = f"{rid}-{segment:02d}"
-        finished = False
-        try:
-            async for chunk in engine.client.generate(
-                rid=segment_rid,
-                input_ids=prompt_ids + sampled.output_ids,
-                sampling_params=params | {"max_new_tokens": budget},
-                routing_key=session_id,
-                timeout_s=left_s + BEHIND_DEADLINE_S,
-                top_logprobs=top_logprobs,
-            ):
-                if chunk.output_ids and sampled.first_token_at is None:
-                    sampled.first_token_at = time.time()
-                if sampled.cached_tokens is None:
-                    sampled.cached_tokens = chunk.cached_tokens
-                sampled.output_ids += chunk.output_ids
-                sampled.logprobs += chunk.logprobs
-                if chunk.top_logprobs is not None:
-                    sampled.top = sampled.top or []
-                    sampled.top += chunk.top_logprobs
-                if chunk.versions is not None:
-                    sampled.spans = _extend(before, start, chunk.versions)
-                if chunk.finish_reason is not None:
-                    sampled.finish_reason = chunk.finish_reason
-                    finished = chunk.finish_reason != "abort"
-                if chunk.output_ids:
-                    yield Tokens(chunk.output_ids, chunk.logprobs, chunk.top_logprobs)
+    if whole:
+        params = params | {"stream_interval": WHOLE_INTERVAL}
+    fruitless = 0
+    with pool.call():
+        while fruitless < MAX_FRUITLESS:
+            segment = await _begin(pool, sampled, session_id, deadline)
+            engine, name = segment.engine, pool.segment_id(rid)
+            gone = False
+            try:
+                async for chunk in engine.client.generate(
+                    rid=name,
+                    input_ids=prompt_ids + sampled.output_ids,
+                    sampling_params=params | {"max_new_tokens": params["max_new_tokens"] - segment.start},
+                    routing_key=session_id,
+                    timeout_s=max(deadline - time.monotonic(), 0.0) + BEHIND_DEADLINE_S,
+                    top_logprobs=top_logprobs,
+                ):
+                    await segment.check(chunk, pool)
+                    segment.read(chunk, sampled)
+                    if chunk.output_ids:
+                        yield Tokens(chunk.output_ids, chunk.logprobs, chunk.top_logprobs)
+                    if time.monotonic() > deadline:
+                        raise _late()
+            except EngineRejected as error:
+                raise spoken(RequestError(400, f"{ENGINE_REFUSED}{error}", code="engine_rejected"), {}) from error
+            except EngineUnavailable as error:
+                gone = True
                 if time.monotonic() > deadline:
-                    raise _late()
-        except EngineRejected as error:
-            raise RequestError(400, f"the engine refused the request: {error}", code="engine_rejected") from error
-        except EngineUnavailable as error:
-            if time.monotonic() > deadline:
-                raise _late() from error
-            await pool.set_state(engine, EngineState.DEAD, error=str(error))
-        except EngineError as error:
-            raise RequestError(502, f"the engine failed: {error}", code="engine_error") from error
-        finally:
-            pool.release(engine)
-            if not finished:
-                await _abort(engine.client, segment_rid)
-        if finished:
-            return
-        if sampled.output_ids and not resumable(params):
-            raise Interrupted("an answer with a grammar, penalties or a seed cannot be continued by another request")
-        covered = sampled.spans[-1].end if sampled.spans else 0
-        if covered < len(sampled.output_ids):
-            raise Interrupted("the engine died before it said which weights sampled these tokens")
-        if len(sampled.output_ids) >= params["max_new_tokens"]:
-            sampled.finish_reason = "length"
-            return
-    raise Interrupted(f"the answer was interrupted {MAX_SEGMENTS} times")
+                    raise _late() from error
+                await _may_go_on(pool, engine, rid, error)
+                await segment.account(sampled, pool)
+            except EngineError as error:
+                raise RequestError(502, f"the engine failed: {error}", code="engine_error") from error
+            finally:
+                pool.release(engine)
+                if not (segment.ended or gone):
+                    await _abort(engine.client, name)
+            if segment.ended and sampled.finish_reason != "abort":
+                return
+            if sampled.output_ids and not resumable(params):
+                raise Interrupted("an answer with a grammar, penalties or a seed cannot be continued")
+            if len(sampled.output_ids) >= params["max_new_tokens"]:
+                sampled.finish_reason = "length"
+                return
+            if sampled.output_ids and sampled.output_ids[-1] in params.get("stop_token_ids", ()):
+                sampled.finish_reason = "stop"
+                return
+            fruitless = fruitless + 1 if len(sampled.output_ids) == segment.start else 0
+    raise Interrupted(f"the answer was interrupted {MAX_FRUITLESS} times in a row")
+
+
+async def _begin(pool: EnginePool, sampled: Sampled, session_id: str, deadline: float) -> _Segment:
+    """An engine for what is left of the answer. Raises RequestError 503."""
+    try:
+        engine = await pool.acquire(session_id, deadline)
+    except EngineUnavailable as error:
+        raise RequestError(503, str(error), code="engine_unavailable", retry_after_s=1.0) from error
+    start = len(sampled.output_ids)
+    sampled.engine_url = engine.url
+    sampled.resumed = start > 0
+    known = engine.version if engine.state is EngineState.SERVING else None
+    return _Segment(engine, start, sampled.spans, known)
+
+
+async def _may_go_on(pool: EnginePool, engine: Engine, rid: str, error: EngineError) -> None:
+    """The engine died; whether the call may be sent to another one. Raises RequestError."""
+    if await pool.failed(engine, rid, error) > MAX_DEATHS:
+        message = f"{MAX_DEATHS + 1} engines died while they sampled this call: {error}"
+        raise RequestError(502, message, code="engine_died") from error
+    if not pool.budget.take(time.monotonic(), pool.calls):
+        raise RequestError(
+            503, f"engines fail, and too many calls were sent again: {error}", code="engine_unavailable",
+            retry_after_s=RETRY_AFTER_S,
+        ) from error  # fmt: skip
 
 
 def _late() -> RequestError:
@@ -157,6 +233,7 @@ def _extend(before: list[VersionSpan], start: int, spans: list[VersionSpan]) -> 
 async def _abort(client: EngineClient, rid: str) -> None:
     """Free what the engine still computes for `rid`; an engine that is gone computes nothing."""
     try:
-        await client.abort(rid)
-    except EngineError as error:
-        log.info("abort of %s: %s", rid, error)
+        async with asyncio.timeout(ABORT_TIMEOUT_S):
+            await client.abort(rid)
+    except (EngineError, TimeoutError) as error:
+        log.info("abort of %s: %s", rid, error or "no answer in time")

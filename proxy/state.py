@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from sqlalchemy import Row
 
+from agentrl.errors import StoreError
+from agentrl.proxy.keyring import Keyring
+from agentrl.proxy.limits import Gate
+from agentrl.proxy.metrics import Metrics
 from agentrl.proxy.pool import EnginePool
 from agentrl.proxy.recent import Recent
 from agentrl.proxy.tree import TreeCache
 from agentrl.rendering import Renderer
 from agentrl.schemas import Json
-from agentrl.store import Database
+from agentrl.store import Database, deliveries
 from agentrl.store.sessions import Limits
 
 if TYPE_CHECKING:
+    from agentrl.proxy.exchanges import Exchange
     from agentrl.proxy.upstreams import Upstream
 
 T = TypeVar("T")
+GIVEN_TOGETHER_S = 0.05
+NOTE_AGAIN_S = 1.0
 
 
 @dataclass(kw_only=True)
@@ -32,8 +40,7 @@ class ProxyState:
     run_id: str
     run_name: str
     run_created_at: float
-    admin_key: str
-    run_key_hash: str
+    keyring: Keyring
     replica: str
     renderer: Renderer
     pool: EnginePool
@@ -41,13 +48,21 @@ class ProxyState:
     sampling: Json  # forced on training sessions
     request_timeout_s: float
     max_body_bytes: int
+    body_timeout_s: float
+    gate: Gate
     trees: TreeCache
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)  # other models that calls may name
     http: aiohttp.ClientSession | None = None  # to call them
+    metrics: Metrics = field(default_factory=Metrics)
+    metrics_public: bool = False  # `/metrics` needs no key
+    retry_grace_s: float = 0.0
+    exchanges: dict[str, Exchange] = field(default_factory=dict)  # answers that are being sampled, by their first call
+    _given: list[str] = field(default_factory=list)
     serving: set[str] = field(
         default_factory=set
     )  # the calls that this process answers for: see `sweep.close_forgotten`
-    session_keys: Recent[str] = field(default_factory=Recent)  # key hash → session id
+    session_keys: Recent[str] = field(default_factory=Recent)  # mark of a named sub-agent → session id
+    refusals: Recent[int] = field(default_factory=Recent)  # session id → how many were recorded here
     sessions: Recent[Row[Any]] = field(default_factory=Recent)  # immutable facts of live sessions
 
     async def write(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -58,10 +73,39 @@ class ProxyState:
         """Run `query(conn, …)` in a thread, in a transaction of its own; waits for a database that is away."""
         return await asyncio.to_thread(self.database.query, query, *args, **kwargs)
 
+    def given(self, call_ids: list[str]) -> None:
+        """Clients received the end of these calls' answers: recorded with others' that do in the same moment."""
+        if not self._given:
+            asyncio.get_running_loop().call_later(GIVEN_TOGETHER_S, self.record_given)
+        self._given += call_ids
+
+    def record_given(self) -> None:
+        """Record now what was given."""
+        call_ids, self._given = self._given, []
+        if call_ids:
+            self._note(deliveries.given, call_ids)
+
+    def left(self, call_ids: list[str]) -> None:
+        """The client that waited here for these calls' answer is gone: a retry may claim it."""
+        self._note(deliveries.left, call_ids, self.replica)
+
+    def _note(self, unit: Callable[..., None], *args: Any) -> None:
+        """Write without waiting, and again until it is written; a proxy that stops says at its start what it knows."""
+        loop = asyncio.get_running_loop()
+
+        def written(future: asyncio.Future[None]) -> None:
+            if not future.cancelled() and isinstance(future.exception(), StoreError):
+                loop.call_later(NOTE_AGAIN_S, self._note, unit, *args)
+
+        with suppress(StoreError):  # it is closed
+            self.database.asubmit(unit, *args).add_done_callback(written)
+
     def forget(self, session_id: str) -> None:
         """Drop what is cached about a session that ended here. What ends elsewhere makes room by and by: `Recent`."""
         row = self.sessions.pop(session_id, None)
         if row is not None:
             self.session_keys.pop(row.key_hash, None)
+            self.keyring.forget(row.key_hash)
+        self.gate.forget(session_id)
         self.trees.forget(session_id)
         self.pool.forget(session_id)

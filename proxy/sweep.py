@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentrl.errors import RequestError, StoreError
+from agentrl.proxy import exchanges
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import InteractionStatus
 from agentrl.store import heartbeats, interactions, sessions
@@ -74,6 +75,7 @@ async def beat(state: ProxyState, ears: Ears) -> None:
 async def sweep_once(state: ProxyState, ears: Ears) -> None:
     """Look at our forgotten calls, at silent replicas, and at every session that is due. Raises StoreError."""
     await close_forgotten(state)
+    await exchanges.stop_orphans(state)
     silent_since = time.time() - state.limits.heartbeat_timeout_s
     if ears.since <= silent_since:
         for replica in await state.read(_silent_serving, state.run_id, silent_since):

@@ -191,6 +191,7 @@ async def _relay(
     events: list[Any] = []
     held: list[bytes] = []
     reason = problem = None
+    holding = False  # what closes a tool call or ends the answer leaves after the commit
     async with aclosing(split_events(response.content.iter_any())) as chunks:
         async for chunk in chunks:
             event = clean(chunk)
@@ -201,7 +202,8 @@ async def _relay(
             if start is not None:
                 yield start
                 start = None
-            if reason or problem:
+            holding = holding or bool(reason or problem) or calls_tool(data)
+            if holding:
                 held.append(event)
             else:
                 yield event
@@ -255,6 +257,19 @@ def ending(data: Any) -> str | None:
         case _:
             return "stop" if is_last(data) else None
     return next((reason for reason in reasons if isinstance(reason, str)), None)
+
+
+def calls_tool(data: Any) -> bool:
+    """Whether an event of a stream begins a tool call, or goes on with one, in any dialect."""
+    match data:
+        case {"choices": [*choices]}:
+            deltas = [choice.get("delta") for choice in choices if isinstance(choice, dict)]
+            return any(isinstance(delta, dict) and bool(delta.get("tool_calls")) for delta in deltas)
+        case {"type": "content_block_start", "content_block": {"type": "tool_use"}}:
+            return True
+        case {"type": "response.output_item.added", "item": {"type": "function_call" | "custom_tool_call"}}:
+            return True
+    return False
 
 
 def error_of(data: Any) -> str | None:

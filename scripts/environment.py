@@ -3,7 +3,7 @@
     ~/.cache/agentrl/envs/KEY/    a venv with every pin of a lock file; KEY is a hash of lock, Python, machine
     .venv/                        requirements/cpu.lock: a light venv, a .pth file that adds the shared packages,
                                   agentrl itself editable
-    .venv-agents                  requirements/agents.lock: a link, because nothing of ours is installed there
+    .venv-agents, .venv-peers     requirements/agents.lock, peers.lock: links, as nothing of ours is installed there
 
 A shared environment counts only with its stamp file, which is written last; without it, it is built anew.
 """
@@ -27,7 +27,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCKS = {"main": ROOT / "requirements" / "cpu.lock", "agents": ROOT / "requirements" / "agents.lock"}
+LOCKS = {
+    "main": ROOT / "requirements" / "cpu.lock",
+    "agents": ROOT / "requirements" / "agents.lock",
+    "peers": ROOT / "requirements" / "peers.lock",
+}
 PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not that of a venv that happens to be active
 CACHE = Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl")
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -36,7 +40,7 @@ FREE_BYTES = 5 * 10**9
 
 
 def main() -> int:
-    """Make one environment ready, `main` or `agents`; a line says so when there was something to do."""
+    """Make one environment of LOCKS ready; a line says so when there was something to do."""
     started = time.monotonic()
     name = sys.argv[1] if len(sys.argv) > 1 else "main"
     shared = CACHE / "envs" / key(LOCKS[name])
@@ -44,12 +48,12 @@ def main() -> int:
         with locked(CACHE / "envs" / ".lock") as lock:
             if not (shared / STAMP).exists():
                 build_shared(shared, read_pins(LOCKS[name].read_text()), lock)
-        linked = link_checkout(shared) if name == "main" else link(ROOT / ".venv-agents", shared)
+        linked = link_checkout(shared) if name == "main" else link(ROOT / f".venv-{name}", shared)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
     if linked:
-        ready = ".venv/bin/agentrl --help" if name == "main" else ".venv-agents/bin/python"
+        ready = ".venv/bin/agentrl --help" if name == "main" else f".venv-{name}/bin/python"
         print(f"setup: ready in {time.monotonic() - started:.0f} s ({ready})")
     return 0
 

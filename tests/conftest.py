@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
+import uvicorn.server
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `import databases` and `import postgres`
+sys.path.insert(0, str(Path(__file__).parent))  # for `import databases` and so on
 
 from databases import KINDS, Databases
 
 from agentrl.engine.client import EngineClient
 from agentrl.engine.server import EngineSpec, Server, free_port, launch
+from agentrl.errors import EngineRejected
 from agentrl.models import resolve_model
 from agentrl.testing import FakeEngine
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job; what tests start should not be one
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+LOOK_EVERY_S = 0.005
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Called where there are several processes (`-n 2`)."""
+    from spread import Spread
+
+    return Spread(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fast_clients_and_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """httpx and the SDKs on it trust nobody, which spares each of them 30 ms of reading certificates.
+    uvicorn, where it serves in this process, looks every 5 ms, not every 100 ms, whether it may end."""
+    hurried = vars(asyncio) | {"sleep": lambda delay: asyncio.sleep(min(delay, LOOK_EVERY_S))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)
+        patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("no-certificates")))
+        patch.setattr(uvicorn.server, "asyncio", SimpleNamespace(**hurried))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +101,8 @@ def fake_engine() -> Iterator[FakeEngine]:
 @pytest.fixture(scope="session")
 def sglang_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The one real SGLang server of the test session, on the tiny model. Tests that use it are marked `engine`."""
+    if os.environ.get("PYTEST_XDIST_WORKER"):  # all processes of a session have folders in one
+        (tmp_path_factory.getbasetemp().parent / "sglang").touch(exist_ok=False)  # see spread.py: one process starts it
     log_file = tmp_path_factory.mktemp("sglang") / "engine.log"
     server = launch(EngineSpec(model=tiny_model, port=free_port(), log_file=log_file, max_running_requests=32))
     try:
@@ -85,6 +118,12 @@ async def sglang_engine(sglang_server: Server, tiny_model: Path) -> Server:
     async with aiohttp.ClientSession() as http:
         client = EngineClient(sglang_server.url, http)
         await client.pause("abort")
-        await client.update_weights_from_disk(tiny_model, 0)
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await client.update_weights_from_disk(tiny_model, 0)
+                    break
+                except EngineRejected:  # the cache is flushed once the last aborted request is gone
+                    await asyncio.sleep(0.2)
         await client.continue_generation()
     return sglang_server

@@ -1,10 +1,14 @@
-"""Fresh databases of both kinds, fast: each is a copy of one that Alembic has built once per test session."""
+"""Fresh databases of both kinds, fast: each is a copy of one that Alembic has built once per process of a test session.
+
+PostgreSQL takes a quarter of a second to copy and drop one: a thread makes the next copy while a test uses the last.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -26,6 +30,9 @@ class Databases:
         self._admin_url: str | None = None
         self._looked = False
         self._templates: dict[str, str] = {}
+        self._thread = ThreadPoolExecutor(1, "databases")
+        self._spare: Future[str] | None = None
+        self._drops: list[Future[None]] = []
 
     def new(self, kind: str, *, migrated: bool = True) -> str:
         """SQLAlchemy URL of a new database; skips the test when there is no server for it."""
@@ -34,16 +41,23 @@ class Databases:
             database = Database(self._templates[kind])
             database.upgrade()
             database.close()
-        return self._create(kind, self._templates[kind] if migrated else None)
+        if not migrated:
+            return self._create(kind, None)
+        template = self._templates[kind]
+        if kind == "sqlite":
+            return self._create(kind, template)
+        url = self._spare.result() if self._spare else self._create(kind, template)
+        self._spare = self._thread.submit(self._create, kind, template)
+        return url
 
     @contextmanager
     def lent(self, kind: str, *, migrated: bool = True) -> Iterator[str]:
-        """A new database until the block ends."""
+        """A new database until the block ends; it is gone when the test session ends, at the latest."""
         url = self.new(kind, migrated=migrated)
         try:
             yield url
         finally:
-            self.drop(url)
+            self._drops.append(self._thread.submit(self.drop, url))
 
     def drop(self, url: str) -> None:
         """Remove a database, whoever is still connected to it."""
@@ -55,9 +69,13 @@ class Databases:
             self._admin(f'DROP DATABASE IF EXISTS "{parsed.database}" WITH (FORCE)')
 
     def close(self) -> None:
-        """Remove the templates."""
-        for url in self._templates.values():
+        """Remove what was lent, the spare database and the templates. Raises what kept one from being removed."""
+        self._thread.shutdown()
+        spare = [self._spare.result()] if self._spare else []
+        for url in [*spare, *self._templates.values()]:
             self.drop(url)
+        for drop in self._drops:
+            drop.result()
 
     def _create(self, kind: str, template: str | None) -> str:
         name = f"agentrl_test_{os.getpid()}_{uuid4().hex[:12]}"

@@ -49,7 +49,7 @@ def test_another_lock_is_another_environment(environment: ModuleType, tmp_path: 
     changed = tmp_path / "cpu.lock"
     changed.write_text(environment.LOCKS["main"].read_text() + "one-more==1\n")
     keys = {environment.key(lock_file) for lock_file in (changed, *environment.LOCKS.values())}
-    assert len(keys) == 3
+    assert len(keys) == 1 + len(environment.LOCKS)
 
 
 def test_a_link_is_made_once_and_moves_with_its_environment(environment: ModuleType, tmp_path: Path) -> None:

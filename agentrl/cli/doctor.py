@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from agentrl.doctor.report import Report
 
 STOPPED = 130
+NEVER_WRAPS = 100_000
 
 
 def doctor(
@@ -61,7 +63,10 @@ def doctor(
 
         from agentrl.doctor.show import show
 
-        show(report, Console(highlight=False))
+        console = Console(highlight=False)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = NEVER_WRAPS  # a file or a program reads it
+        show(report, console)
     raise typer.Exit(0 if report.verdict.answer is Answer.TRAINABLE else 1)
 
 
@@ -82,10 +87,15 @@ def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str
     import asyncio
     import signal
 
+    from agentrl.doctor import episode as played
     from agentrl.doctor import report, sources
 
+    played.check(command)
+
     async def main() -> tuple[Episode, str | None]:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
+        playing = asyncio.current_task()
+        assert playing is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
         stdout = 2 if as_json else None
         if proxy is not None:
             return await _against(command, proxy, key, stdout)
@@ -93,7 +103,7 @@ def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str
 
     try:
         episode, base_model = asyncio.run(main())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         typer.echo("stopped: the command, and all that was started for it, has ended", err=True)
         raise typer.Exit(STOPPED) from None
     return report.make(episode.session, sources.decoder(base_model), episode.status)

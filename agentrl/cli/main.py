@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
 from agentrl import __version__
-from agentrl.cli import db, demo, doctor, engine, export, model, proxy, replay, rollout, store, train, trainer
+from agentrl.cli import (
+    db,
+    demo,
+    doctor,
+    engine,
+    export,
+    key,
+    model,
+    proxy,
+    replay,
+    rollout,
+    run,
+    status,
+    store,
+    train,
+    trainer,
+)
 from agentrl.errors import AgentRLError
 
 app = typer.Typer(
@@ -33,6 +50,8 @@ def _root(
 
 
 app.add_typer(db.db, name="db")
+app.add_typer(key.key, name="key")
+app.add_typer(run.run, name="run")
 app.add_typer(store.store, name="store")
 app.command("doctor")(doctor.doctor)
 app.command("engine")(engine.engine)
@@ -41,15 +60,36 @@ app.command("export")(export.export)
 app.command("proxy")(proxy.proxy)
 app.command("replay")(replay.replay)
 app.command("rollout")(rollout.rollout)
+app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("trainer")(trainer.trainer)
 app.command("demo")(demo.demo)
 
 
 def main() -> None:
-    """Entry point: errors that we raise on purpose become one line on stderr and exit status 2."""
+    """Entry point: errors that we raise on purpose, and mistakes in the arguments, become one line and status 2."""
     try:
-        app()
+        sys.exit(app(prog_name="agentrl", standalone_mode=False))
     except AgentRLError as error:
         print(f"agentrl: {error}", file=sys.stderr)
         sys.exit(2)
+    except typer.Abort:
+        print("agentrl: aborted", file=sys.stderr)
+        sys.exit(1)
+    except _Mistake as error:
+        if line := _line(error):
+            print(f"agentrl: {line}", file=sys.stderr)
+        sys.exit(2)
+
+
+# Of whichever click typer brings: it names none but the last of the line.
+_Mistake: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _line(error: Any) -> str:
+    """What is wrong with the arguments; nothing where there were none at all, because the help has been shown."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return ""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{said[:1].lower()}{said[1:]}{f'; see {context.command_path} --help' if context else ''}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import secrets
 import socket
+from functools import partial
 
 import typer
 
@@ -20,6 +22,7 @@ def proxy(
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
     port: int = typer.Option(8080, min=0, max=65535, help="Port to listen on; 0 picks a free one."),
+    workers: int = typer.Option(1, min=1, help="Processes that serve the port."),
     log_level: str = typer.Option("info", help="debug, info, warning or error."),
 ) -> None:
     """Serve OpenAI's API in front of SGLang and record every call in the store.
@@ -30,29 +33,38 @@ def proxy(
     if not admin_key:
         if not _is_loopback(host):
             raise UserError(f"--host {host} is not loopback: set AGENTRL_ADMIN_KEY first")
-        admin_key = secrets.token_urlsafe(24)
+        admin_key = f"arl-admin-{secrets.token_urlsafe(24)}"
     listener = _listen(host, port)
+    port = listener.getsockname()[1]
+    replica = f"{socket.gethostname()[:50]}:{port}"  # the same after a restart, another one on another machine
+    where = f"agentrl proxy for run {run} on http://{host}:{port}"
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    if workers > 1:
+        from agentrl.proxy.workers import Job, supervise
 
-    import logging
+        job = Job(run_name=run, engine_urls=engine, replica=replica, log_level=log_level, listener=listener.fileno())
+        environment = {"AGENTRL_DATABASE_URL": database_url, "AGENTRL_ADMIN_KEY": admin_key}
+        serving = partial(typer.echo, f"{where}, {workers} workers")
+        raise typer.Exit(supervise(job, workers, environment, serving))
 
     import uvicorn
 
+    from agentrl.proxy import connections
     from agentrl.proxy.app import Settings, create_app
 
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    port = listener.getsockname()[1]
-    replica = f"{socket.gethostname()[:50]}:{port}"  # the same after a restart, another one on another machine
     settings = Settings(
         database_url=database_url, run_name=run, engine_urls=engine, admin_key=admin_key, replica=replica
     )
     app = create_app(settings)
-    typer.echo(f"agentrl proxy for run {run} on http://{host}:{port}")
+    typer.echo(where)
+    connections.keep_what_is_loaded()
     server = uvicorn.Server(
         uvicorn.Config(
-            app, loop="uvloop", http="httptools", log_level=log_level, access_log=False, timeout_graceful_shutdown=10
+            app, loop="uvloop", http=connections.BoundedHttp, log_level=log_level, access_log=False,
+            timeout_graceful_shutdown=10, **connections.TIMEOUTS,
         )
-    )
+    )  # fmt: skip
     server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(1)

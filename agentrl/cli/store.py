@@ -124,9 +124,9 @@ def backup(
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-def parse_age(text: str) -> float:
-    """`7d`, `12h`, `1.5w` in seconds. Raises UserError naming --older-than."""
+def parse_age(text: str, option: str = "--older-than") -> float:
+    """`7d`, `12h`, `1.5w` in seconds. Raises UserError naming the option."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip())
     if found is None:
-        raise UserError(f"--older-than: {text!r} is no age; write a number and a unit (s, m, h, d, w), e.g. 7d")
+        raise UserError(f"{option}: {text!r} is no age; write a number and a unit (s, m, h, d, w), e.g. 7d")
     return float(found[1]) * _UNITS[found[2]]

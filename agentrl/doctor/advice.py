@@ -92,6 +92,11 @@ def _advice(fork: Fork) -> Advice:
                 todo="Nothing, if that is right; else send X-Turn-Type: main, side or subagent.",
                 certain=False,
             )
+        case ForkReason.NEW_CONVERSATION if fork.raw:
+            return Advice(
+                cause="a raw prompt that begins with no earlier prompt and its answer: a conversation of its own",
+                todo="Nothing, if it is on purpose; else begin with the earlier prompt and its answer, as they were.",
+            )
         case ForkReason.NEW_CONVERSATION:
             return Advice(
                 cause="a new conversation begins, under the same system prompt and tools",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,9 @@ from dataclasses import dataclass
 from agentrl.client import AsyncClient
 from agentrl.doctor.record import Session
 from agentrl.doctor.sources import from_trace
+from agentrl.environment import without_secrets
 from agentrl.errors import UserError
+from agentrl.rollout.command import variables
 from agentrl.schemas import Json
 
 END_TIMEOUT_S = 30.0
@@ -26,17 +30,12 @@ class Episode:
     status: int
 
 
-def environment(base_url: str, api_key: str, session_id: str) -> dict[str, str]:
-    """Where SDKs and `agentrl.client` find the model: what they open with it are sub-agents' sessions."""
-    return {
-        "OPENAI_BASE_URL": base_url,
-        "OPENAI_API_KEY": api_key,
-        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
-        "ANTHROPIC_API_KEY": api_key,
-        "AGENTRL_PROXY_URL": base_url,
-        "AGENTRL_RUN_KEY": api_key,
-        "AGENTRL_SESSION_ID": session_id,
-    }
+def check(command: Sequence[str]) -> None:
+    """Raises UserError for a program that is not there or cannot be run, before anything is started for it."""
+    name = command[0]
+    if shutil.which(name) is None:
+        why = errno.EACCES if os.sep in name and os.path.exists(name) else errno.ENOENT
+        raise UserError(f"cannot run {name!r}: {os.strerror(why)}")
 
 
 async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, stdout: int | None = None) -> Episode:
@@ -50,7 +49,7 @@ async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, 
         session_id = opened["session_id"]
         keep_it = False
         try:
-            status = await run(command, environment(opened["base_url"], opened["api_key"], session_id), stdout)
+            status = await run(command, variables(opened["base_url"], opened["api_key"]), stdout)
             keep_it = keep
         finally:
             if not keep_it:
@@ -58,7 +57,8 @@ async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, 
         if keep_it:
             await client.request("POST", f"/sessions/{session_id}/end", _end(status))
         trace = await client.request("GET", f"/sessions/{session_id}/trace")
-    return Episode(session=from_trace(trace), status=status)
+        refusals = await client.request("GET", f"/sessions/{session_id}/refusals")
+    return Episode(session=from_trace(trace, refusals), status=status)
 
 
 def _end(status: int) -> Json:
@@ -73,7 +73,9 @@ async def run(command: Sequence[str], env: Mapping[str, str], stdout: int | None
     Cancelled: it gets SIGTERM, and SIGKILL when it does not end within KILL_AFTER_S.
     """
     try:
-        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env}, stdout=stdout)
+        process = await asyncio.create_subprocess_exec(
+            *command, env=without_secrets(os.environ) | {**env}, stdout=stdout
+        )
     except OSError as error:
         raise UserError(f"cannot run {command[0]!r}: {error.strerror}") from error
     try:

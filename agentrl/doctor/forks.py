@@ -45,6 +45,16 @@ class Fork:
     messages: MessageDivergence | None
     cost_tokens: int  # prompt tokens that had been processed already
 
+    @property
+    def kind(self) -> str:
+        """Its reason; without one it is a `branch` off an earlier call, or `parallel` to one that had no answer yet."""
+        return self.reason or ("branch" if self.call.parent else "parallel")
+
+    @property
+    def raw(self) -> bool:
+        """Whether it is a raw prompt: a text or tokens without roles, of Completions."""
+        return any(message["role"] == "raw" for message in self.call.asked)
+
 
 def find(session: Session) -> list[Fork]:
     """Every fork, oldest first: roots after the first, and branches that are neither retries nor parallel samples."""
@@ -81,6 +91,22 @@ def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
+def common_subsequence(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common, in order: the length of their longest common subsequence.
+
+    Bit-parallel (Hyyrö 2004): bit i of `left` is 0 once token i of `one` is part of it; n·m/64 steps of a processor.
+    """
+    places: dict[int, int] = {}
+    for i, token in enumerate(one):
+        places[token] = places.get(token, 0) | 1 << i
+    full = (1 << len(one)) - 1
+    left = full
+    for token in other:
+        here = left & places.get(token, 0)
+        left = (left + here | left - here) & full
+    return len(one) - left.bit_count()
+
+
 def _departures(session: Session) -> Iterator[tuple[Call, list[Call]]]:
     earlier: list[Call] = []
     for call in session.delivered:
@@ -91,14 +117,15 @@ def _departures(session: Session) -> Iterator[tuple[Call, list[Call]]]:
         earlier.append(call)
 
 
-def _fork(call: Call, earlier: list[Call], known: dict[int, Json]) -> Fork:
-    """`known` keeps the plain messages of the session's conversations, which share messages."""
+def _fork(call: Call, earlier: list[Call], plain_known: dict[int, Json]) -> Fork:
+    """`plain_known` keeps the plain messages of the session's conversations, which share messages."""
     reason = ForkReason(call.reason) if call.reason else None
-    kin, found = _kin(call, earlier, known)
+    kin, found = _kin(call, earlier, plain_known)
     cost = 0
     if kin is not None and reason not in STARTS:
-        above = len(call.parent.sequence) if call.parent else 0
-        cost = max(0, min(len(call.delta_ids), len(kin.sequence) - above))
+        above = len(call.prompt_ids) - len(call.delta_ids)
+        known = kin.sequence[min(above, shared_tokens(call.prompt_ids, kin.sequence)) :]
+        cost = common_subsequence(call.delta_ids, known)
     return Fork(
         call=call, reason=reason, seen=found.reason if found else None,
         tokens=token_divergence(call, earlier), messages=_messages(call, kin, found), cost_tokens=cost,

@@ -99,6 +99,7 @@ class Session:
     rewards: list[Json]
     children_ids: list[str]  # sub-agents' sessions
     calls: list[Call]
+    refusals: list[Json] = field(default_factory=list)  # calls that were refused before they began
 
     @property
     def delivered(self) -> list[Call]:
@@ -119,8 +120,8 @@ class Session:
         return [call for call in self.delivered if call.number not in self.children]
 
 
-def read(summary: Json, trace: Sequence[Json]) -> Session:
-    """A session from its summary and its calls, as `GET /sessions/{id}/trace` has them."""
+def read(summary: Json, trace: Sequence[Json], refusals: Sequence[Json] = ()) -> Session:
+    """A session from its summary and calls, as `GET /sessions/{id}/trace` has them, and from `…/refusals`."""
     calls: dict[str, Call] = {}
     for number, item in enumerate(trace, start=1):
         parent = calls[item["parent_id"]] if item["parent_id"] else None
@@ -128,6 +129,7 @@ def read(summary: Json, trace: Sequence[Json]) -> Session:
     return Session(
         id=summary["session_id"], status=summary["status"], is_eval=summary["is_eval"], error=summary["error"],
         rewards=summary["rewards"], children_ids=summary["children"], calls=list(calls.values()),
+        refusals=list(refusals),
     )  # fmt: skip
 
 

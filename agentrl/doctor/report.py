@@ -88,6 +88,7 @@ def as_json(report: Report) -> Json:
             }
             for call in session.calls
         ],
+        "refusals": session.refusals,
         "forks": [_fork_json(report, fork) for fork in report.forks],
     }  # fmt: skip
 
@@ -95,7 +96,8 @@ def as_json(report: Report) -> Json:
 def _fork_json(report: Report, fork: Fork) -> Json:
     advised, near, tokens, messages = report.advice(fork), neighbourhood(report, fork), fork.tokens, fork.messages
     return {
-        "call": fork.call.number, "reason": fork.reason, "cause": advised.cause, "todo": advised.todo,
+        "call": fork.call.number, "kind": fork.kind, "reason": fork.reason,
+        "cause": advised.cause, "todo": advised.todo,
         "certain": advised.certain, "cost_tokens": fork.cost_tokens,
         "first_different_token": tokens and {
             "position": tokens.position, "other_call": tokens.other.number, "other_id": tokens.theirs,

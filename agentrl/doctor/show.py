@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from rich.console import Console
 from rich.padding import Padding
@@ -13,9 +14,13 @@ from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Call, Session
 from agentrl.doctor.report import Report, neighbourhood
 from agentrl.doctor.verdict import Answer
+from agentrl.doctor.words import count, some
+from agentrl.schemas import ForkReason
 
-MOST_FORKS = 20
-"""Spelled out on a screen."""
+MOST_ALIKE = 3
+"""Forks of a kind that are spelled out on a screen."""
+MOST_CALLS = 100
+"""Rows of the tree on a screen."""
 COLOURS = {Answer.TRAINABLE: "green", Answer.WITH_PROBLEMS: "yellow", Answer.NOT_TRAINABLE: "red"}
 
 
@@ -25,12 +30,11 @@ def show(report: Report, console: Console) -> None:
     state = f"{session.status}{', an evaluation' if session.is_eval else ''}"
     console.print(Text.assemble((f"session {session.id}", "bold"), f" · {state} · {_rewards(session)}"))
     if session.calls:
-        console.print(tree(session))
-    for fork in report.forks[:MOST_FORKS]:
-        console.print()
-        _show_fork(report, fork, console)
-    if len(report.forks) > MOST_FORKS:
-        console.print(f"\n{len(report.forks) - MOST_FORKS} more forks; --json has them all", highlight=False)
+        console.print(tree(report))
+        if len(session.calls) > MOST_CALLS:
+            console.print(f"… {count(len(session.calls) - MOST_CALLS, 'more call')}; --json has them all")
+    for forks in alike(report.forks):
+        _show_alike(report, forks, console)
     if session.calls:
         console.print()
         console.print(summary(report))
@@ -40,11 +44,20 @@ def show(report: Report, console: Console) -> None:
         console.print(f"the command ended with exit status {report.command_status}", highlight=False)
     console.print(Text(said.answer.value, style=f"bold {COLOURS[said.answer]}"))
     for line, mark in [*((p, "✗") for p in said.problems), *((n, "·") for n in said.notes)]:
-        console.print(Padding(_hanging(mark, line), (0, 0, 0, 1)))
+        console.print(Padding(_hanging(mark, line), (0, 0, 0, 1), expand=False))
 
 
-def tree(session: Session) -> Table:
+def alike(forks: Sequence[Fork]) -> list[list[Fork]]:
+    """Forks of one kind together, the kinds in the order in which they first come."""
+    kinds: dict[tuple[str, bool], list[Fork]] = {}
+    for fork in forks:
+        kinds.setdefault((fork.kind, fork.raw), []).append(fork)
+    return list(kinds.values())
+
+
+def tree(report: Report) -> Table:
     """One row a call: a chain runs straight down, a branch moves to the right."""
+    kinds = {fork.call.number: fork.kind.replace("_", " ") for fork in report.forks}
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", expand=False)
     for name in ("call", "role", "dialect"):
         table.add_column(name, no_wrap=True)
@@ -52,17 +65,16 @@ def tree(session: Session) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("ended", overflow="fold")
     table.add_column("version", no_wrap=True)
-    table.add_column("why it forks", overflow="fold")
-    for call, lead in rows(session):
+    table.add_column("why it forks", overflow="fold", min_width=len("conversation"))
+    for call, lead in islice(rows(report.session), MOST_CALLS):
         flags = [name for name, on in (("modified", call.modified), ("greedy", call.greedy)) if on]
-        why = (call.reason or "").replace("_", " ")
         ended = call.finish or call.status if call.status == "complete" else call.status
         table.add_row(
             Text(f"{lead}{call.number}"), call.role, call.dialect.removeprefix("openai.").removeprefix("openai_"),
             f"{len(call.delta_ids):,}" if call.delivered else "–",
             f"{call.prompt_tokens:,}", f"{call.output_tokens:,}",
             Text(", ".join([ended, *flags]), style="" if call.status == "complete" else "red"),
-            ",".join(map(str, call.versions)) or "–", Text(why, style="yellow"),
+            ",".join(map(str, call.versions)) or "–", Text(kinds.get(call.number, ""), style="yellow"),
         )  # fmt: skip
     return table
 
@@ -116,9 +128,24 @@ def summary(report: Report) -> Table:
     return table
 
 
+def _show_alike(report: Report, forks: Sequence[Fork], console: Console) -> None:
+    """The first forks of a kind, and how many more there are; of raw prompts only how many."""
+    first = forks[0]
+    calls = some(f"call {fork.call.number}" for fork in forks)
+    if first.raw and first.kind == ForkReason.NEW_CONVERSATION and len(forks) > 1:
+        console.print(f"\n{len(forks):,} raw prompts (new conversation), each a conversation of its own: {calls}")
+        return
+    for fork in forks[:MOST_ALIKE]:
+        console.print()
+        _show_fork(report, fork, console)
+    if len(forks) > MOST_ALIKE:
+        more = f"{len(forks) - MOST_ALIKE:,} more of this kind ({first.kind.replace('_', ' ')})"
+        console.print(f"\n{more}: {calls}; --json has them all")
+
+
 def _show_fork(report: Report, fork: Fork, console: Console) -> None:
     advised, tokens, near = report.advice(fork), fork.tokens, neighbourhood(report, fork)
-    recorded = (fork.reason or "branch").replace("_", " ")
+    recorded = fork.kind.replace("_", " ")
     unsure = "" if advised.certain else "probably: "
     head = Text.assemble((f"call {fork.call.number}", "bold"), " forks ", (f"({recorded})", "yellow"), ": ",
                          f"{unsure}{advised.cause}")  # fmt: skip
@@ -135,7 +162,7 @@ def _show_fork(report: Report, fork: Fork, console: Console) -> None:
         grid.add_row(ours, _spelled(near.ours))
     grid.add_row("cost", _cost(fork))
     grid.add_row("do", advised.todo)
-    console.print(Padding(grid, (0, 0, 0, 2)))
+    console.print(Padding(grid, (0, 0, 0, 2), expand=False))
 
 
 def _cost(fork: Fork) -> str:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from agentrl.doctor.record import Session, read
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.schemas import Json
-from agentrl.store import Database, interactions, rewards, runs, sessions
+from agentrl.store import Database, events, interactions, rewards, runs, sessions
 
 
 def from_store(database: Database, session_id: str) -> tuple[Session, str]:
@@ -28,12 +28,13 @@ def _from_store(conn: Connection, session_id: str) -> tuple[Session, str]:
         "rewards": rewards.history(conn, session_id), "children": sessions.children(conn, session_id),
     }  # fmt: skip
     base_model = str(runs.get(conn, row.run_id).base_model)
-    return read(summary, interactions.trace(conn, session_id)), base_model
+    refused = events.refusals(conn, row.run_id, session_id)
+    return read(summary, interactions.trace(conn, session_id), refused), base_model
 
 
-def from_trace(trace: Json) -> Session:
-    """A session from the answer of `GET /sessions/{id}/trace`."""
-    return read(trace, trace["calls"])
+def from_trace(trace: Json, refusals: list[Json]) -> Session:
+    """A session from the answers of `GET /sessions/{id}/trace` and `…/refusals`."""
+    return read(trace, trace["calls"], refusals)
 
 
 @cache

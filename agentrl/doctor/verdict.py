@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentrl.doctor import advice
+from agentrl.doctor import advice, refused
 from agentrl.doctor.figures import Figures, why_untrainable
 from agentrl.doctor.forks import STARTS, Fork
 from agentrl.doctor.record import Session
-from agentrl.doctor.words import count
+from agentrl.doctor.words import count, some
 from agentrl.schemas import GONE
 
 LOW_MERGE_RATE = 0.5
@@ -50,6 +50,8 @@ def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status
 
 def _stops(session: Session, figures: Figures) -> list[str]:
     """What leaves nothing to train."""
+    if not figures.calls and session.refusals:
+        return refused.lines(session.refusals)
     if not figures.calls and session.children_ids:
         return ["the session itself made no call: its sub-agents have sessions of their own"]
     if not figures.calls:
@@ -99,7 +101,7 @@ def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list
 
 
 def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[str]:
-    found: list[str] = []
+    found = refused.lines(session.refusals) if figures.calls else []
     costly = [fork for fork in forks if fork.reason not in STARTS]
     if costly and figures.merge_rate is not None and figures.merge_rate >= LOW_MERGE_RATE:
         named = ", ".join(f"call {fork.call.number} ({str(fork.reason).replace('_', ' ')})" for fork in costly[:5])
@@ -110,7 +112,8 @@ def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[st
         found.append("no reward was given: a session trains only once it is rewarded")
     if session.children_ids:
         n = count(len(session.children_ids), "sub-agent")
-        found.append(f"{n} with sessions of their own, not examined here: {', '.join(session.children_ids)}")
+        own = "a session of its own" if len(session.children_ids) == 1 else "sessions of their own"
+        found.append(f"{n} with {own}, not examined here: {some(session.children_ids)}")
     if session.is_eval:
         found.append("an evaluation: what it shows holds for training, but it is never trained itself")
     if figures.untrainable_tokens and figures.trainable_tokens:

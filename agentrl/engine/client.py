@@ -8,6 +8,7 @@ What a server leaves out (ids, logprobs, versions) is an EngineError here, never
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,7 +52,7 @@ class EngineInfo:
 
 
 class EngineClient:
-    """One server. Owns no connection and no state: `http` belongs to the caller and may be shared by many clients."""
+    """One server. `http` belongs to the caller and may be shared by many clients."""
 
     def __init__(
         self, url: str, http: aiohttp.ClientSession, *, timeout_s: float = 600.0, control_timeout_s: float = 120.0
@@ -60,6 +61,8 @@ class EngineClient:
         self._http = http
         self._timeout_s = timeout_s
         self._control_timeout_s = control_timeout_s
+        self._unanswered: set[asyncio.Timeout] = set()  # of requests whose response has not begun
+        self._open: set[aiohttp.ClientResponse] = set()  # of samplings
 
     async def generate(
         self,
@@ -88,18 +91,33 @@ class EngineClient:
         headers = {ROUTING_HEADER: routing_key} if routing_key is not None else None
         reader = ChunkReader()
         async with self._request("POST", "/generate", body, timeout_s or self._timeout_s, headers) as response:
-            async for data in sse_data(response.content.iter_any()):
-                if data == b"[DONE]":
-                    break
-                chunk = reader.read(_decode(data))
-                yield chunk
-                if chunk.finish_reason is not None:
-                    return
+            self._open.add(response)
+            try:
+                async for data in sse_data(response.content.iter_any()):
+                    if data == b"[DONE]":
+                        break
+                    chunk = reader.read(_decode(data))
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
+            finally:
+                self._open.discard(response)
         raise EngineUnavailable(f"{self.url} ended the stream of {rid} before its finish reason")
+
+    def hang_up(self) -> None:
+        """Break off what is under way: it raises EngineUnavailable. For a server that hangs."""
+        for scope in self._unanswered:
+            scope.reschedule(0)
+        for response in self._open:
+            response.close()
 
     async def abort(self, rid: str) -> None:
         """Stop a request; its stream ends with finish reason `abort`. Unknown ids are ignored."""
         await self._post("/abort_request", {"rid": rid})
+
+    async def abort_all(self) -> None:
+        """Stop every request, whoever sent it."""
+        await self._post("/abort_request", {"rid": "", "abort_all": True})
 
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Hold all requests. `retract` lets the cache be flushed, `in_place` keeps it, `abort` ends the requests."""
@@ -136,6 +154,21 @@ class EngineClient:
         answer = await self._post("/weights_checker", {"action": "checksum"})
         ranks = [rank["checksums"] for rank in answer["ranks"]]
         return hashlib.sha256(orjson.dumps(ranks, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+    async def paused(self, timeout_s: float = 10.0) -> bool:
+        """Whether the server holds requests back. An older one, which cannot say, counts as one that does not.
+
+        Raises EngineUnavailable when nobody answers.
+        """
+        try:
+            async with self._request("GET", "/ready", None, timeout_s):
+                return False
+        except EngineUnavailable:
+            raise
+        except EngineRejected:  # 404
+            return False
+        except EngineError:  # 503
+            return True
 
     async def health(self, timeout_s: float = 10.0) -> Health:
         """Tell paused from dead. Asks nothing of the model, so it answers at once also under load."""
@@ -176,7 +209,7 @@ class EngineClient:
         headers = {"Content-Type": "application/json", **(headers or {})}
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10)
         try:
-            async with self._http.request(method, where, data=data, headers=headers, timeout=timeout) as response:
+            async with await self._answer(method, where, data=data, headers=headers, timeout=timeout) as response:
                 if response.status >= 400:
                     message = _error_message(await response.read())
                     kind = EngineRejected if response.status < 500 else EngineError
@@ -186,6 +219,15 @@ class EngineClient:
             raise EngineUnavailable(f"{where} did not answer within {timeout_s:g} s") from error
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{where} failed: {str(error) or type(error).__name__}") from error
+
+    async def _answer(self, method: str, where: str, **options: Any) -> aiohttp.ClientResponse:
+        """The response once its head is there; `hang_up` ends the wait with TimeoutError."""
+        async with asyncio.timeout(None) as scope:
+            self._unanswered.add(scope)
+            try:
+                return await self._http.request(method, where, **options)
+            finally:
+                self._unanswered.discard(scope)
 
 
 def _decode(raw: bytes) -> Json:

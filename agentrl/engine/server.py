@@ -22,6 +22,7 @@ import aiohttp
 
 from agentrl.engine import guard
 from agentrl.engine.client import EngineClient, Health
+from agentrl.environment import without_secrets
 from agentrl.errors import EngineUnavailable, UserError
 from agentrl.models import check_model_folder
 
@@ -78,8 +79,8 @@ def argv(spec: EngineSpec) -> list[str]:
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
-    """Our environment, offline; on a CPU without SGLang's core binding and with idle threads that sleep."""
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    """Ours without secrets, offline; on a CPU without SGLang's core binding and with idle threads that sleep."""
+    env = without_secrets(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if spec.device == "cpu":
         env |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
         env.pop("SGLANG_USE_CPU_ENGINE", None)

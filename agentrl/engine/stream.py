@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentrl.errors import EngineError, EngineRejected
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json, VersionSpan
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class Chunk:
     versions: list[VersionSpan] | None = None  # over all output tokens so far; None until the engine reports them
     version_label: int | None = None
     """The version that the engine named when it sent this chunk. Tokens that were sampled before a weight update may
-    be sent after it, so it is an upper bound; `versions` is exact."""
+    be sent after it, so it is the newest that may have sampled them; `versions` is exact."""
     top_logprobs: list[list[tuple[float, int]]] | None = None  # (logprob, id) of the likeliest, for each output id
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache
 
@@ -36,7 +36,10 @@ class ChunkReader:
         self._n_read = 0  # output tokens seen so far
 
     def read(self, event: Json) -> Chunk:
-        """The next chunk. Raises EngineRejected or EngineError where the event is an error or lacks what we need."""
+        """The next chunk. Raises EngineRejected or EngineError where the event is an error or lacks what we need.
+
+        Raises EngineUnavailable where the engine names no version of ours: it serves weights that are not the run's.
+        """
         if "error" in event:
             raise _stream_error(event["error"])
         try:
@@ -61,7 +64,7 @@ class ChunkReader:
             finish_reason=kind,
             matched_stop=None if reason is None else reason.get("matched"),
             versions=_spans(meta.get("weight_versions"), total, required=reason is not None),
-            version_label=parse_version(meta["weight_version"]) if "weight_version" in meta else None,
+            version_label=_label(meta.get("weight_version")),
             top_logprobs=_top(meta.get("output_top_logprobs"), n_new, total),
             cached_tokens=meta.get("cached_tokens", 0),
         )
@@ -69,6 +72,8 @@ class ChunkReader:
 
 def _newest(items: list[T], n_new: int, total: int) -> list[T]:
     """The last `n_new` items of an increment (exactly those) or of everything so far (`total` items)."""
+    if n_new == 0:  # SGLang repeats the last token in the event that ends a request aborted while it waited
+        return []
     if n_new < 0 or len(items) not in (n_new, total):
         raise EngineError(f"the engine sent {len(items)} tokens where {n_new} new ones of {total} were due")
     return items[len(items) - n_new :]
@@ -94,7 +99,11 @@ def _spans(raw: list[Json] | None, total: int, *, required: bool) -> list[Versio
         if required and total:
             raise EngineError("the engine reports no weight_versions: it is too old to train from")
         return [] if required else None
-    spans = [VersionSpan(version=parse_version(s["version"]), start=s["start"], end=s["end"]) for s in raw]
+    spans = [
+        VersionSpan(version=parse_version(s["version"]), start=s["start"], end=s["end"])
+        for s in raw
+        if s["start"] < s["end"]  # a request aborted before its first token has one span of nothing
+    ]
     borders = [0, *(span.end for span in spans)]
     if borders[-1] != total or [span.start for span in spans] != borders[:-1]:
         raise EngineError(f"the engine's version spans {raw} do not cover its {total} tokens")
@@ -106,6 +115,14 @@ def parse_version(label: str) -> int:
     if not str(label).isdecimal():
         raise EngineError(f"weight version {label!r} is no number: launch the engine with --weight-version 0")
     return int(label)
+
+
+def _label(label: str | None) -> int | None:
+    """The version that an event names, if it names one."""
+    try:
+        return None if label is None else parse_version(label)
+    except EngineError as error:
+        raise EngineUnavailable(str(error)) from error
 
 
 def _stream_error(error: Any) -> EngineError:

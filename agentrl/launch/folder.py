@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from sqlalchemy import make_url
 
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError, UserError
@@ -61,6 +62,15 @@ def database_url(config: RunConfig) -> str:
 def has_checkpoints(run_dir: Path) -> bool:
     """Whether a trainer has left a complete checkpoint in the folder."""
     return any((run_dir / "checkpoints").glob("step-*/meta.json"))
+
+
+def check_new(config: RunConfig, database_url: str) -> None:
+    """Raise UserError when the folder holds checkpoints of a run that the database does not know."""
+    if has_checkpoints(config.run_dir):
+        raise UserError(
+            f"{config.run_dir} holds checkpoints, but {make_url(database_url).render_as_string()} has no run "
+            f"{config.name!r}: restore or name the database that it used, or give another name to start anew"
+        )
 
 
 def write_config(config: RunConfig, path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.engine import server
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY
 from agentrl.launch.process import Part
 
 
@@ -20,8 +21,8 @@ class Plan:
     config: RunConfig
     model: Path
     database_url: str
-    admin_key: str
-    run_key: str
+    admin_key: str = field(repr=False)
+    run_key: str = field(repr=False)
     proxy_port: int
     engine_ports: tuple[int, ...]
     from_base: bool = False  # what the trainer does without a usable checkpoint
@@ -43,9 +44,12 @@ class Plan:
         return self.config.run_dir / "config.yaml"
 
 
-def choose_ports(config: RunConfig) -> tuple[int, tuple[int, ...]]:
-    """The proxy's port and one per engine. Raises UserError when the configured one is in use."""
-    proxy = config.proxy.port
+def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...]]:
+    """The proxy's port (the configured one, else `proxy`, else a free one), and one per engine.
+
+    Raises UserError when that is in use.
+    """
+    proxy = config.proxy.port or proxy
     if proxy:
         server.check_port(config.proxy.host, proxy)
     taken = {proxy}
@@ -82,28 +86,30 @@ def engines(plan: Plan) -> list[Part]:
 def proxy(plan: Plan) -> Part:
     """The proxy."""
     argv = ["proxy", "--run", plan.config.name, "--host", plan.config.proxy.host, "--port", str(plan.proxy_port)]
+    argv += ["--workers", str(plan.config.proxy.workers)]
     for url in plan.engine_urls:
         argv += ["--engine", url]
-    return _part(plan, "proxy", argv)
+    return _part(plan, "proxy", argv, {DATABASE_URL: plan.database_url, ADMIN_KEY: plan.admin_key})
 
 
 def rollout(plan: Plan, finished: Callable[[], bool]) -> Part:
-    """The worker that evaluates and plays the training groups."""
-    return _part(plan, "rollout", ["rollout", "--config", str(plan.config_file), "--owner", "local"], finished)
+    """The worker that evaluates and plays the training groups. It runs the user's code, and talks HTTP alone."""
+    argv = ["rollout", "--config", str(plan.config_file), "--owner", "local"]
+    return _part(plan, "rollout", argv, {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key}, finished)
 
 
 def trainer(plan: Plan, finished: Callable[[], bool]) -> Part:
     """The trainer. Told to stop by somebody else it exits with 0 too, but the run is not finished then."""
-    flags = ["--from-base"] if plan.from_base else []
-    return _part(plan, "trainer", ["trainer", "--config", str(plan.config_file), *flags], finished)
+    argv = ["trainer", "--config", str(plan.config_file), *(["--from-base"] if plan.from_base else [])]
+    env = {PROXY_URL: plan.proxy_url, DATABASE_URL: plan.database_url, ADMIN_KEY: plan.admin_key}
+    return _part(plan, "trainer", argv, env, finished)
 
 
-def _part(plan: Plan, name: str, argv: list[str], done: Callable[[], bool] = lambda: False) -> Part:
-    env = {
-        "AGENTRL_DATABASE_URL": plan.database_url,
-        "AGENTRL_ADMIN_KEY": plan.admin_key,
-        "AGENTRL_RUN_KEY": plan.run_key,
-        "AGENTRL_PROXY_URL": plan.proxy_url,
+def _part(
+    plan: Plan, name: str, argv: list[str], env: dict[str, str], done: Callable[[], bool] = lambda: False
+) -> Part:  # fmt: skip
+    """A process of ours; `env` holds what it alone is told, its secrets above all."""
+    env = env | {
         "PYTHONUNBUFFERED": "1",
         # Trainer and engine share the cores: threads that spin while they wait would take them from each other.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),

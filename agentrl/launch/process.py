@@ -7,16 +7,15 @@ when we die without a word.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.engine import guard
+from agentrl.engine import guarded
+from agentrl.environment import without_secrets
 from agentrl.errors import AgentRLError, UserError
 
 RESTART_WINDOW_S = 600.0
@@ -24,7 +23,6 @@ LIVED_S = 5.0
 """A part that lived this long before it died had started well: it is restarted at once."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 10.0
 USER_ERROR_STATUS = 2
-STOP_TIMEOUT_S = guard.GRACE_S + 10
 
 
 class PartFailed(AgentRLError):
@@ -33,7 +31,10 @@ class PartFailed(AgentRLError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """How to start a process. It is done when it exits with status 0 and `done()` agrees; a service never is."""
+    """How to start a process. It is done when it exits with status 0 and `done()` agrees; a service never is.
+
+    It inherits our environment, secrets left out: those that it needs are in `env`.
+    """
 
     name: str
     argv: list[str]
@@ -88,41 +89,14 @@ def backoff_s(quick_deaths: int) -> float:
 async def _run_once(part: Part, on_start: Callable[[int], Awaitable[None]]) -> int:
     part.log_file.parent.mkdir(parents=True, exist_ok=True)
     with part.log_file.open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", guard.__file__, *part.argv),
-            env=os.environ | part.env,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        env = without_secrets(os.environ) | part.env
+        process = await guarded.start(part.argv, env=env, stdout=log, stderr=log)
     try:
         await on_start(process.pid)
         return await process.wait()
     finally:
         if process.returncode is None:
-            await asyncio.shield(_stop(process))
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    assert process.stdin is not None
-    process.stdin.close()  # what the guard waits for
-    try:
-        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-    except TimeoutError:
-        kill_tree(process.pid)
-        await process.wait()
-
-
-def kill_tree(pid: int) -> None:
-    """SIGKILL a process that we started, with all its descendants."""
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        for process in [*root.children(recursive=True), root]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+            await asyncio.shield(guarded.stop(process))
 
 
 def _last_line(part: Part, start: int) -> str:

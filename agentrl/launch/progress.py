@@ -33,7 +33,8 @@ def waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
         return "engines to load the new weights"
     if settings and snapshot.newest_step_state is None and not snapshot.running_groups and not snapshot.ready_groups:
         return f"evaluation before: {done['before']} episodes"
-    return f"rollouts: {snapshot.ready_groups} of {config.trainer.groups_per_step} groups ready"
+    ready = f"{snapshot.ready_groups} of {config.trainer.groups_per_step} groups ready"
+    return f"rollouts: {ready}, {snapshot.running_groups} running"
 
 
 class Display:

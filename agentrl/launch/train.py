@@ -13,20 +13,21 @@ thread, so that parts are watched meanwhile. Ctrl-C stops everything, and the sa
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import signal
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from sqlalchemy import Connection, delete, make_url
+from sqlalchemy import Connection, delete
 
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, EngineUnavailable, UserError
-from agentrl.launch import curve, folder, parts, snapshot, summary
+from agentrl.engine.guarded import kill_tree
+from agentrl.errors import AgentRLError, ConfigError, EngineUnavailable
+from agentrl.launch import connect, create, curve, folder, parts, snapshot, summary
 from agentrl.launch.parts import Plan
-from agentrl.launch.process import Part, keep_running, kill_tree
+from agentrl.launch.process import Part, keep_running
 from agentrl.launch.progress import Display
 from agentrl.models import resolve_model
 from agentrl.rollout.agent import load_agent, load_tasks
@@ -49,17 +50,19 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
 
     `from_base`: a run that has lost its checkpoints is trained again from the base weights, not refused.
     """
+    check_trainable(config)
+    admin_key, run_key = connect.choose_keys(os.environ)
     with folder.locked(config.run_dir):
         check_agent(config)
         with console.status(f"preparing model {config.model}"):
             model = resolve_model(config.model)
-        proxy_port, engine_ports = parts.choose_ports(config)
+        proxy_port, engine_ports, moved = connect.choose_ports(config)
         plan = Plan(
             config=config,
             model=model,
             database_url=folder.database_url(config),
-            admin_key=f"arl-admin-{secrets.token_urlsafe(24)}",
-            run_key=f"arl-run-{secrets.token_urlsafe(24)}",
+            admin_key=admin_key,
+            run_key=run_key,
             proxy_port=proxy_port,
             engine_ports=engine_ports,
             from_base=from_base,
@@ -72,11 +75,25 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
             if status == "finished" and (config.run_dir / "summary.json").exists():
                 console.print(f"run {config.name} is finished; give more steps, or another name", highlight=False)
             else:
-                with Display(config, console) as display:
+                with connect.env_file(plan) as env_file, Display(config, console) as display:
+                    if moved:
+                        display.note(moved)
+                    display.note(f"proxy: {plan.proxy_url}; other programs: . {env_file}")
                     _supervised(plan, database, run_id, display)
             return report(plan, database, run_id)
         finally:
             database.close()
+
+
+def check_trainable(config: RunConfig) -> None:
+    """Raise ConfigError naming what a run may lack that only records, not one that is trained here."""
+    missing = [key for key in ("agent", "tasks") if getattr(config, key) is None]
+    if missing:
+        raise ConfigError(
+            f"`agentrl train` plays a run's tasks with its agent: the config lacks {' and '.join(missing)}"
+        )
+    if config.steps == 0:
+        raise ConfigError("steps: 0 trains nothing; `agentrl run create` makes a run that only records")
 
 
 def check_agent(config: RunConfig) -> None:
@@ -105,22 +122,8 @@ def _open_run(conn: Connection, plan: Plan, task_data: list[Json]) -> tuple[str,
         runs.reopen(conn, existing.id, key=plan.run_key, config=stored, steps=config.steps)
         conn.execute(delete(engines).where(engines.c.run_id == existing.id))  # those of the last time are gone
         return existing.id, runs.get(conn, existing.id).status
-    if folder.has_checkpoints(config.run_dir):
-        raise UserError(
-            f"{config.run_dir} holds checkpoints, but {make_url(plan.database_url).render_as_string()} has no run "
-            f"{config.name!r}: restore or name the database that it used, or give another name to start anew"
-        )
-    run_id = runs.create(
-        conn,
-        name=config.name,
-        config=stored,
-        task_data=task_data,
-        base_model=str(plan.model),
-        key=plan.run_key,
-        seed=config.seed,
-        steps=config.steps,
-    )
-    return run_id, "running"
+    folder.check_new(config, plan.database_url)
+    return create.insert(conn, config, plan.model, plan.run_key, task_data), "running"
 
 
 def report(plan: Plan, database: Database, run_id: str) -> Json:

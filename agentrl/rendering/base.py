@@ -84,7 +84,7 @@ class Opening:
 
 
 class OutputParser(ABC):
-    """Reads sampled ids into deltas. Every id is read alone, so how the stream was cut cannot matter.
+    """Reads sampled ids into deltas. How the stream was cut does not matter: a run of ids means what each of them does.
 
     The finished message is the concatenation of all deltas: what was streamed is what is recorded. The first stop
     token ends the message and is no part of its text.
@@ -99,7 +99,12 @@ class OutputParser(ABC):
     def push(self, ids: Sequence[int]) -> list[Delta]:
         """The deltas that `ids`, which follow those pushed before, make certain."""
         assert not self._finished, "push after finish"
-        return self._send(delta for token in ids for delta in self._read(token))
+        if self._stop is not None:
+            return []
+        end = next((i for i, token in enumerate(ids) if token in self._stop_token_ids), None)
+        if end is not None:
+            self._stop = ids[end]
+        return self._send(self._run(ids[:end]))
 
     def finish(self) -> ParsedOutput:
         """The whole message. Call once, after the last id."""
@@ -108,20 +113,14 @@ class OutputParser(ABC):
         last = self._send(self._end())
         return gather(self._sent, last)
 
-    def _read(self, token: int) -> Iterator[Delta]:
-        if self._stop is None and token in self._stop_token_ids:
-            self._stop = token
-        if self._stop is None:
-            yield from self._step(token)
-
     def _send(self, deltas: Iterable[Delta]) -> list[Delta]:
         merged = merge(deltas)
         self._sent += merged
         return merged
 
     @abstractmethod
-    def _step(self, token: int) -> Iterator[Delta]:
-        """The deltas that one more id, never a stop token, makes certain."""
+    def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
+        """The deltas that more ids, none of them a stop token, make certain; joined, they do not depend on the cut."""
 
     @abstractmethod
     def _end(self) -> Iterator[Delta]:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
+from types import MappingProxyType
 
 from agentrl.rendering.messages import function_of, parse_arguments
 from agentrl.schemas import Json
@@ -40,9 +42,14 @@ def signature(tool: Json) -> Signature:
     return Signature(name, None, f"{name}({{{fields}}})")
 
 
-def signatures(tools: Sequence[Json] | None) -> dict[str, Signature]:
+def signatures(tools: Sequence[Json] | None) -> Mapping[str, Signature]:
     """Signatures by tool name, in order."""
-    return {found.name: found for found in map(signature, tools or [])}
+    return _signatures(json.dumps(tools)) if tools else {}
+
+
+@lru_cache(maxsize=256)
+def _signatures(tools: str) -> Mapping[str, Signature]:
+    return MappingProxyType({found.name: found for found in map(signature, json.loads(tools))})
 
 
 def tools_line(tools: Sequence[Json]) -> str:

@@ -8,13 +8,14 @@ Text is encoded as text: a message that spells `<|im_end|>` does not end its tur
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from tokenizers import Tokenizer
 
 from agentrl.rendering.base import Bridge, ContentDelta, Delta, Opening, OutputParser, ToolCallDelta, new_call_id
 from agentrl.rendering.calls import CallReader, Signature, call_regex, signatures, tools_line, write_call
+from agentrl.rendering.memo import EncodedTexts
 from agentrl.rendering.messages import role_of, text_of
 from agentrl.rendering.openings import chosen_names
 from agentrl.rendering.text import TextDecoder, TextParser
@@ -45,6 +46,7 @@ class ChatMLRenderer:
         """`default_system` is what the model's template puts first when a conversation brings no system message."""
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
+        self._encode = EncodedTexts(self._encode_anew)
         self._default_system = default_system
         self._start = special_id(tokenizer, START)
         self._end = special_id(tokenizer, END)
@@ -115,20 +117,20 @@ class ChatMLRenderer:
             ids += [self._start, *self._encode(text), self._end, *self._newline]
         return ids + self._generation_prompt
 
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def _encode_anew(self, text: str) -> list[int]:
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 class CallParser(OutputParser):
     """Content, or one tool call in call syntax."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_token_ids: list[int], known: dict[str, Signature]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_token_ids: list[int], known: Mapping[str, Signature]) -> None:
         super().__init__(stop_token_ids)
         self._decoder = TextDecoder(tokenizer)
         self._reader = CallReader(known)
 
-    def _step(self, token: int) -> Iterator[Delta]:
-        yield ContentDelta(self._reader.push(self._decoder.push(token)))
+    def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
+        yield ContentDelta(self._reader.push(self._decoder.push_run(ids)))
 
     def _end(self) -> Iterator[Delta]:
         yield ContentDelta(self._reader.push(self._decoder.flush()))
@@ -139,7 +141,7 @@ class CallParser(OutputParser):
                 yield ContentDelta(text)
 
 
-def turn_text(message: Json, known: dict[str, Signature]) -> str:
+def turn_text(message: Json, known: Mapping[str, Signature]) -> str:
     """What stands between a turn's role and its end: content, then one line for each tool call."""
     calls = [write_call(call, known) for call in message.get("tool_calls") or []]
     content = text_of(message)

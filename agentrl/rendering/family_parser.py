@@ -79,6 +79,10 @@ class FamilyParser(OutputParser):
         self._questions = 0
         self._channel = self._ask()
 
+    def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
+        for token in ids:
+            yield from self._step(token)
+
     def _step(self, token: int) -> Iterator[Delta]:
         self._ids.append(token)
         text = self._decoder.push(token)

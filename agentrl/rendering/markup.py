@@ -47,13 +47,14 @@ class MarkupParser(OutputParser):
         self._calls = 0
         self._may_think = not in_reasoning
 
-    def _step(self, token: int) -> Iterator[Delta]:
-        marker = self._by_id.get(token)
-        if marker is None:
-            yield from self._scan(self._decoder.push(token))
-        else:
+    def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
+        start = 0
+        for at, marker in [(i, self._by_id[token]) for i, token in enumerate(ids) if token in self._by_id]:
+            yield from self._scan(self._decoder.push_run(ids[start:at]))
             yield from self._rest()
             yield from self._on_marker(marker)
+            start = at + 1
+        yield from self._scan(self._decoder.push_run(ids[start:]))
 
     def _end(self) -> Iterator[Delta]:
         yield from self._rest()

@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from agentrl.schemas import Json
 
 CAPACITY = 16_000_000
 """Characters: some hundred conversations of 30,000 tokens."""
+LONG_TEXT, LONG_TEXTS = 256, 4_000_000
+"""Characters: a shorter text is encoded as fast as it is looked up; so many are remembered together."""
+
+
+class EncodedTexts:
+    """The ids of the long texts encoded last: sessions share their system prompt, those of a group their task too."""
+
+    def __init__(self, encode: Callable[[str], list[int]], capacity: int = LONG_TEXTS) -> None:
+        """`capacity` bounds the texts together, in characters."""
+        self._encode = encode
+        self._capacity = capacity
+        self._size = 0
+        self._ids: OrderedDict[str, list[int]] = OrderedDict()
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of a text. Nobody may change them."""
+        if len(text) < LONG_TEXT:
+            return self._encode(text)
+        ids = self._ids.get(text)
+        if ids is not None:
+            self._ids.move_to_end(text)
+            return ids
+        ids = self._ids[text] = self._encode(text)
+        self._size += len(text)
+        while self._size > self._capacity:
+            self._size -= len(self._ids.popitem(last=False)[0])
+        return ids
 
 
 class RenderedTexts:

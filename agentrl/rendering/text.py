@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
@@ -36,6 +36,15 @@ class TextDecoder:
         self._context, self._pending = self._pending if self._looks_back else [], []
         return text
 
+    def push_run(self, ids: Sequence[int]) -> str:
+        """The text that several ids complete: what pushing one after the other gives, at once where it can be."""
+        if not self._looks_back and ids:
+            text = self._decode([*self._pending, *ids])
+            if not text.endswith(REPLACEMENT):
+                self._pending = []
+                return text
+        return "".join([self.push(token) for token in ids])
+
     def flush(self) -> str:
         """The text of the ids that still wait: there will be no more, or something else than text follows."""
         text = self._pending_text() if self._pending else ""
@@ -59,8 +68,12 @@ class TextParser(OutputParser):
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(id for id, token in added.items() if token.special)
 
-    def _step(self, token: int) -> Iterator[Delta]:
-        yield ContentDelta(self._decoder.flush() if token in self._special else self._decoder.push(token))
+    def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
+        start = 0
+        for at in [i for i, token in enumerate(ids) if token in self._special]:
+            yield ContentDelta(self._decoder.push_run(ids[start:at]) + self._decoder.flush())
+            start = at + 1
+        yield ContentDelta(self._decoder.push_run(ids[start:]))
 
     def _end(self) -> Iterator[Delta]:
         yield ContentDelta(self._decoder.flush())

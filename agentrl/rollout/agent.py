@@ -8,12 +8,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.errors import UserError, did_you_mean
+from agentrl.rollout import command
+from agentrl.rollout.command import CommandAgent
 from agentrl.schemas import Json
 
 MAX_TASKS = 100_000
@@ -49,8 +51,15 @@ def load_object(spec: str, field: str) -> Any:
         raise UserError(f"{field}: {module_name!r} has no {name!r}{did_you_mean(name, public)}") from None
 
 
-def load_agent(spec: str, args: Mapping[str, Any]) -> Agent:
-    """Build the agent of a config. Raises UserError when it is no agent."""
+def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any]) -> Agent:
+    """Build the agent of a config. Raises UserError when it is no agent, or none is named."""
+    if spec is None:
+        raise UserError("agent: the config names none; it must look like module:Class, or be a command")
+    if not isinstance(spec, str):
+        command.check(spec)
+        if args:
+            raise UserError("agent_args: a command takes none; write its arguments behind its name")
+        return CommandAgent(spec)
     factory = load_object(spec, "agent")
     if not callable(factory) or not inspect.iscoroutinefunction(getattr(factory, "run", None)):
         raise UserError(f"agent: {spec!r} must be a class with `async def run(self, data, **extra)`")
@@ -62,8 +71,10 @@ def load_agent(spec: str, args: Mapping[str, Any]) -> Agent:
     return agent
 
 
-def load_tasks(spec: str, *, seed: int = 0, limit: int = MAX_TASKS, field: str = "tasks") -> list[Json]:
+def load_tasks(spec: str | None, *, seed: int = 0, limit: int = MAX_TASKS, field: str = "tasks") -> list[Json]:
     """Tasks of a JSONL file or of `module:function` (called with `seed` when it takes one), at most `limit`."""
+    if spec is None:
+        raise UserError(f"{field}: the config names none; it must be a JSONL file or module:function")
     tasks = _read_jsonl(Path(spec), field) if spec.endswith(".jsonl") else _call_for_tasks(spec, seed, field)
     kept = list(islice(tasks, limit))
     if not kept:

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 
@@ -75,7 +76,8 @@ async def evaluate(
         async with free:
             for _ in range(ATTEMPTS):
                 group = await client.request("POST", "/groups", request)
-                outcome = await play(
+                episode = partial(
+                    play,
                     client,
                     agent,
                     setting.tasks[index],
@@ -84,7 +86,7 @@ async def evaluate(
                     timeout_s=timeout_s,
                     is_eval=True,
                 )
-                progress.session_done(outcome)
+                outcome = await progress.session(episode)
                 if outcome.error is None:
                     return
 

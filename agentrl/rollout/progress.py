@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from rich.console import Console
@@ -22,25 +22,30 @@ class Progress:
     def __init__(self) -> None:
         self.groups = 0
         self.sessions = 0
+        self.running = 0
         self.errors: Counter[str] = Counter()
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.waiting_for: str | None = None
         self.phase = "rollouts"
         self._started = time.monotonic()
 
-    def group_done(self, outcomes: Sequence[Outcome]) -> None:
+    def group_done(self) -> None:
         """Count a group whose sessions have all ended."""
         self.groups += 1
-        for outcome in outcomes:
-            self.session_done(outcome)
 
-    def session_done(self, outcome: Outcome) -> None:
-        """Count one session."""
+    async def session(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Play and count one session: as running until it ends."""
+        self.running += 1
+        try:
+            outcome = await play()
+        finally:
+            self.running -= 1
         self.sessions += 1
         if outcome.error is not None:
             self.errors[outcome.error] += 1
         elif outcome.reward is not None:
             self.recent.append(outcome.reward)
+        return outcome
 
     def waits(self, _seconds: float, why: str) -> None:
         """`on_wait` of the client."""
@@ -49,7 +54,9 @@ class Progress:
     def line(self) -> str:
         """One line of text."""
         rate = self.sessions / max(time.monotonic() - self._started, 1e-9)
-        parts = [f"{self.phase}: {self.groups} groups", f"{self.sessions} sessions ({rate:.1f}/s)"]
+        parts = [f"{self.phase}: {self.running} sessions running", f"{self.sessions} ended ({rate:.1f}/s)"]
+        if self.groups:
+            parts.append(f"{self.groups} whole groups")
         if self.recent:
             parts.append(f"reward {sum(self.recent) / len(self.recent):.3f} over the last {len(self.recent)}")
         if self.errors:

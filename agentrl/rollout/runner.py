@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import httpx
@@ -85,10 +86,9 @@ async def _play_group(
     data = group["task"]["data"]
     try:
         async with asyncio.TaskGroup() as sessions:
-            started = [
-                sessions.create_task(play(client, agent, data, session, http=http, timeout_s=timeout_s, is_eval=False))
-                for session in group["sessions"]
-            ]
-        progress.group_done([task.result() for task in started])
+            for session in group["sessions"]:
+                episode = partial(play, client, agent, data, session, http=http, timeout_s=timeout_s, is_eval=False)
+                sessions.create_task(progress.session(episode))
+        progress.group_done()
     finally:
         free.release()

@@ -10,6 +10,7 @@ import socket
 
 from rich.console import Console
 
+from agentrl import environment
 from agentrl.client import AsyncClient
 from agentrl.config import RunConfig
 from agentrl.rollout.agent import load_agent
@@ -73,8 +74,12 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
 def run_worker(
     config: RunConfig, *, base_url: str | None = None, api_key: str | None = None, owner: str | None = None
 ) -> None:
-    """Run `work` to its end; SIGTERM and Ctrl-C abandon the open sessions first."""
+    """Run `work` to its end; SIGTERM and Ctrl-C abandon the open sessions first.
 
+    The agent shares our process: the run's key, if it came in the environment, is taken out of it.
+    """
+    api_key = api_key or os.environ.get(environment.RUN_KEY)
+    environment.drop_secrets()
     name = owner or f"{socket.gethostname()}-{os.getpid()}"
 
     async def main() -> None:

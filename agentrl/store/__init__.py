@@ -8,6 +8,7 @@ runs            runs, tasks, weight versions
 sessions        admission, groups, sessions and how they end
 interactions    one model call: intent, commit, failure, and a session's token tree
 rewards         append-only rewards
+keys            who may do what: hashes of keys, when they end
 trajectories    paths of a session: built at its end, loaded for the loss
 steps           trainer epochs, leases, completion, publishing, resume
 events          the timeline

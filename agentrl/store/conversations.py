@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from agentrl.schemas import Json
+from agentrl.schemas import InteractionStatus, Json, Role
 from agentrl.store import codec
 from agentrl.store.interactions import OF_THE_POLICY, load_contents
 from agentrl.tables import interaction_data, interactions
@@ -52,3 +52,32 @@ def of_session(conn: Connection, session_id: str) -> dict[str, Conversation]:
             options=row.options or {},
         )  # fmt: skip
     return found
+
+
+def any_of(conn: Connection, session_id: str) -> bool:
+    """Whether the session has made a call."""
+    return (
+        conn.execute(select(interactions.c.id).where(interactions.c.session_id == session_id).limit(1)).first()
+        is not None
+    )
+
+
+def under_way(conn: Connection, session_id: str) -> list[Conversation]:
+    """What is known of the conversations that running calls to the policy begin: all but their messages."""
+    columns = interactions.c
+    rows = conn.execute(
+        select(columns.id, columns.system_hash, columns.tools_hash, columns.role, columns.options)
+        .where(
+            columns.session_id == session_id, columns.parent_id.is_(None), columns.role != Role.UPSTREAM,
+            columns.status == InteractionStatus.RUNNING,
+        )
+        .order_by(columns.created_at, columns.id)
+    ).all()  # fmt: skip
+    shared = load_contents(conn, {key for row in rows for key in (row.system_hash, row.tools_hash) if key is not None})
+    return [
+        Conversation(
+            call_id=row.id, role=row.role, system=shared.get(row.system_hash, []), tools=shared.get(row.tools_hash),
+            messages=[], options=row.options or {},
+        )
+        for row in rows
+    ]  # fmt: skip

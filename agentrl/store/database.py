@@ -61,6 +61,8 @@ class Database:
         self._writer: GroupCommitWriter | None = None
         self._writer_lock = threading.Lock()
         self._closed = False
+        self.on_commit: Callable[[int, float], None] = _unheard
+        """Told of every group commit, in the writer's thread: its units, and the seconds that they took."""
 
     def write(self) -> AbstractContextManager[Connection]:
         """One transaction that may write, not repeated; on SQLite it takes the write lock at its start.
@@ -96,6 +98,11 @@ class Database:
     def asubmit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
         """`submit` for a coroutine of the running event loop."""
         return self._group_commit().asubmit(unit, *args, **kwargs)
+
+    @property
+    def queued(self) -> int:
+        """How many units wait for a group commit."""
+        return 0 if self._writer is None else self._writer.queued
 
     def _group_commit(self) -> GroupCommitWriter:
         writer = self._writer
@@ -201,6 +208,10 @@ _POSTGRESQL_CHECKS = (
     """SELECT checksum_failures || ' pages failed their checksum' FROM pg_stat_database
        WHERE datname = current_database() AND checksum_failures > 0""",
 )
+
+
+def _unheard(units: int, seconds: float) -> None:
+    """Nobody wants to know."""
 
 
 def _parse(url: str) -> URL:

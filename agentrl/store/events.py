@@ -12,6 +12,11 @@ from agentrl.schemas import Json
 from agentrl.store.codec import new_id
 from agentrl.tables import events
 
+REFUSED = "refused"
+"""Kind of the events that say which of a session's calls were refused."""
+REFUSALS_KEPT = 20
+"""Of a session, by each proxy process: a client may go on for ever."""
+
 
 def record(conn: Connection, run_id: str, kind: str, data: Json, source: str, event_id: str | None = None) -> None:
     """Append one event. Who may have to repeat it names its id beforehand (`codec.new_id`): it is stored once."""
@@ -24,3 +29,10 @@ def of_run(conn: Connection, run_id: str, kind: str | None = None) -> list[Row[A
     """Events of a run, oldest first."""
     query = select(events).where(events.c.run_id == run_id).order_by(events.c.id)
     return list(conn.execute(query if kind is None else query.where(events.c.kind == kind)))
+
+
+def refusals(conn: Connection, run_id: str, session_id: str) -> list[Json]:
+    """What was refused of a session's calls, oldest first: status, code, param, message, route, at."""
+    of_session = events.c.data["session_id"].as_string() == session_id
+    query = select(events.c.data).where(events.c.run_id == run_id, events.c.kind == REFUSED, of_session)
+    return [data for (data,) in conn.execute(query.order_by(events.c.id))]

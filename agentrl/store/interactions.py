@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import Connection, Row, bindparam, case, literal_column, select, update
 
 from agentrl.errors import RequestError, StoreError
-from agentrl.schemas import InteractionStatus, Json, Role, SessionStatus, VersionSpan
+from agentrl.schemas import Delivery, InteractionStatus, Json, Role, SessionStatus, VersionSpan
 from agentrl.store import bulk, codec
 from agentrl.store.codec import Content, IdsDigest
 from agentrl.tables import contents, interaction_data, interactions, sessions
@@ -22,9 +22,9 @@ OF_THE_POLICY = (interactions.c.status == InteractionStatus.COMPLETE, interactio
 INSERT_CONTENT = bulk.insert_new(contents)
 INSERT_INTENT = bulk.insert(
     interactions, "id", "run_id", "session_id", "parent_id", "dialect", "status", "role", "digest", "replica",
-    "params", "temperature", "system_hash", "tools_hash", "options", "messages", "fork_reason", "bridged",
-    "distribution_modified", "kv_mixed", "trainable",
-    "prompt_tokens", "prompt_digest", "output_tokens", "created_at",
+    "request_id", "repeat_key", "delivery", "holder", "params", "temperature", "system_hash", "tools_hash", "options",
+    "messages", "fork_reason", "bridged", "distribution_modified", "kv_mixed", "trainable", "prompt_tokens",
+    "prompt_digest", "output_tokens", "created_at",
 )  # fmt: skip
 INSERT_DATA = bulk.insert(interaction_data)
 # Whoever ends a session waits until the intents of its calls can be seen.
@@ -65,6 +65,8 @@ class Intent:
     created_at: float
     system: Content | None = None  # the messages that the conversation begins with
     options: Json | None = None  # what else was asked for
+    request_id: str | None = None  # the first call of its request, where the request made several
+    repeat_key: str | None = None  # hash of the request's Idempotency-Key; at the first call only
     messages: int = 0  # of the conversation, the answer included
 
 
@@ -84,6 +86,7 @@ class Outcome:
     engine_url: str | None
     cached_tokens: int | None
     first_token_at: float | None
+    top_logprobs: Json | list[Any] | None = None  # [[[logprob, id], …], …] for each output id, where asked for
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.logprobs):
@@ -207,6 +210,7 @@ def data_row(interaction_id: str, outcome: Outcome) -> Json:
         "output_ids": codec.pack_ids(outcome.output_ids),
         "logprobs": codec.pack_logprobs(outcome.logprobs),
         "spans": codec.json_text([[s.version, s.start, s.end] for s in outcome.spans]),
+        "top_logprobs": None if outcome.top_logprobs is None else codec.pack_json(outcome.top_logprobs),
     }
 
 
@@ -215,7 +219,9 @@ def intent_row(intent: Intent) -> Json:
     return {
         "id": intent.id, "run_id": intent.run_id, "session_id": intent.session_id, "parent_id": intent.parent_id,
         "dialect": intent.dialect, "status": InteractionStatus.RUNNING.value, "role": intent.role,
-        "digest": intent.digest, "replica": intent.replica, "params": codec.json_text(intent.params),
+        "digest": intent.digest, "request_id": intent.request_id, "repeat_key": intent.repeat_key,
+        "replica": intent.replica, **_delivery(intent),
+        "params": codec.json_text(intent.params),
         "temperature": intent.temperature, "system_hash": intent.system and intent.system.hash,
         "tools_hash": intent.tools and intent.tools.hash,
         "options": None if intent.options is None else codec.json_text(intent.options), "messages": intent.messages,
@@ -224,6 +230,13 @@ def intent_row(intent: Intent) -> Json:
         "trainable": intent.trainable, "prompt_tokens": intent.prompt_tokens,
         "prompt_digest": intent.prompt_digest, "output_tokens": 0, "created_at": intent.created_at,
     }  # fmt: skip
+
+
+def _delivery(intent: Intent) -> Json:
+    """Somebody waits for the answer; those of other models are passed through, and not kept for retries."""
+    if intent.role == Role.UPSTREAM:
+        return {"delivery": Delivery.GIVEN.value, "holder": None}
+    return {"delivery": Delivery.OPEN.value, "holder": intent.replica}
 
 
 begin.many = begin_many  # type: ignore[attr-defined]
@@ -259,7 +272,7 @@ def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error
 def declare_lost(conn: Connection, run_id: str, replica: str) -> int:
     """Calls that a dead proxy left running become `lost`; returns how many. A starting replica calls it for itself.
 
-    Ended sessions that waited for them are due.
+    Ended sessions that waited for them are due. The answers that its clients waited for may be claimed by retries.
     """
     now = time.time()
     running = (
@@ -280,15 +293,26 @@ def declare_lost(conn: Connection, run_id: str, replica: str) -> int:
             status=InteractionStatus.LOST, error="the proxy stopped before the answer was recorded", finished_at=now
         )
     )
+    complete = interactions.c.status == InteractionStatus.COMPLETE
+    conn.execute(
+        update(interactions)
+        .where(
+            interactions.c.holder == replica, interactions.c.delivery == Delivery.OPEN, interactions.c.run_id == run_id
+        )
+        .values(delivery=case((complete, Delivery.UNSURE.value), else_=Delivery.FREE.value), holder=None)
+    )
     return result.rowcount
 
 
 def serving_replicas(conn: Connection, run_id: str) -> set[str]:
-    """The proxies that have calls under way, dead or alive."""
+    """The proxies that have calls under way or clients that wait, dead or alive."""
     running = select(interactions.c.replica).where(
         interactions.c.status == InteractionStatus.RUNNING, interactions.c.run_id == run_id
     )
-    return set(conn.execute(running.distinct()).scalars())
+    waiting = select(interactions.c.holder).where(
+        interactions.c.delivery == Delivery.OPEN, interactions.c.run_id == run_id
+    )
+    return {name for query in (running, waiting) for name in conn.execute(query.distinct()).scalars() if name}
 
 
 def load_tree(
@@ -347,7 +371,7 @@ def trace(conn: Connection, session_id: str) -> list[Json]:
             "finish_reason": row.finish_reason, "trainable": row.trainable, "options": row.options,
             "system": shared.get(row.system_hash, []), "tools": shared.get(row.tools_hash),
             "prompt_tokens": row.prompt_tokens, "output_tokens": row.output_tokens, "params": row.params,
-            "digest": row.digest, "distribution_modified": row.distribution_modified,
+            "digest": row.digest, "delivery": row.delivery, "distribution_modified": row.distribution_modified,
             "error": row.error, "created_at": row.created_at, "finished_at": row.finished_at,
         }  # fmt: skip
         if row.output_ids is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from agentrl import staleness
-from agentrl.errors import UserError, did_you_mean
+from agentrl.errors import RequestError, UserError, did_you_mean
 from agentrl.schemas import Json, StepState, VersionState
 from agentrl.store.codec import hash_key, new_id
 from agentrl.tables import groups, runs, steps, tasks, trajectories, weight_versions
@@ -27,10 +27,13 @@ def create(
     seed: int,
     steps: int,
 ) -> str:
-    """Insert a run with its tasks and base weights (version 0); returns its id. Raises UserError on a taken name."""
+    """Insert a run with its tasks and base weights (version 0); returns its id.
+
+    Only a run whose programs bring their own tasks has none. Raises UserError on a taken name.
+    """
     if conn.execute(select(runs.c.id).where(runs.c.name == name)).first():
         raise UserError(f"a run named {name!r} already exists in this database")
-    if not task_data:
+    if not task_data and config.get("tasks") is not None:
         raise UserError("tasks: the task source is empty")
     run_id, now = new_id(), time.time()
     conn.execute(
@@ -39,10 +42,11 @@ def create(
             seed=seed, target_steps=steps, created_at=now,
         )
     )  # fmt: skip
-    conn.execute(
-        insert(tasks),
-        [{"id": new_id(), "run_id": run_id, "position": i, "data": data} for i, data in enumerate(task_data)],
-    )
+    if task_data:
+        conn.execute(
+            insert(tasks),
+            [{"id": new_id(), "run_id": run_id, "position": i, "data": data} for i, data in enumerate(task_data)],
+        )
     conn.execute(
         insert(weight_versions).values(
             run_id=run_id, version=0, parent_version=None, step=0, path=None, state=VersionState.PUBLISHED,
@@ -67,12 +71,12 @@ def reopen(conn: Connection, run_id: str, *, key: str, config: Json, steps: int)
 
 
 def by_name(conn: Connection, name: str) -> Row[Any]:
-    """The run called `name`. Raises UserError naming the nearest one."""
+    """The run called `name`. Raises UserError naming the nearest one, and what makes a run."""
     row = conn.execute(select(runs).where(runs.c.name == name)).first()
     if row is None:
         names = list(conn.execute(select(runs.c.name)).scalars())
         hint = did_you_mean(name, names) if names else "; the database holds no run"
-        raise UserError(f"no run named {name!r}{hint}")
+        raise UserError(f"no run named {name!r}{hint} (`agentrl run create` makes one)")
     return row
 
 
@@ -98,8 +102,13 @@ def set_status(conn: Connection, run_id: str, status: str, error: str | None = N
 
 
 def task_at(conn: Connection, run_id: str, cursor: int, seed: int) -> Row[Any]:
-    """The task at a position of the data cursor: every pass visits each task once, in a seeded order of its own."""
+    """The task at a position of the data cursor: every pass visits each task once, in a seeded order of its own.
+
+    Raises RequestError 409 when the run has none.
+    """
     count = conn.execute(select(func.count()).select_from(tasks).where(tasks.c.run_id == run_id)).scalar_one()
+    if not count:
+        raise RequestError(409, "this run has no tasks: open sessions with POST /sessions", code="no_tasks")
     epoch, offset = divmod(cursor, count)
     position = _order(seed, epoch, count)[offset]
     return conn.execute(select(tasks).where(tasks.c.run_id == run_id, tasks.c.position == position)).one()

@@ -19,8 +19,8 @@ from agentrl.config import RunConfig
 from agentrl.credit import SessionRewards
 from agentrl.errors import RequestError
 from agentrl.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
-from agentrl.staleness import capacity
-from agentrl.store import codec, heartbeats, returns, rewards, runs, trajectories
+from agentrl.staleness import NO_BOUND, capacity
+from agentrl.store import codec, deliveries, heartbeats, returns, rewards, runs, trajectories
 from agentrl.store.codec import new_id
 from agentrl.store.rewards import RewardAnswer
 from agentrl.tables import groups, interactions, sessions, tasks
@@ -52,7 +52,7 @@ class Limits:
         return cls(
             group_size=config.rollout.group_size,
             min_group_size=config.rollout.min_group_size,
-            max_concurrent_groups=config.rollout.max_concurrent_groups,
+            max_concurrent_groups=config.rollout.max_concurrent_groups if config.steps else NO_BOUND,
             max_staleness=config.trainer.max_staleness,
             groups_per_step=config.trainer.groups_per_step,
             turn_discount=config.rollout.turn_discount,
@@ -86,12 +86,7 @@ def admit(conn: Connection, run_id: str, limits: Limits) -> tuple[int, int]:
     run = runs.get(conn, run_id)
     if run.status != "running":
         raise RequestError(409, f"run {run.name} is {run.status}: it takes no more groups", code=f"run_{run.status}")
-    bound = capacity(
-        max_staleness=limits.max_staleness,
-        published_step=run.published_step,
-        groups_per_step=limits.groups_per_step,
-        target_steps=run.target_steps,
-    )
+    bound = _bound(run, limits)
     cursor = conn.execute(
         update(runs_table)
         .where(
@@ -114,6 +109,24 @@ def admit(conn: Connection, run_id: str, limits: Limits) -> tuple[int, int]:
             retry_after_s=RETRY_AFTER_S,
         )  # fmt: skip
     return int(cursor) - 1, int(run.seed)
+
+
+def room(conn: Connection, run_id: str, limits: Limits) -> int:
+    """How many groups `admit` would take right now."""
+    run = runs.get(conn, run_id)
+    if run.status != "running":
+        return 0
+    free = min(_bound(run, limits) - (run.admitted - run.returned), limits.max_concurrent_groups - run.running)
+    return max(0, int(free))
+
+
+def _bound(run: Row[Any], limits: Limits) -> int:
+    return capacity(
+        max_staleness=limits.max_staleness,
+        published_step=run.published_step,
+        groups_per_step=limits.groups_per_step,
+        target_steps=run.target_steps,
+    )
 
 
 def start_group(
@@ -326,6 +339,7 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
         if not rewarded and now < row.ended_at + limits.reward_timeout_s:
             _look_again(conn, session_id, row.ended_at + limits.reward_timeout_s)
             return str(status)
+        deliveries.demote_unread(conn, session_id)
         trajectories.build(conn, row, limits.turn_discount)
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(built=True))
     for child_id in children(conn, session_id):

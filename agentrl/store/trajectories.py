@@ -156,7 +156,7 @@ def load(
         by_id[row.trajectory_id].append(row)
     credited = returns.of_sessions(conn, sorted({turns[0].session_id for turns in by_id.values()}), discount, rescore)
     loaded = [
-        _assemble(turns, credited[turns[0].session_id], set() if tid in stale else ages.keys())
+        assemble(turns, credited[turns[0].session_id], set() if tid in stale else ages.keys())
         for tid, turns in by_id.items()
     ]
     seen = {version for turns in by_id.values() for turn in turns for version, _, _ in turn.spans}
@@ -167,8 +167,8 @@ def load(
     )
 
 
-def _assemble(turns: Sequence[Row[Any]], credited: SessionReturns, young: Set[int]) -> tuple[TrajectoryTokens, int]:
-    """One trajectory, and how many of its tokens would train were they younger."""
+def assemble(turns: Sequence[Any], credited: SessionReturns, young: Set[int]) -> tuple[TrajectoryTokens, int]:
+    """One trajectory, and how many of its tokens would train were they younger; `turns` are rows as `load` has them."""
     ids, mask, logprobs, versions, turn_ids, temperatures = ([] for _ in range(6))
     wasted = 0
     for position, turn in enumerate(turns):

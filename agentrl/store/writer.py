@@ -79,6 +79,11 @@ class GroupCommitWriter:
         self._enqueue((future, unit, args, kwargs))
         return future
 
+    @property
+    def queued(self) -> int:
+        """How many units wait for the next batch."""
+        return self._queue.qsize()
+
     def _enqueue(self, unit: _Unit) -> None:
         with self._gate:
             if self._closing_deadline != float("inf"):
@@ -108,6 +113,7 @@ class GroupCommitWriter:
 
     def _settle(self, units: list[_Unit]) -> None:
         """Resolve every unit's future: run and commit them, again if need be."""
+        started = time.monotonic()
         until = self._database.deadline()
         waits = pauses()
         bulk = True
@@ -131,7 +137,8 @@ class GroupCommitWriter:
             except BaseException as error:  # noqa: BLE001 - not swallowed: it goes to those who submitted the units
                 return _fail(units, error)
             else:
-                return _deliver(units, outcomes)
+                _deliver(units, outcomes)
+                return self._database.on_commit(len(units), time.monotonic() - started)
 
     def _attempt(self, units: list[_Unit], bulk: bool) -> list[Any]:
         """One transaction with all units; their results or `_Failed`, in order."""

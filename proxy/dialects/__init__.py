@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agentrl.proxy.dialects.anthropic_messages import AnthropicMessages
 from agentrl.proxy.dialects.base import Dialect
 from agentrl.proxy.dialects.openai_chat import OpenAIChat
@@ -17,9 +19,8 @@ DIALECTS: dict[str, Dialect] = {
 }
 
 
-def of_path(path: str) -> Dialect:
-    """The dialect in which to answer a request to `path`: Chat Completions where none is served."""
+def of_request(path: str, headers: Mapping[str, str]) -> Dialect:
+    """The dialect in which to answer a request: by its path, and elsewhere by whose SDK asks."""
     served = path.removesuffix("/count_tokens")
-    return next(
-        (dialect for end, dialect in DIALECTS.items() if served.endswith(end)), DIALECTS["/v1/chat/completions"]
-    )
+    found = next((dialect for end, dialect in DIALECTS.items() if served.endswith(end)), None)
+    return found or (MESSAGES if "anthropic-version" in headers else DIALECTS["/v1/chat/completions"])

@@ -15,6 +15,7 @@ import orjson
 from msgspec import Meta
 
 from agentrl.errors import RequestError
+from agentrl.proxy.dialects.tool_results import Results
 from agentrl.schemas import Json
 
 Name = Annotated[str, Meta(min_length=1)]
@@ -101,7 +102,20 @@ def chat_messages(system: str | list[Text] | None, messages: Sequence[Message]) 
                 _add(found[-1], content, f"messages[{i}].content")
             case SystemMessage(content=content):
                 found.append({"role": "system", "content": text_of(content)})
+    _check_results(messages)
     return found
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    """Raises RequestError 400 for a result of no call."""
+    results = Results()
+    for i, message in enumerate(messages):
+        for j, block in enumerate(() if isinstance(message.content, str) else message.content):
+            if isinstance(block, ToolUse):
+                results.call(block.id)
+            elif isinstance(block, ToolResult):
+                results.result(block.tool_use_id, f"messages[{i}].content[{j}].tool_use_id")
+    results.check()
 
 
 def text_of(content: str | Sequence[Text] | None) -> str:

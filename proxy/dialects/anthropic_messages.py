@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 import orjson
@@ -127,6 +127,8 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class MessagesBody(CountBody, kw_only=True):
     """A request as it comes."""
+
+    REFUSED: ClassVar[tuple[str, ...]] = ("thread",)
 
     max_tokens: Annotated[int, Meta(ge=1)]
     stop_sequences: list[str] | None = None
@@ -259,6 +261,6 @@ def _placed(error: RequestError) -> RequestError:
     if unknown:
         place = place.removesuffix(".type")
         message = f"{place}: the type {message.rpartition('invalid value ')[2]} is not supported here"
-    if place.startswith(("messages", "system")):
+    if place.startswith(("messages", "system")) and error.code != "invalid_json":
         return RequestError(400, message, code="invalid_messages", param=place)
     return unsupported(place, message) if unknown else error

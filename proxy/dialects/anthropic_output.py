@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.base import Answer, Head
+from agentrl.proxy.dialects.base import Answer, Head, spoken
 from agentrl.schemas import Json
 
+NAMES = {"json_schema": "output_config.format"}
+"""What errors call differently here."""
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -50,7 +52,8 @@ def usage_json(answer: Answer) -> Json:
 
 
 def error_body(error: RequestError) -> Json:
-    """An error in Anthropic's shape; its `details` say our code, and the parameter at fault."""
+    """An error in Anthropic's shape and names; its `details` say our code, and the parameter at fault."""
+    error = spoken(error, NAMES)
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
     details = {"error_code": error.code, "param": error.param}
     return {"type": "error", "error": {"type": kind, "message": str(error), "details": details}}

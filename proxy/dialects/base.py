@@ -8,18 +8,25 @@ Messages and tools of a `ModelRequest` are in Chat Completions' shape, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 import orjson
 
-from agentrl.errors import RequestError, did_you_mean
+from agentrl.errors import RequestError
 from agentrl.rendering import Delta, ParsedOutput
 from agentrl.schemas import Json
 
 S = TypeVar("S", bound=msgspec.Struct)
+NEAR = 0.7
+"""How alike two parameters' names are before one is offered for the other: a typing error, not another word."""
+ENGINE_REFUSED = "the engine refused the request: "
+_LOG_STAMP = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 TopLogprobs = list[list[tuple[float, int]]]  # for each token the likeliest (logprob, id), best first
 
 
@@ -171,12 +178,24 @@ def decode_struct(body: bytes, shape: type[S]) -> S:
     except msgspec.ValidationError as error:
         raise _invalid(str(error), shape) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+        raise _unreadable(body, error) from error
     try:  # what is read here is also written: to the store, to the engine, back to the caller
         orjson.dumps(data, default=_plain)
     except orjson.JSONEncodeError as error:
-        raise RequestError(400, f"the body cannot be written again: {error}", code="invalid_json") from error
+        raise _unwritable(data, error) from error
     return data
+
+
+def spoken(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The error in a dialect's `names` of parameters, and an engine's words without what its log puts before them."""
+    message, param = str(error), error.param
+    if error.code == "engine_rejected":
+        said = " ".join(_LOG_STAMP.sub("", message.replace(ENGINE_REFUSED, "")).split())
+        message = ENGINE_REFUSED + said
+        if " grammar" in said:
+            param = "tool_choice" if "regex grammar" in said else "json_schema"
+    param = names.get(param, param) if param is not None else None
+    return RequestError(error.status, message, code=error.code, param=param, retry_after_s=error.retry_after_s)
 
 
 def bad_parameter(param: str, message: str) -> RequestError:
@@ -207,10 +226,63 @@ def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:
     if what.startswith("Object contains unknown field"):
         name = what.split("`")[1]
         param = f"{path}.{name}" if path else name
-        hint = "" if path else did_you_mean(name, shape.__struct_encode_fields__)
+        hint = "" if path else _near(name, shape)
         return unsupported(param, f"parameter {param!r} is not supported{hint}")
     if not path and "missing required field" in what:
         path = what.split("`")[1]
     if not path:
         return RequestError(400, f"the body is no valid request: {what}", code="invalid_json")
     return bad_parameter(path, f"{path}: {what[0].lower()}{what[1:]}")
+
+
+def _near(name: str, shape: type[msgspec.Struct]) -> str:
+    """`; did you mean …?` for a name like this one, of those that are not known only to be `REFUSED`."""
+    known = [field for field in shape.__struct_encode_fields__ if field not in getattr(shape, "REFUSED", ())]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _unreadable(body: bytes, error: Exception) -> RequestError:
+    """Why a body cannot be read; half of a surrogate pair, which other parsers let through, with its place."""
+    try:
+        place = next((at for at, value in _values(json.loads(body)) if not _is_text(value)), None)
+    except (ValueError, RecursionError):
+        place = None
+    if place is None:
+        return RequestError(400, f"the body is not valid JSON: {error}", code="invalid_json")
+    message = f"{place}: half of a surrogate pair (\\ud800 to \\udfff alone) is no text"
+    return RequestError(400, message, code="invalid_json", param=place)
+
+
+def _unwritable(data: msgspec.Struct, error: Exception) -> RequestError:
+    """Why what was read cannot be written; an integer that is too large, with its place."""
+    for at, value in _values(data):
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            return RequestError(400, f"{at}: this integer has more than 64 bits", code="invalid_json", param=at)
+    return RequestError(400, f"the body cannot be written again: {error}", code="invalid_json")
+
+
+def _values(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key and every value that holds no others, with its place."""
+    stack = [("", value)]
+    while stack:
+        at, item = stack.pop()
+        if isinstance(item, msgspec.Struct):
+            item = msgspec.structs.asdict(item)
+        if isinstance(item, dict):
+            yield from ((at, name) for name in item)
+            stack += [(f"{at}.{name}" if at else str(name), below) for name, below in item.items()]
+        elif isinstance(item, list):
+            stack += [(f"{at}[{i}]", below) for i, below in enumerate(item)]
+        else:
+            yield at, item
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str):
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,9 +1,12 @@
-"""GET /v1/models and /v1/models/ID, in OpenAI's shape or, for a caller with an `anthropic-version`, in Anthropic's."""
+"""The models that calls may name: the policy by its run's name and as `default`, and the upstreams.
+
+GET /v1/models and /v1/models/ID, in OpenAI's shape or, for a caller with an `anthropic-version`, in Anthropic's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import orjson
@@ -21,8 +24,12 @@ class Model:
     max_context: int | None = None  # tokens, prompt and output together
 
 
+DEFAULT = "default"
+
+
 def models_body(models: Sequence[Model], *, anthropic: bool) -> bytes:
-    """All models; Anthropic's list has a single page."""
+    """All models, the policy being the first; Anthropic's list has a single page."""
+    models = _named(models)
     if not anthropic:
         return orjson.dumps({"object": "list", "data": [_openai(model) for model in models]})
     ends = {"first_id": models[0].name, "last_id": models[-1].name} if models else {"first_id": None, "last_id": None}
@@ -31,11 +38,17 @@ def models_body(models: Sequence[Model], *, anthropic: bool) -> bytes:
 
 def model_body(models: Sequence[Model], name: str, *, anthropic: bool) -> bytes:
     """One model. Raises RequestError 404 naming the nearest."""
+    models = _named(models)
     for model in models:
         if model.name == name:
             return orjson.dumps(_anthropic(model) if anthropic else _openai(model))
     hint = did_you_mean(name, [model.name for model in models])
     raise RequestError(404, f"no model {name!r}{hint}", code="model_not_found", param="model")
+
+
+def _named(models: Sequence[Model]) -> list[Model]:
+    """The policy is `default` too."""
+    return [*models, *(replace(policy, name=DEFAULT) for policy in models[:1] if policy.name != DEFAULT)]
 
 
 def _openai(model: Model) -> Json:

@@ -6,7 +6,7 @@ which adds `prompt_token_ids` and for each choice `token_ids`, `token_logprobs` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -25,15 +25,19 @@ from agentrl.proxy.dialects.base import (
     bad_parameter,
     decode_struct,
     message_of,
+    spoken,
     sse,
     unsupported,
 )
-from agentrl.proxy.dialects.sampling import SamplingBody, Stop, TopLogprobs, format_constraint, stops
+from agentrl.proxy.dialects.sampling import SamplingBody, Seed, Stop, TopLogprobs, format_constraint, stops
+from agentrl.proxy.dialects.tool_results import Results
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.validation import validate_messages, validate_tools
 from agentrl.schemas import Json
 
 __all__ = ["OpenAIChat", "message_of"]
+NAMES = {"json_schema": "response_format"}
+"""What errors call differently here."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +53,7 @@ class ChatBody(SamplingBody, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: Stop | None = None
@@ -82,6 +86,7 @@ class OpenAIChat:
         """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
         data = decode_struct(body, ChatBody)
         validate_messages(data.messages)
+        _check_results(data.messages)
         validate_tools(data.tools)
         if data.top_logprobs and not data.logprobs:
             raise bad_parameter("top_logprobs", "top_logprobs needs logprobs: true")
@@ -132,7 +137,7 @@ class OpenAIChat:
 
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
-        return orjson.dumps(error_body(error))
+        return orjson.dumps(error_body(error, NAMES))
 
 
 class ChatStream:
@@ -176,7 +181,7 @@ class ChatStream:
 
     def error(self, error: RequestError) -> bytes:
         """An event that is an error, and no [DONE]."""
-        return sse(error_body(error))
+        return sse(error_body(error, NAMES))
 
     def _chunk(self, index: int, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> Json:
         choice: Json = {"index": index, "delta": delta, "finish_reason": finish_reason}
@@ -189,6 +194,17 @@ class ChatStream:
             "model": self._head.model,
             "choices": [choice],
         }
+
+
+def _check_results(messages: Sequence[Json]) -> None:
+    """Raises RequestError 400 for a result of no call."""
+    results = Results()
+    for i, message in enumerate(messages):
+        for call in message.get("tool_calls") or ():
+            results.call(call["id"])
+        if message["role"] == "tool":
+            results.result(message["tool_call_id"], f"messages[{i}].tool_call_id")
+    results.check()
 
 
 def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:
@@ -206,8 +222,14 @@ def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoi
         case str():
             raise bad_parameter("tool_choice", f"tool_choice must be auto, none, required or a tool, got {choice!r}")
         case _:
-            raise unsupported("tool_choice", 'only tool_choice {"type": "function", "function": {"name": …}} is known')
+            raise unknown_choice(choice, '{"type": "function", "function": {"name": …}}')
     return among(found, tools)
+
+
+def unknown_choice(choice: Json, named: str) -> RequestError:
+    """A `tool_choice` that is none of those that are known; `named` is how one tool is written."""
+    kind = f"tool_choice of type {choice['type']!r}" if "type" in choice else "this tool_choice"
+    return unsupported("tool_choice", f"{kind} is not supported; choose auto, none, required or {named}")
 
 
 def among(choice: ToolChoice, tools: list[Json] | None) -> ToolChoice:
@@ -265,8 +287,9 @@ def _logprob(head: Head, token: int, logprob: float) -> Json:
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 
 
-def error_body(error: RequestError) -> Json:
-    """An error in OpenAI's shape."""
+def error_body(error: RequestError, names: Mapping[str, str]) -> Json:
+    """An error in OpenAI's shape, with the dialect's `names` of parameters."""
+    error = spoken(error, names)
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     if error.status == 429:
         kind = "rate_limit_error"

@@ -7,7 +7,7 @@ which adds to each choice `prompt_token_ids`, `token_ids`, `token_logprobs` and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import orjson
@@ -26,10 +26,12 @@ from agentrl.proxy.dialects.base import (
     unsupported,
 )
 from agentrl.proxy.dialects.openai_chat import StreamOptions, error_body, usage_of
-from agentrl.proxy.dialects.sampling import SamplingBody, Stop, TopLogprobs, stops
+from agentrl.proxy.dialects.sampling import SamplingBody, Seed, Stop, TopLogprobs, stops
 from agentrl.rendering import ContentDelta
 from agentrl.schemas import Json
 
+NAMES = {"messages": "prompt"}
+"""What errors call differently here."""
 MAX_TOKENS = 16
 """What OpenAI generates unless told otherwise."""
 TokenId = Annotated[int, Meta(ge=0)]
@@ -38,9 +40,11 @@ TokenId = Annotated[int, Meta(ge=0)]
 class CompletionsBody(SamplingBody, kw_only=True):
     """A request as it comes."""
 
+    REFUSED: ClassVar[tuple[str, ...]] = ("suffix",)
+
     prompt: str | list[str | TokenId | list[TokenId]]
     model: str | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: Stop | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -102,7 +106,7 @@ class OpenAICompletions:
 
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
-        return orjson.dumps(error_body(error))
+        return orjson.dumps(error_body(error, NAMES))
 
 
 class CompletionsStream:
@@ -142,7 +146,7 @@ class CompletionsStream:
 
     def error(self, error: RequestError) -> bytes:
         """An event that is an error, and no [DONE]."""
-        return sse(error_body(error))
+        return sse(error_body(error, NAMES))
 
     def _chunk(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import orjson
@@ -23,7 +23,7 @@ from agentrl.proxy.dialects.base import (
     unsupported,
 )
 from agentrl.proxy.dialects.responses_input import messages_of
-from agentrl.proxy.dialects.responses_output import ENCRYPTED, LOGPROBS, output_items, response_json
+from agentrl.proxy.dialects.responses_output import ENCRYPTED, LOGPROBS, NAMES, output_items, response_json
 from agentrl.proxy.dialects.responses_stream import ResponsesStream
 from agentrl.proxy.dialects.sampling import TopLogprobs, format_constraint
 from agentrl.rendering.validation import validate_tools
@@ -50,6 +50,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     """A request as it comes."""
+
+    REFUSED: ClassVar[tuple[str, ...]] = ("background", "conversation", "prompt", "max_tool_calls", "truncation")
 
     input: str | list[dict[str, Any]]
     model: str | None = None
@@ -126,7 +128,7 @@ class OpenAIResponses:
 
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
-        return orjson.dumps(openai_chat.error_body(error))
+        return orjson.dumps(openai_chat.error_body(error, NAMES))
 
 
 def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
@@ -154,7 +156,7 @@ def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoi
         case {"type": "function", "name": str(name)}:
             return openai_chat.among(Named(name), tools)
         case dict():
-            raise unsupported("tool_choice", 'only tool_choice {"type": "function", "name": …} is known')
+            raise openai_chat.unknown_choice(choice, '{"type": "function", "name": …}')
     return openai_chat.tool_choice(choice, tools)
 
 
@@ -162,7 +164,9 @@ def _messages(data: ResponsesBody) -> list[Json]:
     if not data.input:
         raise bad_parameter("input", "input must not be empty")
     user = [{"role": "user", "content": data.input}]
-    messages = user if isinstance(data.input, str) else messages_of(data.input)
+    messages = (
+        user if isinstance(data.input, str) else messages_of(data.input, goes_on=data.previous_response_id is not None)
+    )
     return [{"role": "system", "content": data.instructions}, *messages] if data.instructions else messages
 
 

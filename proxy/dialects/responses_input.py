@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from agentrl.errors import RequestError
+from agentrl.proxy.dialects.tool_results import Results
 from agentrl.schemas import Json
 
 Name = Annotated[str, Meta(min_length=1)]
@@ -79,9 +80,13 @@ def seal(reasoning: str) -> str:
     return base64.b64encode(reasoning.encode()).decode()
 
 
-def messages_of(items: Sequence[Json]) -> list[Json]:
-    """The conversation that input items stand for. Raises RequestError 400 naming the place of a bad one."""
+def messages_of(items: Sequence[Json], *, goes_on: bool = False) -> list[Json]:
+    """The conversation that input items stand for. Raises RequestError 400 naming the place of a bad one.
+
+    One that `goes_on` from an earlier response may hold outputs of that response's calls.
+    """
     messages: list[Json] = []
+    results = Results()
     for i, raw in enumerate(items):
         at = f"input[{i}]"
         match _item(raw, at):
@@ -97,8 +102,12 @@ def messages_of(items: Sequence[Json]) -> list[Json]:
             case FunctionCall(call_id=call_id, name=name, arguments=arguments):
                 call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
                 _turn(messages).setdefault("tool_calls", []).append(call)
+                results.call(call_id)
             case FunctionCallOutput(call_id=call_id, output=output):
                 messages.append({"role": "tool", "tool_call_id": call_id, "content": _text(output)})
+                results.result(call_id, f"{at}.call_id")
+    if not goes_on:
+        results.check()
     return messages
 
 

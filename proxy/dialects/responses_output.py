@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.base import Answer, Head, ModelRequest, Tokens
+from agentrl.proxy.dialects.base import Answer, Head, ModelRequest, Tokens, spoken
 from agentrl.proxy.dialects.openai_chat import logprobs_of, usage_of
 from agentrl.proxy.dialects.responses_input import seal
 from agentrl.schemas import Json
 
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+NAMES = {"messages": "input", "json_schema": "text.format"}
+"""What errors call differently here."""
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -133,4 +135,4 @@ def _usage(answer: Answer) -> Json:
 def _error(error: RequestError) -> Json:
     """OpenAI knows few codes for a response that failed; the `error` event has our own."""
     code = "server_error" if error.status >= 500 else "invalid_prompt"
-    return {"code": "rate_limit_exceeded" if error.status == 429 else code, "message": str(error)}
+    return {"code": "rate_limit_exceeded" if error.status == 429 else code, "message": str(spoken(error, NAMES))}

@@ -15,6 +15,7 @@ from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import Answer, Head, ModelRequest, Piece, sse
 from agentrl.proxy.dialects.openai_chat import error_body
 from agentrl.proxy.dialects.responses_output import (
+    NAMES,
     new_item,
     reasoning_fields,
     response_json,
@@ -78,7 +79,7 @@ class ResponsesStream:
         """A response that failed, and an error as OpenAI sends it (nested) and as it documents it (flat)."""
         done = self._items[:-1] if self._is_open else self._items
         failed = self._event("failed", response=response_json(self._request, self._head, items=done, error=error))
-        body = error_body(error)
+        body = error_body(error, NAMES)
         flat = {name: body["error"][name] for name in ("code", "message", "param")}
         return failed + sse({"type": "error", "sequence_number": self._sequence, **flat, **body}, "error")
 

@@ -12,6 +12,7 @@ from agentrl.proxy.dialects.base import bad_parameter, unsupported
 from agentrl.schemas import Json
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Seed = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]  # far from 64 bits: the next answer's is one more
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = str | list[str]
 
@@ -28,7 +29,9 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
 
     def sampling(self) -> Json:
-        """What was asked for. Raises RequestError 422 for a bias that cannot be."""
+        """What was asked for. Raises RequestError 422 for a `top_k` or a bias that cannot be."""
+        if self.top_k == 0:
+            raise bad_parameter("top_k", "top_k must be -1 (all tokens) or at least 1")
         fields = SamplingBody.__struct_fields__
         asked = {name: value for name in fields if (value := getattr(self, name)) not in (None, {})}
         if self.logit_bias:

@@ -34,7 +34,7 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
         ({"stepz": 3}, "unknown config key 'stepz'; did you mean 'steps'?"),
         ({"trainer": {"max_stalenes": 1}}, "unknown config key 'trainer.max_stalenes'; did you mean 'max_staleness'?"),
         ({"rollout": {"sampling": {"temprature": 1}}}, "did you mean 'temperature'"),
-        ({"steps": 0}, "config key 'steps': Input should be greater than 0"),
+        ({"steps": -1}, "config key 'steps': Input should be greater than or equal to 0"),
         ({"trainer": {"lr": "fast"}}, "config key 'trainer.lr'"),
         ({"name": "../x"}, "config key 'name'"),
         ({"model": None}, "config key 'model'"),

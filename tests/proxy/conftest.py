@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ class Proxy:
         head = next(i for i, (a, b) in enumerate(zip(empty, full, strict=False)) if a != b) if text else 0
         ids = full[head : head + len(full) - len(empty)]
         return ids + self.renderer.stop_token_ids[:1] * end
+
+    def metrics_text(self) -> str:
+        """What a scrape shows, with whole numbers written as such."""
+        answer = self.http.get(self.url + "/metrics", headers=ADMIN)
+        assert answer.status_code == 200, answer.text
+        return answer.text.replace(".0\n", "\n")
 
     def calls(self, session: dict[str, Any]) -> list[dict[str, Any]]:
         return self.get(f"/sessions/{session['session_id']}/trace")["calls"]
@@ -136,6 +143,12 @@ def store_url(databases: Databases, database_kind: str, run_config: dict[str, An
         yield url
 
 
+@cache
+def renderer_of(model: Path) -> Renderer:
+    """The renderer that tests say things with; each proxy loads its own."""
+    return load_renderer(model)
+
+
 @pytest.fixture
 def proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iterator[Proxy]:
     port = free_port()
@@ -143,7 +156,7 @@ def proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iterator
     with database.read() as conn:
         run_id = runs.by_name(conn, "test").id
     with serve_proxy(store_url, [fake_engine.url], port), httpx.Client(timeout=30) as http:
-        yield Proxy(f"http://127.0.0.1:{port}", database, run_id, fake_engine, load_renderer(tiny_model), http)
+        yield Proxy(f"http://127.0.0.1:{port}", database, run_id, fake_engine, renderer_of(tiny_model), http)
     database.close()
 
 

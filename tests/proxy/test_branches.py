@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from agentrl.rendering.conversation import canonical
 from agentrl.rendering.divergence import leading_system
 from agentrl.schemas import ForkReason, Role
 from agentrl.store.conversations import Conversation
+from agentrl.testing import Reply
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
     "a": {"type": "integer"}}}}}  # fmt: skip
@@ -157,6 +159,21 @@ def test_agents_titles_and_compaction_in_one_session(proxy):
     assert forks(proxy, session) == [
         ("main", None, False), ("main", None, True), ("side", "other_agent", False),
         ("subagent", "other_agent", False), ("subagent", None, True), ("main", "compacted", False),
+    ]  # fmt: skip
+
+
+def test_a_title_that_is_asked_for_beside_the_first_call_is_no_main_call(proxy, until):
+    session = proxy.session()
+    proxy.engine.enqueue(Reply(proxy.says("first"), hold_after=1), proxy.says("a title"))
+    with ThreadPoolExecutor(1) as pool:
+        main = pool.submit(ask, proxy, session, [S, U1], [ADD])
+        until(lambda: proxy.engine.holding == 1)
+        ask(proxy, session, [OTHER, U1])
+        ask(proxy, session, [S, U2], [ADD])
+        proxy.engine.release()
+        main.result()
+    assert sorted(forks(proxy, session), key=str) == [
+        ("main", "new_conversation", False), ("main", None, False), ("side", "other_agent", False),
     ]  # fmt: skip
 
 

@@ -124,7 +124,7 @@ def test_a_stop_string_cuts_the_text_and_not_the_tokens(proxy):
 
 def test_an_engine_that_dies_in_a_stream_raises_in_the_client(proxy):
     session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("abcd"), chunks=[1] * 9, drop_after=2))
+    proxy.engine.enqueue(*[Reply(proxy.says("abcd"), chunks=[1] * 9, drop_after=2)] * 5)
     with pytest.raises(openai.APIError) as caught:
         list(ask(proxy, session, stream=True))
     assert caught.value.code == "engine_died"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from agentrl.proxy.engine_params import is_greedy, resumable
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.base import ModelRequest
+from agentrl.proxy.engine_params import engine_params, is_greedy, resumable
 
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.0, True), (1e-7, True), (1e-6, False), (1.0, False)])
@@ -24,3 +29,33 @@ def test_what_the_engine_takes_for_greedy_is_greedy(temperature, greedy):
 )
 def test_what_remembers_the_beginning_of_an_answer_cannot_be_resumed(params, may):
     assert resumable(params) is may
+
+
+def params_of(delta_ids: list[int], *, before: int = 0, max_tokens: int | None = None, **sampling: Any) -> Any:
+    """What an engine with 100 tokens and a context of 50 is asked for."""
+    renderer = SimpleNamespace(vocab_size=100, max_context=50, stop_token_ids=[2])
+    prompt = SimpleNamespace(token_ids=[1] * before + delta_ids, delta_ids=delta_ids, regex=None, opening=[])
+    request = ModelRequest(messages=[], max_tokens=max_tokens, sampling=sampling)
+    session = SimpleNamespace(is_eval=True, sampling=None)
+    state: Any = SimpleNamespace(renderer=renderer, sampling={})
+    return engine_params(state, session, request, prompt, 0)  # type: ignore[arg-type]
+
+
+def test_the_room_that_is_left_is_the_budget():
+    assert params_of([99], before=9)["max_new_tokens"] == 40
+    assert params_of([99], before=9, max_tokens=40)["max_new_tokens"] == 40
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ({"delta_ids": [5, 100]}, "invalid_prompt"),
+        ({"delta_ids": [5], "logit_bias": {"100": 1.0}}, "invalid_parameter"),
+        ({"delta_ids": [5], "before": 49}, "context_length_exceeded"),
+        ({"delta_ids": [5], "before": 9, "max_tokens": 41}, "context_length_exceeded"),
+    ],
+)
+def test_what_would_kill_an_engine_is_refused(call, code):
+    with pytest.raises(RequestError) as caught:
+        params_of(**call)
+    assert (caught.value.status, caught.value.code) == (400, code)

@@ -11,7 +11,7 @@ from databases import KINDS
 from sqlalchemy import text
 
 from agentrl.errors import StoreError, StoreUnavailable
-from agentrl.proxy import app, publish, sweep
+from agentrl.proxy import app, calls, publish, sweep
 from agentrl.store import sessions, steps
 
 RUN = {"Authorization": "Bearer run-key"}
@@ -73,6 +73,18 @@ def test_the_sweep_goes_on(proxy, monkeypatch, until, caplog, part):
             conn.execute(text("UPDATE sessions SET due_at = 0, created_at = 0"))
         until(lambda: proxy.get(f"/sessions/{session['session_id']}")["status"] == "failed" and flaky.raised == 2)
     assert "disk is full" in caplog.text
+
+
+def test_an_answer_that_cannot_be_recorded_is_not_delivered(proxy, monkeypatch):
+    finish = Flaky(calls.interactions.finish, *faults()[:1])
+    monkeypatch.setattr(calls.interactions, "finish", finish)
+    session = proxy.session()
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    headers = {"Authorization": f"Bearer {session['api_key']}"}
+    refused = proxy.http.post(session["base_url"] + "/chat/completions", json=body, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_recorded")
+    assert [call["status"] for call in proxy.calls(session)] == ["failed"]
+    assert proxy.http.post(session["base_url"] + "/chat/completions", json=body, headers=headers).status_code == 200
 
 
 def test_a_publish_that_a_dead_proxy_began_is_finished_after_a_fault(proxy, serve, store_url, monkeypatch, until):

@@ -336,3 +336,34 @@ def test_an_engine_that_dies_leaves_the_pool(proxy, fake_engine: FakeEngine, unt
     until(lambda: [e["state"] for e in proxy.get("/api/engines")] == ["serving"])
     fake_engine.stop()
     until(lambda: proxy.get("/api/engines")[0]["state"] == "dead")
+
+
+def test_a_body_is_json_whatever_its_content_type_says(proxy):
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # what `curl -d` sends
+    opened = proxy.http.post(f"{proxy.url}/sessions", content='{"task": {"n": 1}}', headers=RUN | form)
+    assert opened.status_code == 201, opened.text
+    session = opened.json()["session_id"]
+    rewarded = proxy.http.post(f"{proxy.url}/sessions/{session}/reward", content='{"value": 1}', headers=RUN | form)
+    assert rewarded.status_code == 200
+
+
+@pytest.mark.parametrize("body", ["task=1", "{", "", "[" * 100_000, b"\xff"])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/json"])
+def test_a_body_that_is_not_json_is_a_400(proxy, body, kind):
+    refused = proxy.http.post(f"{proxy.url}/sessions", content=body, headers=RUN | {"Content-Type": kind})
+    error = refused.json()["error"]
+    if body == "":
+        assert (refused.status_code, error["message"]) == (422, "the body: Field required")
+    else:
+        assert refused.status_code == 400, refused.text
+
+
+def test_a_run_without_tasks_has_no_groups(proxy):
+    with proxy.database.write() as conn:
+        conn.execute(text("DELETE FROM tasks"))
+    refused = proxy.post("/groups")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "no_tasks")
+    assert proxy.post("/sessions").status_code == 201
+    with proxy.database.read() as conn:
+        run = runs.get(conn, proxy.run_id)
+    assert (run.admitted, run.running) == (1, 1)

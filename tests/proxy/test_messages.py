@@ -229,12 +229,13 @@ def test_raw_and_asynchronous_clients_read_the_same(proxy):
 
 def test_models_are_listed_as_each_sdk_expects_them(proxy):
     session = proxy.session()
-    (model,) = sdk(session).models.list()
+    model, default = sdk(session).models.list()
     assert (model.id, model.lifecycle, model.max_input_tokens) == ("test", "active", proxy.renderer.max_context)
     assert sdk(session).models.retrieve("test") == model
+    assert (default.id, sdk(session).models.retrieve("default")) == ("default", default)
     with pytest.raises(anthropic.NotFoundError, match="'test'"):
         sdk(session).models.retrieve("tset")
-    (same,) = proxy.sdk(session).models.list()
+    same, _ = proxy.sdk(session).models.list()
     assert (same.id, same.created) == ("test", int(model.created_at.timestamp()))
     assert proxy.sdk(session).models.retrieve("test") == same
 
@@ -294,7 +295,7 @@ def test_an_episode_with_thinking_is_one_trajectory(reasons, proxy, go, display)
 
 def test_an_engine_that_dies_in_a_stream_raises_in_the_client(proxy):
     session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("abcd"), chunks=[1] * 9, drop_after=2))
+    proxy.engine.enqueue(*[Reply(proxy.says("abcd"), chunks=[1] * 9, drop_after=2)] * 5)
     seen: list[str] = []
     with pytest.raises(anthropic.APIStatusError) as caught:
         seen.extend(event.type for event in ask(session, stream=True))

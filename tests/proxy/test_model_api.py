@@ -213,11 +213,18 @@ def test_an_engine_that_leaves_something_out_fails_the_call_visibly(proxy, missi
     assert "output_ids" not in call
 
 
-def test_an_answer_that_breaks_off_undelivered_is_sampled_anew(proxy):
-    session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("abcd"), drop_after=2), proxy.says("xy"))
-    assert ask(proxy, session).choices[0].message.content == "xy"
-    assert proxy.calls(session)[0]["output_ids"] == proxy.says("xy")
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_breaks_off_goes_on_where_it_stopped(proxy, stream):
+    session, ids = proxy.session(), proxy.says("abcd")
+    proxy.engine.enqueue(Reply(ids, drop_after=2), ids[2:])
+    answer = ask(proxy, session, stream=stream, max_tokens=20)
+    texts = [part.choices[0].delta.content or "" for part in answer] if stream else [answer.choices[0].message.content]
+    assert "".join(texts) == "abcd"
+    (call,) = proxy.calls(session)
+    assert (call["output_ids"], call["version_spans"]) == (ids, [[0, 0, len(ids)]])
+    first, second = proxy.engine.requests
+    assert second["input_ids"] == first["input_ids"] + ids[:2]
+    assert second["sampling_params"]["max_new_tokens"] == 18
 
 
 def test_an_aborted_answer_is_continued_where_it_stopped(proxy, until):
@@ -310,7 +317,7 @@ def test_malformed_json_is_refused(proxy):
 
 
 def test_models(proxy):
-    assert [m.id for m in proxy.sdk(proxy.session()).models.list()] == ["test"]
+    assert [m.id for m in proxy.sdk(proxy.session()).models.list()] == ["test", "default"]
 
 
 def test_n_answers_are_siblings_in_the_tree_and_each_can_be_continued(proxy):
@@ -486,7 +493,8 @@ def test_a_caller_may_say_what_kind_of_turn_it_is(proxy):
 
 def test_the_policy_is_listed_and_found(proxy):
     client = proxy.sdk(proxy.session())
-    (listed,) = client.models.list().data
+    listed, default = client.models.list().data
     assert (listed.id, client.models.retrieve("test").id) == ("test", "test")
+    assert (default.id, client.models.retrieve("default").id) == ("default", "default")
     with pytest.raises(openai.NotFoundError, match="did you mean 'test'"):
         client.models.retrieve("tset")

@@ -163,7 +163,7 @@ def test_an_answer_cut_short_is_incomplete(proxy):
 
 def test_an_engine_that_dies_in_a_stream_raises_in_the_client(proxy):
     session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("abcd"), chunks=[1] * 9, drop_after=2))
+    proxy.engine.enqueue(*[Reply(proxy.says("abcd"), chunks=[1] * 9, drop_after=2)] * 5)
     seen: list[str] = []
     with pytest.raises(openai.APIError) as caught:
         seen.extend(event.type for event in ask(proxy, session, stream=True))

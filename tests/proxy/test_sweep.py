@@ -40,6 +40,7 @@ class Replica:
     def __init__(self, database: Database, run_id: str, limits: sessions.Limits, replica: str = "me") -> None:
         self.database, self.run_id, self.limits, self.replica = database, run_id, limits, replica
         self.serving: set[str] = set()
+        self.exchanges: dict[str, Any] = {}
         self.forgotten: list[str] = []
         self.before_write: Callable[[Any], None] = lambda unit: None
 

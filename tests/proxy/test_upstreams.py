@@ -187,6 +187,29 @@ def test_a_stream_comes_as_it_is_and_ends_after_the_commit(proxy, judge):
     assert list(events) == []
 
 
+TOOL_EVENTS = [
+    {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "a", "arguments": ""}}]}}]},
+    {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "name": "a", "input": {}}},
+    {"type": "response.output_item.added", "item": {"type": "function_call", "name": "a", "arguments": ""}},
+]
+
+
+@pytest.mark.parametrize("data", TOOL_EVENTS, ids=["chat", "messages", "responses"])
+def test_a_tool_call_is_relayed_after_the_commit(proxy, judge, data):
+    """However its stream goes on: an agent may act on a call whose arguments are whole."""
+    judge.answer = stream(chunk("go"), event(data), chunk("on"), *STREAM[2:], wait_before=3)
+    session = proxy.session()
+    body = {"model": "judge", "messages": HELLO, "stream": True}
+    url = session["base_url"] + "/chat/completions"
+    with proxy.http.stream("POST", url, json=body, headers=bearer(session)) as got:
+        pieces = got.iter_raw()
+        assert next(pieces) == chunk("go")
+        judge.gate.set()
+        rest = next(pieces)
+        assert rest.startswith(event(data))
+        assert [call["status"] for call in proxy.calls(session)] == ["complete"]
+
+
 @pytest.mark.parametrize("size", [1, 3, 10_000])
 def test_streamed_bytes_are_relayed_however_they_are_cut(proxy, judge, size):
     sent = b"".join(STREAM).replace(b"\n", b"\r\n") + b": bye\n\n"

@@ -71,7 +71,9 @@ def test_the_nearest_run_is_named_in_one_line(history, tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == "agentrl: no run named 'tset'; did you mean 'test'?\n"
+    assert capsys.readouterr().err == (
+        "agentrl: no run named 'tset'; did you mean 'test'? (`agentrl run create` makes one)\n"
+    )
 
 
 def test_replay_says_that_batches_are_identical(run, history) -> None:

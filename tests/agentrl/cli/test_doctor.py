@@ -36,8 +36,9 @@ print("played")
 """
 
 
-def doctor(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRL_")} | {"COLUMNS": "80"}
+def doctor(*args: str, columns: str | None = "80", **options: Any) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRL_") and k != "COLUMNS"}
+    env |= {"COLUMNS": columns} if columns else {}
     command = [sys.executable, "-m", "agentrl", "doctor", *args]
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False, **options)
 
@@ -58,6 +59,22 @@ def test_a_command_and_its_session_afterwards(proxy, store_url):
     assert again.returncode == 0, again.stderr
     assert "● 1" in again.stdout
     assert "abandoned" in again.stdout
+
+
+def test_without_a_terminal_no_line_is_broken(proxy):
+    edited = '"hello"}, {"role": "assistant", "content": "never said"}, {"role": "user", "content": "x"'
+    program = ASK + ASK.replace('"hello"', edited)
+    played = doctor("--proxy", proxy.url, "--key", "run-key", "--", sys.executable, "-c", program, columns=None)
+    lines = played.stdout.splitlines()
+    assert any(line.startswith("call 2 forks (history edited): the client edited message 2") for line in lines)
+    assert max(map(len, lines)) > 80
+    assert not any(len(line) > 2000 for line in lines), "lines are not filled up with blanks"
+
+
+def test_a_command_that_is_not_there_starts_nothing(tmp_path: Path):
+    told = doctor("--model", str(tmp_path / "no-model"), "--", "no-such-program")
+    line = "agentrl: cannot run 'no-such-program': No such file or directory\n"
+    assert (told.returncode, told.stderr) == (2, line)
 
 
 def test_json_alone_on_stdout(proxy):

@@ -94,4 +94,7 @@ def test_an_unknown_run_names_the_known_ones(tmp_path):
     database.upgrade()
     database.close()
     status, stderr = agentrl("store", "check", "--run", "x", "--database-url", database.url, cwd=tmp_path)
-    assert (status, stderr.strip()) == (2, "agentrl: no run named 'x'; the database holds no run")
+    assert (status, stderr.strip()) == (
+        2,
+        "agentrl: no run named 'x'; the database holds no run (`agentrl run create` makes one)",
+    )

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from borrowed import proxy_fixtures
 
 from agentrl.doctor import report, sources
 from agentrl.doctor.report import Report
 
-
-def _proxy_tests() -> ModuleType:
-    path = Path(__file__).parents[2] / "proxy" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("doctor_proxy_conftest", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-_shared = _proxy_tests()
+_shared = proxy_fixtures("doctor_proxy_conftest")
 database_kind, run_config, store_url, proxy = (
     getattr(_shared, name) for name in ("database_kind", "run_config", "store_url", "proxy")
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,14 @@ def the_fork(report: Report, reason: str | None) -> Any:
     """The only fork; what a person reads of it is on the screen."""
     (fork,) = report.forks
     assert fork.reason == reason
+    assert report.advice(fork).cause in on_screen(report)
+    return fork
+
+
+def on_screen(report: Report) -> str:
     out = io.StringIO()
     show(report, Console(file=out, width=200))
-    assert report.advice(fork).cause in out.getvalue()
-    return fork
+    return out.getvalue()
 
 
 def test_an_edited_message_with_its_first_token_and_cost(proxy, ask, examine):
@@ -54,7 +59,7 @@ def test_an_edited_message_with_its_first_token_and_cost(proxy, ask, examine):
     near = neighbourhood(report, fork)
     assert near.ours[0].endswith("user\\n")
     assert (near.theirs[1], near.ours[1], near.ours[2][:2]) == ("o", "O", "ne")
-    assert fork.cost_tokens == len(one.sequence)
+    assert fork.cost_tokens == len(one.sequence) - 1  # all but the “o”
     assert report.figures.merge_rate == 0.0
 
 
@@ -168,8 +173,24 @@ def test_a_branch_is_no_fault_and_parallel_calls_are_no_forks(proxy, ask, examin
     ask(session, [U1, a1, U3], "right")
     report = examine(session)
     fork = the_fork(report, None)
+    assert fork.kind == "branch"
+    assert re.search(r"└ 4 .* branch *\n", on_screen(report))
     assert "went on from call 1 a second time" in report.advice(fork).cause
     assert (fork.cost_tokens, report.figures.merge_rate, report.figures.trajectories) == (0, 1.0, 3)
+
+
+def test_raw_prompts_are_conversations_of_their_own_and_told_in_one_line(proxy, examine):
+    session = proxy.session()
+    client = proxy.sdk(session)
+    for i in range(6):
+        client.completions.create(model="default", prompt=f"number {i}", max_tokens=4)
+    report = examine(session)
+    assert [fork.kind for fork in report.forks] == ["new_conversation"] * 5
+    text = on_screen(report)
+    line = "5 raw prompts (new conversation), each a conversation of its own: call 2, call 3, call 4, call 5, call 6\n"
+    assert line in text
+    assert text.count(" forks (") == 0
+    assert (report.verdict.answer, report.figures.reprocessed_tokens) == ("trainable", 0)
 
 
 class TestTemplates:

@@ -101,6 +101,39 @@ def test_an_agent_whose_calls_are_refused(play, proxy):
     assert (found.command_status, found.session.status) == (1, "failed")
 
 
+TRY = """
+import urllib.error
+def attempt(path="/chat/completions", **options):
+    try:
+        post(path, {"model": "default", "messages": talk, **options})
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
+def test_an_agent_whose_calls_never_begin_is_told_what_was_refused_and_how_to_fix_it(play):
+    found = play(TRY + 'attempt(model="claude-x"); attempt(model="claude-x"); attempt(max_tokens=1 << 20)')
+    assert found.verdict.answer == "not trainable"
+    model, context = found.verdict.problems
+    assert model.startswith("2 calls were refused (404): no model 'claude-x'")
+    assert model.endswith(": name it 'default'")
+    assert context.startswith("1 call was refused (400): the model's context is ")
+    assert context.endswith(": ask for fewer tokens (max_tokens), or shorten the conversation")
+
+
+def test_refusals_beside_answers_are_a_note(play):
+    found = play(TRY + "ask(talk); attempt(suffix=1)")
+    assert found.verdict.answer == "trainable"
+    expected = "1 call was refused (422): parameter 'suffix' is not supported: leave it out"
+    assert found.verdict.notes[0] == expected
+
+
+def test_a_wrong_address_is_told(play):
+    found = play(TRY + 'attempt("/v1/messages")')
+    assert "there is no route POST" in found.verdict.problems[0]
+    assert "Anthropic's SDKs append /v1 themselves" in found.verdict.problems[0]
+
+
 def test_an_agent_that_fails_after_its_calls(play):
     found = play("ask(talk); raise SystemExit(3)")
     assert found.verdict.answer == "trainable, with problems"
@@ -133,8 +166,18 @@ with Client() as client, client.session() as sub:
 """
     found = play(program, preamble="")
     assert found.verdict.answer == "trainable"
-    assert "1 sub-agent with sessions of their own, not examined here" in found.verdict.notes[-1]
+    assert "1 sub-agent with a session of its own, not examined here" in found.verdict.notes[-1]
     assert capfd.readouterr().out == f"{found.session.children_ids[0]}\n"
+
+
+def test_a_command_is_looked_for_before_anything_is_started(tmp_path: Path):
+    episode.check([sys.executable])
+    episode.check(["sh", "-c", "true"])
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    for name, why in (("no-such-program", "No such file"), (str(plain), "Permission denied")):
+        with pytest.raises(UserError, match=f"cannot run '{name}': {why}"):
+            episode.check([name])
 
 
 def test_a_program_that_does_not_exist(proxy):

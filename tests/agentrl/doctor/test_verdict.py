@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from agentrl.doctor import report
+from agentrl.doctor import refused, report
 from agentrl.doctor.record import read
 from agentrl.doctor.report import Report, as_json
-from agentrl.doctor.show import rows
+from agentrl.doctor.show import rows, show
 from agentrl.doctor.words import visible
 
 
@@ -119,6 +121,31 @@ def test_a_chain_of_a_thousand_turns_is_drawn_without_recursion():
     found = of(*calls, call("other", "999"))
     assert len(list(rows(found.session))) == 1002
     assert found.forks[0].tokens.position == sum(len(f"to {i}") + 2 for i in range(1000)) + 3
+
+
+def test_the_screen_is_bounded_whatever_a_session_holds():
+    found = of(call("a"), *(call(f"{kind}{i}", **EDITED) for kind in "bc" for i in range(200)))
+    out = io.StringIO()
+    show(found, Console(file=out, width=200))
+    text = out.getvalue()
+    assert "… 301 more calls; --json has them all" in text
+    told = "397 more of this kind (history edited): call 2, call 3, call 4, call 5, call 6, … (400 in all); --json has"
+    assert told in text
+    assert len(text.splitlines()) < 150
+    assert len(as_json(found)["forks"]) == 400
+
+
+def test_a_system_prompt_that_was_never_processed_costs_nothing():
+    before, now = [1, 50, 51, 2, 9, 9, 9], [1, 60, 61, 62, 2, 9, 9, 9]
+    found = of(call("a", prompt_delta_ids=before), call("b", prompt_delta_ids=now, **EDITED))
+    assert found.forks[0].cost_tokens == 5
+
+
+def test_many_refusals_are_counted_as_far_as_they_are_kept():
+    one = {"status": 404, "code": "model_not_found", "message": "no model 'x'"}
+    assert refused.lines([one] * 20) == ["20 calls or more were refused (404): no model 'x': name it 'default'"]
+    kinds = [one | {"message": str(i)} for i in range(7)]
+    assert refused.lines(kinds)[-1] == "2 more kinds of refusals; --json has them all"
 
 
 def test_control_characters_are_visible():

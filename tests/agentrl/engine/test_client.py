@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -65,7 +66,7 @@ async def test_a_label_that_is_no_number_fails(http: aiohttp.ClientSession, fake
     fake_engine.version = "default"
     client = EngineClient(fake_engine.url, http)
     assert (await client.model_info()).version == "default"
-    with pytest.raises(EngineError, match="--weight-version 0"):
+    with pytest.raises(EngineUnavailable, match="--weight-version 0"):  # it has restarted: somebody else must do it
         await sample(client)
 
 
@@ -76,6 +77,25 @@ async def test_an_older_server_is_asked_in_the_older_way(http: aiohttp.ClientSes
         await client.pause()
         assert await client.health() is Health.PAUSED
     assert await client.health() is Health.DEAD
+
+
+async def test_hanging_up_ends_the_wait_for_a_response_that_never_begins(http: aiohttp.ClientSession) -> None:
+    connected = asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(mute, "127.0.0.1", 0)
+    client = EngineClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", http)
+    waiting = asyncio.create_task(sample(client))
+    await connected.wait()
+    client.hang_up()
+    with pytest.raises(EngineUnavailable):
+        await waiting
+    server.close()
 
 
 async def test_the_routing_key_travels_as_a_header(http: aiohttp.ClientSession, fake_engine: FakeEngine) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.engine.client import Chunk, EngineClient, Health
 from agentrl.engine.server import Server
-from agentrl.errors import EngineError, EngineRejected
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json, VersionSpan
 from agentrl.testing import FakeEngine
 
@@ -124,6 +124,58 @@ async def test_abort_ends_the_stream_and_keeps_the_tokens(client: EngineClient) 
     assert chunks[-1].finish_reason == "abort"
     assert 2 <= n_tokens(chunks) < 1000
     assert chunks[-1].versions == [VersionSpan(version=0, start=0, end=n_tokens(chunks))]
+
+
+async def test_abort_while_retracted_keeps_the_tokens(client: EngineClient) -> None:
+    """Nothing is sampled between the pause and the abort: what is said of the weights holds."""
+    name, chunks = rid(), []
+    async for chunk in client.generate(rid=name, input_ids=PROMPT, sampling_params=LONG):
+        chunks.append(chunk)
+        if len(chunks) == 2:
+            await client.pause("retract")
+            await client.abort_all()
+            await client.continue_generation()
+    assert chunks[-1].finish_reason == "abort"
+    assert chunks[-1].versions == [VersionSpan(version=0, start=0, end=n_tokens(chunks))]
+    assert n_tokens(chunks) < 1000
+
+
+async def test_abort_before_the_first_token(client: EngineClient) -> None:
+    await client.pause("retract")
+    waiting = asyncio.create_task(collect(client, LONG))
+    while not (await asyncio.wait([waiting], timeout=0.05))[0]:  # where it waits, it cannot be seen
+        await client.abort_all()
+        await client.continue_generation()
+    chunks = waiting.result()
+    assert chunks[-1].finish_reason == "abort"
+    assert chunks[-1].versions == ([VersionSpan(version=0, start=0, end=n)] if (n := n_tokens(chunks)) else [])
+
+
+async def test_fewer_events_if_asked(client: EngineClient) -> None:
+    chunks = await collect(client, {"max_new_tokens": 20, "ignore_eos": True, "stream_interval": 8})
+    assert [len(chunk.output_ids) for chunk in chunks] == [1, 8, 8, 3]
+
+
+async def test_every_event_names_the_version_it_was_sent_under(client: EngineClient) -> None:
+    chunks = await collect(client, {"max_new_tokens": 5, "ignore_eos": True})
+    assert [chunk.version_label for chunk in chunks] == [0] * len(chunks)
+
+
+async def test_paused_and_not(client: EngineClient) -> None:
+    assert not await client.paused()
+    await client.pause("in_place")
+    assert await client.paused()
+    await client.continue_generation()
+
+
+async def test_hanging_up_breaks_off_what_is_under_way(client: EngineClient) -> None:
+    stream = client.generate(rid=rid(), input_ids=PROMPT, sampling_params=LONG)
+    await anext(stream)
+    client.hang_up()
+    with pytest.raises(EngineUnavailable):
+        async for _ in stream:
+            pass
+    assert await client.health() is Health.SERVING
 
 
 async def test_abort_of_an_unknown_request_is_harmless(client: EngineClient) -> None:

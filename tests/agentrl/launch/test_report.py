@@ -67,7 +67,7 @@ def test_a_run_without_evaluation_has_a_summary_too() -> None:
         ({"engines": {"http://e": "dead"}}, "an engine to serve"),
         ({"newest_step_state": "started"}, "the trainer's update"),
         ({"newest_step_state": "trained"}, "engines to load the new weights"),
-        ({}, "rollouts: 1 of 8 groups ready"),
+        ({}, "rollouts: 1 of 8 groups ready, 2 running"),
         ({"published_step": 3}, "evaluation after: 2 episodes"),
         ({"points": [], "ready_groups": 0, "running_groups": 0, "newest_step_state": None}, "evaluation before: 4"),
     ],

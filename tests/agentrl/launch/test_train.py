@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import socket
 import sys
@@ -20,12 +21,14 @@ from sqlalchemy import Executable, NullPool, create_engine, insert, make_url, se
 from sqlalchemy.exc import ProgrammingError
 
 from agentrl.config import RunConfig, parse_config
-from agentrl.errors import UserError
-from agentrl.launch import parts
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, RUN_KEY, SECRETS
+from agentrl.errors import ConfigError, UserError
+from agentrl.launch import parts, process
 from agentrl.launch.parts import Plan
 from agentrl.launch.process import Part
 from agentrl.launch.train import open_run, train
 from agentrl.store import Database, runs
+from agentrl.store.codec import hash_key
 from agentrl.tables import engines
 from agentrl.tables import runs as runs_table
 
@@ -97,6 +100,42 @@ def test_only_a_run_that_is_told_to_may_start_over_without_its_checkpoints(tmp_p
     assert trainer(from_base=True) == [*trainer(), "--from-base"]
 
 
+def test_each_part_is_told_only_the_secrets_that_it_needs(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in SECRETS:
+        monkeypatch.setenv(name, "ours")
+    plan = Plan(
+        config=config(tmp_path, model, engine={"device": "cpu"}), model=model, database_url="sqlite:///told",
+        admin_key="told", run_key="told", proxy_port=1, engine_ports=(2,),
+    )  # fmt: skip
+
+    def told(part: Part) -> set[str]:
+        env = process.without_secrets(os.environ) | part.env
+        assert "ours" not in env.values()
+        return env.keys() & SECRETS
+
+    assert told(parts.proxy(plan)) == {ADMIN_KEY, DATABASE_URL}
+    assert told(parts.trainer(plan, lambda: True)) == {ADMIN_KEY, DATABASE_URL}
+    assert told(parts.rollout(plan, lambda: True)) == {RUN_KEY}
+    assert told(parts.engines(plan)[0]) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agent": None, "tasks": None}, "the config lacks agent and tasks"),
+        ({"tasks": None}, "the config lacks tasks"),
+        ({"steps": 0}, "steps: 0 trains nothing"),
+    ],
+)
+def test_a_run_that_only_records_is_not_trained(
+    tmp_path: Path, model: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(config(tmp_path, model, **changes), Console(file=io.StringIO()))
+
+
 def test_a_run_is_created_once_and_reopened_without_the_engines_of_the_last_time(tmp_path: Path, model: Path) -> None:
     def plan(**changes: Any) -> Plan:
         run = config(tmp_path, model, steps=3, **changes)
@@ -141,6 +180,7 @@ class Stage:
     def __init__(self, folder: Path, url: str, out: io.StringIO) -> None:
         self.url, self.out, self.end = url, out, folder / "end"
         self.folder = folder
+        self.env = ""  # what other programs could source while the run was on
 
     def part(self, name: str) -> Part:
         code = f"import os, time\nwhile not os.path.exists({str(self.end)!r}): time.sleep(0.02)"
@@ -162,6 +202,7 @@ class Stage:
                 process.kill()
             wait_until(lambda: "trainer ended with status" in self.out.getvalue())
             self.set_away(False)
+            self.env = (self.folder / "runs" / "r" / "env").read_text()
             wait_until(lambda: len(self.rows("SELECT id FROM events WHERE kind = 'part_started'")) == 4)
             self.write(update(runs_table).values(published_step=1))
         finally:
@@ -203,6 +244,7 @@ def test_the_supervisor_outlives_a_database_that_is_away(
     out = io.StringIO()
     with databases.lent("postgresql") as url:
         stage = Stage(tmp_path, url, out)
+        monkeypatch.setenv("AGENTRL_RUN_KEY", "my-run-key")
         monkeypatch.setattr(parts, "engines", lambda plan: [])
         monkeypatch.setattr(parts, "proxy", lambda plan: stage.part("proxy"))
         monkeypatch.setattr(parts, "trainer", lambda plan, finished: stage.part("trainer"))
@@ -212,6 +254,13 @@ def test_the_supervisor_outlives_a_database_that_is_away(
             summary = train(config(tmp_path, model, steps=1, database_url=url), Console(file=out))
             playing.result()
         assert summary["steps"] == 1
+        (url_line, key_line) = stage.env.splitlines()
+        address = url_line.removeprefix("export AGENTRL_PROXY_URL=")
+        assert f"proxy: {address}; other programs: . {tmp_path}/runs/r/env\n" in out.getvalue()
+        assert key_line == "export AGENTRL_RUN_KEY=my-run-key"
+        assert "my-run-key" not in out.getvalue()
+        assert not (tmp_path / "runs" / "r" / "env").exists()
+        assert [row.key_hash for row in stage.rows("SELECT key_hash FROM runs")] == [hash_key("my-run-key")]
         (died,) = stage.rows("SELECT data FROM events WHERE kind = 'part_died'")
         assert died.data == {"part": "trainer", "status": 128 + signal.SIGKILL}
         assert [row.status for row in stage.rows("SELECT status FROM runs")] == ["finished"]

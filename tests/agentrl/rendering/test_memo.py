@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.rendering.memo import RenderedTexts
+from agentrl.rendering.memo import LONG_TEXT, EncodedTexts, RenderedTexts
 
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
@@ -31,3 +31,16 @@ def test_the_oldest_texts_go_first() -> None:
     assert [texts.get(messages, None) for messages in conversations] == [None, "12345678", None]
     texts.put([HI], None, "too long for it")
     assert texts.get([HI], None) is None
+
+
+def test_long_texts_are_encoded_once_while_they_fit() -> None:
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return [ord(text[0])]
+
+    texts = EncodedTexts(encode, capacity=2 * LONG_TEXT)
+    a, b, c = (letter * LONG_TEXT for letter in "abc")
+    assert [texts(text) for text in (a, b, a, "short", "short", c, a, b)] == [[ord(letter)] for letter in "abasscab"]
+    assert asked == [a, b, "short", "short", c, b]  # of two, the one that was used last stays

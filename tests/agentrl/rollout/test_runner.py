@@ -71,6 +71,40 @@ async def test_every_group_is_played_until_the_run_is_finished(
     assert {"base_url", "api_key", "http_client", "is_eval"} <= set(extra)
 
 
+async def test_progress_counts_what_runs(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+    begun, progress = [asyncio.Event(), asyncio.Event()], Progress()
+    playing = asyncio.create_task(
+        run_groups(
+            client, Scripted(*begun), http=http, timeout_s=60, max_concurrent_groups=1, owner="me", progress=progress
+        )
+    )
+    for event in begun:
+        await event.wait()
+    assert progress.line().startswith("rollouts: 2 sessions running · 0 ended")
+    playing.cancel()
+    await asyncio.wait([playing])
+    assert progress.line().startswith("rollouts: 0 sessions running · 0 ended")
+
+
+async def test_a_session_counts_as_ended_before_its_group_does(
+    proxy: Any, client: AsyncClient, http: httpx.AsyncClient
+) -> None:
+    begun, progress = asyncio.Event(), Progress()
+    playing = asyncio.create_task(
+        run_groups(
+            client, Scripted(1.0, begun), http=http, timeout_s=60, max_concurrent_groups=1, owner="me",
+            progress=progress,
+        )
+    )  # fmt: skip
+    await begun.wait()
+    while progress.sessions == 0:  # noqa: ASYNC110 - it has ended when the proxy has answered
+        await asyncio.sleep(0.001)
+    assert "1 sessions running · 1 ended" in progress.line()
+    assert "whole groups" not in progress.line()
+    playing.cancel()
+    await asyncio.wait([playing])
+
+
 async def test_a_failing_agent_hurts_nobody(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
     progress = await rollouts(client, http, Scripted(RuntimeError("boom"), float("nan")))
     assert progress.errors.total() == 2
@@ -177,6 +211,6 @@ async def test_without_a_terminal_progress_is_plain_lines() -> None:
     progress.waits(0.5, "no capacity")
     async with shown(progress, Console(file=out)):
         pass
-    assert out.getvalue().startswith("rollouts: 0 groups · 0 sessions")
+    assert out.getvalue().startswith("rollouts: 0 sessions running · 0 ended")
     assert "waiting: no capacity" in out.getvalue()
     assert "\x1b" not in out.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -77,6 +78,38 @@ async def test_a_finished_run_only_lacks_its_last_evaluation(config: RunConfig, 
     await run(config, proxy)
     await run(config, proxy)
     assert played(proxy) == {("after", name): 2 for name in ("sampled", "greedy", "unseen")}
+
+
+SPY = """
+import json, os, subprocess, sys
+
+class Agent:
+    async def run(self, data, **extra):
+        show = "import json, os; print(json.dumps(dict(os.environ)))"
+        child = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+        with open("seen.json", "w") as file:
+            json.dump({"agent": dict(os.environ), "child": json.loads(child.stdout)}, file)
+        return 1.0
+
+def tasks():
+    assert "AGENTRL_RUN_KEY" not in os.environ
+    return [{"n": 1}]
+"""
+
+
+def test_an_agent_sees_no_secret_in_its_environment(tmp_path: Path, proxy: Any) -> None:
+    (tmp_path / "spy.py").write_text(SPY)
+    (tmp_path / "run.yaml").write_text(
+        "{name: r, model: tiny, agent: 'spy:Agent', tasks: 'spy:tasks', evaluation: {tasks: 'spy:tasks', size: 1}}"
+    )
+    command = [sys.executable, "-m", "agentrl", "rollout", "--config", "run.yaml"]
+    secrets = {"AGENTRL_RUN_KEY": "k-run", "AGENTRL_ADMIN_KEY": "k-admin", "AGENTRL_DATABASE_URL": "sqlite:///x.db"}
+    env = os.environ | secrets | {"AGENTRL_PROXY_URL": proxy.url}
+    subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["agent"]["AGENTRL_PROXY_URL"] == proxy.url
+    assert not secrets.keys() & (seen["agent"].keys() | seen["child"].keys())
+    assert {key for _, _, key in proxy.history} == {"k-run"}
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:

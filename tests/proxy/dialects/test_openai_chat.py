@@ -29,6 +29,7 @@ TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": 
         ({"temperature": "hot"}, 422, "temperature"),
         ({"temperature": 3}, 422, "temperature"),
         ({"top_p": 0}, 422, "top_p"),
+        ({"top_k": 0}, 422, "top_k"),
         ({"n": 0}, 422, "n"),
         ({"logit_bias": {"a": 5}}, 422, "logit_bias"),
         ({"logit_bias": {"1": 500}}, 422, "logit_bias"),

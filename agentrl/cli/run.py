@@ -1,0 +1,107 @@
+"""`agentrl run`: make a run without starting anything, and list those there are."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.cli.db import DatabaseUrl
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.config import RunConfig
+
+run = typer.Typer(help="Make a run without starting anything; list the runs.", no_args_is_help=True)
+
+RECORDING: dict[str, object] = {"steps": 0, "rollout": {"group_size": 1, "min_group_size": 1}}
+"""A run without a config file: nothing is trained, and each program's session stands for itself."""
+
+
+@run.command()
+def create(
+    config: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [SECTION.KEY=VALUE]…", help="A run's YAML file, and overrides.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The run's name; needed without a config file.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="tiny, smollm2 or a Hugging Face folder: what the engines serve.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", envvar="AGENTRL_RUN_KEY", help="The run's key.", show_default="a new one")
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option("--database-url", help="SQLAlchemy URL; by default as for `agentrl train`.", show_default=False),
+    ] = None,
+) -> None:
+    """Make a run, so that `agentrl proxy` can serve it to programs that agentrl does not start.
+
+    Without a config file it only records. The run's key is printed as a shell's `export`, here and never again: only
+    its hash is stored. So is the database's URL where it is the run's own file; everything else goes to stderr.
+    """
+    from agentrl.environment import DATABASE_URL, RUN_KEY, key_from
+    from agentrl.launch.create import create_run
+    from agentrl.schemas import Power
+    from agentrl.store.keys import new_key
+
+    settings = _config(config or [], {"name": name, "model": model, "database_url": database_url})
+    key = key_from({RUN_KEY: key or ""}, RUN_KEY) or new_key(Power.RUN)
+    url = create_run(settings, key)
+    own_file = settings.database_url is None and not os.environ.get(DATABASE_URL)
+    _print_exports({RUN_KEY: key} | ({DATABASE_URL: url} if own_file else {}))
+    typer.echo(
+        f"run {settings.name} is made; agentrl proxy --run {settings.name} --engine http://HOST:PORT serves it",
+        err=True,
+    )
+
+
+@run.command("list")
+def list_runs(database_url: str = DatabaseUrl) -> None:
+    """List the runs of a database, newest first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentrl.store import Database, runs
+
+    database = Database(database_url)
+    try:
+        database.require_current()
+        rows = database.query(runs.all_runs)
+    finally:
+        database.close()
+    table = Table("run", "status", "steps", "version", "model", "made")
+    for row in rows:
+        made = datetime.fromtimestamp(row.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+        steps = f"{row.published_step} of {row.target_steps}" if row.target_steps else "records only"
+        table.add_row(row.name, row.status, steps, str(row.current_version), row.base_model, made)
+    Console(highlight=False).print(table)
+
+
+def _config(args: list[str], flags: dict[str, str | None]) -> RunConfig:
+    """Of a file and overrides, or of `--name` and `--model` alone; flags win. Raises ConfigError."""
+    from agentrl.config import apply_override, load_config, parse_config
+
+    overrides = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
+    if args and "=" not in args[0]:
+        return load_config(Path(args[0]), [*args[1:], *overrides])
+    if flags["name"] is None or flags["model"] is None:
+        raise ConfigError("give a config file, or --name and --model")
+    data = json.loads(json.dumps(RECORDING))
+    for item in [*args, *overrides]:
+        apply_override(data, item)
+    return parse_config(data)
+
+
+def _print_exports(variables: dict[str, str]) -> None:
+    import shlex
+
+    for name, value in variables.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")

@@ -1,0 +1,279 @@
+"""`agentrl status`: what a run does just now, on one screen."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl.errors import UserError
+from agentrl.schemas import Json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EVERY_S = 2.0
+TIMEOUT_S = 10.0
+STALE_S = 15.0
+"""A replica that has not been heard of for this long is marked."""
+
+
+def status(
+    proxy: Annotated[str | None, typer.Option(envvar="AGENTRL_PROXY_URL", help="Where the proxy is.")] = None,
+    run_key: Annotated[str | None, typer.Option("--key", envvar="AGENTRL_RUN_KEY", help="A run or admin key.")] = None,
+    admin_key: Annotated[str | None, typer.Option(envvar="AGENTRL_ADMIN_KEY", hidden=True)] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="Ask the store instead of the proxy, which need not run.")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="With --database-url: which run; else the newest.")] = None,
+    window: Annotated[float, typer.Option(min=1, max=600, help="Rates and latencies of the last N seconds.")] = 60.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Show what a run does: version and step, engines, sessions, calls, tokens, latencies, forks, events, errors.
+
+    Asks the proxy (AGENTRL_PROXY_URL with AGENTRL_RUN_KEY or AGENTRL_ADMIN_KEY), from any machine.
+    """
+    if database_url is not None:
+        url = database_url
+        ask: Callable[[], Json] = lambda: from_store(url, run, window)  # noqa: E731
+    else:
+        key = run_key or admin_key
+        if not proxy:
+            raise UserError("which run? give --proxy URL (or AGENTRL_PROXY_URL), or --database-url URL")
+        if not key:
+            raise UserError("no key: set AGENTRL_RUN_KEY or AGENTRL_ADMIN_KEY")
+        address, bearer = proxy.rstrip("/"), key
+        ask = lambda: from_proxy(address, bearer, window)  # noqa: E731
+    if as_json and not watch:
+        return typer.echo(json.dumps(ask(), indent=2))
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not watch:
+        return console.print(screen(ask(), time.time()))
+    try:
+        if as_json:
+            while True:
+                typer.echo(json.dumps(ask()))
+                time.sleep(EVERY_S)
+        _follow(console, ask)
+    except KeyboardInterrupt:
+        return None
+
+
+def _follow(console: Any, ask: Callable[[], Json]) -> None:
+    """Show it for ever; a proxy or database that is away is said to be, and asked again."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    found = ask()
+    with Live(screen(found, time.time()), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(EVERY_S)
+            problem = ""
+            try:
+                found = ask()
+            except UserError as error:
+                problem = str(error)
+            shown = screen(found, time.time())
+            live.update(Group(shown, Text(problem, style="red")) if problem else shown, refresh=True)
+
+
+def from_proxy(address: str, key: str, window_s: float) -> Json:
+    """Raises UserError when nothing answers there, or refuses the key."""
+    import httpx
+
+    try:
+        answer = httpx.get(
+            f"{address}/api/status", params={"window_s": window_s}, timeout=TIMEOUT_S,
+            headers={"Authorization": f"Bearer {key}"},
+        )  # fmt: skip
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise UserError(f"--proxy {address} is no address: {error}") from error
+    except httpx.TransportError as error:
+        raise UserError(f"no proxy answers at {address}: {error or type(error).__name__}") from error
+    try:
+        found = answer.json()
+        if answer.status_code == 200 and "run" in found:
+            return dict(found)
+        why = found["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        why = "this is no agentrl proxy"
+    raise UserError(f"{address} answers {answer.status_code}: {why}")
+
+
+def from_store(database_url: str, run: str | None, window_s: float) -> Json:
+    """The same from the store itself. Raises UserError when it holds no run, StoreError when it cannot be read."""
+    from agentrl.store import Database, activity, runs
+
+    database = Database(database_url)
+    try:
+        database.require_current()
+        if run is not None:
+            run_id = database.query(runs.by_name, run).id
+        else:
+            known = database.query(runs.all_runs)
+            if not known:
+                raise UserError(f"{database.where} holds no run")
+            run_id = known[0].id
+        return database.query(activity.of_run, run_id, window_s)
+    finally:
+        database.close()
+
+
+def screen(found: Json, now: float) -> RenderableType:
+    """What `found` looks like in a terminal of 80 columns or more."""
+    from rich.console import Group
+    from rich.text import Text
+
+    run, calls = found["run"], found["calls"]
+    head = Text.assemble(
+        (run["name"], "bold"), "  ", (run["status"], _color(run["status"])),
+        f"  step {run['published_step']} of {run['target_steps']}" if run["target_steps"] else "  recording only",
+        f"  version {run['version']}",
+    )  # fmt: skip
+    if run["error"]:
+        head.append(f"\n{_line(run['error'])}", "red")
+    parts: list[RenderableType] = [head, Text(), _facts(found), Text(), _parts(found, now)]
+    if calls["forks"]:
+        parts += [Text(), Text.assemble(("forks  ", "bold"), _counts(calls["forks"]))]
+    if found["events"]:
+        parts += [Text(), _rows("events", [_event(event, now) for event in found["events"]])]
+    if found["errors"]:
+        parts += [Text(), _rows("errors", [_error(error, now) for error in found["errors"]])]
+    return Group(*parts)
+
+
+def _facts(found: Json) -> RenderableType:
+    from rich.table import Table
+
+    run, calls, sessions, step = found["run"], found["calls"], found["sessions"], found["step"]
+    queue = f", {found['commit_queue']} writes queued" if "commit_queue" in found else ""
+    rows = [
+        ("sessions", f"{sessions['open']} open, {sessions['closing']} closing"),
+        (
+            "groups",
+            f"{run['running_groups']} running, {run['ready_groups']} ready; {run['admitted_groups']} admitted, "
+            f"{run['returned_groups']} returned",
+        ),
+        ("in flight", f"{found['in_flight']} calls{queue}"),
+        (
+            f"last {calls['window_s']:g} s",
+            f"{_number(calls['per_s'])} calls/s: {_counts(calls['by_status']) or 'none'}",
+        ),
+        (
+            "tokens/s",
+            f"{_number(calls['output_tokens_per_s'])} sampled, {_number(calls['prompt_tokens_per_s'])} prompt "
+            f"({_number(calls['cached_tokens_per_s'])} cached)",
+        ),
+        ("latency", f"p50 {_seconds(calls['latency_s']['p50'])}, p95 {_seconds(calls['latency_s']['p95'])}"),
+        (
+            "first token",
+            f"p50 {_seconds(calls['first_token_s']['p50'])}, p95 {_seconds(calls['first_token_s']['p95'])}",
+        ),
+        ("prompts", f"{calls['bridged']} bridged, {sum(calls['forks'].values())} forked; {calls['retries']} retries"),
+    ]
+    if step is not None:
+        reward = "" if step["return_mean"] is None else f", return {step['return_mean']:.3g}"
+        age = "" if step["staleness_max"] is None else f", oldest token {step['staleness_max']} versions"
+        rows.append(("newest step", f"{step['step']} ({step['state']}){reward}{age}"))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _parts(found: Json, now: float) -> RenderableType:
+    """Engines, proxies and workers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title, options in (("part", {}), ("name", {"overflow": "fold"}), ("state", {}), ("", {"overflow": "fold"})):
+        table.add_column(title, **options)  # type: ignore[arg-type]
+    for engine in found["engines"]:
+        what = "no version" if engine["version"] is None else f"version {engine['version']}"
+        what += f", {engine['running']} running" if "running" in engine else ""
+        if engine["error"]:
+            what = _line(engine["error"])
+        table.add_row("engine", Text(engine["url"]), _state(engine["state"]), Text(what))
+    for replica in found["replicas"]:
+        silent_s = now - replica["last_seen_at"]
+        state = "silent" if silent_s > STALE_S else "alive"
+        heard = f"heard {_ago(silent_s)}" if state == "silent" else ""
+        table.add_row(replica["kind"], Text(replica["name"]), _state(state), heard)
+    if not found["engines"]:
+        table.add_row("engine", "none has been seen", "", "")
+    return table
+
+
+def _rows(title: str, rows: list[tuple[str, str, str]]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for index, header in enumerate((title, "")):
+        table.add_column(header, no_wrap=True, min_width=max(len(row[index]) for row in rows))
+    table.add_column("", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _event(event: Json, now: float) -> tuple[str, str, str]:
+    data = ", ".join(f"{name} {_short(value)}" for name, value in event["data"].items() if name not in ("start", "end"))
+    return _ago(now - event["created_at"]), event["kind"], data
+
+
+def _error(error: Json, now: float) -> tuple[str, str, str]:
+    return _ago(now - error["created_at"]), error["status"], f"{error['id']}: {_line(error['error'])}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.3g} s"
+
+
+def _ago(seconds: float) -> str:
+    seconds = max(0, math.floor(seconds))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def _state(state: str) -> RenderableType:
+    from rich.text import Text
+
+    return Text(state, style=_color(state))
+
+
+def _color(state: str) -> str:
+    colors = {"dead": "red", "failed": "red", "silent": "red", "updating": "yellow", "paused": "yellow"}
+    return colors.get(state, "green")

@@ -1,0 +1,34 @@
+"""The environment variables that are secrets: what each process gets of them, it is given by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from agentrl.errors import ConfigError
+
+PROXY_URL = "AGENTRL_PROXY_URL"
+RUN_KEY = "AGENTRL_RUN_KEY"
+ADMIN_KEY = "AGENTRL_ADMIN_KEY"
+DATABASE_URL = "AGENTRL_DATABASE_URL"
+SECRETS = frozenset({RUN_KEY, ADMIN_KEY, DATABASE_URL})
+"""A database's URL holds its password."""
+
+
+def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` as a child process may inherit it."""
+    return {name: value for name, value in env.items() if name not in SECRETS}
+
+
+def drop_secrets() -> None:
+    """Take the secrets out of this process's own environment: for code that we run but did not write."""
+    for name in SECRETS:
+        os.environ.pop(name, None)
+
+
+def key_from(env: Mapping[str, str], name: str) -> str | None:
+    """The key that a variable holds; None when it is unset or empty. Raises ConfigError for what no header carries."""
+    key = env.get(name) or None
+    if key is not None and not all("!" <= char <= "~" for char in key):
+        raise ConfigError(f"{name}: a key consists of printable ASCII characters without spaces")
+    return key

@@ -1,0 +1,69 @@
+"""How programs find a run that is on: its keys, the proxy's port, and the file `env` that a shell can source."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.environment import ADMIN_KEY, PROXY_URL, RUN_KEY, key_from
+from agentrl.errors import ConfigError, UserError
+from agentrl.launch import parts
+from agentrl.launch.parts import Plan
+from agentrl.schemas import Power
+from agentrl.store.keys import new_key
+
+PORT_FILE = ".proxy-port"
+
+
+def choose_keys(env: Mapping[str, str]) -> tuple[str, str]:
+    """The admin's key and the run's: from the environment, else made up. Raises ConfigError for one that cannot be."""
+    admin_key, run_key = key_from(env, ADMIN_KEY), key_from(env, RUN_KEY)
+    if admin_key is not None and admin_key == run_key:
+        raise ConfigError(f"{ADMIN_KEY} and {RUN_KEY} are the same: they are different powers")
+    return admin_key or new_key(Power.ADMIN), run_key or new_key(Power.RUN)
+
+
+def choose_ports(config: RunConfig) -> tuple[int, tuple[int, ...], str | None]:
+    """As `parts.choose_ports`, with the proxy where it was the last time, and what to say if that cannot be."""
+    before = None if config.proxy.port else _port_before(config.run_dir)
+    note = None
+    try:
+        proxy, engines = parts.choose_ports(config, before or 0)
+    except UserError:
+        if before is None:
+            raise
+        proxy, engines = parts.choose_ports(config)
+        note = f"port {before}, where the proxy was, is taken: it has moved to {proxy} (proxy.port keeps it in place)"
+    if not config.proxy.port:
+        (config.run_dir / PORT_FILE).write_text(str(proxy))
+    return proxy, engines, note
+
+
+def _port_before(run_dir: Path) -> int | None:
+    """What the last start chose; None on the first, and for a file that is not ours."""
+    try:
+        port = int((run_dir / PORT_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return port if 0 < port < 65536 else None
+
+
+@contextmanager
+def env_file(plan: Plan) -> Iterator[Path]:
+    """`env` in the run's folder, for nobody but its owner to read, until the block ends.
+
+    It opens the run, not the proxy: the admin's key is not in it.
+    """
+    path = plan.config.run_dir / "env"
+    path.unlink(missing_ok=True)  # a killed supervisor's
+    variables = {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key}
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.writelines(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)

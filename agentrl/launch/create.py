@@ -1,0 +1,52 @@
+"""`agentrl run create`: a run in the database, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from agentrl.config import RunConfig
+from agentrl.launch import folder
+from agentrl.models import resolve_model
+from agentrl.rollout.agent import load_agent, load_tasks
+from agentrl.rollout.evaluate import settings_of
+from agentrl.schemas import Json
+from agentrl.store import Database, runs
+
+
+def create_run(config: RunConfig, key: str) -> str:
+    """Make the run of `config` and its folder; returns the URL of its database. Raises UserError for what cannot work.
+
+    A run without an agent or tasks of its own serves programs that agentrl does not start.
+    """
+    if config.agent is not None:
+        load_agent(config.agent, config.agent_args)
+    settings_of(config)
+    task_data = [] if config.tasks is None else load_tasks(config.tasks, seed=config.seed)
+    model = resolve_model(config.model)
+    url = folder.database_url(config)
+    with folder.locked(config.run_dir):
+        folder.check_new(config, url)
+        database = Database(url)
+        try:
+            database.upgrade()
+            database.transact(insert, config, model, key, task_data)
+        finally:
+            database.close()
+        folder.write_config(config, config.run_dir / "config.yaml")
+    return url
+
+
+def insert(conn: Connection, config: RunConfig, model: Path, key: str, task_data: list[Json]) -> str:
+    """Insert a run with its tasks; returns its id. Raises UserError on a taken name."""
+    return runs.create(
+        conn,
+        name=config.name,
+        config=config.model_dump(mode="json"),
+        task_data=task_data,
+        base_model=str(model),
+        key=key,
+        seed=config.seed,
+        steps=config.steps,
+    )

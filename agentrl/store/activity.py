@@ -1,0 +1,117 @@
+"""What a run does just now: the figures that `agentrl status` and `/metrics` show, the same from every replica."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, func, select
+
+from agentrl.schemas import Json, SessionStatus, StepState
+from agentrl.store import runs
+from agentrl.tables import engines, events, heartbeats, interactions, sessions, steps
+
+LATEST_EVENTS = 5
+LATEST_ERRORS = 3
+
+
+def of_run(conn: Connection, run_id: str, window_s: float) -> Json:
+    """The run, its newest step, engines and replicas, and its calls of the last `window_s` seconds."""
+    return {**facts(conn, run_id), "calls": calls(conn, run_id, window_s), **_latest(conn, run_id)}
+
+
+def facts(conn: Connection, run_id: str) -> Json:
+    """Where the run stands; a handful of rows, whatever its size."""
+    run = runs.get(conn, run_id)
+    step = conn.execute(
+        select(steps.c.step, steps.c.state, steps.c.staleness_max, steps.c.return_mean, steps.c.wasted_tokens)
+        .where(steps.c.run_id == run_id, steps.c.state.in_([StepState.TRAINED, StepState.PUBLISHED]))
+        .order_by(steps.c.id.desc())
+        .limit(1)
+    ).first()
+    pool = conn.execute(select(engines).where(engines.c.run_id == run_id).order_by(engines.c.url))
+    replicas = conn.execute(
+        select(heartbeats.c.kind, heartbeats.c.name, heartbeats.c.last_seen_at)
+        .where(heartbeats.c.run_id == run_id)
+        .order_by(heartbeats.c.kind, heartbeats.c.name)
+    )
+    alive = conn.execute(
+        select(sessions.c.status, func.count())
+        .where(sessions.c.run_id == run_id, sessions.c.built.is_(False))
+        .group_by(sessions.c.status)
+    )
+    in_flight = conn.execute(
+        select(func.count()).where(interactions.c.run_id == run_id, interactions.c.status == "running")
+    ).scalar_one()
+    by_status = {row[0]: row[1] for row in alive}
+    return {
+        "run": {
+            "id": run.id, "name": run.name, "status": run.status, "error": run.error,
+            "version": run.current_version, "published_step": run.published_step, "target_steps": run.target_steps,
+            "admitted_groups": run.admitted, "returned_groups": run.returned, "running_groups": run.running,
+            "ready_groups": runs.ready_groups(conn, run_id),
+        },
+        "step": None if step is None else dict(step._mapping),
+        "engines": [{k: row._mapping[k] for k in ("url", "state", "version", "error", "last_seen_at")} for row in pool],
+        "replicas": [dict(row._mapping) for row in replicas],
+        "sessions": {
+            "open": by_status.get(SessionStatus.OPEN, 0), "closing": by_status.get(SessionStatus.CLOSING, 0),
+        },
+        "in_flight": in_flight,
+    }  # fmt: skip
+
+
+def calls(conn: Connection, run_id: str, window_s: float) -> Json:
+    """The calls that began in the last `window_s` seconds, added up; latencies in seconds, of the finished ones."""
+    since = time.time() - window_s
+    c = interactions.c
+    rows = conn.execute(
+        select(
+            c.status, c.fork_reason, c.bridged, c.prompt_tokens, c.cached_tokens, c.output_tokens, c.created_at,
+            c.first_token_at, c.finished_at, c.options,
+        ).where(c.id >= f"{int(since * 1000) << 16:016x}", c.run_id == run_id, c.created_at >= since)
+    ).all()  # fmt: skip
+    done = [row for row in rows if row.status == "complete" and row.finished_at is not None]
+    whole = sorted(row.finished_at - row.created_at for row in done)
+    first = sorted(row.first_token_at - row.created_at for row in done if row.first_token_at is not None)
+    return {
+        "window_s": window_s,
+        "per_s": len(rows) / window_s,
+        "prompt_tokens_per_s": sum(row.prompt_tokens for row in done) / window_s,
+        "cached_tokens_per_s": sum(row.cached_tokens or 0 for row in done) / window_s,
+        "output_tokens_per_s": sum(row.output_tokens for row in done) / window_s,
+        "by_status": dict(Counter(row.status for row in rows)),
+        "forks": dict(Counter(row.fork_reason for row in rows if row.fork_reason is not None)),
+        "retries": sum(bool((row.options or {}).get("retry")) for row in rows),  # that had to be sampled anew
+        "bridged": sum(bool(row.bridged) for row in rows),
+        "latency_s": {"p50": percentile(whole, 0.5), "p95": percentile(whole, 0.95)},
+        "first_token_s": {"p50": percentile(first, 0.5), "p95": percentile(first, 0.95)},
+    }
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The value that `share` of an ascending sequence does not exceed; None of nothing."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def _latest(conn: Connection, run_id: str) -> Json:
+    """The newest events and failed calls, newest first."""
+    timeline = conn.execute(
+        select(events.c.kind, events.c.source, events.c.data, events.c.created_at)
+        .where(events.c.run_id == run_id)
+        .order_by(events.c.id.desc())
+        .limit(LATEST_EVENTS)
+    )
+    since = f"{int((time.time() - 3600) * 1000) << 16:016x}"
+    failed = conn.execute(
+        select(interactions.c.id, interactions.c.status, interactions.c.error, interactions.c.created_at)
+        .where(interactions.c.id >= since, interactions.c.run_id == run_id, interactions.c.error.is_not(None))
+        .order_by(interactions.c.id.desc())
+        .limit(LATEST_ERRORS)
+    )
+    return {
+        "events": [dict(row._mapping) for row in timeline],
+        "errors": [dict(row._mapping) for row in failed],
+    }

@@ -1,0 +1,120 @@
+"""How each variant of `benchmarks/proxy.py` is started and called. docs/proxy-benchmark.md says why so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxied import start_proxy
+
+HERE = Path(__file__).parent
+PEERS = HERE.parent.parent / ".venv-peers" / "bin"
+CHAT = "/v1/chat/completions"
+KEY = "sk-benchmark"
+
+
+@dataclass
+class Variant:
+    """One way to the engine."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[bytes] | None  # None: the engine itself
+    path: str = CHAT
+    opens: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a variant is started with."""
+
+    folder: Path
+    engine: str
+    port: int
+    model: Path
+
+
+def agentrl(place: Place) -> Variant:
+    """The proxy as it is: every reply after its commit."""
+    process = start_proxy(place.folder, place.engine, place.port, place.model)
+    return Variant("agentrl", place.port, process, opens=True)
+
+
+def agentrl_async(place: Place) -> Variant:
+    """The proxy, its replies not waiting for their commit."""
+    program = (str(HERE / "agentrl_async.py"),)
+    process = start_proxy(place.folder, place.engine, place.port, place.model, program)
+    return Variant("agentrl_async", place.port, process, opens=True)
+
+
+def starlette_httpx(place: Place) -> Variant:
+    """The bare pass-through."""
+    process = _start(place, "python", str(HERE / "starlette_httpx.py"), place.engine, str(place.port))
+    return Variant("starlette_httpx", place.port, process)
+
+
+def fastapi_aiohttp(place: Place) -> Variant:
+    """The pass-through with the faster client."""
+    process = _start(place, "python", str(HERE / "fastapi_aiohttp.py"), place.engine, str(place.port))
+    return Variant("fastapi_aiohttp", place.port, process)
+
+
+def litellm(place: Place) -> Variant:
+    """LiteLLM's proxy with its documented production settings, one worker, no callbacks, no database."""
+    backend = {"model": "openai/default", "api_base": f"{place.engine}/v1", "api_key": "none"}
+    config = {
+        "model_list": [{"model_name": "default", "litellm_params": backend}],
+        "litellm_settings": {
+            "request_timeout": 600, "set_verbose": False, "json_logs": False, "telemetry": False, "num_retries": 0,
+            "callbacks": [], "success_callback": [], "failure_callback": [], "cache": False,
+        },
+        "general_settings": {"master_key": KEY, "disable_error_logs": True, "disable_spend_logs": True},
+    }  # fmt: skip
+    (place.folder / "litellm.yaml").write_text(json.dumps(config))  # which is YAML
+    argv = ["--config", str(place.folder / "litellm.yaml"), "--host", "127.0.0.1", "--port", str(place.port)]
+    env = {"LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    process = _start(place, "litellm", *argv, "--num_workers", "1", "--telemetry", "False", **env)
+    return Variant("litellm", place.port, process)
+
+
+def rllm(place: Place) -> Variant:
+    """rLLM's gateway with its default store, SQLite; no access log."""
+    argv = ["--host", "127.0.0.1", "--port", str(place.port), "--worker", f"{place.engine}/v1", "--store", "sqlite"]
+    argv += ["--db-path", str(place.folder / "rllm.db"), "--log-level", "warning"]
+    process = _start(place, "rllm-model-gateway", *argv)
+    return Variant("rllm", place.port, process, path="/sessions/{session}" + CHAT)
+
+
+def direct(place: Place) -> Variant:
+    """No proxy."""
+    return Variant("direct", int(place.engine.rpartition(":")[2]), None)
+
+
+VARIANTS: dict[str, Callable[[Place], Variant]] = {
+    starter.__name__: starter
+    for starter in (agentrl, agentrl_async, starlette_httpx, fastapi_aiohttp, litellm, rllm, direct)
+}
+OF_PEERS = frozenset({"starlette_httpx", "fastapi_aiohttp", "litellm", "rllm"})
+
+
+def start_engine(payload: Path, port: int) -> subprocess.Popen[bytes]:
+    """The fake engine, a program of its own."""
+    return subprocess.Popen([sys.executable, "-m", "peers.fake_sglang", str(payload), str(port)], cwd=HERE.parent)
+
+
+def start_load(payload: Path) -> subprocess.Popen[bytes]:
+    """The load generator, which takes orders on its input."""
+    argv = [sys.executable, "-m", "peers.load", str(payload)]
+    return subprocess.Popen(argv, cwd=HERE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _start(place: Place, program: str, *argv: str, **env: str) -> subprocess.Popen[bytes]:
+    """A program of the peers' environment; what it says goes to a file."""
+    with (place.folder / "peer.log").open("ab") as log:
+        command = [str(PEERS / program), *argv]
+        return subprocess.Popen(command, env=os.environ | env, stdout=log, stderr=log, cwd=place.folder)

@@ -1,0 +1,66 @@
+"""Engines that somebody wants to take down: they finish what they have and get no more, from any replica."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, select, update
+
+from agentrl.errors import RequestError
+from agentrl.proxy import keys
+from agentrl.proxy.guarded import GuardedRoute
+from agentrl.proxy.pool import Engine
+from agentrl.proxy.state import ProxyState
+from agentrl.schemas import Json
+from agentrl.store import events
+from agentrl.tables import engines
+
+router = APIRouter(tags=["admin"], route_class=GuardedRoute)
+
+
+class EngineBody(BaseModel):
+    """The engine that is meant."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Annotated[str, Field(max_length=300)]
+
+
+@router.post("/api/engines/drain")
+async def drain(body: EngineBody, request: Request) -> Json:
+    """Give an engine no more calls; those that it has go on."""
+    return await _set(request, body.url, draining=True)
+
+
+@router.post("/api/engines/resume")
+async def resume(body: EngineBody, request: Request) -> Json:
+    """Give a drained engine calls again."""
+    return await _set(request, body.url, draining=False)
+
+
+async def _set(request: Request, url: str, *, draining: bool) -> Json:
+    """Raises RequestError 404 for an engine that the run does not have."""
+    state: ProxyState = request.app.state.proxy
+    keys.require(await keys.authenticate(request, state), keys.Power.ADMIN)
+    url = url.rstrip("/")
+    await state.write(_record, state.run_id, url, draining, state.replica)
+    await state.pool.read_drains()
+    mine: Engine | None = next((engine for engine in state.pool.engines if engine.url == url), None)
+    return {"url": url, "draining": draining, "running": 0 if mine is None else mine.running}
+
+
+def drained(conn: Connection, run_id: str) -> set[str]:
+    """The engines that take no calls."""
+    return set(conn.scalars(select(engines.c.url).where(engines.c.run_id == run_id, engines.c.draining)))
+
+
+def _record(conn: Connection, run_id: str, url: str, draining: bool, replica: str) -> None:
+    row = conn.execute(
+        update(engines).where(engines.c.run_id == run_id, engines.c.url == url).values(draining=draining)
+    )
+    if not row.rowcount:
+        raise RequestError(404, f"no engine {url!r}", code="engine_not_found", param="url")
+    kind = "engine_drained" if draining else "engine_resumed"
+    events.record(conn, run_id, kind, {"url": url}, replica)

@@ -1,0 +1,309 @@
+"""One request and its answer, apart from the connection it came by: a client that leaves can come back for it.
+
+    request ─► Exchange ─ samples in a task of its own ─► events ─► whoever follows: the client, or its retry
+
+The events of an answer are kept from the first one until all of it is committed, so that who comes late gets all of it.
+When nobody follows any more, the answer may be claimed (store.deliveries) by a retry, at any replica; nobody having
+come for it in the grace period, the engine is freed. A committed answer can be claimed until its session ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+
+from agentrl.errors import RequestError, StoreError
+from agentrl.proxy import calls, replays
+from agentrl.proxy.calls import Call, Caller
+from agentrl.proxy.dialects.base import Answer, Head, ModelRequest, Piece
+from agentrl.proxy.limits import Admission
+from agentrl.proxy.state import ProxyState
+from agentrl.schemas import InteractionStatus
+from agentrl.store import deliveries
+from agentrl.store.deliveries import Claim
+
+log = logging.getLogger(__name__)
+Event = tuple[int, Piece | Answer]
+"""Of the answer with this index among the request's."""
+HELD_S = 5.0
+"""A retry waits so long for an answer that another client seems to wait for: that its leaving is noticed, or that the
+replica that held it is back. Then it is taken for a call of its own."""
+LOOK_EVERY_S = 0.1
+
+
+class ClientLeft(Exception):
+    """The client is gone: there is nobody to tell."""
+
+
+class Exchange:
+    """The events of one request's answers, as they come. `ids` are its calls, in the order of its choices."""
+
+    def __init__(self, state: ProxyState, head: Head, ids: list[str], session_id: str) -> None:
+        self.head = head
+        self.ids = ids
+        self.session_id = session_id
+        self.done = False
+        self.stopping = False
+        self._state = state
+        self._events: list[Event] = []
+        self._error: RequestError | None = None
+        self._followers = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._grace: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def replay(self, events: Sequence[Event]) -> None:
+        """The answers are there already."""
+        self._events += events
+        self.done = True
+
+    def sample(self, begun: Sequence[Call], place: Admission) -> None:
+        """Begin to sample the answers; `place` is given back when they are over."""
+        self._state.exchanges[self.head.id] = self
+        self._task = asyncio.create_task(self._sample(begun))
+        self._task.add_done_callback(lambda _: place.close())
+
+    async def follow(self, left: asyncio.Future[None]) -> AsyncGenerator[list[Event], None]:
+        """All events from the first on, to the end of the last answer: together what came together.
+
+        Raises RequestError when the answer failed, ClientLeft once `left` is done; its callback must call `wake`.
+        """
+        seen = 0
+        while True:
+            if left.done():
+                raise ClientLeft
+            if seen < len(self._events):
+                news = self._events[seen:]
+                seen += len(news)
+                yield news
+            elif self._error is not None:
+                raise self._error
+            elif self.done:
+                return
+            else:
+                waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting.append(waiting)
+                await waiting
+
+    def wake(self) -> None:
+        """Something happened that followers should look at."""
+        waiting, self._waiting = self._waiting, []
+        for news in waiting:
+            if not news.done():
+                news.set_result(None)
+
+    def join(self) -> None:
+        """A client follows from now on."""
+        self._followers += 1
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def given(self) -> None:
+        """A client that joined has received the end."""
+        self._followers -= 1
+        self._state.given(self.ids)
+
+    def leave(self) -> None:
+        """A client that joined left before the end. The last one to leave frees the answer for its retry."""
+        self._followers -= 1
+        if self._followers:
+            return
+        if self._task is not None and not self.done:
+            if grace_s := self._state.retry_grace_s:
+                self._grace = asyncio.get_running_loop().call_later(grace_s, self._give_up)
+            else:
+                self._cancel(self._task)
+        self._state.left(self.ids)
+
+    async def stop(self) -> None:
+        """Sample no more."""
+        if self._task is not None:
+            self._cancel(self._task)
+            await asyncio.wait([self._task])
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        self.stopping = True
+        task.cancel()
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether nobody here follows."""
+        return not self._followers
+
+    def _give_up(self) -> None:
+        """The grace period is over; a retry at another replica may wait for the answer all the same."""
+        self._asking = asyncio.create_task(self._unless_wanted())
+
+    async def _unless_wanted(self) -> None:
+        wanted = True
+        with suppress(StoreError):  # nobody knows: look again
+            wanted = await self._state.read(deliveries.wanted, self.ids)
+        if self.done or self._followers or self._task is None:
+            return
+        if wanted:
+            self._grace = asyncio.get_running_loop().call_later(self._state.retry_grace_s, self._give_up)
+        else:
+            self._cancel(self._task)
+
+    async def _sample(self, begun: Sequence[Call]) -> None:
+        try:
+            async with aclosing(together([calls.run(self._state, call) for call in begun])) as events:
+                async for event in events:
+                    self._events.append(event)
+                    self.wake()
+        except RequestError as error:
+            self._error = error
+        except asyncio.CancelledError:
+            self._error = RequestError(503, "the call was stopped", code="stopped", retry_after_s=1.0)
+            raise
+        except Exception as error:  # whatever it is, those who wait are told
+            log.exception("the calls %s failed", ", ".join(self.ids))
+            self._error = RequestError(500, f"the proxy failed: {error!r}", code="internal_error")
+        finally:
+            self.done = True
+            self._state.exchanges.pop(self.head.id, None)
+            if self._grace is not None:
+                self._grace.cancel()
+            self.wake()
+
+
+async def exchange_for(state: ProxyState, caller: Caller, request: ModelRequest) -> Exchange:
+    """The answer to a request: a new one or, for a retry, the one that it missed. Raises RequestError."""
+    deadline = time.monotonic() + state.request_timeout_s
+    while caller.repeat_key is not None or caller.retry:
+        if not (ids := await _claim(state, caller)):
+            break
+        if (found := await _earlier_or_left(state, caller, request, ids, deadline)) is not None:
+            state.metrics.retried("claimed")
+            return found
+        await asyncio.sleep(LOOK_EVERY_S)
+    if caller.retry:
+        state.metrics.retried("resampled")
+    while True:
+        place = await state.gate.admit(state, caller.session_id, request.choices)
+        begins = False
+        try:
+            head, begun = await calls.prepare(state, caller, request)
+            ids = await calls.begin(state, caller, begun)
+            begins = not ids
+        finally:
+            if not begins:
+                place.cancel()
+        if begins:
+            exchange = Exchange(state, head, [call.id for call in begun], caller.session_id)
+            exchange.sample(begun, place)
+            return exchange
+        if (found := await _earlier_or_left(state, caller, request, ids, deadline)) is not None:
+            return found
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _claim(state: ProxyState, caller: Caller) -> list[str]:
+    """The calls whose answer a repeated request gets; none where it is to be sampled."""
+    until = time.monotonic() + HELD_S
+    while True:
+        claim = await _claim_once(state, caller)
+        if claim.ids or not claim.held or time.monotonic() > until:
+            return claim.ids
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _claim_once(state: ProxyState, caller: Caller) -> Claim:
+    """What is claimed for a client that leaves meanwhile is given back."""
+    if caller.repeat_key is not None:
+        unit: Callable[..., Claim] = deliveries.repeated
+        key: tuple[str, ...] = (caller.repeat_key, caller.digest)
+    else:
+        unit, key = deliveries.claim, (caller.digest,)
+    claiming = asyncio.ensure_future(state.write(unit, caller.session_id, *key, state.replica))
+    try:
+        return await asyncio.shield(claiming)
+    except asyncio.CancelledError:
+        claiming.add_done_callback(lambda done: None if done.exception() else state.left(done.result().ids))
+        raise
+
+
+async def _earlier_or_left(
+    state: ProxyState, caller: Caller, request: ModelRequest, ids: list[str], deadline: float
+) -> Exchange | None:
+    """`_earlier`; when that fails, or the client leaves meanwhile, the answer may be claimed again."""
+    try:
+        return await _earlier(state, caller, request, ids, deadline)
+    except BaseException:
+        state.left(ids)
+        raise
+
+
+async def _earlier(
+    state: ProxyState, caller: Caller, request: ModelRequest, ids: list[str], deadline: float
+) -> Exchange | None:
+    """The exchange of calls that were begun before, here or at another replica; None when they came to nothing.
+
+    Raises RequestError 504 when they are not done by `deadline` (monotonic seconds).
+    """
+    while True:
+        if (running := state.exchanges.get(ids[0])) is not None and not running.stopping:
+            return running
+        statuses, free = await state.read(deliveries.progress, ids)
+        if statuses == {InteractionStatus.COMPLETE}:
+            head, events = await replays.load(state, caller.session_id, request, ids)
+            exchange = Exchange(state, head, ids, caller.session_id)
+            exchange.replay(events)
+            return exchange
+        if not statuses <= {InteractionStatus.COMPLETE, InteractionStatus.RUNNING}:
+            return None
+        if time.monotonic() > deadline:
+            raise RequestError(504, "the answer was not finished in time", code="deadline_exceeded")
+        if free:  # the client that waited for it beside ours has left
+            await state.write(deliveries.take, ids, state.replica)
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def stop_orphans(state: ProxyState) -> None:
+    """Nobody will come for what clients left behind in sessions that have ended. Raises StoreError."""
+    orphans = [exchange for exchange in state.exchanges.values() if exchange.orphaned]
+    if orphans:
+        ended = await state.read(deliveries.ended, sorted({exchange.session_id for exchange in orphans}))
+        for exchange in orphans:
+            if exchange.session_id in ended and exchange.orphaned:
+                await exchange.stop()
+
+
+async def together(runs: list[AsyncGenerator[Piece | Answer, None]]) -> AsyncGenerator[Event, None]:
+    """The events of several calls as they come, each with the index of its call. Closing it closes all of them."""
+    if len(runs) == 1:
+        async with aclosing(runs[0]) as only:
+            async for event in only:
+                yield 0, event
+        return
+    news: asyncio.Queue[tuple[int, Piece | Answer | BaseException]] = asyncio.Queue()
+
+    async def follow(index: int, run: AsyncGenerator[Piece | Answer, None]) -> None:
+        try:
+            async with aclosing(run):
+                async for event in run:
+                    news.put_nowait((index, event))
+        except RequestError as error:
+            news.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(follow(index, run)) for index, run in enumerate(runs)]
+    try:
+        left = len(runs)
+        while left:
+            index, new = await news.get()
+            if isinstance(new, BaseException):
+                raise new
+            left -= isinstance(new, Answer)
+            yield index, new
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

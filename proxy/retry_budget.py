@@ -1,0 +1,44 @@
+"""How many calls may be sent to an engine again because another one failed them."""
+
+from __future__ import annotations
+
+WINDOW_S = 30.0
+SHARE = 0.2
+FLOOR = 128
+
+
+class RetryBudget:
+    """Bounds resubmissions by what is asked anyway, so that a fleet that goes down is not held down by retries.
+
+    In the last WINDOW_S to 2 · WINDOW_S seconds they may be FLOOR, SHARE of the calls, and one for each call under way:
+    the death of any one engine is always within the budget, the same calls' way through one engine after another is
+    not. Times are of one clock, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._calls = self._retries = 0
+        self._calls_before = self._retries_before = 0
+
+    def call(self, now: float) -> None:
+        """A call begins."""
+        self._turn(now)
+        self._calls += 1
+
+    def take(self, now: float, under_way: int) -> bool:
+        """Whether a call may be sent again; if so, it counts."""
+        self._turn(now)
+        allowed = FLOOR + SHARE * (self._calls + self._calls_before) + under_way
+        if self._retries + self._retries_before >= allowed:
+            return False
+        self._retries += 1
+        return True
+
+    def _turn(self, now: float) -> None:
+        passed = now - self._began
+        if passed < WINDOW_S:
+            return
+        recent = passed < 2 * WINDOW_S
+        self._calls_before, self._retries_before = (self._calls, self._retries) if recent else (0, 0)
+        self._calls = self._retries = 0
+        self._began = now

@@ -1,0 +1,124 @@
+"""`agentrl run create` and `agentrl proxy`: recorded programs, without training anything."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+
+from agentrl.client import Client
+from agentrl.engine.server import free_port
+from agentrl.store import Database, runs
+from agentrl.store.codec import hash_key
+from agentrl.testing import FakeEngine
+
+AGENT = "agent: agentrl.agents.reverse:ReverseAgent\ntasks: agentrl.agents.reverse:train_tasks\n"
+
+
+def agentrl(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRL_") or k == "AGENTRL_CACHE"}
+    command = [sys.executable, "-m", "agentrl", *args]
+    return subprocess.run(command, cwd=cwd, env=clean | {"COLUMNS": "200"} | env, capture_output=True, text=True)
+
+
+def exports(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^export (\w+)=(.*)$", text, re.MULTILINE))
+
+
+@contextmanager
+def serving(cwd: Path, env: dict[str, str], engine: FakeEngine) -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "agentrl", "proxy", "--run", "rec", "--engine", engine.url, "--port", str(port)]
+    with subprocess.Popen(command, cwd=cwd, env=os.environ | env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert any("startup complete" in line for line in process.stderr)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.stderr.read()
+
+
+def test_two_commands_record_a_program_of_somebody_elses(
+    tmp_path: Path, tiny_model: Path, fake_engine: FakeEngine
+) -> None:
+    made = agentrl("run", "create", "--name", "rec", "--model", str(tiny_model), cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    env = exports(made.stdout)
+    assert env["AGENTRL_DATABASE_URL"] == f"sqlite:///{tmp_path}/runs/rec/agentrl.db"
+    assert "agentrl proxy --run rec --engine" in made.stderr
+    assert env["AGENTRL_RUN_KEY"] not in made.stderr
+    with serving(tmp_path, env, fake_engine) as url, Client(url, env["AGENTRL_RUN_KEY"], timeout_s=20) as client:
+        for _ in range(20):  # more than admission would give a run that is trained
+            opened = client.request("POST", "/sessions", {"task": {"n": 1}})
+        model = openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
+        model.chat.completions.create(model="rec", messages=[{"role": "user", "content": "ab"}])
+        path = f"/sessions/{opened['session_id']}"
+        client.request("POST", f"{path}/reward", {"value": 1.0})
+        assert client.request("POST", f"{path}/end", {}) == {"status": "completed", "interactions": 1}
+        run = client.request("GET", "/api/run")
+    assert (run["groups"]["ready"], run["trajectories"], run["steps"]) == (1, {"ready": 1}, 0)
+
+
+def test_the_key_may_be_ones_own(tmp_path: Path, tiny_model: Path) -> None:
+    url = f"sqlite:///{tmp_path}/own.db"
+    args = ("run", "create", "--name", "rec", "--model", str(tiny_model), "--database-url", url)
+    made = agentrl(*args, cwd=tmp_path, AGENTRL_RUN_KEY="mine")
+    assert made.stdout == "export AGENTRL_RUN_KEY=mine\n", made.stderr
+    database = Database(url)
+    with database.read() as conn:
+        assert runs.by_name(conn, "rec").key_hash == hash_key("mine")
+    database.close()
+    again = agentrl(*args, cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (2, "agentrl: a run named 'rec' already exists in this database\n")
+    listed = agentrl("run", "list", "--database-url", url, cwd=tmp_path)
+    assert re.search(r"rec +│ running +│ records only +│ 0 ", listed.stdout), listed.stdout
+
+
+def test_a_config_makes_the_run_that_train_would(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"name: a\nmodel: {tiny_model}\nsteps: 3\n{AGENT}")
+    made = agentrl("run", "create", "a.yaml", "seed=5", "--name", "b", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    database = Database(exports(made.stdout)["AGENTRL_DATABASE_URL"])
+    with database.read() as conn:
+        run = runs.by_name(conn, "b")
+        assert (run.seed, run.target_steps) == (5, 3)
+        assert runs.task_at(conn, run.id, 0, run.seed).data
+    database.close()
+    assert (tmp_path / "runs" / "b" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "give a config file, or --name and --model"),
+        (("--name", "r"), "give a config file, or --name and --model"),
+        (("nope.yaml",), "cannot read config nope.yaml"),
+        (("--name", "r", "--model", "/no/such"), "model folder /no/such does not exist"),
+        (("--name", "r", "--model", "tiny", "stepz=1"), "unknown config key 'stepz'; did you mean 'steps'?"),
+        (("--name", "r", "--model", "tiny", "agent=a.b:C"), "agent: cannot import 'a.b'"),
+        (("--name", "r", "--model", "tiny", "--key", "a b"), "a key consists of printable ASCII characters"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+    done = agentrl("run", "create", *args, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_train_says_what_such_a_run_lacks(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a\nmodel: tiny\n")
+    done = agentrl("train", "a.yaml", cwd=tmp_path)
+    assert done.stderr == (
+        "agentrl: `agentrl train` plays a run's tasks with its agent: the config lacks agent and tasks\n"
+    )

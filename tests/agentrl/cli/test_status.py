@@ -1,0 +1,159 @@
+"""`agentrl status`: the same facts from a proxy and from its store, on 80 columns; one line when there is nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from rich.console import Console
+from typer.testing import CliRunner
+
+from agentrl.cli import status
+from agentrl.cli.main import app
+from agentrl.engine.server import free_port
+from agentrl.errors import UserError
+from agentrl.proxy.app import Settings, create_app
+from agentrl.store import Database, events, runs
+from agentrl.testing import FakeEngine
+
+CONFIG = {
+    "name": "test", "model": "tiny", "agent": "a:B", "tasks": "t.jsonl", "steps": 10,
+    "rollout": {"group_size": 2}, "trainer": {"groups_per_step": 2},
+}  # fmt: skip
+NO_ENV = dict.fromkeys(("AGENTRL_PROXY_URL", "AGENTRL_RUN_KEY", "AGENTRL_ADMIN_KEY", "AGENTRL_DATABASE_URL"), "")
+
+
+@pytest.fixture
+def run_id(database_url: str, tiny_model: Path) -> str:
+    database = Database(database_url)
+    with database.write() as conn:
+        made = runs.create(
+            conn, name="test", config=CONFIG, task_data=[{"n": 0}], base_model=str(tiny_model), key="run-key",
+            seed=0, steps=10,
+        )  # fmt: skip
+        events.record(conn, made, "publish", {"version": 3, "stall_s": {"http://e": 0.25}}, "proxy")
+    database.close()
+    return made
+
+
+@pytest.fixture
+def proxy(database_url: str, run_id: str, fake_engine: FakeEngine) -> Iterator[str]:
+    """Where a proxy of the run serves."""
+    settings = Settings(
+        database_url=database_url, run_name="test", engine_urls=[fake_engine.url], admin_key="admin-key", replica="here"
+    )
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), host="127.0.0.1", port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the proxy did not start"
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(20)
+
+
+def ask(*argv: str, **env: str) -> Any:
+    return CliRunner().invoke(app, ["status", *argv], env=NO_ENV | env)
+
+
+def play(proxy: str) -> None:
+    """One conversation of two calls, one that forks, and one that fails."""
+    import httpx
+
+    headers = {"Authorization": "Bearer run-key"}
+    session = httpx.post(f"{proxy}/groups", json={}, headers=headers).json()["sessions"][0]
+    url = f"{session['base_url']}/chat/completions"
+
+    def call(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        answer = httpx.post(url, json={"messages": messages}, headers=headers, timeout=30)
+        assert answer.status_code == 200, answer.text
+        message: dict[str, Any] = answer.json()["choices"][0]["message"]
+        return message
+
+    first = [{"role": "user", "content": "hello"}]
+    said = call(first)
+    call([*first, said, {"role": "user", "content": "more"}])
+    call([{"role": "user", "content": "something else"}])
+
+
+def test_a_proxy_and_its_store_say_the_same(proxy: str, database_url: str, fake_engine: FakeEngine) -> None:
+    play(proxy)
+    asked = ask("--proxy", proxy, "--json", AGENTRL_RUN_KEY="run-key")
+    assert asked.exit_code == 0, asked.output
+    found = json.loads(asked.stdout)
+    assert found["run"]["name"] == "test"
+    assert found["calls"]["by_status"] == {"complete": 3}
+    assert found["calls"]["bridged"] == 1
+    assert found["calls"]["forks"] == {"new_conversation": 1}
+    assert found["calls"]["output_tokens_per_s"] == pytest.approx(12 / 60)
+    assert 0 < found["calls"]["first_token_s"]["p50"] <= found["calls"]["latency_s"]["p95"]
+    assert found["sessions"] == {"open": 2, "closing": 0}
+    assert [(e["url"], e["state"], e["running"]) for e in found["engines"]] == [(fake_engine.url, "serving", 0)]
+    stored = json.loads(ask("--database-url", database_url, "--json").stdout)
+    for name in ("run", "calls", "sessions", "events", "in_flight"):
+        assert stored[name] == found[name]
+
+
+def test_the_screen_fits_into_80_columns(proxy: str) -> None:
+    play(proxy)
+    found = status.from_proxy(proxy, "admin-key", 60.0)
+    found["engines"].append(
+        {"url": "http://an-engine-with-a-long-name.example.internal:30000", "state": "dead", "version": None,
+         "error": "no answer in time " * 5, "last_seen_at": 0.0, "running": 0}
+    )  # fmt: skip
+    found["errors"] = [{"id": "01a", "status": "failed", "error": "a\nlong " * 40, "created_at": time.time() - 90}]
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(status.screen(found, time.time()))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = "\n".join(lines)
+    for said in ("test", "step 0 of 10", "3 complete", "1 new_conversation", "serving", "dead", "publish", "1 min ago"):
+        assert said in shown
+    print(shown)
+
+
+def test_the_newest_run_is_shown_unless_one_is_named(database_url: str, run_id: str, tiny_model: Path) -> None:
+    database = Database(database_url)
+    with database.write() as conn:
+        runs.create(
+            conn, name="later", config=CONFIG, task_data=[{}], base_model=str(tiny_model), key="k", seed=0, steps=1
+        )
+    database.close()
+    assert json.loads(ask("--database-url", database_url, "--json").stdout)["run"]["name"] == "later"
+    named = ask("--database-url", database_url, "--run", "test", "--json")
+    assert json.loads(named.stdout)["run"]["name"] == "test"
+
+
+def test_what_is_missing_is_said_in_one_line(proxy: str, database_url: str) -> None:
+    with pytest.raises(UserError, match=r"no proxy answers at http://127\.0\.0\.1:9"):
+        status.from_proxy("http://127.0.0.1:9", "k", 60.0)
+    with pytest.raises(UserError, match="answers 401: the API key is not valid"):
+        status.from_proxy(proxy, "wrong", 60.0)
+    with pytest.raises(UserError, match="no address"):
+        status.from_proxy("not-an-address", "k", 60.0)
+    cases: tuple[tuple[list[str], dict[str, str], str], ...] = (
+        ([], {}, "which run"),
+        (["--proxy", proxy], {}, "no key"),
+    )
+    for argv, env, why in cases:
+        asked = ask(*argv, **env)
+        assert isinstance(asked.exception, UserError)
+        assert why in str(asked.exception)
+
+
+def test_an_empty_database_holds_no_run(database_url: str) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        status.from_store(database_url, None, 60.0)
+
+
+def test_a_server_that_is_not_ours_is_told_apart(fake_engine: FakeEngine) -> None:
+    with pytest.raises(UserError, match="this is no agentrl proxy"):
+        status.from_proxy(fake_engine.url, "k", 60.0)

@@ -1,0 +1,322 @@
+"""AReaL's routes, asked as its own clients ask: shapes, statuses, powers, and what they must not get wrong."""
+
+import base64
+import threading
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from databases import KINDS
+from sqlalchemy import select
+
+from agentrl.proxy import keys
+from agentrl.store import audit
+from agentrl.tables import groups, sessions
+
+pytestmark = pytest.mark.parametrize("database_kind", KINDS)
+ADMIN = {"Authorization": "Bearer admin-key"}
+RUN = {"Authorization": "Bearer run-key"}
+CHOSEN = "a-key-that-somebody-chose-0123456789"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+def start(proxy, task_id="7", headers=ADMIN, **more):
+    answer = proxy.post("/rl/start_session", {"task_id": task_id, **more}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert set(answer.json()) == {"session_id", "api_key"}
+    return answer.json()
+
+
+def model(proxy, session, **options):
+    """The SDK as AReaL sets it up: the proxy's own address and the session's key."""
+    return openai.OpenAI(base_url=proxy.url, api_key=session["api_key"], max_retries=0, **options)
+
+
+def ask(proxy, session, messages=HELLO, says="fine", **options):
+    proxy.engine.enqueue(proxy.says(says))
+    return model(proxy, session).chat.completions.create(model="default", messages=messages, **options)
+
+
+def end(proxy, session):
+    return proxy.post("/rl/end_session", headers=bearer(session["api_key"]))
+
+
+def reward(proxy, session, value, call=None, **headers):
+    body = {"interaction_id": call, "reward": value}
+    return proxy.post("/rl/set_reward", body, headers=bearer(session["api_key"]) | headers)
+
+
+def export(proxy, session, **options):
+    answer = proxy.post("/export_trajectories", {"session_id": session["session_id"], **options}, headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["interactions"]
+
+
+def lists(proxy, session, **options):
+    return export(proxy, session, encoding="list", **options)
+
+
+def two_turns(proxy, session):
+    first = ask(proxy, session)
+    talk = [*HELLO, first.choices[0].message, {"role": "user", "content": "more"}]
+    return first, ask(proxy, session, talk)
+
+
+def test_an_episode_as_areals_runner_plays_it(proxy):
+    """grant, start, agent, reward, end, export."""
+    assert proxy.http.post(f"{proxy.url}/grant_capacity", headers=ADMIN).json() == {"capacity": 4}
+    session = start(proxy)
+    first, last = two_turns(proxy, session)
+    assert reward(proxy, session, 1.0).json() == {"message": "success", "applied": True}
+    assert end(proxy, session).json() == {"message": "success", "interaction_count": 2}
+    exported = export(proxy, session)
+    assert list(exported) == [first.id, last.id]
+    item = exported[last.id]
+    assert {"tensor_dict", "reward", "interaction_id"} <= set(item)
+    assert (item["reward"], item["interaction_id"]) == (1.0, last.id)
+    arrays = {
+        name: np.frombuffer(base64.b64decode(t["data"]), t["dtype"].removeprefix("torch.")).reshape(t["shape"])
+        for name, t in item["tensor_dict"].items()
+    }
+    call = proxy.calls(session)[1]
+    sampled = len(call["output_ids"])
+    assert arrays["input_ids"].shape == arrays["attention_mask"].shape == (1, arrays["loss_mask"].size)
+    assert arrays["input_ids"][0, -sampled:].tolist() == call["output_ids"]
+    assert np.allclose(arrays["logprobs"][0, -sampled:], call["logprobs"])
+    assert arrays["rewards"].tolist() == [1.0]
+    assert {t["type"] for t in item["tensor_dict"].values()} == {"tensor"}
+
+
+def test_what_it_recorded_is_trained_like_any_other_session(proxy):
+    session = start(proxy, "task-9")
+    two_turns(proxy, session)
+    reward(proxy, session, 0.5)
+    end(proxy, session)
+    (trajectory,) = proxy.database.query(_trajectories)
+    assert trajectory == ({"task_id": "task-9"}, 0.5, "group_too_small")  # the test's run wants two episodes a group
+    with proxy.database.read() as conn:
+        assert audit.violations(conn, proxy.run_id) == []
+
+
+def _trajectories(conn):
+    from agentrl.tables import trajectories
+
+    found = select(groups.c.task, trajectories.c["return"], trajectories.c.reason).join(
+        groups, groups.c.id == trajectories.c.group_id
+    )
+    return [tuple(row) for row in conn.execute(found)]
+
+
+def test_the_model_is_served_under_areals_paths_in_every_dialect(proxy):
+    session = start(proxy)
+    sdk = model(proxy, session)
+    sdk.chat.completions.create(model="default", messages=HELLO)
+    streamed = sdk.chat.completions.create(model="default", messages=HELLO, stream=True)
+    assert [chunk.choices[0].finish_reason for chunk in streamed if chunk.choices][-1] is not None
+    sdk.responses.create(model="default", input="hello")
+    sdk.completions.create(model="default", prompt="hello")
+    body = {"model": "default", "max_tokens": 8, "messages": HELLO}
+    assert proxy.post("/v1/messages", body, headers={"x-api-key": session["api_key"]}).status_code == 200
+    assert [call["dialect"] for call in proxy.calls(session)] == [
+        "openai.chat", "openai.chat", "openai.responses", "openai.completions", "anthropic.messages"
+    ]  # fmt: skip
+    end(proxy, session)
+    assert [name.partition("-")[0].partition("_")[0] for name in export(proxy, session)] == [
+        "chatcmpl", "chatcmpl", "resp", "cmpl", "msg"
+    ]  # fmt: skip
+    with pytest.raises(openai.ConflictError):
+        sdk.chat.completions.create(model="default", messages=HELLO)
+
+
+def test_admission_decides_and_nothing_is_granted(proxy):
+    """AReaL's permits live in one process and know no staleness; here they are what admission says, everywhere."""
+    for left in (4, 3, 2, 1):
+        assert proxy.post("/grant_capacity", headers=ADMIN).json() == {"capacity": left}
+        start(proxy)
+    for _ in range(3):
+        assert proxy.post("/grant_capacity", headers=ADMIN).json() == {"capacity": 0}
+    refused = proxy.post("/rl/start_session", {"task_id": "7"}, headers=ADMIN)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "no capacity" in refused.json()["detail"]
+    assert refused.json()["error"]["code"] == "no_capacity"
+
+
+def test_a_repeated_start_takes_no_second_place(proxy, second):
+    headers = ADMIN | {"Idempotency-Key": "once"}
+    first = start(proxy, headers=headers, api_key=CHOSEN)
+    assert start(second, headers=headers, api_key=CHOSEN) == first
+    issued = start(proxy, headers=ADMIN | {"Idempotency-Key": "twice"})
+    assert start(second, headers=ADMIN | {"Idempotency-Key": "twice"}) == issued
+    assert proxy.get("/api/run")["admitted"] == 2
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_key_is_used_again_once_its_session_has_ended(proxy, second, chosen):
+    """On every replica, also one that had served the key before; the earlier session stays as it was."""
+    session = start(proxy, api_key=CHOSEN) if chosen else start(proxy)
+    key = session["api_key"]
+    refused = second.post("/rl/start_session", {"task_id": "8", "api_key": key}, headers=ADMIN)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "key_active")
+    assert proxy.get("/api/run")["admitted"] == 1  # the refused start gave its place back
+    for replica in (proxy, second):
+        ask(replica, session)
+    reward(proxy, session, 1.0)
+    end(proxy, session)
+    again = start(second, "8", api_key=key)
+    assert again["api_key"] == key
+    assert again["session_id"] != session["session_id"]
+    for replica in (proxy, second):
+        ask(replica, again)
+    assert end(proxy, again).json()["interaction_count"] == 2
+    assert len(export(proxy, session)) == len(export(proxy, again)) == 2
+    assert [item["reward"] for item in export(proxy, session).values()] == [1.0, 1.0]
+
+
+def test_of_starts_with_one_key_at_once_one_wins(proxy, second):
+    answers = []
+
+    def go(replica):
+        with httpx.Client(timeout=30) as http:
+            body = {"task_id": "7", "api_key": CHOSEN}
+            answers.append(http.post(f"{replica.url}/rl/start_session", json=body, headers=ADMIN).status_code)
+
+    threads = [threading.Thread(target=go, args=(replica,)) for replica in (proxy, second) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [200, 409, 409, 409]
+
+
+def test_the_store_keeps_a_chosen_key_as_a_hash(proxy):
+    session = start(proxy, api_key=CHOSEN)
+    ask(proxy, session)
+    row = proxy.database.query(
+        lambda conn: conn.execute(select(sessions).where(sessions.c.id == session["session_id"])).one()
+    )
+    assert CHOSEN not in str(row)
+    assert CHOSEN not in proxy.post("/rl/start_session", {"task_id": "8", "api_key": CHOSEN}, headers=ADMIN).text
+
+
+@pytest.mark.parametrize(
+    ("key", "status"),
+    [("admin-key", 422), ("short", 422), ("with a space in the middle of it", 422), ("é" * 30, 422),
+     (keys.FIXED + "x" * 32, 400), ("x" * 201, 422)],
+)  # fmt: skip
+def test_a_bad_choice_of_key_is_refused(proxy, key, status):
+    refused = proxy.post("/rl/start_session", {"task_id": "7", "api_key": key}, headers=ADMIN)
+    assert refused.status_code == status, refused.text
+    assert refused.json()["error"]["param"] == "api_key"
+
+
+def test_every_route_wants_its_power(proxy):
+    session = start(proxy)
+    ask(proxy, session)
+    bodies = {
+        "/grant_capacity": {}, "/rl/start_session": {"task_id": "7"},
+        "/export_trajectories": {"session_id": session["session_id"]},
+        "/rl/set_reward": {"reward": 1.0}, "/rl/end_session": {},
+    }  # fmt: skip
+    for path, body in bodies.items():
+        assert proxy.http.post(proxy.url + path, json=body).status_code == 401
+        wrong = proxy.post(path, body, headers=bearer("areal-admin-key"))  # AReaL's default key
+        assert wrong.status_code == 401
+        assert wrong.json()["detail"] == wrong.json()["error"]["message"]
+    for path in ("/grant_capacity", "/rl/start_session", "/export_trajectories"):
+        assert proxy.post(path, bodies[path], headers=bearer(session["api_key"])).status_code == 403
+        assert proxy.post(path, bodies[path], headers=RUN).status_code in (200, 409)
+    for path in ("/rl/set_reward", "/rl/end_session"):
+        assert proxy.post(path, bodies[path], headers=RUN).status_code == 403  # names no session
+        assert proxy.post(path, bodies[path], headers=RUN | {"X-Session-ID": session["session_id"]}).status_code == 200
+
+
+def test_rewards_are_of_calls_of_the_session_and_survive_being_repeated(proxy):
+    session, other = start(proxy), start(proxy)
+    early = reward(proxy, session, 1.0)
+    assert (early.status_code, early.json()["error"]["code"]) == (400, "no_interactions")
+    first, last = two_turns(proxy, session)
+    stranger = ask(proxy, other)
+    for wrong in (stranger.id, "chatcmpl-none"):
+        assert reward(proxy, session, 1.0, wrong).status_code == 400
+    for value in (0.1, 0.25, 0.25):  # a later one counts, a repeated one changes nothing
+        reward(proxy, session, value, first.id)
+    for _ in range(2):
+        reward(proxy, session, 0.5, last.id, **{"Idempotency-Key": "k"})
+    end(proxy, session)
+    assert [item["reward"] for item in export(proxy, session).values()] == [0.75, 0.5]
+    assert [item["reward"] for item in export(proxy, session, discount=0.5).values()] == [0.5, 0.5]
+    assert proxy.post("/rl/set_reward", {"reward": "much"}, headers=bearer(session["api_key"])).status_code == 422
+
+
+def test_rewards_turn_by_turn_add_up_and_a_failed_call_gets_none(proxy):
+    from agentrl.testing import Reply
+
+    session = start(proxy)
+    first = ask(proxy, session)
+    reward(proxy, session, 0.25)
+    proxy.engine.enqueue(Reply(error="no"))
+    with pytest.raises(openai.APIStatusError):
+        model(proxy, session).chat.completions.create(model="default", messages=HELLO)
+    reward(proxy, session, 0.5)  # after the same delivered call: a correction
+    talk = [*HELLO, first.choices[0].message, {"role": "user", "content": "more"}]
+    ask(proxy, session, talk)
+    reward(proxy, session, 1.0)
+    assert end(proxy, session).json()["interaction_count"] == 2
+    assert [item["reward"] for item in lists(proxy, session, style="concat").values()] == [1.5]
+
+
+def test_ending_twice_and_late_rewards(proxy):
+    session = start(proxy)
+    ask(proxy, session)
+    assert end(proxy, session).json() == end(proxy, session).json()
+    assert reward(proxy, session, 1.0).json() == {"message": "success", "applied": False}
+
+
+def test_concat_trains_shared_tokens_once_and_keeps_every_reward(proxy):
+    """AReaL exports only leaves, each with the loss of all that led to it and with its own reward alone."""
+    session = start(proxy)
+    first = ask(proxy, session, says="one")
+    for more in ("two", "three"):
+        ask(proxy, session, [*HELLO, first.choices[0].message, {"role": "user", "content": more}], says=more)
+    reward(proxy, session, 0.25, first.id)
+    reward(proxy, session, 1.0)
+    end(proxy, session)
+    leaves = lists(proxy, session, style="concat")
+    assert list(leaves) == [f"chatcmpl-{call['id']}" for call in proxy.calls(session)[1:]]
+    outputs = [len(call["output_ids"]) for call in proxy.calls(session)]
+    trained = [sum(item["tensor_dict"]["loss_mask"][0]) for item in leaves.values()]
+    assert trained == [outputs[0] + outputs[1], outputs[2]]
+    assert [item["tensor_dict"]["rewards"] for item in leaves.values()] == [[1.25], [1.25]]
+    assert [item["turn_returns"] for item in leaves.values()] == [[1.25, 1.0], [1.25, 1.0]]
+    each = lists(proxy, session)
+    assert [sum(item["tensor_dict"]["loss_mask"][0]) for item in each.values()] == outputs
+    for item in each.values():
+        arrays = item["tensor_dict"]
+        prompt = [i for i, sampled in enumerate(arrays["loss_mask"][0]) if not sampled]
+        assert {arrays["versions"][0][i] for i in prompt} == {-1}
+        assert {arrays["logprobs"][0][i] for i in prompt} == {0.0}
+        assert set(arrays["attention_mask"][0]) == {True}
+
+
+def test_an_export_names_its_session_and_waits_for_its_end(proxy):
+    session = start(proxy)
+    ask(proxy, session)
+    body = {"session_id": session["session_id"]}
+    early = proxy.post("/export_trajectories", body, headers=ADMIN)
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "session_open")
+    assert proxy.post("/export_trajectories", {"session_id": "none"}, headers=ADMIN).status_code == 404
+    assert proxy.post("/export_trajectories", body | {"style": "merged"}, headers=ADMIN).status_code == 422
+    end(proxy, session)
+    assert export(proxy, session) == export(proxy, session)  # nothing is used up
+    assert start(proxy)["session_id"] != session["session_id"]
+
+
+def test_a_session_that_made_no_call(proxy):
+    session = start(proxy)
+    assert end(proxy, session).json() == {"message": "success", "interaction_count": 0}
+    assert export(proxy, session) == export(proxy, session, style="concat") == {}

@@ -1,0 +1,425 @@
+"""Which engines serve, which one a session gets, and how one is taken out and let in again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agentrl.engine.client import EngineClient
+from agentrl.errors import EngineUnavailable, StoreError
+from agentrl.proxy import pool as pools
+from agentrl.proxy.pool import Engine, EnginePool, EngineState
+from agentrl.proxy.sampling import WHOLE_INTERVAL, Interrupted, Sampled, sample
+from agentrl.schemas import Json
+from agentrl.testing import FakeEngine, Reply
+
+
+class Store:
+    """What the pool asks the store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.version = 0
+        self.pending: set[int] = set()
+        self.folder = str(folder)
+        self.drained: set[str] = set()
+        self.undone = False
+        self.states: list[tuple[str, str]] = []
+        self.fails = 0
+
+    async def wanted(self, reported: int | None) -> int:
+        return reported if reported in self.pending else self.version  # type: ignore[return-value]
+
+    async def weights(self, version: int) -> str:
+        if self.fails:
+            self.fails -= 1
+            raise StoreError("away")
+        return self.folder
+
+    async def changed(self, engine: Engine) -> None:
+        self.states.append((engine.url, engine.state))
+
+    async def drained_urls(self) -> set[str]:
+        return self.drained
+
+    async def was_undone(self, version: int) -> bool:
+        return self.undone
+
+
+@pytest.fixture
+def fakes() -> Iterator[list[FakeEngine]]:
+    with FakeEngine() as one, FakeEngine() as two:
+        yield [one, two]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.fixture
+async def make(http: aiohttp.ClientSession, store: Store) -> Callable[..., EnginePool]:
+    def build(*urls: str) -> EnginePool:
+        return EnginePool(
+            [EngineClient(url, http) for url in urls],
+            wanted=store.wanted, weights=store.weights, changed=store.changed, drained=store.drained_urls,
+            undone=store.was_undone,
+        )  # fmt: skip
+
+    return build
+
+
+@pytest.fixture
+async def pool(make: Callable[..., EnginePool], fakes: list[FakeEngine]) -> EnginePool:
+    """Both engines serve."""
+    pool = make(*(fake.url for fake in fakes))
+    for engine in pool.engines:
+        await pool.probe(engine)
+    assert states(pool) == ["serving", "serving"]
+    return pool
+
+
+@pytest.fixture
+async def watched(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EnginePool]:
+    monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.02)
+    watch = asyncio.create_task(pool.watch())
+    yield pool
+    watch.cancel()
+    with suppress(asyncio.CancelledError):
+        await watch
+
+
+def states(pool: EnginePool) -> list[str]:
+    return [engine.state.value for engine in pool.engines]
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def soon() -> float:
+    return time.monotonic() + 10
+
+
+async def test_a_session_stays_on_its_engine_and_new_ones_go_where_least_runs(pool: EnginePool) -> None:
+    home = await pool.acquire("a", soon())
+    assert [await pool.acquire("a", soon()) for _ in range(5)] == [home] * 5
+    (other,) = (engine for engine in pool.engines if engine is not home)
+    assert [await pool.acquire(name, soon()) for name in "bcdefg"] == [other] * 6
+    assert sorted(engine.running for engine in pool.engines) == [6, 6]
+
+
+async def test_idle_engines_share_sessions(pool: EnginePool) -> None:
+    used = set()
+    for n in range(32):
+        engine = await pool.acquire(f"session-{n}", soon())
+        used.add(engine.url)
+        pool.release(engine)
+    assert len(used) == 2
+
+
+async def test_while_an_engine_is_updated_its_sessions_use_another_and_come_home(pool: EnginePool) -> None:
+    home = await pool.acquire("a", soon())
+    (other,) = (engine for engine in pool.engines if engine is not home)
+    await pool.set_state(home, EngineState.UPDATING)
+    assert await pool.acquire("a", soon()) is other
+    assert await pool.acquire("new", soon()) is other
+    await pool.set_state(home, EngineState.SERVING)
+    assert await pool.acquire("a", soon()) is home
+
+
+async def test_an_engine_that_is_updated_holds_calls_when_no_other_serves(pool: EnginePool) -> None:
+    home = await pool.acquire("a", soon())
+    (other,) = (engine for engine in pool.engines if engine is not home)
+    await pool.set_state(home, EngineState.UPDATING)
+    await pool.set_state(other, EngineState.DEAD)
+    assert await pool.acquire("a", soon()) is home
+    await pool.set_state(home, EngineState.DEAD)
+    with pytest.raises(EngineUnavailable):
+        await pool.acquire("a", time.monotonic() + 0.01)
+
+
+async def test_who_waits_is_woken(pool: EnginePool) -> None:
+    for engine in pool.engines:
+        await pool.set_state(engine, EngineState.DEAD)
+    waiting = [asyncio.create_task(pool.acquire(f"s{n}", soon())) for n in range(4)]
+    await asyncio.sleep(0)
+    await pool.set_state(pool.engines[1], EngineState.SERVING)
+    assert await asyncio.gather(*waiting) == [pool.engines[1]] * 4
+
+
+async def test_a_drained_engine_gets_nothing_new(pool: EnginePool, store: Store) -> None:
+    home = await pool.acquire("a", soon())
+    store.drained = {home.url}
+    await pool.read_drains()
+    assert (await pool.acquire("a", soon())) is not home
+    assert home.running == 1
+    store.drained = {engine.url for engine in pool.engines}
+    await pool.read_drains()
+    waiting = asyncio.create_task(pool.acquire("b", soon()))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    store.drained = set()
+    await pool.read_drains()
+    await waiting
+
+
+async def test_one_that_was_restarted_serves_after_it_loaded_the_current_version(
+    watched: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    store.version = 3
+    await eventually(lambda: [fake.version for fake in fakes] == ["3", "3"] and states(watched) == ["serving"] * 2)
+    fakes[0].stop()
+    await eventually(lambda: states(watched) == ["dead", "serving"])
+    store.fails = 2  # the store cannot say where the weights are
+    fakes[0].start()
+    assert fakes[0].version == 0
+    await eventually(lambda: states(watched) == ["serving", "serving"])
+    assert watched.engines[0].version == 3
+    assert [str(fake.version) for fake in fakes] == ["3", "3"]
+
+
+async def test_the_run_moves_on_while_an_engine_comes_back(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    store.version = 3
+    seen: list[str] = []
+    weights = store.weights
+
+    async def slow(version: int) -> str:
+        seen.append(f"{version}, {pool.engines[0].state}")
+        if store.version == 3:
+            store.version = 4
+        return await weights(version)
+
+    pool._weights = slow
+    await pool.set_state(pool.engines[0], EngineState.DEAD)
+    await pool.probe(pool.engines[0])
+    assert seen == ["3, dead", "4, updating"]
+    assert fakes[0].version == "4"
+
+
+async def test_one_engine_that_hangs_delays_nobody(
+    make: Callable[..., EnginePool], fakes: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.01)
+    monkeypatch.setattr(pools, "PROBE_TIMEOUT_S", 60.0)
+    pool = make(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", fakes[0].url)
+    watch = asyncio.create_task(pool.watch())
+    await eventually(lambda: states(pool) == ["dead", "serving"])
+    fakes[0].stop()
+    await eventually(lambda: states(pool) == ["dead", "dead"])
+    fakes[0].start()
+    await eventually(lambda: states(pool) == ["dead", "serving"])
+    watch.cancel()
+    with suppress(asyncio.CancelledError):
+        await watch
+    server.close()
+
+
+async def test_an_engine_that_falls_silent_is_dead_after_some_probes_and_its_calls_end(
+    pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = pool.engines[0]
+    hung_up = []
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(pools, "PROBE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(engine.client, "model_info", forever)
+    monkeypatch.setattr(engine.client, "hang_up", lambda: hung_up.append(engine.state))
+    for _ in range(pools.HANGS_AFTER - 1):
+        await pool.probe(engine)
+        assert engine.state is EngineState.SERVING
+    await pool.probe(engine)
+    assert engine.state is EngineState.DEAD
+    assert hung_up == [EngineState.SERVING]
+
+
+async def test_a_paused_engine_is_not_dead(pool: EnginePool, fakes: list[FakeEngine]) -> None:
+    """Another replica updates it: it is left alone, and serves again afterwards."""
+    await pool.engines[0].client.pause()
+    calls = len(fakes[0].calls)
+    await pool.probe(pool.engines[0])
+    assert states(pool) == ["updating", "serving"]
+    assert len(fakes[0].calls) == calls
+    await pool.engines[0].client.continue_generation()
+    await pool.probe(pool.engines[0])
+    assert states(pool) == ["serving", "serving"]
+
+
+async def test_an_engine_that_its_publisher_left_paused_is_taken_over(
+    pool: EnginePool, fakes: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pool.engines[0].client.pause()
+    await pool.probe(pool.engines[0])
+    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
+    await pool.probe(pool.engines[0])
+    assert states(pool) == ["serving", "serving"]
+    assert not fakes[0].paused
+
+
+async def test_what_waits_at_a_failed_update_is_aborted_before_unknown_weights_sample_it(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    fakes[0].enqueue(Reply([5, 6, 7], hold_after=1))
+    stream = pool.engines[0].client.generate(rid="r" * 32, input_ids=[1], sampling_params={})
+    assert (await anext(stream)).output_ids == [5]
+    store.version, fakes[0].fail_next_update = 3, "half of it is gone"
+    await pool.probe(pool.engines[0])
+    assert states(pool) == ["dead", "serving"]
+    (last,) = [chunk async for chunk in stream]
+    assert (last.output_ids, last.finish_reason) == ([], "abort")
+    await pool.probe(pool.engines[0])
+    assert states(pool) == ["serving", "serving"]
+    assert fakes[0].version == "3"
+
+
+async def test_a_version_that_is_being_published_is_left_in_place(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    store.pending = {1}
+    await pool.load(pool.engines[0], 1)
+    await pool.probe(pool.engines[0])
+    assert [fake.version for fake in fakes] == ["1", 0]
+
+
+async def test_publishing_to_a_dead_engine_does_not_wait(
+    pool: EnginePool, fakes: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(pools, "PROBE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(pool.engines[0].client, "model_info", forever)
+    with pytest.raises(EngineUnavailable):
+        await pool.load(pool.engines[0], 1)
+    assert fakes[0].calls == []
+
+
+PARAMS: Json = {"max_new_tokens": 10, "temperature": 1.0, "stop_token_ids": [2]}
+
+
+async def answer(pool: EnginePool, **options: Any) -> Sampled:
+    sampled = Sampled()
+    pieces = sample(
+        pool, sampled, session_id="s", rid="r" * 32, prompt_ids=[1], params=PARAMS, deadline=soon(), **options
+    )
+    async for _ in pieces:
+        pass
+    return sampled
+
+
+def spans(sampled: Sampled) -> list[tuple[int, int, int]]:
+    return [(span.version, span.start, span.end) for span in sampled.spans]
+
+
+@pytest.fixture
+async def alone(
+    make: Callable[..., EnginePool], fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[EnginePool]:
+    """A pool of one engine, watched."""
+    monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.02)
+    pool = make(fakes[0].url)
+    watch = asyncio.create_task(pool.watch())
+    await eventually(lambda: states(pool) == ["serving"])
+    yield pool
+    watch.cancel()
+    with suppress(asyncio.CancelledError):
+        await watch
+
+
+async def test_whole_answers_come_in_few_events(alone: EnginePool, fakes: list[FakeEngine]) -> None:
+    await answer(alone)
+    await answer(alone, whole=True)
+    asked = [request["sampling_params"].get("stream_interval") for request in fakes[0].requests]
+    assert asked == [None, WHOLE_INTERVAL]
+    assert "stream_interval" not in PARAMS
+
+
+async def test_what_a_dead_engine_sampled_is_kept(alone: EnginePool, fakes: list[FakeEngine]) -> None:
+    fakes[0].enqueue(Reply([5, 6, 7, 8], drop_after=2), [7, 8, 2])
+    sampled = await answer(alone)
+    assert (sampled.output_ids, spans(sampled)) == ([5, 6, 7, 8, 2], [(0, 0, 5)])
+    assert fakes[0].requests[1]["sampling_params"]["max_new_tokens"] == 8
+
+
+async def test_who_died_behind_the_last_token_has_finished(alone: EnginePool, fakes: list[FakeEngine]) -> None:
+    fakes[0].enqueue(Reply([5, 2], drop_after=2))
+    sampled = await answer(alone)
+    assert (sampled.output_ids, sampled.finish_reason, spans(sampled)) == ([5, 2], "stop", [(0, 0, 2)])
+    assert len(fakes[0].requests) == 1
+
+
+async def test_versions_are_not_guessed_where_weights_changed_before_the_death(
+    alone: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    """What was sent after the update may have been sampled before it."""
+    fakes[0].enqueue(Reply([5, 6, 7, 8], hold_after=1, drop_after=3))
+    asking = asyncio.create_task(answer(alone))
+    await fakes[0].until(lambda: fakes[0].holding == 1)
+    store.pending = {1}
+    await alone.load(alone.engines[0], 1)
+    fakes[0].release()
+    with pytest.raises(Interrupted, match="which weights"):
+        await asking
+
+
+async def test_nor_where_the_engine_may_have_been_away_and_come_back(
+    alone: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    store.undone = True
+    fakes[0].enqueue(Reply([5, 6, 7, 8], drop_after=2))
+    with pytest.raises(Interrupted, match="which weights"):
+        await answer(alone)
+
+
+@pytest.mark.parametrize("label", [0, "default"])
+async def test_an_engine_that_is_back_before_anybody_looked_samples_nothing(
+    make: Callable[..., EnginePool], fakes: list[FakeEngine], store: Store, label: int | str
+) -> None:
+    store.version = 3
+    pool = make(fakes[0].url)
+    await pool.probe(pool.engines[0])
+    fakes[0].base_version = label  # type: ignore[assignment]
+    fakes[0].stop()
+    fakes[0].start()
+    with suppress(EngineUnavailable):  # the connection that was kept open is gone
+        await pool.engines[0].client.pause()
+    await pool.engines[0].client.continue_generation()
+    fakes[0].enqueue([5, 2], [6, 2])
+    asking = asyncio.create_task(answer(pool))
+    await eventually(lambda: states(pool) == ["dead"])
+    await pool.probe(pool.engines[0])
+    sampled = await asking
+    assert (sampled.output_ids, spans(sampled)) == ([6, 2], [(3, 0, 2)])
+
+
+async def test_many_publishes_may_abort_one_answer(alone: EnginePool, fakes: list[FakeEngine]) -> None:
+    """As long as each segment brings something."""
+    fakes[0].enqueue(*[Reply([5], finish_reason="abort") for _ in range(9)])
+    sampled = await answer(alone)
+    assert sampled.output_ids[:9] == [5] * 9
+    fakes[0].enqueue(*[Reply([], finish_reason="abort") for _ in range(9)])
+    with pytest.raises(Interrupted, match="in a row"):
+        await answer(alone)
