@@ -140,6 +140,8 @@ class EnginePool:
         async with engine.lock:
             try:
                 paused = await self._ask(engine)
+                if engine.version != await self._wanted(engine.version):
+                    paused = await self._ask(engine)  # another replica may have brought it there just now
                 if not (paused and await self._held(engine)):
                     await self._bring(engine, stuck=paused)
             except TimeoutError:

@@ -42,7 +42,6 @@ def check(
         known = [database.query(runs.by_name, run)] if run is not None else database.query(runs.all_runs)
         for row in known:
             with database.read() as conn, bar(f"checking groups of {row.name}") as progress:
-                audit.snapshot(conn)
                 for line in audit.scan(conn, row.id, progress):
                     typer.echo(line, err=True)
                     broken += 1

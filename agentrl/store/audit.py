@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, func, select
 
 from agentrl.schemas import InteractionStatus, Json, StepState
 from agentrl.store import audit_groups, audit_lineage, codec, events, runs
@@ -25,19 +25,13 @@ Progress = Callable[[int, int], None]
 """Called with (groups done, groups in all)."""
 
 
-def snapshot(conn: Connection) -> None:
-    """Make a transaction that has done nothing yet see one state of the database to its end."""
-    if conn.dialect.name != "sqlite":  # SQLite's do anyway
-        conn.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
-
-
 def violations(conn: Connection, run_id: str) -> list[str]:
     """Every broken promise of a run; empty when all hold."""
     return list(scan(conn, run_id))
 
 
 def scan(conn: Connection, run_id: str, progress: Progress = lambda done, total: None) -> Iterator[str]:
-    """Every broken promise of a run as it is found. While the run is on, begin with `snapshot`."""
+    """Every broken promise of a run as it is found. While the run is on, all in one `Database.read`."""
     lineage = Lineage.read(conn, run_id)
     yield from audit_lineage.check(lineage)
     in_all = conn.execute(select(func.count()).select_from(groups).where(groups.c.run_id == run_id)).scalar_one()

@@ -38,6 +38,7 @@ POSTGRESQL_SETTINGS: dict[str, Any] = {
 }
 # A stopped process must not hold its locks for ever: its transaction is rolled back when it idles for so long.
 IDLE_IN_TRANSACTION_S = 60
+SNAPSHOT = "REPEATABLE READ"
 _MIGRATION_LOCK = 0x61676E74  # PostgreSQL advisory lock
 
 
@@ -58,6 +59,8 @@ class Database:
             sqlite_file.require_local(self._file)
             sqlite_file.require_whole(self._file)
         self.engine = _sqlite_engine(parsed) if self.is_sqlite else _postgresql_engine(parsed)
+        # What one statement reads must fit what the next one reads, as it always does on SQLite.
+        self._readers = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level=SNAPSHOT)
         self._writer: GroupCommitWriter | None = None
         self._writer_lock = threading.Lock()
         self._closed = False
@@ -72,7 +75,7 @@ class Database:
         return self._transaction(writing=True)
 
     def read(self) -> AbstractContextManager[Connection]:
-        """One transaction that only reads, not repeated. Raises as `write` does."""
+        """One transaction that only reads, all of it from one moment; not repeated. Raises as `write` does."""
         return self._transaction(writing=False)
 
     def transact(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -119,7 +122,7 @@ class Database:
         """A connection without a transaction; those it begins may write, or only read. Raises as `write` does."""
         with faults.reported(self.where):
             try:
-                conn = self.engine.connect()
+                conn = (self.engine if writing else self._readers).connect()
             except Exception:
                 if self._file is not None and not self._file.exists():
                     raise StoreError(f"{self.where} does not exist: make it with `agentrl db upgrade`") from None

@@ -316,3 +316,11 @@ def test_an_event_with_a_name_is_stored_once(db, run_id):
         db.transact(events.record, run_id, "train_step", {"step": 1}, "trainer", "0" * 32)
     db.transact(events.record, run_id, "train_step", {"step": 2}, "trainer")
     assert [row.data["step"] for row in db.query(events.of_run, run_id, "train_step")] == [1, 2]
+
+
+def test_what_a_read_sees_is_of_one_moment(db, run_id):
+    with db.read() as conn:
+        before = conn.execute(select(events.events.c.kind)).all()
+        db.transact(insert, run_id, "meanwhile")
+        assert conn.execute(select(events.events.c.kind)).all() == before
+    assert stored(db) == ["meanwhile"]
