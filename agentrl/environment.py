@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 from agentrl.errors import ConfigError
@@ -13,6 +14,8 @@ ADMIN_KEY = "AGENTRL_ADMIN_KEY"
 DATABASE_URL = "AGENTRL_DATABASE_URL"
 SECRETS = frozenset({RUN_KEY, ADMIN_KEY, DATABASE_URL})
 """A database's URL holds its password."""
+# Greedy, up to the last `@`: a password that should have been percent-encoded is hidden as a whole.
+_PASSWORD = re.compile(r"\A((?>[\w+]+://)?+[^:@/]*):.*@|(?<=[?&]password=)[^&]*", re.DOTALL)
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
@@ -24,6 +27,11 @@ def drop_secrets() -> None:
     """Take the secrets out of this process's own environment: for code that we run but did not write."""
     for name in SECRETS:
         os.environ.pop(name, None)
+
+
+def without_password(url: str) -> str:
+    """A database's URL as it may be printed, whether or not it can be parsed."""
+    return _PASSWORD.sub(lambda found: "***" if found[1] is None else f"{found[1]}:***@", url)
 
 
 def key_from(env: Mapping[str, str], name: str) -> str | None:

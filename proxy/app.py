@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 class Settings:
     """What `agentrl proxy` was started with."""
 
-    database_url: str
+    database_url: str = field(repr=False)
     run_name: str
     engine_urls: list[str]
     admin_key: str = field(repr=False)

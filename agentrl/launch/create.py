@@ -43,7 +43,7 @@ def insert(conn: Connection, config: RunConfig, model: Path, key: str, task_data
     return runs.create(
         conn,
         name=config.name,
-        config=config.model_dump(mode="json"),
+        config=folder.stored(config),
         task_data=task_data,
         base_model=str(model),
         key=key,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from sqlalchemy import make_url
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.environment import without_password
 from agentrl.errors import ConfigError, UserError
 from agentrl.schemas import Json
 
@@ -68,14 +68,22 @@ def check_new(config: RunConfig, database_url: str) -> None:
     """Raise UserError when the folder holds checkpoints of a run that the database does not know."""
     if has_checkpoints(config.run_dir):
         raise UserError(
-            f"{config.run_dir} holds checkpoints, but {make_url(database_url).render_as_string()} has no run "
+            f"{config.run_dir} holds checkpoints, but {without_password(database_url)} has no run "
             f"{config.name!r}: restore or name the database that it used, or give another name to start anew"
         )
 
 
+def stored(config: RunConfig) -> Json:
+    """Every field, as the database keeps it: without its own password, which would leave with every copy of it."""
+    url = config.database_url
+    return config.model_dump(mode="json") | {"database_url": None if url is None else without_password(url)}
+
+
 def write_config(config: RunConfig, path: Path) -> None:
-    """Write every field, so that the run can be repeated whatever the defaults become."""
+    """Write every field, so that the run can be repeated whatever the defaults become. Only its owner may read it."""
     data = config.model_dump(mode="json") | {"runs_dir": str(config.runs_dir.resolve())}
+    path.touch(mode=0o600)
+    path.chmod(0o600)
     path.write_text(yaml.safe_dump(data, sort_keys=False))
 
 

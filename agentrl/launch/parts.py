@@ -20,7 +20,7 @@ class Plan:
 
     config: RunConfig
     model: Path
-    database_url: str
+    database_url: str = field(repr=False)
     admin_key: str = field(repr=False)
     run_key: str = field(repr=False)
     proxy_port: int

@@ -115,7 +115,7 @@ def open_run(database: Database, plan: Plan) -> tuple[str, str]:
 
 def _open_run(conn: Connection, plan: Plan, task_data: list[Json]) -> tuple[str, str]:
     config = plan.config
-    stored = config.model_dump(mode="json")
+    stored = folder.stored(config)
     existing = runs.find(conn, config.name)
     if existing is not None:
         folder.check_resume(existing.config, config)

@@ -20,6 +20,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from agentrl.environment import without_password
 from agentrl.errors import StoreError, StoreUnavailable, UserError
 from agentrl.store import faults, sqlite_file
 from agentrl.store.writer import GroupCommitWriter, pauses
@@ -220,12 +221,15 @@ def _unheard(units: int, seconds: float) -> None:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise UserError(f"database URL {url!r} is not a SQLAlchemy URL, such as sqlite:///agentrl.db") from error
+    except (ArgumentError, ValueError):  # ValueError for a port that is no number: the end of a password with an @
+        raise UserError(
+            f"database URL {without_password(url)!r} is not a SQLAlchemy URL, such as sqlite:///agentrl.db "
+            "(@, : and / in a password are percent-encoded)"
+        ) from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-        raise UserError(f"database URL {url!r}: only sqlite and postgresql are supported")
+        raise UserError(f"database URL {without_password(url)!r}: only sqlite and postgresql are supported")
     if parsed.get_backend_name() == "sqlite" and (not parsed.database or parsed.database == ":memory:"):
         raise UserError("an in-memory SQLite database cannot be shared between processes; name a file")
     return parsed

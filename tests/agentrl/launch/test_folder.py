@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def test_the_written_config_is_the_whole_config(tmp_path: Path) -> None:
     run = config(runs_dir=str(tmp_path), trainer={"lr": 2e-4})
     folder.write_config(run, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == run
+
+
+def test_the_database_does_not_hold_its_own_password_and_the_written_config_is_its_owners(tmp_path: Path) -> None:
+    run = config(runs_dir=str(tmp_path), database_url="postgresql://me:secret@db/runs")
+    assert folder.stored(run) == run.model_dump(mode="json") | {"database_url": "postgresql://me:***@db/runs"}
+    folder.check_resume(folder.stored(run), run)
+    (tmp_path / "config.yaml").touch(mode=0o644)
+    folder.write_config(run, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == run
+    assert stat.S_IMODE((tmp_path / "config.yaml").stat().st_mode) == 0o600
 
 
 def test_the_database_is_the_configs_the_environments_or_the_folders(

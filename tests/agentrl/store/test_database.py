@@ -1,6 +1,7 @@
 """Transactions and the group commit: nothing is acknowledged that is not durable, and one bad unit hurts nobody."""
 
 import threading
+import traceback
 from concurrent.futures import CancelledError
 
 import pytest
@@ -256,6 +257,13 @@ async def test_a_closed_database_takes_no_more_units(db, run_id, used):
 def test_bad_urls_are_refused(url):
     with pytest.raises(UserError):
         Database(url)
+
+
+@pytest.mark.parametrize("url", ["mysql://me:secret@x/y", "me:secret@x/y", "postgresql://me:the@secret:secret@x/y"])
+def test_an_error_about_a_url_keeps_its_password(url):
+    with pytest.raises(UserError) as caught:
+        Database(url)
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_an_old_schema_names_the_command(empty_database_url):
