@@ -50,8 +50,8 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         )
         if state.upstreams and (upstream := upstreams.asked_for(state.upstreams, body)) is not None:
             path = request.url.path.rpartition("/v1/")[2]
-            passed = await upstreams.begin(state, upstream, caller, f"/{path}", request.headers, body)
-            return await _pass_on(request, dialect, upstreams.run(state, passed))
+            parts = upstreams.run(state, upstream, caller, f"/{path}", request.headers, body)
+            return await _pass_on(request, dialect, parts)
         asked = dialect.decode(body)
         limits.check(asked)
         finding = exchange_for(state, caller, asked)

@@ -1,8 +1,8 @@
 """Other models beside the policy: a call that names one is passed on as it is, and recorded as not trainable.
 
-    body ─► asked_for ─► begin: intent row ─► run: POST base_url/… ──► the answer, whole, after the commit
-                                                                  └──► its events as they come; from the one that
-                                                                       ends the answer on, after the commit
+    body ─► asked_for ─► Gate.admit ─► intent row ─► POST base_url/… ──► the answer, whole, after the commit
+                                                                    └──► its events as they come; from the one that
+                                                                         ends the answer on, after the commit
 
 The upstream decides what it supports: nothing of the request is checked or changed but the model's name. A failure
 keeps the upstream's own status and body. The key comes from the proxy's environment; it is cut out of whatever the
@@ -109,10 +109,33 @@ def asked_for(upstreams: Mapping[str, Upstream], body: bytes) -> Upstream | None
     return upstreams.get(model) if isinstance(model, str) else None
 
 
-async def begin(
+async def run(
+    state: ProxyState, upstream: Upstream, caller: Caller, path: str, headers: Mapping[str, str], body: bytes
+) -> AsyncGenerator[Start | bytes, None]:
+    """How the answer begins, then, if it is streamed, its bytes; what ends it comes after the commit.
+
+    `path` is what follows `/v1`. Raises RequestError: as the gate does, 400 for a body that is no JSON, 502 when the
+    upstream cannot be reached, breaks off or answers nonsense, 504 when it is late. Closing the generator early aborts
+    the call.
+    """
+    place = await state.gate.admit(state, caller.session_id, 1)
+    try:
+        passed = await _begin(state, upstream, caller, path, headers, body)
+    except BaseException:
+        place.cancel()
+        raise
+    try:
+        async with aclosing(_ask(state, passed)) as parts:
+            async for part in parts:
+                yield part
+    finally:
+        place.close()
+
+
+async def _begin(
     state: ProxyState, upstream: Upstream, caller: Caller, path: str, headers: Mapping[str, str], body: bytes
 ) -> Passed:
-    """Make the intent durable. `path` is what follows `/v1`. Raises RequestError."""
+    """Make the intent durable. Raises RequestError."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         asked = _storable(body)
@@ -135,12 +158,7 @@ async def begin(
     return passed
 
 
-async def run(state: ProxyState, passed: Passed) -> AsyncGenerator[Start | bytes, None]:
-    """How the answer begins, then, if it is streamed, its bytes; what ends it comes after the commit.
-
-    Raises RequestError: 502 when the upstream cannot be reached, breaks off or answers nonsense, 504 when it is late.
-    Closing the generator early aborts the call.
-    """
+async def _ask(state: ProxyState, passed: Passed) -> AsyncGenerator[Start | bytes, None]:
     upstream = passed.upstream
     timeout = aiohttp.ClientTimeout(total=upstream.timeout_s, sock_connect=CONNECT_S)
     async with calls.closing(state, passed.id):
@@ -339,6 +357,7 @@ async def _commit(state: ProxyState, passed: Passed, answer: Json, reason: str |
     )
     seq = await state.write(interactions.finish, passed.id, passed.session_id, outcome)
     state.trees.commit(passed.session_id, seq, None)
+    state.gate.answered(passed.session_id, seq, 0)  # its tokens are not the policy's
 
 
 async def _fail(state: ProxyState, passed: Passed, error: str) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import anthropic
@@ -120,11 +121,16 @@ def judge():
 
 
 @pytest.fixture
-def run_config(run_config, judge, monkeypatch):
+def run_limits():
+    return {}
+
+
+@pytest.fixture
+def run_config(run_config, run_limits, judge, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", KEY)
     base = {"base_url": f"http://127.0.0.1:{judge.port}/v1", "api_key_env": "JUDGE_KEY", "model": "gpt-x"}
     known = {"judge": base, "nobody": {"base_url": f"http://127.0.0.1:{free_port()}/v1"}}
-    return run_config | {"proxy": {"upstreams": known | {"hasty": base | {"timeout_s": 0.3}}}}
+    return run_config | {"proxy": {"upstreams": known | {"hasty": base | {"timeout_s": 0.3}}} | run_limits}
 
 
 def ask(proxy, session, model="judge", **options):
@@ -414,6 +420,45 @@ def test_a_sealed_session_takes_no_such_calls(proxy, judge):
     with pytest.raises(openai.ConflictError):
         ask(proxy, session)
     assert judge.got == []
+
+
+@pytest.mark.parametrize("run_limits", [{"max_concurrent_calls_per_session": 1, "max_calls_per_session": 3}])
+def test_such_calls_count_against_the_limits_of_their_session(proxy, judge, until):
+    session, other = proxy.session(), proxy.session()
+    judge.answer = stream(*STREAM, wait_before=1)
+    events = iter(ask(proxy, session, stream=True))
+    next(events)
+    for model in ("default", "judge"):
+        with pytest.raises(openai.RateLimitError, match="1 calls under way, of 1"):
+            ask(proxy, session, model)
+    ask(proxy, other, "default")
+    judge.gate.set()
+    assert len(list(events)) == 2
+
+    def answered():  # the place is free once the proxy has sent the end
+        with suppress(openai.RateLimitError):
+            return ask(proxy, session, "default")
+
+    until(answered)
+    judge.answer = whole({"error": {"message": "no"}}, 400)
+    with pytest.raises(openai.BadRequestError):
+        ask(proxy, session)
+    for model in ("judge", "default"):
+        with pytest.raises(openai.PermissionDeniedError, match="3 of its 3 calls"):
+            ask(proxy, session, model)
+    assert len(judge.got) == 2
+
+
+@pytest.mark.parametrize("run_limits", [{"max_calls_per_session": 1}])
+def test_such_a_call_that_never_began_does_not_count(proxy):
+    session = proxy.session()
+    for _ in range(2):
+        bad = proxy.http.post(
+            session["base_url"] + "/chat/completions", content=b'{"model": "judge", "x": 1e999}',
+            headers={"Authorization": f"Bearer {session['api_key']}"},
+        )  # fmt: skip
+        assert (bad.status_code, bad.json()["error"]["code"]) == (400, "invalid_json")
+    assert ask(proxy, session).choices[0].message.content == "good"
 
 
 def test_the_key_is_in_no_table_log_or_answer(proxy, judge, caplog):
