@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,7 +149,7 @@ class Database:
         """Raise StoreError unless the schema is at the newest revision."""
         with self.read() as conn:
             have = MigrationContext.configure(conn).get_current_revision()
-        want = ScriptDirectory.from_config(_alembic_config()).get_current_head()
+        want = newest_revision()
         if have != want:
             raise StoreError(f"the database is at revision {have or 'none'}, not {want}: run `agentrl db upgrade`")
 
@@ -276,6 +277,12 @@ def _postgresql_engine(url: URL) -> Engine:
         dbapi_connection.commit()
 
     return engine
+
+
+@lru_cache(maxsize=1)
+def newest_revision() -> str | None:
+    """The revision that this installation's migrations lead to; the scripts are read once per process."""
+    return ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
 
 def _alembic_config(connection: Connection | None = None) -> AlembicConfig:

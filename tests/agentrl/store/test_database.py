@@ -9,7 +9,7 @@ from play import held
 from sqlalchemy import event, make_url, select, text
 
 from agentrl.errors import StoreError, UserError
-from agentrl.store import Database, events
+from agentrl.store import Database, database, events
 
 TIMEOUT_S = 30
 
@@ -272,7 +272,17 @@ def test_an_old_schema_names_the_command(empty_database_url):
         db.require_current()
     db.upgrade()
     db.require_current()
+    db.downgrade("-1")
+    with pytest.raises(StoreError, match="agentrl db upgrade"):
+        db.require_current()
     db.close()
+
+
+def test_the_migrations_are_read_once_per_process(db):
+    database.newest_revision.cache_clear()
+    for _ in range(3):
+        db.require_current()
+    assert database.newest_revision.cache_info().misses == 1
 
 
 def test_a_postgresql_database_that_does_not_exist_is_not_waited_for(databases):
