@@ -8,12 +8,14 @@ A guard process (guard.py) stands between: it ends the server, with everything t
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,6 +30,9 @@ from agentrl.models import check_model_folder
 
 STOP_TIMEOUT_S = guard.GRACE_S + 10
 POLL_S = 0.25
+FIRST_PORT = 10_240
+USUALLY_GIVEN_FROM = 32_768
+GIVEN_BY_SYSTEM = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 Progress = Callable[[float, str], None]
 """Called while a server starts: seconds so far, last line of its log."""
@@ -175,10 +180,32 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port nobody listens on right now. Raises UserError when there is none.
+
+    Below those that the system itself gives to connections: it would still be free when a server that takes its time
+    to start binds it. Chosen at random, so that two processes that choose at once seldom meet.
+    """
+    ports = _ports_to_choose()
+    start = secrets.randbelow(len(ports))
+    for port in (*ports[start:], *ports[:start]):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise UserError(f"cannot listen on {host}: {error.strerror}") from error
+            else:
+                return int(probe.getsockname()[1])
+    raise UserError(f"no port of {host} is free")
+
+
+def _ports_to_choose() -> Sequence[int]:
+    """Where the system gives away all that are free to choose, the choice is its own (0)."""
+    try:
+        first_given = int(GIVEN_BY_SYSTEM.read_text().split()[0])
+    except OSError:  # not Linux
+        first_given = USUALLY_GIVEN_FROM
+    return range(FIRST_PORT, first_given) or (0,)
 
 
 def pick_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:

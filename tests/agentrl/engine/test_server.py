@@ -1,0 +1,48 @@
+"""Ports for servers."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from agentrl.engine import server
+from agentrl.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("given", "below"), [("32768\t60999\n", 32_768), ("15000 65535", 15_000), (None, server.USUALLY_GIVEN_FROM)]
+)
+def test_a_free_port_is_none_that_the_system_gives_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, below: int
+) -> None:
+    if given is not None:
+        (tmp_path / "range").write_text(given)
+    monkeypatch.setattr(server, "GIVEN_BY_SYSTEM", tmp_path / "range")
+    for _ in range(20):
+        port = server.free_port()
+        assert server.FIRST_PORT <= port < below
+        server.check_port("127.0.0.1", port)
+
+
+def test_where_the_system_gives_away_every_port_it_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "range").write_text("1024 65535")
+    monkeypatch.setattr(server, "GIVEN_BY_SYSTEM", tmp_path / "range")
+    server.check_port("127.0.0.1", server.free_port())
+
+
+def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        port = used.getsockname()[1]
+        monkeypatch.setattr(server, "_ports_to_choose", lambda: [port])
+        with pytest.raises(UserError, match=r"no port of .* is free"):
+            server.free_port()
+        monkeypatch.setattr(server, "_ports_to_choose", lambda: [port, 0, port])
+        assert all(server.free_port() != port for _ in range(20))
+
+
+def test_an_address_that_is_not_ours_is_told_at_once() -> None:
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1"):
+        server.free_port("192.0.2.1")
