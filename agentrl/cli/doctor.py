@@ -87,10 +87,10 @@ def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str
     import asyncio
     import signal
 
-    from agentrl.doctor import episode as played
     from agentrl.doctor import report, sources
+    from agentrl.rollout.command import check
 
-    played.check(command)
+    check(command)
 
     async def main() -> tuple[Episode, str | None]:
         playing = asyncio.current_task()

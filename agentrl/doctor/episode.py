@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,14 +26,6 @@ class Episode:
 
     session: Session
     status: int
-
-
-def check(command: Sequence[str]) -> None:
-    """Raises UserError for a program that is not there or cannot be run, before anything is started for it."""
-    name = command[0]
-    if shutil.which(name) is None:
-        why = errno.EACCES if os.sep in name and os.path.exists(name) else errno.ENOENT
-        raise UserError(f"cannot run {name!r}: {os.strerror(why)}")
 
 
 async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, stdout: int | None = None) -> Episode:

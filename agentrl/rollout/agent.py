@@ -56,7 +56,10 @@ def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any]) -> Age
     if spec is None:
         raise UserError("agent: the config names none; it must look like module:Class, or be a command")
     if not isinstance(spec, str):
-        command.check(spec)
+        try:
+            command.check(spec)
+        except UserError as error:
+            raise UserError(f"agent: {error}") from None
         if args:
             raise UserError("agent_args: a command takes none; write its arguments behind its name")
         return CommandAgent(spec)

@@ -12,6 +12,7 @@ Nothing of it outlives the episode: when it ends, is too slow, is stopped, or wh
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shlex
@@ -56,9 +57,13 @@ def variables(base_url: str, api_key: str) -> dict[str, str]:
 
 
 def check(command: Sequence[str]) -> None:
-    """Raise UserError unless the program of a command can be found."""
-    if not command or shutil.which(command[0]) is None:
-        raise UserError(f"agent: no program {command[0]!r} can be run here" if command else "agent: an empty command")
+    """Raise UserError unless the program of a command can be found and run, before anything is started for it."""
+    if not command:
+        raise UserError("an empty command")
+    name = command[0]
+    if shutil.which(name) is None:
+        why = errno.EACCES if os.sep in name and os.path.exists(name) else errno.ENOENT
+        raise UserError(f"cannot run {name!r}: {os.strerror(why)}")
 
 
 @dataclass(frozen=True)

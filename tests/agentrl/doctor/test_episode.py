@@ -170,16 +170,6 @@ with Client() as client, client.session() as sub:
     assert capfd.readouterr().out == f"{found.session.children_ids[0]}\n"
 
 
-def test_a_command_is_looked_for_before_anything_is_started(tmp_path: Path):
-    episode.check([sys.executable])
-    episode.check(["sh", "-c", "true"])
-    plain = tmp_path / "plain"
-    plain.write_text("")
-    for name, why in (("no-such-program", "No such file"), (str(plain), "Permission denied")):
-        with pytest.raises(UserError, match=f"cannot run '{name}': {why}"):
-            episode.check([name])
-
-
 def test_a_program_that_does_not_exist(proxy):
     with pytest.raises(UserError, match="cannot run 'no-such-program': No such file"):
         asyncio.run(episode.play(["no-such-program"], proxy.url, "run-key", keep=True))

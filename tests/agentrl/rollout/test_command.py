@@ -200,12 +200,16 @@ def test_a_task_that_no_variable_holds_is_in_its_file(variables: Any) -> None:
     assert variables({"text": "x" * 300_000})["AGENTRL_TASK"] == ""
 
 
-def test_a_command_is_checked_before_anything_starts() -> None:
+def test_a_command_is_checked_before_anything_starts(tmp_path: Path) -> None:
     agent = load_agent([sys.executable, "-c", "pass"], {})
     assert isinstance(agent, CommandAgent)
-    with pytest.raises(UserError, match="no program 'no-such-program'"):
-        load_agent(["no-such-program"], {})
-    with pytest.raises(UserError, match="empty command"):
+    load_agent(["sh", "-c", "true"], {})
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    for name, why in (("no-such-program", "No such file or directory"), (str(plain), "Permission denied")):
+        with pytest.raises(UserError, match=f"^agent: cannot run '{name}': {why}$"):
+            load_agent([name], {})
+    with pytest.raises(UserError, match=r"^agent: an empty command$"):
         load_agent([], {})
     with pytest.raises(UserError, match="agent_args"):
         load_agent([sys.executable], {"turns": 2})
