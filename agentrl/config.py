@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from agentrl.algorithm import Algorithm
 from agentrl.errors import ConfigError, did_you_mean
+from agentrl.section import Section
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values are not coerced across kinds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class SamplingConfig(Section):
@@ -166,14 +163,7 @@ class TrainerConfig(Section):
     """Optimizer updates per step; the batch is split by whole groups."""
     tokens_per_microbatch: Positive = 4096
     """Packing budget: tokens of one forward pass."""
-    eps_clip: Annotated[float, Field(gt=0)] = 0.2
-    """PPO clip below 1 (ε)."""
-    eps_clip_higher: Annotated[float, Field(gt=0)] | None = None
-    """PPO clip above 1; null means eps_clip."""
-    behavior_weight_cap: Annotated[float, Field(gt=0)] = 5.0
-    """Truncation of the importance weight π_prox/π_behaviour of the decoupled objective."""
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """Group-relative estimator."""
+    algorithm: Algorithm = Algorithm()
     ranks: Positive = 1
     """Processes (torchrun); 1 runs the same FSDP2 code in one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -186,6 +176,12 @@ class TrainerConfig(Section):
     """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """Newest checkpoints kept on disk."""
+
+    @model_validator(mode="after")
+    def _can_be_carried_out(self) -> TrainerConfig:
+        if self.algorithm.unsupported:
+            raise ValueError(f"algorithm {self.algorithm.preset}, {self.algorithm.unsupported}")
+        return self
 
 
 class EvalConfig(Section):
@@ -266,7 +262,10 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
 
 
 def apply_override(data: dict[str, Any], item: str) -> None:
-    """Set `a.b=value` in nested mappings. Raises ConfigError when `item` has no `=` or walks into a value."""
+    """Set `a.b=value` in nested mappings. Raises ConfigError when `item` has no `=` or walks into a value.
+
+    `trainer.algorithm` may be a preset's name: `trainer.algorithm.clip_high=0.28` then changes a part of that preset.
+    """
     key, sep, raw = item.partition("=")
     if not sep or not key:
         raise ConfigError(f"override {item!r} must look like section.key=value")
@@ -274,6 +273,8 @@ def apply_override(data: dict[str, Any], item: str) -> None:
     node = data
     for part in parents:
         child = node.setdefault(part, {})
+        if part == "algorithm" and isinstance(child, str):
+            child = node[part] = {"preset": child}
         if not isinstance(child, dict):
             raise ConfigError(f"override {item!r}: {part!r} is a value, not a section")
         node = child
@@ -293,6 +294,11 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
         if first["type"] == "extra_forbidden":
             raise ConfigError(
                 f"unknown config key {where!r}{did_you_mean(str(first['loc'][-1]), _keys_at(first['loc'][:-1]))}"
+            ) from None
+        if first["type"] == "literal_error" and isinstance(first["input"], str):
+            choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+            raise ConfigError(
+                f"config key {where!r}: there is no {first['input']!r}{did_you_mean(first['input'], choices)}"
             ) from None
         raise ConfigError(f"config key {where!r}: {first['msg']}") from None
 

@@ -14,17 +14,22 @@ import numpy as np
 from sqlalchemy import Connection, Row, select
 from zstandard import ZstdError
 
+from agentrl.algorithm import Algorithm
 from agentrl.credit import SessionRewards
 from agentrl.errors import UserError, did_you_mean
 from agentrl.export.columns import ARRAYS, Columns
 from agentrl.export.columns import Row as Record
 from agentrl.export.rows import tokens_row
 from agentrl.export.selection import StepRange
+from agentrl.presets import PRESETS
 from agentrl.schemas import Batch, Float32, Json, StepState, TrajectoryTokens
-from agentrl.store import Database, interactions, rewards, steps
+from agentrl.store import Database, interactions, rewards, runs, steps
 from agentrl.store.returns import Rescore
 from agentrl.tables import groups, sessions, tasks
-from agentrl.trainer.advantages import ESTIMATORS, Estimator, turn_advantages
+from agentrl.trainer.advantages import turn_advantages
+
+ESTIMATORS = [name for name in PRESETS if Algorithm(preset=name).estimator == "returns"]
+"""The algorithms whose advantages follow from what the store holds."""
 
 Judge = Callable[[Json], float | Mapping[str, float] | None]
 """`--rescore`: what `describe` says of a session → its reward, `{call id: reward}`, or None for the recorded ones."""
@@ -67,15 +72,13 @@ class Credit:
 
     judge: Judge | None = None
     discount: float | None = None
-    estimator: Estimator | None = None
+    estimator: str | None = None  # a preset: its advantages
 
     def __post_init__(self) -> None:
         if self.discount is not None and not 0 <= self.discount <= 1:
             raise UserError(f"--discount: {self.discount} is not between 0 and 1")
         if self.estimator is not None and self.estimator not in ESTIMATORS:
-            raise UserError(
-                f"--estimator: no estimator {self.estimator!r}{did_you_mean(self.estimator, list(ESTIMATORS))}"
-            )
+            raise UserError(f"--estimator: no estimator {self.estimator!r}{did_you_mean(self.estimator, ESTIMATORS)}")
 
     @property
     def changes(self) -> bool:
@@ -161,9 +164,9 @@ def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -
     """Credit a step's batch anew, beside what it was. Raises UserError for what a judge should not return."""
     judge = credit.judge
     asked = database.query(_rebatch, step.id, credit.discount, judge) if judge or credit.discount is not None else batch
-    recorded: Estimator = step.estimator
+    recorded = database.query(_algorithm, step)
     old = turn_advantages(batch.trajectories, recorded)
-    new = turn_advantages(asked.trajectories, credit.estimator or recorded)
+    new = turn_advantages(asked.trajectories, Algorithm(preset=credit.estimator) if credit.estimator else recorded)
     changes = [
         Change(before.trajectory_id, before.episode_return, after.episode_return, _mean(before, a), _mean(after, b))
         for before, after, a, b in zip(batch.trajectories, asked.trajectories, old, new, strict=True)
@@ -225,6 +228,12 @@ def _conversation(calls: Sequence[Json]) -> list[Json]:
         node = by_id.get(node["parent_id"])
     system = turns[-1]["system"] if turns else []
     return [*system, *(message for turn in reversed(turns) for message in (*turn["new_messages"], turn["answer"]))]
+
+
+def _algorithm(conn: Connection, step: Row[Any]) -> Algorithm:
+    """What a step's advantages came from: of the run's configuration, which no resume changes, else by its name."""
+    configured = runs.get(conn, step.run_id).config.get("trainer", {}).get("algorithm")
+    return Algorithm.model_validate(configured or step.estimator)
 
 
 def _rebatch(conn: Connection, step_id: str, discount: float | None, judge: Judge | None) -> Batch:

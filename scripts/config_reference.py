@@ -40,13 +40,18 @@ def sections(prefix: str, section: type[BaseModel]) -> Iterator[str]:
         elif get_origin(kind) is dict and issubclass(of := get_args(kind)[1], BaseModel):
             children.append((f"{prefix}{name}.NAME.", of))
         else:
-            rows.append(
-                f"| `{prefix}{name}` | {_default(field.get_default(call_default_factory=True))} | {field.description} |"
-            )
+            default = _default(field.get_default(call_default_factory=True))
+            rows.append(f"| `{prefix}{name}` | {default} | {_line(field.description)} |")
     title = f"## {prefix.rstrip('.')}" if prefix else "## The run"
-    yield "\n".join([title, "", section.__doc__ or "", "", "| key | default | meaning |", "| --- | --- | --- |", *rows])
+    yield "\n".join(
+        [title, "", _line(section.__doc__), "", "| key | default | meaning |", "| --- | --- | --- |", *rows]
+    )
     for child_prefix, kind in children:
         yield from sections(child_prefix, kind)
+
+
+def _line(text: str | None) -> str:
+    return " ".join(str(text).split())
 
 
 def _default(value: object) -> str:

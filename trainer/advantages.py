@@ -1,73 +1,120 @@
-"""Group-relative advantages: pure functions from returns to numbers.
+"""Advantages from returns: pure functions of a whole batch, so that nothing depends on how it is cut afterwards.
 
 Baselines use one return per episode, R_i, the return of its first main call; never one per path, so that a session
 that forked into several trajectories, or that had sub-agents, counts once. A turn's advantage is its own return
-against that baseline.
+against that baseline, or with trajectory credit its episode's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.algorithm import Algorithm
 from agentrl.schemas import Float32, TrajectoryTokens
 
 Float64 = npt.NDArray[np.float64]
-Estimator = Literal["grpo", "dr_grpo", "rloo"]
 EPSILON = 1e-6
+"""Added to standard deviations."""
 
 
-def grpo(returns: Float64) -> tuple[Float64, float]:
-    """A = (R − mean(R)) / (std(R) + 1e-6), sample standard deviation over the group.
-
-    DeepSeekMath, arXiv 2402.03300, section 4.1.
-    """
-    return np.full_like(returns, returns.mean()), float(returns.std(ddof=1)) + EPSILON
+def group_mean(returns: Float64) -> Float64:
+    """mean(R). DeepSeekMath, arXiv 2402.03300, section 4.1.2."""
+    return np.full_like(returns, returns.mean())
 
 
-def dr_grpo(returns: Float64) -> tuple[Float64, float]:
-    """A = R − mean(R), without the division by std. "Understanding R1-Zero-like training", arXiv 2503.20783."""
-    return np.full_like(returns, returns.mean()), 1.0
+def leave_one_out(returns: Float64) -> Float64:
+    """For each episode, the mean of the other R_j. "Back to Basics", arXiv 2402.14740."""
+    others: Float64 = (returns.sum() - returns) / (len(returns) - 1)
+    return others
 
 
-def rloo(returns: Float64) -> tuple[Float64, float]:
-    """A_i = R_i − mean of the other R_j (leave-one-out). "Back to Basics", arXiv 2402.14740, section 3.3."""
-    n = len(returns)
-    return (returns.sum() - returns) / (n - 1), 1.0
+def no_baseline(returns: Float64) -> Float64:
+    """0."""
+    return np.zeros_like(returns)
 
 
-ESTIMATORS: dict[Estimator, Callable[[Float64], tuple[Float64, float]]] = {
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
+BASELINES: dict[str, Callable[[Float64], Float64]] = {
+    "group_mean": group_mean,
+    "leave_one_out": leave_one_out,
+    "none": no_baseline,
 }
-"""Each returns the baseline of every episode (n,) and the scale of the group: A = (R − baseline) / scale."""
+"""By `Algorithm.baseline`: the returns (n,) of a group's episodes → the baseline (n,) of each."""
 
 
-def turn_advantages(trajectories: Sequence[TrajectoryTokens], estimator: Estimator) -> list[Float32]:
-    """Per trajectory, (n_turns,) advantages. All zero in a group of one episode, or where all episodes tie."""
-    returns: dict[str, dict[str, float]] = {}
+def overlong_penalty(tokens: int, algorithm: Algorithm) -> float:
+    """What is added to the return of an episode whose longest path has that many sampled tokens.
+
+    0 up to L − B, then −p (tokens − (L − B)) / B, and −p from L on. DAPO, arXiv 2503.14476, eq. 13, where p is 1.
+    """
+    if algorithm.overlong_tokens is None:
+        return 0.0
+    over = tokens - (algorithm.overlong_tokens - algorithm.overlong_buffer)
+    return -algorithm.overlong_penalty * min(max(over / algorithm.overlong_buffer, 0.0), 1.0)
+
+
+def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm) -> list[Float32]:
+    """Per trajectory of a whole batch, (n_turns,) advantages; of a preset whose baseline is not a critic.
+
+    A = (R − baseline) / scale with, as scale, 1, the sample standard deviation of the returns of the group or of the
+    batch; `whiten` makes them mean 0 and (population) deviation 1 over the batch's loss tokens (REINFORCE++, arXiv
+    2501.03262). Under a group's baseline a group of equal returns has no advantage before that, and a group of
+    one none at all: it has nothing to be compared with.
+    """
+    lengths: dict[str, int] = {}
     for t in trajectories:
-        returns.setdefault(t.group_id, {})[t.episode_id] = t.episode_return
-    baselines: dict[str, tuple[float, float]] = {}  # by episode: baseline, scale
-    for episodes in returns.values():
-        values = np.array(list(episodes.values()), np.float64)
-        if values.min() == values.max():  # also a group of one
-            continue
-        baseline, scale = ESTIMATORS[estimator](values)
-        for episode_id, b in zip(episodes, baseline, strict=True):
-            baselines[episode_id] = (float(b), scale)
-    out = []
+        lengths[t.episode_id] = max(lengths.get(t.episode_id, 0), int((t.turn_ids >= 0).sum()))
+    penalties = {episode: overlong_penalty(n, algorithm) for episode, n in lengths.items()}
+    groups: dict[str, dict[str, float]] = {}
     for t in trajectories:
-        if t.episode_id in baselines:
-            b, scale = baselines[t.episode_id]
-            out.append(((t.turn_returns.astype(np.float64) - b) / scale).astype(np.float32))
-        else:
-            out.append(np.zeros(len(t.turn_returns), np.float32))
-    return out
+        groups.setdefault(t.group_id, {})[t.episode_id] = t.episode_return + penalties[t.episode_id]
+    everything = np.array([value for episodes in groups.values() for value in episodes.values()], np.float64)
+    against: dict[str, tuple[float, float]] = {}  # by episode: baseline, factor
+    for episodes in groups.values():
+        baselines, factor = _against(np.array(list(episodes.values()), np.float64), everything, algorithm)
+        against |= {id_: (float(b), factor) for id_, b in zip(episodes, baselines, strict=True)}
+    raw: list[Float64] = []
+    for t in trajectories:
+        baseline, factor = against[t.episode_id]
+        own = t.turn_returns if algorithm.credit == "turn" else np.full(len(t.turn_returns), t.episode_return)
+        raw.append((own.astype(np.float64) + penalties[t.episode_id] - baseline) * factor)
+    if algorithm.normalization == "whiten":
+        compared = [not algorithm.is_group_relative or len(groups[t.group_id]) > 1 for t in trajectories]
+        raw = _whitened(trajectories, raw, compared)
+    return [a.astype(np.float32) for a in raw]
+
+
+def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Float64, float]:
+    """(n,) baselines of a group's episodes, and what their advantages are multiplied by."""
+    if algorithm.is_group_relative and returns.min() == returns.max():  # also a group of one
+        return returns, 0.0
+    baselines = BASELINES[algorithm.baseline](returns)
+    if algorithm.normalization in ("none", "whiten"):
+        return baselines, 1.0
+    compared = returns if algorithm.normalization == "group_std" else batch
+    if compared.min() == compared.max():
+        return baselines, 0.0
+    return baselines, 1 / (float(compared.std(ddof=1)) + EPSILON)
+
+
+def _whitened(
+    trajectories: Sequence[TrajectoryTokens], advantages: Sequence[Float64], compared: Sequence[bool]
+) -> list[Float64]:
+    weights = [
+        np.bincount(t.turn_ids[t.loss_mask], minlength=len(t.turn_returns)) * float(c)
+        for t, c in zip(trajectories, compared, strict=True)
+    ]
+    n = sum(w.sum() for w in weights)
+    if not n:
+        return [np.zeros_like(a) for a in advantages]
+    mean = sum(float(w @ a) for w, a in zip(weights, advantages, strict=True)) / n
+    variance = sum(float(w @ (a - mean) ** 2) for w, a in zip(weights, advantages, strict=True)) / n
+    return [
+        (a - mean) / (variance**0.5 + EPSILON) if c else np.zeros_like(a)
+        for a, c in zip(advantages, compared, strict=True)
+    ]
 
 
 def token_advantages(trajectory: TrajectoryTokens, turns: Float32) -> Float32:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
@@ -40,6 +41,12 @@ class World:
         sums = torch.tensor([values[n] for n in names], dtype=torch.float64)
         dist.all_reduce(sums)  # a CPU tensor: the gloo half of the group
         return dict(zip(names, sums.tolist(), strict=True))
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Every rank's 1-D tensor, one after another, on the CPU. Collective; lengths may differ."""
+        parts: list[Tensor] = [values] * self.size
+        dist.all_gather_object(parts, values.cpu())
+        return torch.cat(parts)
 
 
 @contextmanager

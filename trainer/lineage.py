@@ -98,7 +98,7 @@ class Lineage:
             step_id = self.database.transact(
                 steps.lease, self.run_id, self.epoch, step=step, n_groups=trainer.groups_per_step,
                 max_staleness=trainer.max_staleness, discount=self.config.rollout.turn_discount,
-                stale_policy=trainer.stale_policy,
+                stale_policy=trainer.stale_policy, skip_tied=trainer.algorithm.dynamic_sampling,
             )  # fmt: skip
             if step_id is not None:
                 return self.database.query(steps.batch, step_id)

@@ -206,10 +206,10 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
     """Update on a leased batch, make it durable, record it, publish it. Collective."""
     start = time.time()
     config = t.config.trainer
-    advantages = turn_advantages(batch.trajectories, config.advantage)
+    advantages = turn_advantages(batch.trajectories, config.algorithm)
     samples = make_samples(batch.trajectories, advantages)
     trained = trained_trajectories(batch, samples)
-    metrics = update_policy(t.policy, t.optimizer, samples, batch.version, config, t.world)
+    metrics = update_policy(t.policy, t.optimizer, samples, batch.version, batch.ages, config, t.world)
     updated = time.time()
     version = t.world.share(t.lineage.next_version() if t.lineage else 0)
     record = StepRecord(
@@ -218,7 +218,7 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
         batch=TrainedBatch(
             step_id=batch.step_id,
             digest=batch.digest(),
-            estimator=config.advantage,
+            estimator=config.algorithm.preset,
             wasted_tokens=batch.wasted_tokens,
             trained=trained,
         ),

@@ -1,49 +1,78 @@
-"""The policy loss: the decoupled PPO objective over behaviour, proximal and current policy.
+"""The policy loss of an algorithm: its parts put together, over one microbatch of packed tokens.
 
-S: loss tokens of one microbatch. Sums, not means: the caller divides by the loss tokens of the whole batch, so that
-gradients do not depend on how the batch was cut into microbatches and ranks.
+S: loss tokens of one microbatch. What a loss is divided by comes in as totals of the whole minibatch, and rows are
+never cut, so that loss and gradients do not depend on how the batch was cut into microbatches and ranks.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from agentrl.algorithm import Algorithm
+from agentrl.trainer.algorithms.aggregation import Totals, token_weights
+from agentrl.trainer.algorithms.clipping import SURROGATES
+from agentrl.trainer.algorithms.corrections import behavior_weights
+from agentrl.trainer.algorithms.kl import kl_divergence
+from agentrl.trainer.algorithms.ratios import importance_ratio
+from agentrl.trainer.algorithms.rows import Rows
+
 Sums = dict[str, Tensor]
-"""Sums over loss tokens, by metric name; 0-dim float64."""
+"""Sums by metric name, 0-dim float64: over loss tokens, but for `loss`, which is the microbatch's share of the loss."""
 
 
-def decoupled_policy_loss(
-    logprobs_S: Tensor,
-    proximal_S: Tensor,
-    behavior_S: Tensor,
-    advantages_S: Tensor,
-    *,
-    eps_low: float,
-    eps_high: float,
-    behavior_weight_cap: float,
-) -> tuple[Tensor, Sums]:
-    """Σ_t w_t · max(−A_t ρ_t, −A_t clip(ρ_t, 1−ε, 1+ε_high)), with ρ = π/π_prox and w = min(π_prox/π_behave, cap).
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossTokens:
+    """What the loss needs to know of each token; all of one length S, float unless said otherwise."""
 
-    The trust region is around the proximal policy (the one just before this step); the truncated weight corrects for
-    the older policy that sampled. Hilton et al., arXiv 2110.00641; with a cap, AReaL, arXiv 2505.24298, section 5.2.
+    logprobs_S: Tensor  # log π of the policy that is trained, with gradient
+    proximal_S: Tensor  # log π of the policy that ρ is against
+    behavior_S: Tensor  # log π recorded at sampling
+    advantages_S: Tensor
+    trajectories: Rows
+    turns: Rows
+    keep_S: Tensor | None = None  # bool, false: its policy loss is 0 (but it counts in the means)
+    reference_S: Tensor | None = None  # log π of the reference policy
+    entropy_S: Tensor | None = None  # of the distribution that the token is from, with gradient
+
+
+def policy_loss(tokens: LossTokens, totals: Totals, algorithm: Algorithm) -> tuple[Tensor, Sums]:
+    """Σ_t a_t (w_t L(ρ_t, A_t) + β KL_t − η H_t): this microbatch's share of the minibatch's loss, and metrics.
+
+    a: aggregation, w: behaviour weight (no gradient), L: surrogate, β: `kl_coef` with `kl: loss`, η: `entropy_coef`.
     """
-    ratio_S = torch.exp(logprobs_S - proximal_S)
-    raw_weight_S = torch.exp(proximal_S - behavior_S)
-    weight_S = raw_weight_S.clamp(max=behavior_weight_cap)
-    plain_S = -advantages_S * ratio_S
-    clipped_S = -advantages_S * ratio_S.clamp(1 - eps_low, 1 + eps_high)
-    loss = (weight_S * torch.maximum(plain_S, clipped_S)).sum()
-    with torch.no_grad():
-        log_ratio_S = (logprobs_S - behavior_S).double()
-        sums: Sums = {
-            "loss": loss.double(),
-            "clip_fraction": (clipped_S > plain_S).double().sum(),
-            "behavior_weight": weight_S.double().sum(),
-            "behavior_weight_capped": (raw_weight_S > behavior_weight_cap).double().sum(),
-            "approx_kl": (torch.expm1(log_ratio_S) - log_ratio_S).sum(),
-        }
-    return loss, sums
+    of = (tokens.trajectories, tokens.turns)
+    ratio_S = importance_ratio(tokens.logprobs_S, tokens.proximal_S, *of, algorithm.ratio)
+    weight_S, outside_S = behavior_weights(tokens.proximal_S, tokens.behavior_S, *of, algorithm)
+    loss_S, clipped_S = SURROGATES[algorithm.clip](ratio_S, tokens.logprobs_S, tokens.advantages_S, algorithm)
+    loss_S = weight_S * loss_S
+    sums: Sums = {
+        "clip_fraction": clipped_S.sum().double(),
+        "behavior_weight": weight_S.double().sum(),
+        "behavior_weight_capped": outside_S.sum().double(),
+        "approx_kl": _behavior_kl(tokens).sum(),
+    }
+    if tokens.keep_S is not None:
+        loss_S = torch.where(tokens.keep_S, loss_S, 0.0)
+        sums["masked_fraction"] = (~tokens.keep_S).sum().double()
+    if algorithm.kl_coef and algorithm.kl == "loss":
+        assert tokens.reference_S is not None
+        kl_S = kl_divergence(tokens.logprobs_S, tokens.reference_S, algorithm.kl_estimator)
+        loss_S = loss_S + algorithm.kl_coef * kl_S
+        sums["kl"] = kl_S.detach().double().sum()
+    if algorithm.entropy_coef:
+        assert tokens.entropy_S is not None
+        loss_S = loss_S - algorithm.entropy_coef * tokens.entropy_S
+    loss = (token_weights(loss_S, tokens.trajectories, totals, algorithm) * loss_S).sum()
+    return loss, sums | {"loss": loss.detach().double()}
+
+
+def _behavior_kl(tokens: LossTokens) -> Tensor:
+    """(S,) k3 of the behaviour policy from the trained one: how far off-policy a token is."""
+    log_ratio_S = (tokens.logprobs_S.detach() - tokens.behavior_S).double()
+    return torch.expm1(log_ratio_S) - log_ratio_S
 
 
 def mismatch_sums(proximal_S: Tensor, behavior_S: Tensor, versions_S: Tensor, version: int) -> Sums:

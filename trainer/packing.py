@@ -56,7 +56,16 @@ class Microbatch:
     advantages_S: Tensor  # float32
     behavior_S: Tensor  # float32, logprobs recorded at sampling
     versions_S: Tensor  # int64, weight versions that sampled
+    trajectories_S: Tensor  # int64, the trajectory of each loss token, counted from 0; all of its tokens are here
+    turns_S: Tensor  # int64, the turn of each loss token, counted from 0 over all trajectories
     proximal_S: Tensor | None = field(default=None)  # float32, set once it is known
+    keep_S: Tensor | None = field(default=None)  # bool, set where an algorithm leaves tokens out
+    reference_S: Tensor | None = field(default=None)  # float32, set where there is a reference policy
+
+    @property
+    def sequences(self) -> int:
+        """Trajectories with loss tokens."""
+        return int(self.trajectories_S[-1]) + 1 if len(self.trajectories_S) else 0
 
     def to(self, device: torch.device) -> Microbatch:
         """The same, on `device`."""
@@ -150,6 +159,9 @@ def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sa
     else:  # every pass runs the head once, so that ranks stay in step
         distinct, inverse = np.array([[0.0, 0.0, 1.0]]), np.empty(0, np.int64)
 
+    turns = [s.tokens.turn_ids[w].astype(np.int64) for s, w in zip(samples, masks, strict=True)]
+    first = np.cumsum([0, *(len(s.tokens.turn_returns) for s in samples)])  # turns before each trajectory's
+
     def joined(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> Tensor:
         return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
 
@@ -166,4 +178,6 @@ def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sa
         advantages_S=joined((s.advantages[w] for s, w in zip(samples, masks, strict=True)), np.float32),
         behavior_S=joined((s.tokens.logprobs[w] for s, w in zip(samples, masks, strict=True)), np.float32),
         versions_S=joined((s.tokens.versions[w] for s, w in zip(samples, masks, strict=True)), np.int64),
+        trajectories_S=joined((np.full(len(w), i) for i, w in enumerate(masks)), np.int64),
+        turns_S=joined((t + n for t, n in zip(turns, first, strict=False)), np.int64),
     )

@@ -1,7 +1,7 @@
 """One step's worth of work: a batch goes in, gradients are applied, metrics come out.
 
-        samples ─► trees ─┬─ some advantage ─► for each minibatch: forward/backward of its microbatches ─► clip ─► AdamW
-                          └─ none at all ────► forward only: counted in means and metrics, no gradient to add
+        samples ─► trees ─┬─ to learn from ─► for each minibatch: forward/backward of its microbatches ─► clip ─► AdamW
+                          └─ no advantage ──► forward only: counted in means and metrics, no gradient to add
 
 With several minibatches the proximal logprobs of all come first. With one, the policy has not moved when its logprobs
 are computed, so they are the proximal ones: no second forward. A batch without any advantage moves nothing.
@@ -10,22 +10,37 @@ are computed, so they are the proximal ones: no second forward. A batch without 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from agentrl.algorithm import Algorithm
 from agentrl.config import TrainerConfig
+from agentrl.trainer.algorithms.aggregation import Totals
+from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
+from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.distributed import World
-from agentrl.trainer.losses import decoupled_policy_loss, mismatch_sums
+from agentrl.trainer.losses import LossTokens, mismatch_sums, policy_loss
 from agentrl.trainer.model import Policy
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
 
-PER_TOKEN = ("loss", "clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy")
+PER_TOKEN = ("clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction")
 """Metrics that are means over the loss tokens of all minibatches."""
-SUMMED = (*PER_TOKEN, "mismatch", "mismatch_tokens", "drift", "drift_tokens", "tokens", "tokens_computed")
+SUMMED = (*PER_TOKEN, "loss", "mismatch", "mismatch_tokens", "drift", "drift_tokens", "tokens", "tokens_computed")
 """What every rank adds up."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step's forwards share."""
+
+    algorithm: Algorithm
+    version: int  # of the policy before the step
+    ages: Mapping[int, int]  # of the versions that sampled, at this step
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 def make_optimizer(policy: Policy, config: TrainerConfig) -> torch.optim.AdamW:
@@ -37,37 +52,39 @@ def make_optimizer(policy: Policy, config: TrainerConfig) -> torch.optim.AdamW:
 
 
 def update_policy(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    samples: Sequence[Sample],
-    version: int,
-    config: TrainerConfig,
-    world: World,
-) -> dict[str, float]:
-    """Train on `samples`, sampled by weights up to `version`. Returns the metrics, equal on every rank. Collective."""
+    policy: Policy, optimizer: torch.optim.Optimizer, samples: Sequence[Sample], version: int, ages: Mapping[int, int],
+    config: TrainerConfig, world: World,
+) -> dict[str, float]:  # fmt: skip
+    """Train on `samples`, sampled by weights up to `version`; `ages` maps the versions that sampled to their ages.
+
+    Returns the metrics, equal on every rank. Collective.
+    """
+    step = Step(config.algorithm, version, ages)
     units = make_units(samples, config.tokens_per_microbatch)
-    learning = _microbatches([u for u in units if _has_advantage(u)], config.minibatches, config, world)
-    scored = _microbatches([u for u in units if not _has_advantage(u)], 1, config, world)
-    sums: dict[str, float] = defaultdict(float)
+    learns = [step.algorithm.trains_every_token or _has_advantage(u) for u in units]
+    learning = _microbatches(
+        [u for u, yes in zip(units, learns, strict=True) if yes], config.minibatches, config, world
+    )
+    scored = _microbatches([u for u, yes in zip(units, learns, strict=True) if not yes], 1, config, world)
+    rest = _totals((m for microbatches in scored for m in microbatches), world)
     with torch.no_grad():
         for m in (m for microbatches in scored for m in microbatches):
-            _forward(policy, m, version, config, sums)
-        if len(learning) > 1:
+            _forward(policy, m, rest, 0.0, step)
+        if len(learning) > 1 and step.algorithm.proximal == "recompute":
             for m in (m for microbatches in learning for m in microbatches):
-                logprobs_P, _ = policy(m)
-                m.proximal_S = logprobs_P[m.predictions_S]
+                m.proximal_S = _logprobs(policy, m)
     grad_norms = [0.0] if not learning else []
-    scored_tokens = _loss_tokens((m for microbatches in scored for m in microbatches), world)
-    for microbatches in learning:
-        tokens = _loss_tokens(microbatches, world) + scored_tokens / len(learning)
+    for done, microbatches in enumerate(learning):
+        totals = _plus(_totals(microbatches, world), rest, 1 / len(learning))
+        _leave_out_outliers(policy, microbatches, step.algorithm, world)
         for m in microbatches:
-            loss = _forward(policy, m, version, config, sums)
-            (loss * (world.size / tokens)).backward()  # type: ignore[no-untyped-call]  # FSDP averages over ranks
+            loss = _forward(policy, m, totals, done / len(learning), step)
+            (loss * world.size).backward()  # type: ignore[no-untyped-call]  # FSDP averages over ranks
         norm = torch.nn.utils.clip_grad_norm_([p for _, p in policy.trainable()], config.grad_clip)
         grad_norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return _metrics(world.total({name: sums[name] for name in SUMMED}), grad_norms)
+    return _metrics(world.total({name: step.sums[name] for name in SUMMED}), grad_norms)
 
 
 def _has_advantage(unit: Unit) -> bool:
@@ -83,32 +100,72 @@ def _microbatches(
     return [[collate(rows).to(world.device) for rows in by_rank[world.rank]] for by_rank in planned]
 
 
-def _loss_tokens(microbatches: Iterable[Microbatch], world: World) -> float:
-    return world.total({"n": float(sum(len(m.advantages_S) for m in microbatches))})["n"]
+def _totals(microbatches: Iterable[Microbatch], world: World) -> Totals:
+    """Loss tokens and trajectories, over all ranks."""
+    mine = [(len(m.advantages_S), m.sequences) for m in microbatches]
+    counted = world.total({"tokens": float(sum(t for t, _ in mine)), "sequences": float(sum(s for _, s in mine))})
+    return Totals(**counted)
 
 
-def _forward(policy: Policy, m: Microbatch, version: int, config: TrainerConfig, sums: dict[str, float]) -> Tensor:
-    """The summed loss of one microbatch; its metrics are added to `sums`."""
+def _plus(totals: Totals, rest: Totals, share: float) -> Totals:
+    return Totals(totals.tokens + share * rest.tokens, totals.sequences + share * rest.sequences)
+
+
+def _logprobs(policy: Policy, m: Microbatch) -> Tensor:
+    logprobs_P, _ = policy(m)
+    logprobs_S: Tensor = logprobs_P[m.predictions_S]
+    return logprobs_S
+
+
+@torch.no_grad()
+def _leave_out_outliers(policy: Policy, microbatches: Sequence[Microbatch], algorithm: Algorithm, world: World) -> None:
+    """Set `keep_S` by the second moment over the whole minibatch. Collective."""
+    if algorithm.m2_threshold is None:
+        return
+    ratios = [_logprobs(policy, m) - m.behavior_S for m in microbatches]
+    limit = second_moment_limit(world.gather(torch.cat(ratios)), algorithm.m2_threshold)
+    for m, log_ratio_S in zip(microbatches, ratios, strict=True):
+        m.keep_S = under_limit(log_ratio_S, limit)
+
+
+def _forward(policy: Policy, m: Microbatch, totals: Totals, progress: float, step: Step) -> Tensor:
+    """This microbatch's share of the minibatch's loss; its metrics are added to the step's.
+
+    `progress` is the share of the step's updates that are made.
+    """
     logprobs_P, entropy_P = policy(m)
     logprobs_S = logprobs_P[m.predictions_S]
-    proximal_S = logprobs_S.detach() if m.proximal_S is None else m.proximal_S
-    loss, parts = decoupled_policy_loss(
-        logprobs_S,
-        proximal_S,
-        m.behavior_S,
-        m.advantages_S,
-        eps_low=config.eps_clip,
-        eps_high=config.eps_clip if config.eps_clip_higher is None else config.eps_clip_higher,
-        behavior_weight_cap=config.behavior_weight_cap,
+    proximal_S = _proximal(logprobs_S.detach(), m, progress, step)
+    tokens = LossTokens(
+        logprobs_S=logprobs_S,
+        proximal_S=proximal_S,
+        behavior_S=m.behavior_S,
+        advantages_S=m.advantages_S,
+        trajectories=Rows(m.trajectories_S, m.sequences),
+        turns=Rows(m.turns_S, int(m.turns_S[-1]) + 1 if len(m.turns_S) else 0),
+        keep_S=m.keep_S,
+        reference_S=m.reference_S,
     )
-    parts |= mismatch_sums(proximal_S, m.behavior_S, m.versions_S, version)
+    loss, parts = policy_loss(tokens, totals, step.algorithm)
+    if m.proximal_S is not None or not progress:  # known of the policy before the step
+        before_S = logprobs_S.detach() if m.proximal_S is None else m.proximal_S
+        parts |= mismatch_sums(before_S, m.behavior_S, m.versions_S, step.version)
     parts["entropy"] = entropy_P[m.predictions_S].double().sum()
     for name, value in parts.items():
-        sums[name] += value.item()
-    sums["tokens"] += len(logprobs_S)
-    sums["tokens_computed"] += len(m.input_ids_N)
+        step.sums[name] += value.item()
+    step.sums["tokens"] += len(logprobs_S)
+    step.sums["tokens_computed"] += len(m.input_ids_N)
     total: Tensor = loss + 0.0 * logprobs_P.sum()  # without loss tokens, still part of the backward's collectives
     return total
+
+
+def _proximal(logprobs_S: Tensor, m: Microbatch, progress: float, step: Step) -> Tensor:
+    if step.algorithm.proximal == "behavior":
+        return m.behavior_S
+    if step.algorithm.proximal == "interpolate":
+        ages_S = torch.tensor([step.ages[v] for v in m.versions_S.tolist()], device=logprobs_S.device)
+        return interpolated_proximal(logprobs_S, m.behavior_S, ages_S, progress)
+    return logprobs_S if m.proximal_S is None else m.proximal_S
 
 
 def _metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:
@@ -118,6 +175,7 @@ def _metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, f
     if sums["drift_tokens"]:
         metrics["drift"] = sums["drift"] / sums["drift_tokens"]
     return metrics | {
+        "loss": sums["loss"] / len(grad_norms),
         "mismatch_tokens": sums["mismatch_tokens"],
         "drift_tokens": sums["drift_tokens"],
         "tokens_trained": sums["tokens"],

@@ -24,7 +24,9 @@ def replay(
         str | None, typer.Option(help="module:function from a session to its reward, {call id: reward} or None.")
     ] = None,
     discount: Annotated[float | None, typer.Option(help="Turn discount to credit with.")] = None,
-    estimator: Annotated[str | None, typer.Option(help="Advantages to compute: grpo, dr_grpo or rloo.")] = None,
+    estimator: Annotated[
+        str | None, typer.Option(help="The algorithm whose advantages to compute: grpo, rloo, …")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the batches as Parquet, a file a step.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is at --out.")] = False,
 ) -> None:
@@ -44,7 +46,7 @@ def replay(
 
     wanted = StepRange.parse(steps)
     judge = load_object(rescore, "--rescore") if rescore else None
-    credit = again.Credit(judge=judge, discount=discount, estimator=estimator)  # type: ignore[arg-type]
+    credit = again.Credit(judge=judge, discount=discount, estimator=estimator)
     database = Database(database_url)
     console = Console(highlight=False)
     shifts: list[tuple[int, Shift]] = []

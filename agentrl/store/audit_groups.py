@@ -419,11 +419,11 @@ def _worth(
     if (t.min_version, t.max_version) != versions:
         yield f"{name}: its versions are {t.min_version} to {t.max_version}, its calls' {versions[0]} to {versions[1]}"
     untrainable = "no_trainable_tokens" if not trained else "no_reward" if not credited.rewarded else None
-    want = {
-        TrajectoryState.STALE: "too_old",
-        TrajectoryState.REJECTED: untrainable or "group_too_small",
-    }.get(TrajectoryState(t.state))
-    if t.reason != want or (untrainable is not None and t.state != TrajectoryState.REJECTED):
+    reasons = {
+        TrajectoryState.STALE: ("too_old", "tied") if t.lease_step_id is None else ("too_old",),
+        TrajectoryState.REJECTED: (untrainable or "group_too_small",),
+    }.get(TrajectoryState(t.state), (None,))
+    if t.reason not in reasons or (untrainable is not None and t.state != TrajectoryState.REJECTED):
         yield f"{name}: it is {t.state} ({t.reason}), but its calls and rewards say {untrainable or 'trainable'}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,11 +26,14 @@ class Claim:
     stale: list[str]
 
 
-def claim(conn: Connection, run_id: str, n_groups: int, *, young: Set[int], policy: StalePolicy) -> Claim | None:
+def claim(
+    conn: Connection, run_id: str, n_groups: int, *, young: Set[int], policy: StalePolicy, skip_tied: bool = False
+) -> Claim | None:
     """The oldest `n_groups` ready groups with at least one young trajectory, or None while there are too few.
 
-    Groups without any are retired on the way. Groups that another transaction holds are passed over. The index
-    `ix_groups_untrained` makes the cost depend on `n_groups`, not on how many rows there are.
+    Groups without any are retired on the way, with `skip_tied` also those whose episodes all have the same return.
+    Groups that another transaction holds are passed over. The index `ix_groups_untrained` makes the cost depend on
+    `n_groups`, not on how many rows there are.
     """
     found = Claim([], [], [])
     after = ""
@@ -52,16 +55,20 @@ def claim(conn: Connection, run_id: str, n_groups: int, *, young: Set[int], poli
         rows = conn.execute(
             select(
                 trajectories_table.c.id, trajectories_table.c.group_id, trajectories_table.c.min_version,
-                trajectories_table.c.max_version,
+                trajectories_table.c.max_version, trajectories_table.c["return"].label("outcome"),
             )
             .where(trajectories_table.c.group_id.in_(page), trajectories_table.c.state == TrajectoryState.READY)
         ).all()  # fmt: skip
         trainable = {row.id for row in rows if is_young(row, young, policy)}
         alive = {row.group_id for row in rows if row.id in trainable}
+        _retire(conn, run_id, [group_id for group_id in page if group_id not in alive], "too_old")
+        if skip_tied:
+            tied = _tied(rows) & alive
+            _retire(conn, run_id, sorted(tied), "tied")
+            alive -= tied
         found.groups.extend(group_id for group_id in page if group_id in alive)
-        found.trajectories.extend(row.id for row in rows if row.id in trainable)
+        found.trajectories.extend(row.id for row in rows if row.id in trainable and row.group_id in alive)
         found.stale.extend(row.id for row in rows if row.id not in trainable and row.group_id in alive)
-        _retire(conn, run_id, [group_id for group_id in page if group_id not in alive])
     return found
 
 
@@ -103,15 +110,23 @@ def is_young(trajectory: Any, young: Set[int], policy: StalePolicy) -> bool:
     return (trajectory.max_version if policy == "mask" else trajectory.min_version) in young
 
 
-def _retire(conn: Connection, run_id: str, group_ids: list[str]) -> None:
-    """Groups that are too old as a whole: stale, and their admission is given back."""
+def _tied(rows: Iterable[Any]) -> set[str]:
+    """Groups whose episodes all have the same return, or that have one only."""
+    outcomes: dict[str, set[float]] = {}
+    for row in rows:
+        outcomes.setdefault(row.group_id, set()).add(row.outcome)
+    return {group_id for group_id, values in outcomes.items() if len(values) == 1}
+
+
+def _retire(conn: Connection, run_id: str, group_ids: list[str], reason: str) -> None:
+    """Groups that no step will train: stale, and their admission is given back."""
     if not group_ids:
         return
     conn.execute(update(groups).where(groups.c.id.in_(group_ids)).values(state="stale"))
     conn.execute(
         update(trajectories_table)
         .where(trajectories_table.c.group_id.in_(group_ids), trajectories_table.c.state == TrajectoryState.READY)
-        .values(state=TrajectoryState.STALE, reason="too_old")
+        .values(state=TrajectoryState.STALE, reason=reason)
     )
     conn.execute(
         update(runs_table).where(runs_table.c.id == run_id).values(returned=runs_table.c.returned + len(group_ids))

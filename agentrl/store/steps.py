@@ -86,13 +86,14 @@ def reconcile(conn: Connection, run_id: str, epoch: int, checkpoint_step_id: str
 
 def lease(
     conn: Connection, run_id: str, epoch: int, *, step: int, n_groups: int, max_staleness: int, discount: float,
-    stale_policy: StalePolicy = "mask",
+    stale_policy: StalePolicy = "mask", skip_tied: bool = False,
 ) -> str | None:  # fmt: skip
     """Lease the oldest `n_groups` ready groups for `step`; returns the step's id, or None while there are too few.
 
     Whole groups only, each with a trajectory that is young enough; the others become stale and give their admission
     back, also when None is returned. Within a leased group, a trajectory without a young token (policy `mask`) or with
-    any old one (`drop`) becomes stale, and its reward stays in the baseline. Asking again for a leased step gets the
+    any old one (`drop`) becomes stale, and its reward stays in the baseline. With `skip_tied` a group whose episodes
+    all have the same return is passed over and becomes stale too. Asking again for a leased step gets the
     same lease. `batch` reads what was leased.
 
     Raises FencedError for an older epoch, StoreError when the step before is not complete or this one is already.
@@ -107,7 +108,7 @@ def lease(
         raise StoreError(f"step {step} cannot be leased: it is {existing.state}, of epoch {existing.epoch}")
     version = _version_before(conn, run_id, step)
     young = runs.young_ages(conn, run_id, version, max_staleness)
-    claimed = leases.claim(conn, run_id, n_groups, young=set(young), policy=stale_policy)
+    claimed = leases.claim(conn, run_id, n_groups, young=set(young), policy=stale_policy, skip_tied=skip_tied)
     if claimed is None:
         return None
     step_id = new_id()

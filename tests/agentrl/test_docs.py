@@ -24,6 +24,12 @@ def test_the_config_reference_is_up_to_date() -> None:
     assert "| None |" not in generated, "a config field has no docstring"
 
 
+def test_the_algorithm_reference_is_up_to_date() -> None:
+    script = ROOT / "scripts" / "algorithm_reference.py"
+    generated = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    assert page("algorithms.md") == generated, "run: python scripts/algorithm_reference.py > docs/algorithms.md"
+
+
 def test_every_command_is_documented() -> None:
     group = typer.main.get_command(app)
     for name in group.commands:  # type: ignore[attr-defined]

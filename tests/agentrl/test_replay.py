@@ -10,6 +10,7 @@ from pyarrow import parquet
 from sqlalchemy import make_url, select
 
 from agentrl import replay
+from agentrl.algorithm import Algorithm
 from agentrl.errors import UserError
 from agentrl.export.formats import ParquetWriter
 from agentrl.export.selection import StepRange
@@ -205,7 +206,7 @@ def test_another_credit_is_computed_and_the_store_is_not_touched(db) -> None:
         expected = now.turn_returns - np.mean([t.episode_return for t in by_group(again, now.group_id)])
         np.testing.assert_allclose(advantages, expected, atol=1e-6)
         assert (change.old_return, change.new_return) == (then.episode_return, now.episode_return)
-    old = turn_advantages(batch.trajectories, "grpo")
+    old = turn_advantages(batch.trajectories, Algorithm())
     for t, advantages, change in zip(batch.trajectories, old, again.changes, strict=True):
         trained = t.turn_ids[t.loss_mask]
         assert change.old_advantage == (float(advantages[trained].mean()) if len(trained) else None)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from safetensors.torch import save_file
-from support import random_samples
+from support import AGES, random_samples
 
 from agentrl.config import TrainerConfig
 from agentrl.trainer.checkpoint import full
@@ -24,7 +24,7 @@ def main(model: Path, out: Path) -> None:
     with join_world("cpu", threads=1) as world:
         policy = load_policy(model, world.mesh)
         optimizer = make_optimizer(policy, config)
-        metrics = [update_policy(policy, optimizer, random_samples(seed), 1, config, world) for seed in range(2)]
+        metrics = [update_policy(policy, optimizer, random_samples(seed), 1, AGES, config, world) for seed in range(2)]
         weights = {name: full(p).clone() for name, p in policy.trainable()}
         if world.leads:
             save_file(weights, out / f"ranks-{world.size}.safetensors")

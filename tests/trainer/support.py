@@ -11,6 +11,8 @@ from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
 from agentrl.trainer.packing import Sample
 
 VOCABULARY = 97
+AGES = {0: 1, 1: 0}
+"""Of the versions in `random_samples`, at a step from version 1."""
 
 
 def save_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:

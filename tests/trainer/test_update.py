@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import random_samples
+from support import AGES, random_samples
 
 from agentrl.config import TrainerConfig
 from agentrl.trainer.checkpoint import full
@@ -21,13 +21,15 @@ from agentrl.trainer.model import load_policy
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.update import make_optimizer, update_policy
 
+TIGHT = {"clip_low": 1e-4, "clip_high": 1e-4}
+
 
 def updated(
     model: Path, world: World, samples: list[Sample], **settings: object
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     config = TrainerConfig(lr=1e-3, **settings)
     policy = load_policy(model, world.mesh, train_layers=config.train_layers)
-    metrics = update_policy(policy, make_optimizer(policy, config), samples, 1, config, world)
+    metrics = update_policy(policy, make_optimizer(policy, config), samples, 1, AGES, config, world)
     return {name: full(p).clone() for name, p in policy.lm.named_parameters()}, metrics
 
 
@@ -82,9 +84,9 @@ def test_groups_without_advantage_count_in_the_mean_but_cost_no_backward(tiny_mo
 
 
 def test_several_minibatches_clip_against_the_policy_before_the_first_update(tiny_model: Path, world: World) -> None:
-    _, metrics = updated(tiny_model, world, random_samples(groups=4), minibatches=2, eps_clip=1e-4)
+    _, metrics = updated(tiny_model, world, random_samples(groups=4), minibatches=2, algorithm=TIGHT)
     assert metrics["clip_fraction"] > 0
-    _, single = updated(tiny_model, world, random_samples(groups=4), minibatches=1, eps_clip=1e-4)
+    _, single = updated(tiny_model, world, random_samples(groups=4), minibatches=1, algorithm=TIGHT)
     assert single["clip_fraction"] == 0
 
 

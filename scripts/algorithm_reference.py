@@ -1,0 +1,123 @@
+"""Write docs/algorithms.md from the presets: `python scripts/algorithm_reference.py > docs/algorithms.md`."""
+
+from __future__ import annotations
+
+from agentrl.algorithm import Algorithm
+from agentrl.presets import PRESETS
+
+HEAD = """# Algorithms
+
+An algorithm is a choice of parts. `trainer.algorithm` names a preset, or a preset with some of its parts changed:
+
+```yaml
+trainer:
+  algorithm: dapo
+```
+```yaml
+trainer:
+  algorithm: {preset: grpo, clip_high: 0.28, aggregation: token_mean}
+```
+
+On the command line `trainer.algorithm=dapo trainer.algorithm.clip_high=0.3` does the same. Every part, its values and
+what it means is in the [configuration](config.md#traineralgorithm). Values that do not fit together, and parts that the
+trainer cannot carry out, are refused when the configuration is read. Not carried out yet: a critic (`ppo`), a reference
+policy (`kl_coef`) and an entropy bonus (`entropy_coef`); their mathematics is in `trainer/algorithms/`.
+
+## The loss
+
+A batch's loss is `Σ_t a_t · (w_t · L(ρ_t, A_t) + β · KL_t − η · H_t)` over its loss tokens, all of them in packed
+1-D tensors:
+
+| symbol | part | what |
+| --- | --- | --- |
+| A | `credit`, `baseline`, `normalization` | advantage: of the token's turn, or of its whole episode |
+| ρ | `ratio`, `proximal` | current policy / proximal policy, of a token, a turn or a trajectory |
+| L | `clip` | the surrogate: what a ratio and an advantage cost |
+| w | `correction` | proximal policy / behaviour policy: truncated, masked or rejected; no gradient |
+| a | `aggregation` | one over tokens, or over trajectories and their lengths |
+| KL, H | `kl`, `entropy_coef` | divergence from a reference policy, entropy |
+
+The *behaviour* policy is what sampled a token, as the engine recorded it; the *proximal* policy is the one just before
+the step. Their ratio w corrects for data that is older than the step, and for what engine and trainer compute
+differently; ρ bounds how far the step goes. With one minibatch a step the policy has not moved when its loss is
+computed, and ρ is 1. `proximal: recompute` costs a forward pass with several minibatches, `interpolate` none.
+
+A *sequence* is a trajectory: the loss tokens of one path through a session's calls, whatever lies between them. All
+totals (tokens, trajectories, M2PO's second moment) are of the whole minibatch, so that losses and gradients do not
+depend on how it is cut into microbatches or spread over ranks.
+
+Ratios of a turn or a sequence are geometric means, in GSPO's token form: where all tokens of a trajectory have the same
+advantage, value and gradient are GSPO's, and where turns differ, each token's gradient carries its own turn's.
+`product` is the ratio of the whole trajectory as one action.
+
+## Advantages
+
+A group-relative baseline counts each episode of a group once, however many paths it has. A group of one has nothing to
+be compared with, and a group of equal returns teaches nothing: their advantages are 0 (`whiten` then shifts those of
+the tied group with all the others).
+
+`dynamic_sampling` goes further: a tied group, or one of one session, is never leased. It becomes `stale` with the
+reason `tied`, its admission is given back, and the step waits for another group in its place. What counts is the
+recorded return, before overlong shaping.
+
+Overlong shaping lowers the return of an episode by its longest path's sampled tokens n: by 0 up to L − B, by
+`p (n − (L − B)) / B` after that, by p from L on (`overlong_tokens` L, `overlong_buffer` B, `overlong_penalty` p).
+Recorded rewards and returns stay as they were."""
+
+TAIL = """## Adding one
+
+A new choice of parts is one entry in `agentrl/presets.py`, and its formula in
+`tests/trainer/algorithms/test_presets.py`, which compares loss and gradient with it.
+A new part is a function beside its kind in `trainer/algorithms/` and a value in `agentrl/algorithm.py`.
+
+This page is generated from the presets by `scripts/algorithm_reference.py`."""
+
+COLUMNS = ("credit", "baseline", "normalization", "ratio", "clip", "proximal", "correction", "aggregation")
+
+
+def main() -> None:
+    """Print the page."""
+    print("\n\n".join([HEAD, formulas(), parts(), TAIL]))
+
+
+def formulas() -> str:
+    """One row a preset: what it computes, and where that is from."""
+    rows = []
+    for name, preset in PRESETS.items():
+        differs = f"; {preset.differs}" if preset.differs else ""
+        formula = preset.formula.replace("|", "\\|")  # a bar ends a cell
+        rows.append(f"| `{name}` | {preset.title} | {formula} | {preset.paper}{differs} |")
+    head = ["## Presets", "", "| preset | | formula | from |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows])
+
+
+def parts() -> str:
+    """One row a preset: its parts, and its settings that are not GRPO's."""
+    rows = []
+    for name, preset in PRESETS.items():
+        algorithm = Algorithm(preset=name)
+        cells = [_cell(algorithm, column) for column in COLUMNS]
+        others = ", ".join(f"`{key}: {_yaml(value)}`" for key, value in preset.parts.items() if key not in COLUMNS)
+        rows.append(f"| `{name}` | {' | '.join(cells)} | {others} |")
+    head = [
+        "Their parts, and what else they set:",
+        "",
+        f"| preset | {' | '.join(COLUMNS)} | |",
+        "| --- |" + " --- |" * (len(COLUMNS) + 1),
+    ]
+    return "\n".join([*head, *rows])
+
+
+def _cell(algorithm: Algorithm, column: str) -> str:
+    value = str(getattr(algorithm, column))
+    if column == "correction" and value != "none":
+        return f"{value} ({algorithm.correction_level})"
+    return value
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Every value of every part of the loss against a token-by-token computation in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from padded import Padded, random_batch
+from torch import Tensor
+
+from agentrl.algorithm import Algorithm
+from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
+from agentrl.trainer.algorithms.critic import gae, value_losses
+from agentrl.trainer.algorithms.kl import kl_divergence, kl_penalty
+from agentrl.trainer.algorithms.rows import Rows
+
+LEVELS = ("token", "turn", "sequence", "product")
+
+
+def by_hand(b: Padded, a: Algorithm) -> Tensor:
+    """One token after the other; autograd only for its log π."""
+    total = torch.zeros((), dtype=torch.float64)
+    sequences = int(b.mask.any(1).sum())
+    for r in range(len(b.mask)):
+        own = [t for t in range(b.mask.shape[1]) if b.mask[r, t]]
+        for t in own:
+            peers = {
+                "token": [t],
+                "turn": [u for u in own if b.turns[r, u] == b.turns[r, t]],
+                "sequence": own,
+                "product": own,
+            }
+            log_ratios = [b.logprobs[r, u] - b.proximal[r, u] for u in peers[a.ratio]]
+            if a.ratio == "product":
+                rho = torch.exp(sum(log_ratios))
+            elif a.ratio == "token":
+                rho = torch.exp(log_ratios[0])
+            else:
+                value = math.exp(sum(x.item() for x in log_ratios) / len(log_ratios))
+                rho = value * torch.exp(b.logprobs[r, t]) / math.exp(b.logprobs[r, t].item())
+            gaps = [(b.proximal[r, u] - b.behavior[r, u]).item() for u in peers[a.correction_level]]
+            w = math.exp(sum(gaps) / (1 if a.correction_level == "product" else len(gaps)))
+            inside = a.correction_floor <= w <= a.correction_cap
+            w = {"truncate": min(w, a.correction_cap), "mask": w * inside, "reject": float(inside), "none": 1.0}[
+                a.correction
+            ]
+            adv = b.advantages[r, t].item()
+            loss = w * surrogate(rho, b.logprobs[r, t], adv, a)
+            d = b.logprobs[r, t] - b.reference[r, t]
+            if a.kl == "loss":
+                loss = loss + a.kl_coef * {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[a.kl_estimator]
+            loss = loss - a.entropy_coef * b.entropy[r, t]
+            total = (
+                total
+                + loss
+                / {
+                    "token_mean": int(b.mask.sum()),
+                    "sequence_mean": sequences * len(own),
+                    "sequence_sum": sequences,
+                    "constant": sequences * a.aggregation_tokens,
+                }[a.aggregation]
+            )
+    return total
+
+
+def surrogate(rho: Tensor, logprob: Tensor, adv: float, a: Algorithm) -> Tensor:
+    """By cases instead of by max."""
+    low, high = 1 - a.clip_low, 1 + a.clip_high
+    if a.clip == "cispo":
+        return -min(max(rho.item(), low), high) * adv * logprob
+    if a.clip == "sapo":
+        tau = a.sapo_tau_positive if adv > 0 else a.sapo_tau_negative
+        return -adv * (4 / tau) / (1 + torch.exp(-tau * (rho - 1)))
+    if a.clip == "none":
+        return -adv * rho
+    if adv >= 0:
+        return -adv * (rho if rho < high else torch.tensor(high))
+    if a.dual_clip is not None and rho > a.dual_clip:
+        return -adv * torch.tensor(a.dual_clip)
+    return -adv * (rho if rho > low else torch.tensor(low))
+
+
+VARIANTS: list[dict[str, Any]] = [
+    *({"ratio": level, "clip": clip} for level in LEVELS for clip in ("ppo", "cispo", "sapo", "none")),
+    *(
+        {"correction": c, "correction_level": level, "correction_cap": 1.5}
+        | ({} if c == "truncate" else {"correction_floor": 0.4})
+        for c, level in itertools.product(("truncate", "mask", "reject"), LEVELS)
+    ),
+    {"correction": "none"},
+    {"dual_clip": 1.3, "clip_high": 0.1},
+    {"dual_clip": 1.3, "clip_high": 0.1, "ratio": "sequence"},
+    {"clip_low": 0.05, "clip_high": 0.5},
+    {"sapo_tau_positive": 2.0, "sapo_tau_negative": 0.7, "clip": "sapo"},
+    *({"kl_coef": 0.3, "kl_estimator": k} for k in ("k1", "k2", "k3")),
+    {"kl_coef": 0.3, "kl": "reward"},  # it is in the advantages already
+    *(
+        {"aggregation": how, "kl_coef": 0.1, "entropy_coef": 0.2}
+        for how in ("token_mean", "sequence_mean", "sequence_sum", "constant")
+    ),
+    {"aggregation": "constant", "aggregation_tokens": 7},
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("parts", VARIANTS, ids=lambda parts: "-".join(map(str, parts.values())))
+def test_loss_and_gradients_equal_the_loop(parts: dict[str, Any], seed: int) -> None:
+    algorithm, batch = Algorithm(**parts), random_batch(seed)
+    wanted = (batch.logprobs, batch.entropy)
+    expected = by_hand(batch, algorithm)
+    loss, _ = batch.loss(algorithm)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-12)
+    for got, want in zip(gradients(loss, wanted), gradients(expected, wanted), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-12)
+
+
+def gradients(loss: Tensor, of: tuple[Tensor, ...]) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, of, allow_unused=True, materialize_grads=True))
+
+
+def test_metrics_count_what_the_bounds_changed() -> None:
+    algorithm, batch = Algorithm(correction_cap=1.5), random_batch(3)
+    _, sums = batch.loss(algorithm)
+    rho = torch.exp(batch.logprobs - batch.proximal)
+    bound = ((batch.advantages > 0) & (rho > 1.2)) | ((batch.advantages < 0) & (rho < 0.8))
+    w = torch.exp(batch.proximal - batch.behavior)
+    off = batch.logprobs - batch.behavior
+    expected = {
+        "clip_fraction": (bound & batch.mask).sum().item(),
+        "behavior_weight": w.clamp(max=1.5)[batch.mask].sum().item(),
+        "behavior_weight_capped": ((w > 1.5) & batch.mask).sum().item(),
+        "approx_kl": (torch.exp(off) - 1 - off)[batch.mask].sum().item(),
+    }
+    assert {name: sums[name].item() for name in expected} == pytest.approx(expected)
+    assert all(value > 0 for value in expected.values())
+
+
+def test_on_policy_the_gradient_is_plain_policy_gradient_for_every_ratio() -> None:
+    batch = random_batch(0, whole_trajectories=True)
+    batch.proximal[:] = batch.behavior[:] = batch.logprobs.detach()
+    plain = (-batch.advantages * batch.logprobs * batch.mask).sum() / batch.totals.sequences
+    (expected,) = torch.autograd.grad(plain, batch.logprobs)
+    for level in ("token", "turn", "sequence"):
+        loss, sums = batch.loss(Algorithm(ratio=level, aggregation="sequence_sum"))
+        torch.testing.assert_close(torch.autograd.grad(loss, batch.logprobs)[0], expected)
+        assert sums["approx_kl"].item() == 0
+    loss, _ = batch.loss(Algorithm(preset="rloo"))  # the mean of one and the same value is not divided by the length
+    torch.testing.assert_close(torch.autograd.grad(loss, batch.logprobs)[0], expected)
+
+
+# -- proximal logprobs ---------------------------------------------------------------------------------------------
+
+
+def test_interpolation_by_version() -> None:
+    current = torch.tensor([-1.0, -1.0, -1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    behavior = torch.tensor([-2.0, -2.0, -2.0, -2.0], dtype=torch.float64)
+    ages = torch.tensor([0, 1, 2, 3])
+    at_first = interpolated_proximal(current, behavior, ages, 0.0)
+    assert at_first.tolist() == [-1, -1, -1, -1]  # nothing has moved: the current policy is the proximal one
+    halfway = interpolated_proximal(current, behavior, ages, 0.5)
+    assert halfway.tolist() == pytest.approx([-2, -2 + 1 / 1.5, -2 + 2 / 2.5, -2 + 3 / 3.5])
+    a_version_on = interpolated_proximal(current, behavior, ages, 1.0)
+    assert a_version_on.tolist() == pytest.approx([-2, -1.5, -2 + 2 / 3, -1.25])  # (v_prox − v_b) / (v − v_b)
+    assert not halfway.requires_grad
+
+
+# -- M2PO's mask ---------------------------------------------------------------------------------------------------
+
+
+def test_the_second_moment_of_what_is_kept_is_under_the_threshold() -> None:
+    ratios = torch.tensor([0.1, -0.1, 0.3, -0.9, 2.0])
+    kept = under_limit(ratios, second_moment_limit(ratios, 0.04))
+    assert kept.tolist() == [True, True, True, False, False]  # (0.01 + 0.01 + 0.09) / 3 < 0.04 < with 0.81
+    assert second_moment_limit(ratios, 10.0) == math.inf
+    assert not under_limit(ratios, second_moment_limit(ratios, 0.001)).any()
+    assert second_moment_limit(torch.empty(0), 0.04) == math.inf
+
+
+def test_equal_tokens_stay_or_leave_together() -> None:
+    ratios = torch.tensor([0.1, 0.3, -0.3, 0.3])
+    kept = under_limit(ratios, second_moment_limit(ratios, 0.06))  # one or two of the larger ones would fit
+    assert kept.tolist() == [True, False, False, False]
+
+
+# -- KL ------------------------------------------------------------------------------------------------------------
+
+
+def test_kl_estimators_are_zero_for_the_same_policy_and_k2_k3_never_negative() -> None:
+    logprobs, reference = torch.randn(50, dtype=torch.float64), torch.randn(50, dtype=torch.float64)
+    for kind in ("k1", "k2", "k3"):
+        assert not kl_divergence(logprobs, logprobs, kind).any()
+    for kind in ("k2", "k3"):
+        assert (kl_divergence(logprobs, reference, kind) >= 0).all()
+
+
+def test_kl_estimators_estimate_the_divergence() -> None:
+    p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    exact = (p * (p / q).log()).sum()
+    for kind in ("k1", "k3"):  # without bias; k2 is close where the policies are
+        torch.testing.assert_close((p * kl_divergence(p.log(), q.log(), kind)).sum(), exact)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_kl_in_the_reward_reaches_the_tokens_before_it(gamma: float) -> None:
+    batch = random_batch(5)
+    tokens = batch.packed(Algorithm())
+    got = kl_penalty(tokens.logprobs_S, tokens.reference_S, tokens.trajectories, "k1", 0.1, gamma)
+    expected = []
+    for r in range(len(batch.mask)):
+        own = [t for t in range(9) if batch.mask[r, t]]
+        kl = [(batch.logprobs[r, t] - batch.reference[r, t]).item() for t in own]
+        expected += [-0.1 * sum(gamma**k * x for k, x in enumerate(kl[i:])) for i in range(len(kl))]
+    assert got.tolist() == pytest.approx(expected, rel=1e-6)
+    assert not got.requires_grad
+
+
+# -- the critic ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gamma", "lambda_"), [(1.0, 1.0), (0.97, 0.9), (1.0, 0.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_gae_is_the_sum_of_discounted_errors(seed: int, gamma: float, lambda_: float) -> None:
+    batch = random_batch(seed)
+    rows = batch.packed(Algorithm()).trajectories
+    rewards, values = batch.advantages, batch.proximal  # any numbers
+    advantages, targets = gae(rewards[batch.mask], values[batch.mask], rows, gamma, lambda_)
+    expected = []
+    for r in range(len(batch.mask)):
+        own = [t for t in range(9) if batch.mask[r, t]]
+        for i in range(len(own)):
+            a = 0.0
+            for k in range(i, len(own)):
+                following = values[r, own[k + 1]].item() if k + 1 < len(own) else 0.0
+                delta = rewards[r, own[k]].item() + gamma * following - values[r, own[k]].item()
+                a += (gamma * lambda_) ** (k - i) * delta
+            expected.append(a)
+    assert advantages.tolist() == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(targets, advantages + values[batch.mask])
+    if gamma == lambda_ == 1:  # then the target is the return
+        torch.testing.assert_close(targets[-1], rewards[batch.mask][-1])
+
+
+def test_gae_of_nothing() -> None:
+    empty = torch.empty(0, dtype=torch.float64)
+    advantages, targets = gae(empty, empty, Rows(torch.empty(0, dtype=torch.int64), 0), 1.0, 1.0)
+    assert len(advantages) == len(targets) == 0
+
+
+def test_the_value_loss_by_hand() -> None:
+    values = torch.tensor([0.0, 1.0, 1.0], requires_grad=True)
+    old, targets = torch.tensor([0.0, 0.5, 0.5]), torch.tensor([1.0, 0.0, 2.0])
+    assert value_losses(values, old, targets, None).tolist() == [0.5, 0.5, 0.5]
+    clipped = value_losses(values, old, targets, 0.2)  # near: 0, 0.7, 0.7
+    assert clipped.tolist() == pytest.approx([0.5, 0.5, 1.3**2 / 2])
+    clipped.sum().backward()
+    assert values.grad.tolist() == [-1.0, 1.0, 0.0]  # one that has moved too far towards its target stays

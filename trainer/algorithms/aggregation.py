@@ -1,0 +1,34 @@
+"""From losses of tokens to the loss of a batch: what each token's loss is divided by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from agentrl.algorithm import Algorithm
+from agentrl.trainer.algorithms.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of the whole minibatch, over all microbatches and ranks: loss tokens, and trajectories that have any."""
+
+    tokens: float
+    sequences: float
+
+
+def token_weights(like_S: Tensor, trajectories: Rows, totals: Totals, algorithm: Algorithm) -> Tensor:
+    """(S,) what each token's loss is multiplied by, in the dtype of `like_S`: the loss is the sum of the products.
+
+    token_mean     1/Σ|o|. DAPO, arXiv 2503.14476, eq. 8.
+    sequence_mean  1/(G |o_i|). GRPO, arXiv 2402.03300, eq. 3.
+    sequence_sum   1/G.
+    constant       1/(G L). Dr. GRPO, arXiv 2503.20783, section 3.2.
+    """
+    if algorithm.aggregation == "token_mean":
+        return like_S.new_full((len(like_S),), 1 / max(1.0, totals.tokens))
+    each_S = like_S.new_full((len(like_S),), 1 / max(1.0, totals.sequences))
+    if algorithm.aggregation == "sequence_mean":
+        return each_S / trajectories.spread(trajectories.lengths(like_S))
+    return each_S / algorithm.aggregation_tokens if algorithm.aggregation == "constant" else each_S

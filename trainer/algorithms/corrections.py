@@ -1,0 +1,59 @@
+"""What is done about tokens that an older policy sampled: proximal logprobs, importance weights, masks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithm import Algorithm
+from agentrl.trainer.algorithms.rows import Rows, at_level
+
+
+def interpolated_proximal(logprobs_S: Tensor, behavior_S: Tensor, ages_S: Tensor, progress: float) -> Tensor:
+    """(S,) log π_prox ≈ log π_behave + α (log π − log π_behave), α = (v_prox − v_behave) / (v − v_behave).
+
+    `ages_S` is v_prox − v_behave, in versions; `progress` is v − v_prox, the share of the step's updates that are made:
+    with none made the current policy is the proximal one, and the formula gives it. AReaL's log-linear
+    approximation (its documentation, "proximal log-probability approximation"), there with progress 1.
+    """
+    distance_S = ages_S + progress
+    alpha_S = torch.where(distance_S > 0, ages_S / distance_S.clamp(min=1e-12), 1.0).to(logprobs_S.dtype)
+    return behavior_S + alpha_S * (logprobs_S.detach() - behavior_S)
+
+
+def behavior_weights(
+    proximal_S: Tensor, behavior_S: Tensor, trajectories: Rows, turns: Rows, algorithm: Algorithm
+) -> tuple[Tensor, Tensor]:
+    """(S,) weight of each token's loss from w = π_prox/π_behave, and (S,) whether w is out of bounds.
+
+    truncate  min(w, cap). Decoupled PPO: arXiv 2110.00641; with a cap: AReaL, arXiv 2505.24298, section 5.2.
+    mask      w where floor ≤ w ≤ cap, else 0.
+    reject    1 where floor ≤ w ≤ cap, else 0: a token, or a whole turn or trajectory, counts as it is or not at all.
+    """
+    if algorithm.correction == "none":
+        return torch.ones_like(behavior_S), torch.zeros_like(behavior_S, dtype=torch.bool)
+    weight_S = torch.exp(at_level(proximal_S - behavior_S, trajectories, turns, algorithm.correction_level))
+    if algorithm.correction == "truncate":
+        return weight_S.clamp(max=algorithm.correction_cap), weight_S > algorithm.correction_cap
+    outside_S = (weight_S > algorithm.correction_cap) | (weight_S < algorithm.correction_floor)
+    kept_S = weight_S if algorithm.correction == "mask" else torch.ones_like(weight_S)
+    return kept_S.masked_fill(outside_S, 0.0), outside_S
+
+
+def second_moment_limit(log_ratio_S: Tensor, threshold: float) -> float:
+    """The bound under which (log ρ)² of a token must stay, so that the mean of those that do is at most `threshold`.
+
+    Of all tokens of the minibatch, wherever they are computed: the largest leave first, equal ones together. M2PO,
+    arXiv 2510.01161.
+    """
+    squares_S = log_ratio_S.double().square().sort().values
+    means_S = squares_S.cumsum(0) / torch.arange(1, len(squares_S) + 1, device=squares_S.device)
+    kept = int((means_S <= threshold).sum())
+    return squares_S[kept].item() if kept < len(squares_S) else math.inf
+
+
+def under_limit(log_ratio_S: Tensor, limit: float) -> Tensor:
+    """(S,) bool, the tokens that `second_moment_limit` keeps."""
+    return log_ratio_S.double().square() < limit

@@ -1,0 +1,37 @@
+"""The divergence from a reference policy, in the loss or in the reward."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentrl.trainer.algorithms.rows import Rows, suffix_sums
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def kl_divergence(logprobs_S: Tensor, reference_S: Tensor, estimator: Estimator) -> Tensor:
+    """(S,) estimates of KL(π‖π_ref), from d = log π − log π_ref at tokens that π sampled.
+
+    k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d. Schulman, "Approximating KL divergence", 2020; k3: GRPO, arXiv 2402.03300,
+    eq. 4. As a loss only k2 has the divergence's own gradient; k1's is zero on average.
+    """
+    difference_S = logprobs_S - reference_S
+    if estimator == "k1":
+        return difference_S
+    if estimator == "k2":
+        return difference_S.square() / 2
+    return torch.expm1(-difference_S) + difference_S
+
+
+def kl_penalty(
+    logprobs_S: Tensor, reference_S: Tensor, trajectories: Rows, estimator: Estimator, coef: float, gamma: float
+) -> Tensor:
+    """(S,) what the divergence in the reward adds to each token's return: −β Σ_{l≥0} γ^l KL_{t+l}, to its row's end.
+
+    REINFORCE++, arXiv 2501.03262.
+    """
+    kl_S = kl_divergence(logprobs_S.detach(), reference_S, estimator)
+    return -coef * suffix_sums(kl_S, trajectories, gamma)
