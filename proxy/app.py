@@ -193,6 +193,8 @@ async def _running(
                 await background
             for exchange in list(state.exchanges.values()):
                 await exchange.stop()
+            for client in clients:
+                client.close()
             state.record_given()
             await asyncio.to_thread(database.close)
 

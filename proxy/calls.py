@@ -1,7 +1,7 @@
 """One model call, from the decoded request to the committed answer.
 
-    request ─► prompt (bridged or forked) ─► intent rows ─► sample ──► pieces as they are generated
-                                                              └► parse ─► commit ─► the pieces that close tool calls
+    request ─► prompt (bridged or forked) ─► intent rows ─► sample ─► parse ─► tell of pieces as they are generated
+                                                              └► commit ─► tell of the pieces that close tool calls
 
 A request is one call for every answer it asks for (`n`, raw prompts): siblings in the token tree. Nothing that closes
 a tool call or ends the response leaves before the commit. A call does not depend on its client: `exchanges` runs it,
@@ -13,12 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.delivered import Delivered
@@ -26,7 +25,7 @@ from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Nam
 from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distribution
 from agentrl.proxy.prompts import Prompt, parser_after, prompts_for
 from agentrl.proxy.sampling import Interrupted, Sampled, sample
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.state import ProxyState, Session
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.rendering.conversation import chain_key
 from agentrl.schemas import InteractionStatus, Json, Role
@@ -35,6 +34,7 @@ from agentrl.store.codec import new_id
 from agentrl.store.interactions import Node
 
 log = logging.getLogger(__name__)
+Tell = Callable[[Piece | Answer], None]
 GONE = "its client went away"
 
 
@@ -192,33 +192,30 @@ async def _continued(state: ProxyState, session_id: str, request: ModelRequest) 
     return replace(request, messages=[*instructions, *before, *request.messages[len(instructions) :]])
 
 
-async def run(state: ProxyState, call: Call) -> AsyncGenerator[Piece | Answer, None]:
-    """Sample the call: pieces as they are generated, then, after the commit, the last ones and the Answer.
+async def run(state: ProxyState, call: Call, tell: Tell) -> None:
+    """Sample the call and `tell` of it: pieces as they are generated; after the commit the last ones and the Answer.
 
-    A caller that does not stream gets the Answer alone, and an answer that broke off is sampled anew for it.
-    Raises RequestError; the intent row then says why. Closing the iterator early aborts the call. Where the row cannot
-    be closed now, the sweep closes it, because it is no longer in `state.serving`.
+    A caller that does not stream is told of the Answer alone, and an answer that broke off is sampled anew for it.
+    Raises RequestError; the intent row then says why. Cancelling it aborts the call. Where the row cannot be closed
+    now, the sweep closes it, because it is no longer in `state.serving`.
     """
     deadline = time.monotonic() + state.request_timeout_s
     began = time.perf_counter()
     async with closing(state, call.id):
         while True:
-            attempt = Attempt(state, call, deadline)
+            attempt = Attempt(state, call, tell)
             try:
-                async with aclosing(attempt.pieces()) as pieces:
-                    async for piece in pieces:
-                        if call.request.stream:
-                            yield piece
+                await attempt.sample(deadline)
                 break
             except Interrupted as error:
-                if attempt.delivered:
+                if attempt.told:
                     raise RequestError(502, str(error), code="engine_died") from error
         state.metrics.stage("sampling", began)
         answer = attempt.answer()
         await _commit(state, call, attempt.sampled, answer)
     if call.request.stream and attempt.late:
-        yield Piece(attempt.late, Tokens([], []))
-    yield answer
+        tell(Piece(attempt.late, Tokens([], [])))
+    tell(answer)
 
 
 @asynccontextmanager
@@ -251,40 +248,42 @@ async def closing(state: ProxyState, call_id: str) -> AsyncIterator[None]:
 class Attempt:
     """One try at sampling and parsing a call's answer."""
 
-    def __init__(self, state: ProxyState, call: Call, deadline: float) -> None:
+    def __init__(self, state: ProxyState, call: Call, tell: Tell) -> None:
         self._state = state
         self._call = call
-        self._deadline = deadline
+        self._tell = tell
         prompt = call.prompt
         before = prompt.token_ids[: len(prompt.token_ids) - len(prompt.opening)]
         self._parser = parser_after(state, call.request, before)
         self._delivered = Delivered(call.request.stop, one_call=not call.request.parallel_tool_calls)
         self._kept = 0  # how many sampled tokens belong to the answer
+        self._began = time.perf_counter()
         self.sampled = Sampled()
-        self.delivered = False
+        self.told = False  # of something that cannot be taken back
         self.late: list[Delta] = []  # from the first tool call on: they close in the client only after the commit
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """What may be shown before the commit. Raises RequestError and Interrupted, as `sample` does."""
-        self._push(self._call.prompt.opening, Tokens([], []))
-        chunks = sample(
-            self._state.pool, self.sampled, session_id=self._call.session_id, rid=self._call.id,
-            prompt_ids=self._call.prompt.token_ids, params=self._call.params, deadline=self._deadline,
-            top_logprobs=self._call.request.top_logprobs, whole=not self._call.request.stream,
+    async def sample(self, deadline: float) -> None:
+        """Tell of what may be shown before the commit. Raises RequestError and Interrupted, as `sampling.sample`."""
+        call = self._call
+        self._push(call.prompt.opening, Tokens([], []))
+        await sample(
+            self._state.pool, self.sampled, self._take, session_id=call.session_id, rid=call.id,
+            prompt_ids=call.prompt.token_ids, params=call.params, deadline=deadline,
+            top_logprobs=call.request.top_logprobs, whole=not call.request.stream,
         )  # fmt: skip
-        began = time.perf_counter()
-        async with aclosing(chunks):
-            async for tokens in chunks:
-                if not self._kept:
-                    self._state.metrics.stage("first_token", began)
-                for part in self._parts(tokens):
-                    if self._delivered.stop is not None and self.sampled.resumed:
-                        break  # the stop string began before the seam, so the engine did not see it
-                    piece = self._push(part.ids, part)
-                    self._kept += len(part.ids)
-                    if piece is not None:
-                        self.delivered = self._call.request.stream
-                        yield piece
+
+    def _take(self, tokens: Tokens) -> None:
+        """Parse the tokens of an event, and tell a caller that streams."""
+        if not self._kept:
+            self._state.metrics.stage("first_token", self._began)
+        for part in self._parts(tokens):
+            if self._delivered.stop is not None and self.sampled.resumed:
+                break  # the stop string began before the seam, so the engine did not see it
+            piece = self._push(part.ids, part)
+            self._kept += len(part.ids)
+            if piece is not None and self._call.request.stream:
+                self.told = True
+                self._tell(piece)
 
     def answer(self) -> Answer:
         """The whole answer, once `pieces` has ended."""
@@ -360,15 +359,15 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
     state.trees.commit(call.session_id, seq, node)
 
 
-async def _session(state: ProxyState, session_id: str) -> Row[Any]:
+async def _session(state: ProxyState, session_id: str) -> Session:
     """What never changes about a session. Whether it is still open, the intent row's transaction decides."""
-    row = state.sessions.get(session_id)
-    if row is None:
+    session = state.sessions.get(session_id)
+    if session is None:
         row = await state.read(sessions.get, session_id)
         if row is None or row.run_id != state.run_id:
             raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
-        state.sessions[session_id] = row
-    return row
+        session = state.sessions[session_id] = Session(row.key_hash, row.is_eval, row.sampling)
+    return session
 
 
 def _check_model(state: ProxyState, model: str | None) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import Row
-
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import ModelRequest
 from agentrl.proxy.prompts import Prompt
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.state import ProxyState, Session
 from agentrl.schemas import Json
 
 _NEUTRAL = {
@@ -36,7 +32,7 @@ def resumable(params: Json) -> bool:
     return all(name not in params or params[name] == _NEUTRAL.get(name) for name in _STATEFUL)
 
 
-def engine_params(state: ProxyState, session: Row[Any], request: ModelRequest, prompt: Prompt, index: int) -> Json:
+def engine_params(state: ProxyState, session: Session, request: ModelRequest, prompt: Prompt, index: int) -> Json:
     """SGLang's sampling parameters of one answer, its temperature always among them.
 
     Raises RequestError 400 when the context cannot hold the call, or a token does not exist: an engine dies of it.

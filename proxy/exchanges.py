@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy import calls, replays
@@ -67,27 +68,23 @@ class Exchange:
         self._task = asyncio.create_task(self._sample(begun))
         self._task.add_done_callback(lambda _: place.close())
 
-    async def follow(self, left: asyncio.Future[None]) -> AsyncGenerator[list[Event], None]:
-        """All events from the first on, to the end of the last answer: together what came together.
+    async def after(self, seen: int, left: asyncio.Future[None]) -> list[Event]:
+        """The events behind the first `seen`, as soon as there are any; none behind the end of the last answer.
 
         Raises RequestError when the answer failed, ClientLeft once `left` is done; its callback must call `wake`.
         """
-        seen = 0
         while True:
             if left.done():
                 raise ClientLeft
             if seen < len(self._events):
-                news = self._events[seen:]
-                seen += len(news)
-                yield news
-            elif self._error is not None:
+                return self._events[seen:]
+            if self._error is not None:
                 raise self._error
-            elif self.done:
-                return
-            else:
-                waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._waiting.append(waiting)
-                await waiting
+            if self.done:
+                return []
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
 
     def wake(self) -> None:
         """Something happened that followers should look at."""
@@ -153,12 +150,13 @@ class Exchange:
         else:
             self._cancel(self._task)
 
+    def _tell(self, choice: int, event: Piece | Answer) -> None:
+        self._events.append((choice, event))
+        self.wake()
+
     async def _sample(self, begun: Sequence[Call]) -> None:
         try:
-            async with aclosing(together([calls.run(self._state, call) for call in begun])) as events:
-                async for event in events:
-                    self._events.append(event)
-                    self.wake()
+            await _run_all(self._state, begun, self._tell)
         except RequestError as error:
             self._error = error
         except asyncio.CancelledError:
@@ -277,33 +275,13 @@ async def stop_orphans(state: ProxyState) -> None:
                 await exchange.stop()
 
 
-async def together(runs: list[AsyncGenerator[Piece | Answer, None]]) -> AsyncGenerator[Event, None]:
-    """The events of several calls as they come, each with the index of its call. Closing it closes all of them."""
-    if len(runs) == 1:
-        async with aclosing(runs[0]) as only:
-            async for event in only:
-                yield 0, event
-        return
-    news: asyncio.Queue[tuple[int, Piece | Answer | BaseException]] = asyncio.Queue()
-
-    async def follow(index: int, run: AsyncGenerator[Piece | Answer, None]) -> None:
-        try:
-            async with aclosing(run):
-                async for event in run:
-                    news.put_nowait((index, event))
-        except RequestError as error:
-            news.put_nowait((index, error))
-
-    tasks = [asyncio.create_task(follow(index, run)) for index, run in enumerate(runs)]
+async def _run_all(state: ProxyState, begun: Sequence[Call], tell: Callable[[int, Piece | Answer], None]) -> None:
+    """Sample the calls of a request side by side. Raises what the first one raises that fails; it stops the others."""
+    if len(begun) == 1:
+        return await calls.run(state, begun[0], partial(tell, 0))
     try:
-        left = len(runs)
-        while left:
-            index, new = await news.get()
-            if isinstance(new, BaseException):
-                raise new
-            left -= isinstance(new, Answer)
-            yield index, new
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        async with asyncio.TaskGroup() as group:
+            for choice, call in enumerate(begun):
+                group.create_task(calls.run(state, call, partial(tell, choice)))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

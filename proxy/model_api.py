@@ -92,9 +92,7 @@ class Reply(Response):
         exchange.join()
         ended = False
         try:
-            async with aclosing(exchange.follow(left)) as events:
-                send_to = self._stream if self._asked.stream else self._whole
-                ended = await send_to(events, left, send)
+            ended = await (self._stream(left, send) if self._asked.stream else self._whole(left, send))
         except ClientLeft:
             pass
         finally:
@@ -104,29 +102,33 @@ class Reply(Response):
             else:
                 exchange.leave()
 
-    async def _whole(self, events: AsyncGenerator[list[Event], None], left: asyncio.Task[None], send: Send) -> bool:
-        found = {index: event async for news in events for index, event in news if isinstance(event, Answer)}
-        answers = [found[index] for index in sorted(found)]
-        body = self._dialect.encode(self._asked, self._exchange.head, answers)
+    async def _whole(self, left: asyncio.Task[None], send: Send) -> bool:
+        found: dict[int, Answer] = {}
+        while len(found) < self._asked.choices:
+            found |= _answers(await self._exchange.after(len(found), left))
+        body = self._dialect.encode(self._asked, self._exchange.head, [found[index] for index in sorted(found)])
         await _still_there(left)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         return True
 
-    async def _stream(self, events: AsyncGenerator[list[Event], None], left: asyncio.Task[None], send: Send) -> bool:
+    async def _stream(self, left: asyncio.Task[None], send: Send) -> bool:
         """Whether the stream came to its end, and did not break off."""
-        first = await anext(events)
+        news = await self._exchange.after(0, left)
         encoder = self._dialect.stream(self._asked, self._exchange.head)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         found: dict[int, Answer] = {}
-        out, whole = encoder.start() + _encoded(encoder, found, first), True
+        out, seen, whole = encoder.start(), 0, True
         try:
-            await send({"type": "http.response.body", "body": out, "more_body": True})
-            async for news in events:
-                if out := _encoded(encoder, found, news):
+            while news:
+                seen += len(news)
+                found |= _answers(news)
+                if out := out + _encoded(encoder, news):
                     await send({"type": "http.response.body", "body": out, "more_body": True})
+                    out = b""
+                news = await self._exchange.after(seen, left)
             last = encoder.end([found[index] for index in sorted(found)])
         except RequestError as error:
             last, whole = encoder.error(error), False
@@ -142,16 +144,17 @@ async def _still_there(left: asyncio.Task[None]) -> None:
         raise ClientLeft
 
 
-def _encoded(encoder: StreamEncoder, found: dict[int, Answer], news: list[Event]) -> bytes:
-    """What to send of some events; their answers go to `found`, by choice."""
-    parts: list[bytes] = []
-    for index, event in news:
-        if isinstance(event, Answer):
-            found[index] = event
-            parts.append(encoder.finish(index, event))
-        else:
-            parts.append(encoder.piece(index, event))
-    return b"".join(parts)
+def _answers(news: list[Event]) -> dict[int, Answer]:
+    """The answers among some events, by choice."""
+    return {choice: event for choice, event in news if isinstance(event, Answer)}
+
+
+def _encoded(encoder: StreamEncoder, news: list[Event]) -> bytes:
+    """What to send of some events."""
+    return b"".join(
+        encoder.finish(choice, event) if isinstance(event, Answer) else encoder.piece(choice, event)
+        for choice, event in news
+    )
 
 
 async def _unless_left(request: Request, answer: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""Sampling one answer, across engine deaths and aborts: the caller sees one stream of pieces.
+"""Sampling one answer, across engine deaths and aborts: whoever asks is told of one run of tokens.
 
 A segment that ends without its own end (the engine died, a publish aborted it) is continued by prompt + tokens so far
 on whichever engine serves next. The version spans say who sampled what. SGLang gives them with a segment's last event;
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from agentrl.engine.client import Chunk, EngineClient
@@ -26,8 +27,8 @@ MAX_FRUITLESS = 8
 """Segments in a row that were aborted before their first token."""
 MAX_DEATHS = 4
 """Of engines that a call was on: it may be what killed them."""
-WHOLE_INTERVAL = 64
-"""Tokens per event where nobody waits for the single ones."""
+WHOLE_INTERVAL = 256
+"""Tokens per event where nobody waits for the single ones: so many are lost when the engine dies."""
 ABORT_TIMEOUT_S = 5.0
 RETRY_AFTER_S = 5.0
 BEHIND_DEADLINE_S = 0.1  # an engine that times out has no say in whether the deadline is over
@@ -80,7 +81,7 @@ class _Segment:
 
     async def check(self, chunk: Chunk, pool: EnginePool) -> None:
         """Raises EngineUnavailable for an engine that has come back with other weights than the run's."""
-        if self.checked or not chunk.output_ids:
+        if not chunk.output_ids:
             return
         self.checked = True
         label = chunk.version_label
@@ -122,6 +123,7 @@ class _Segment:
 async def sample(
     pool: EnginePool,
     sampled: Sampled,
+    tell: Callable[[Tokens], None],
     *,
     session_id: str,
     rid: str,
@@ -130,8 +132,8 @@ async def sample(
     deadline: float,
     top_logprobs: int = 0,
     whole: bool = False,
-) -> AsyncGenerator[Tokens, None]:
-    """Fill `sampled`, yielding the new tokens of each event. `params` are SGLang's, with `max_new_tokens`.
+) -> None:
+    """Fill `sampled`, and `tell` of the new tokens of each event. `params` are SGLang's, with `max_new_tokens`.
 
     A `whole` answer comes in fewer events. Raises RequestError: 400 when the engine refuses the request, 503 when no
     engine serves before `deadline` (monotonic seconds) or too many calls were sent again, 504 when the answer is not
@@ -146,21 +148,24 @@ async def sample(
             segment = await _begin(pool, sampled, session_id, deadline)
             engine, name = segment.engine, pool.segment_id(rid)
             gone = False
+            chunks = engine.client.generate(
+                rid=name,
+                input_ids=prompt_ids + sampled.output_ids,
+                sampling_params=params | {"max_new_tokens": params["max_new_tokens"] - segment.start},
+                routing_key=session_id,
+                timeout_s=max(deadline - time.monotonic(), 0.0) + BEHIND_DEADLINE_S,
+                top_logprobs=top_logprobs,
+            )
             try:
-                async for chunk in engine.client.generate(
-                    rid=name,
-                    input_ids=prompt_ids + sampled.output_ids,
-                    sampling_params=params | {"max_new_tokens": params["max_new_tokens"] - segment.start},
-                    routing_key=session_id,
-                    timeout_s=max(deadline - time.monotonic(), 0.0) + BEHIND_DEADLINE_S,
-                    top_logprobs=top_logprobs,
-                ):
-                    await segment.check(chunk, pool)
-                    segment.read(chunk, sampled)
-                    if chunk.output_ids:
-                        yield Tokens(chunk.output_ids, chunk.logprobs, chunk.top_logprobs)
-                    if time.monotonic() > deadline:
-                        raise _late()
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        if not segment.checked:
+                            await segment.check(chunk, pool)
+                        segment.read(chunk, sampled)
+                        if chunk.output_ids:
+                            tell(Tokens(chunk.output_ids, chunk.logprobs, chunk.top_logprobs))
+                        if time.monotonic() > deadline:
+                            raise _late()
             except EngineRejected as error:
                 raise spoken(RequestError(400, f"{ENGINE_REFUSED}{error}", code="engine_rejected"), {}) from error
             except EngineUnavailable as error:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
-from sqlalchemy import Row
 
 from agentrl.errors import StoreError
 from agentrl.proxy.keyring import Keyring
@@ -19,8 +18,10 @@ from agentrl.proxy.pool import EnginePool
 from agentrl.proxy.recent import Recent
 from agentrl.proxy.tree import TreeCache
 from agentrl.rendering import Renderer
-from agentrl.schemas import Json
+from agentrl.schemas import Json, Power
 from agentrl.store import Database, deliveries
+from agentrl.store.codec import hash_key
+from agentrl.store.keys import Key
 from agentrl.store.sessions import Limits
 
 if TYPE_CHECKING:
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 GIVEN_TOGETHER_S = 0.05
 NOTE_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What never changes about a session."""
+
+    key_hash: str
+    is_eval: bool
+    sampling: Json | None  # forced on it in an evaluation
 
 
 @dataclass(kw_only=True)
@@ -63,7 +73,7 @@ class ProxyState:
     )  # the calls that this process answers for: see `sweep.close_forgotten`
     session_keys: Recent[str] = field(default_factory=Recent)  # mark of a named sub-agent → session id
     refusals: Recent[int] = field(default_factory=Recent)  # session id → how many were recorded here
-    sessions: Recent[Row[Any]] = field(default_factory=Recent)  # immutable facts of live sessions
+    sessions: Recent[Session] = field(default_factory=Recent)  # that are live
 
     async def write(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `unit(conn, …)` in the next group commit; returns once it is durable."""
@@ -100,12 +110,18 @@ class ProxyState:
         with suppress(StoreError):  # it is closed
             self.database.asubmit(unit, *args).add_done_callback(written)
 
+    def opened(self, session_id: str, key: str, *, is_eval: bool, sampling: Json | None) -> None:
+        """A session was made just now, by this process: its first call need not ask the store."""
+        session = self.sessions[session_id] = Session(hash_key(key), is_eval, sampling)
+        self.keyring.remember(session.key_hash, Key(Power.SESSION, session_id))
+        self.trees.plant(session_id)
+
     def forget(self, session_id: str) -> None:
         """Drop what is cached about a session that ended here. What ends elsewhere makes room by and by: `Recent`."""
-        row = self.sessions.pop(session_id, None)
-        if row is not None:
-            self.session_keys.pop(row.key_hash, None)
-            self.keyring.forget(row.key_hash)
+        session = self.sessions.pop(session_id, None)
+        if session is not None:
+            self.session_keys.pop(session.key_hash, None)
+            self.keyring.forget(session.key_hash)
         self.gate.forget(session_id)
         self.trees.forget(session_id)
         self.pool.forget(session_id)

@@ -98,11 +98,18 @@ class TreeCache:
                 if node.id not in tree.by_id:  # committed here meanwhile
                     tree.add(node)
             tree.seq = max(tree.seq, seq)
-            self._trees[session_id] = tree
+        self._keep(session_id, tree)
+        return tree
+
+    def plant(self, session_id: str) -> None:
+        """The session is new: nobody has called yet."""
+        self._keep(session_id, Tree())
+
+    def _keep(self, session_id: str, tree: Tree) -> None:
+        self._trees[session_id] = tree
         self._trees.move_to_end(session_id)
         while len(self._trees) > self._capacity:
             self._trees.popitem(last=False)
-        return tree
 
     def commit(self, session_id: str, seq: int, node: Node | None) -> None:
         """A call was committed as number `seq`; behind a gap, which others committed, a fresh `get` brings it.

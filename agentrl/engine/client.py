@@ -8,7 +8,6 @@ What a server leaves out (ids, logprobs, versions) is an EngineError here, never
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +19,8 @@ from typing import Any, Literal
 import aiohttp
 import orjson
 
-from agentrl.engine.stream import Chunk, ChunkReader, parse_version, sse_data
+from agentrl.engine.stream import Chunk, ChunkReader, EventBuffer, parse_version
+from agentrl.engine.wire import Wire
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json
 
@@ -52,7 +52,7 @@ class EngineInfo:
 
 
 class EngineClient:
-    """One server. `http` belongs to the caller and may be shared by many clients."""
+    """One server. `http` belongs to the caller and may be shared by many clients; `close` what was sampled over."""
 
     def __init__(
         self, url: str, http: aiohttp.ClientSession, *, timeout_s: float = 600.0, control_timeout_s: float = 120.0
@@ -61,8 +61,7 @@ class EngineClient:
         self._http = http
         self._timeout_s = timeout_s
         self._control_timeout_s = control_timeout_s
-        self._unanswered: set[asyncio.Timeout] = set()  # of requests whose response has not begun
-        self._open: set[aiohttp.ClientResponse] = set()  # of samplings
+        self._wire = Wire(self.url)
 
     async def generate(
         self,
@@ -88,28 +87,38 @@ class EngineClient:
         }
         if top_logprobs:
             body["top_logprobs_num"] = top_logprobs
-        headers = {ROUTING_HEADER: routing_key} if routing_key is not None else None
-        reader = ChunkReader()
-        async with self._request("POST", "/generate", body, timeout_s or self._timeout_s, headers) as response:
-            self._open.add(response)
-            try:
-                async for data in sse_data(response.content.iter_any()):
-                    if data == b"[DONE]":
-                        break
-                    chunk = reader.read(_decode(data))
+        headers = {ROUTING_HEADER: routing_key} if routing_key is not None else {}
+        where, seconds = f"{self.url}/generate", timeout_s or self._timeout_s
+        events, reader, response, ended = EventBuffer(), ChunkReader(), None, False
+        try:
+            response = await self._wire.post("/generate", orjson.dumps(body), headers, seconds)
+            if response.status >= 400:
+                raise _refusal(where, response.status, await response.rest())
+            while not ended and (data := await response.more()):
+                for event in events.feed(data):
+                    if event == b"[DONE]":
+                        continue
+                    chunk = reader.read(_decode(event))
+                    ended = chunk.finish_reason is not None
                     yield chunk
-                    if chunk.finish_reason is not None:
+                    if ended:
                         return
-            finally:
-                self._open.discard(response)
+        except TimeoutError as error:
+            raise _late(where, seconds) from error
+        except OSError as error:
+            raise _failed(where, error) from error
+        finally:
+            if response is not None:
+                self._wire.release(response, ending=ended)
         raise EngineUnavailable(f"{self.url} ended the stream of {rid} before its finish reason")
 
     def hang_up(self) -> None:
-        """Break off what is under way: it raises EngineUnavailable. For a server that hangs."""
-        for scope in self._unanswered:
-            scope.reschedule(0)
-        for response in self._open:
-            response.close()
+        """Break off what is sampled: it raises EngineUnavailable. For a server that hangs."""
+        self._wire.hang_up()
+
+    def close(self) -> None:
+        """Hang up, and keep no connection."""
+        self._wire.close()
 
     async def abort(self, rid: str) -> None:
         """Stop a request; its stream ends with finish reason `abort`. Unknown ids are ignored."""
@@ -201,33 +210,35 @@ class EngineClient:
 
     @asynccontextmanager
     async def _request(
-        self, method: str, path: str, body: Json | None, timeout_s: float, headers: dict[str, str] | None = None
+        self, method: str, path: str, body: Json | None, timeout_s: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One exchange; every way it can fail becomes one of our three errors."""
         where = f"{self.url}{path}"
         data = None if body is None else orjson.dumps(body)
-        headers = {"Content-Type": "application/json", **(headers or {})}
+        headers = {"Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10)
         try:
-            async with await self._answer(method, where, data=data, headers=headers, timeout=timeout) as response:
+            async with self._http.request(method, where, data=data, headers=headers, timeout=timeout) as response:
                 if response.status >= 400:
-                    message = _error_message(await response.read())
-                    kind = EngineRejected if response.status < 500 else EngineError
-                    raise kind(f"{where} answered {response.status}: {message}")
+                    raise _refusal(where, response.status, await response.read())
                 yield response
         except TimeoutError as error:
-            raise EngineUnavailable(f"{where} did not answer within {timeout_s:g} s") from error
+            raise _late(where, timeout_s) from error
         except aiohttp.ClientError as error:
-            raise EngineUnavailable(f"{where} failed: {str(error) or type(error).__name__}") from error
+            raise _failed(where, error) from error
 
-    async def _answer(self, method: str, where: str, **options: Any) -> aiohttp.ClientResponse:
-        """The response once its head is there; `hang_up` ends the wait with TimeoutError."""
-        async with asyncio.timeout(None) as scope:
-            self._unanswered.add(scope)
-            try:
-                return await self._http.request(method, where, **options)
-            finally:
-                self._unanswered.discard(scope)
+
+def _refusal(where: str, status: int, body: bytes) -> EngineError:
+    kind = EngineRejected if status < 500 else EngineError
+    return kind(f"{where} answered {status}: {_error_message(body)}")
+
+
+def _late(where: str, seconds: float) -> EngineUnavailable:
+    return EngineUnavailable(f"{where} did not answer within {seconds:g} s")
+
+
+def _failed(where: str, error: Exception) -> EngineUnavailable:
+    return EngineUnavailable(f"{where} failed: {str(error) or type(error).__name__}")
 
 
 def _decode(raw: bytes) -> Json:

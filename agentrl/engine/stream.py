@@ -1,8 +1,7 @@
-"""From SGLang's event stream to chunks of new tokens; pure, apart from the bytes it awaits."""
+"""From SGLang's event stream to chunks of new tokens; pure."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -132,16 +131,13 @@ def _stream_error(error: Any) -> EngineError:
     return (EngineRejected if 400 <= code < 500 else EngineError)(f"the engine refused the request: {message}")
 
 
-async def sse_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The `data:` payloads of a server-sent event stream, however the bytes are cut. No limit on their length."""
-    buffer = bytearray()
-    async for chunk in chunks:
-        scanned = max(0, len(buffer) - 1)  # a separator may straddle two pieces
-        buffer += chunk
-        while (end := buffer.find(b"\n\n", scanned)) >= 0:
-            event = bytes(buffer[:end])
-            del buffer[: end + 2]
-            scanned = 0
-            for line in event.split(b"\n"):
-                if line.startswith(b"data:"):
-                    yield line[5:].strip()
+class EventBuffer:
+    """Cuts a server-sent event stream into the payloads of its `data:` lines, of any length."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that `data` completes."""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        return [line[5:].strip() for event in events for line in event.split(b"\n") if line.startswith(b"data:")]

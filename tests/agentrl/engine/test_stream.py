@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from agentrl.engine.stream import ChunkReader, parse_version, sse_data
+from agentrl.engine.stream import ChunkReader, EventBuffer, parse_version
 from agentrl.errors import EngineError, EngineRejected
 from agentrl.schemas import Json, VersionSpan
 
@@ -91,14 +90,11 @@ def test_errors_inside_the_stream_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-async def test_events_survive_every_cut_of_the_bytes(size: int) -> None:
+def test_events_survive_every_cut_of_the_bytes(size: int) -> None:
     raw = b'data: {"a": 1}\n\n: comment\n\nevent: x\ndata: two\n\ndata: [DONE]\n\ndata: unfinished'
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for start in range(0, len(raw), size):
-            yield raw[start : start + size]
-
-    assert [data async for data in sse_data(pieces())] == [b'{"a": 1}', b"two", b"[DONE]"]
+    buffer = EventBuffer()
+    pieces = (raw[start : start + size] for start in range(0, len(raw), size))
+    assert [data for piece in pieces for data in buffer.feed(piece)] == [b'{"a": 1}', b"two", b"[DONE]"]
 
 
 @pytest.mark.parametrize("label", ["default", "", "-1", "1.5"])
