@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,10 +101,9 @@ class OutputParser(ABC):
         assert not self._finished, "push after finish"
         if self._stop is not None:
             return []
-        end = next((i for i, token in enumerate(ids) if token in self._stop_token_ids), None)
-        if end is not None:
-            self._stop = ids[end]
-        return self._send(self._run(ids[:end]))
+        if stops := places(ids, self._stop_token_ids):
+            self._stop, ids = ids[stops[0]], ids[: stops[0]]
+        return self._send(self._run(ids))
 
     def finish(self) -> ParsedOutput:
         """The whole message. Call once, after the last id."""
@@ -183,6 +182,11 @@ class Renderer(Protocol):
 def new_call_id() -> str:
     """An id for a tool call, unique over all interactions: it tells equal conversations apart."""
     return f"call_{secrets.token_hex(12)}"
+
+
+def places(ids: Sequence[int], wanted: Set[int]) -> list[int]:
+    """Where the ids stand that are in a set; most runs have none."""
+    return [] if wanted.isdisjoint(ids) else [i for i, token in enumerate(ids) if token in wanted]
 
 
 def merge(deltas: Iterable[Delta]) -> list[Delta]:

@@ -15,6 +15,8 @@ from enum import Enum, auto
 from functools import lru_cache
 from types import MappingProxyType
 
+import orjson
+
 from agentrl.rendering.messages import function_of, parse_arguments
 from agentrl.schemas import Json
 
@@ -44,11 +46,18 @@ def signature(tool: Json) -> Signature:
 
 def signatures(tools: Sequence[Json] | None) -> Mapping[str, Signature]:
     """Signatures by tool name, in order."""
-    return _signatures(json.dumps(tools)) if tools else {}
+    return _signatures(_written(tools)) if tools else {}
+
+
+def _written(tools: Sequence[Json]) -> bytes | str:
+    try:
+        return orjson.dumps(tools)
+    except orjson.JSONEncodeError:  # integers beyond 64 bits, half of a surrogate pair
+        return json.dumps(tools)
 
 
 @lru_cache(maxsize=256)
-def _signatures(tools: str) -> Mapping[str, Signature]:
+def _signatures(tools: bytes | str) -> Mapping[str, Signature]:
     return MappingProxyType({found.name: found for found in map(signature, json.loads(tools))})
 
 
@@ -84,6 +93,9 @@ _ARGUMENT_REGEX = {
 }
 
 
+_BRACKETS = re.compile(r"[()]")
+
+
 class _State(Enum):
     NAME = auto()  # white space, or the beginning of a tool's name
     INSIDE = auto()  # after `name(`
@@ -99,18 +111,20 @@ class CallReader:
         self._state = _State.NAME if known else _State.CONTENT
         self._held: list[str] = []
         self._name = ""
-        self._depth = 0
+        self._depth = 1  # open brackets, once inside
 
     def push(self, text: str) -> str:
         """The text that is content for certain."""
         if self._state is _State.CONTENT:
             return text
         self._held.append(text)
-        for char in text:
-            self._state = self._advance(char)
-            if self._state is _State.CONTENT:
-                return self._release()
-        return ""
+        if self._state is _State.NAME:
+            text = self._read_name()
+        if self._state is _State.INSIDE:
+            text = self._read_inside(text)
+        if self._state is _State.CLOSED and text.strip():
+            self._state = _State.CONTENT
+        return self._release() if self._state is _State.CONTENT else ""
 
     def finish(self) -> tuple[str, str] | str:
         """The call, as name and JSON arguments, or the text held back that turned out to be none."""
@@ -123,21 +137,26 @@ class CallReader:
             return self._name, inside.strip() or "{}"
         return self._release()
 
-    def _advance(self, char: str) -> _State:
-        if self._state is _State.NAME:
-            if char == "(" and self._name in self._known:
-                self._depth = 1
-                return _State.INSIDE
-            if char.isspace() and not self._name:
-                return _State.NAME
-            self._name += char
-            return _State.NAME if any(name.startswith(self._name) for name in self._known) else _State.CONTENT
-        if self._state is _State.INSIDE:
-            if self._known[self._name].bare is None:
-                return _State.INSIDE  # brackets inside JSON strings do not count: only the end can tell
-            self._depth += (char == "(") - (char == ")")
-            return _State.INSIDE if self._depth else _State.CLOSED
-        return _State.CLOSED if char.isspace() else _State.CONTENT
+    def _read_name(self) -> str:
+        """What follows `name(` in the text so far."""
+        text = "".join(self._held).lstrip()
+        if names := [name for name in self._known if text.startswith(f"{name}(")]:
+            self._name = min(names, key=len)
+            self._state = _State.INSIDE
+        elif not any(name.startswith(text) for name in self._known):
+            self._state = _State.CONTENT
+        return text[len(self._name) + 1 :]
+
+    def _read_inside(self, text: str) -> str:
+        """What follows the bracket that closes the call."""
+        if self._known[self._name].bare is None:
+            return ""  # brackets inside JSON strings do not count: only the end can tell
+        for bracket in _BRACKETS.finditer(text):
+            self._depth += 1 if bracket[0] == "(" else -1
+            if not self._depth:
+                self._state = _State.CLOSED
+                return text[bracket.end() :]
+        return ""
 
     def _release(self) -> str:
         held, self._held = "".join(self._held), []

@@ -18,7 +18,8 @@ from agentrl.rendering.calls import CallReader, Signature, call_regex, signature
 from agentrl.rendering.memo import EncodedTexts
 from agentrl.rendering.messages import role_of, text_of
 from agentrl.rendering.openings import chosen_names
-from agentrl.rendering.text import TextDecoder, TextParser
+from agentrl.rendering.text import TextParser, decode, text_decoder
+from agentrl.rendering.units import units_encode
 from agentrl.schemas import ForkReason, Json
 
 START = "<|im_start|>"
@@ -46,7 +47,7 @@ class ChatMLRenderer:
         """`default_system` is what the model's template puts first when a conversation brings no system message."""
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
-        self._encode = EncodedTexts(self._encode_anew)
+        self._encode = EncodedTexts(units_encode(tokenizer))
         self._default_system = default_system
         self._start = special_id(tokenizer, START)
         self._end = special_id(tokenizer, END)
@@ -94,7 +95,7 @@ class ChatMLRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return decode(self._tokenizer, ids)
 
     @cached_property
     def _raw_tokenizer(self) -> Tokenizer:
@@ -117,16 +118,13 @@ class ChatMLRenderer:
             ids += [self._start, *self._encode(text), self._end, *self._newline]
         return ids + self._generation_prompt
 
-    def _encode_anew(self, text: str) -> list[int]:
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
 
 class CallParser(OutputParser):
     """Content, or one tool call in call syntax."""
 
     def __init__(self, tokenizer: Tokenizer, stop_token_ids: list[int], known: Mapping[str, Signature]) -> None:
         super().__init__(stop_token_ids)
-        self._decoder = TextDecoder(tokenizer)
+        self._decoder = text_decoder(tokenizer)
         self._reader = CallReader(known)
 
     def _run(self, ids: Sequence[int]) -> Iterator[Delta]:

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from agentrl.rendering.base import ContentDelta, Delta, OutputParser, ReasoningDelta, ToolCallDelta, new_call_id
-from agentrl.rendering.text import TextDecoder
+from agentrl.rendering.text import decode, text_decoder
 from agentrl.schemas import Json
 
 MAX_QUESTIONS = 16
@@ -67,7 +67,7 @@ class FamilyParser(OutputParser):
         self._prompt_ids = prompt_ids
         self._call_markers = call_markers
         self._header = header
-        self._decoder = TextDecoder(tokenizer)
+        self._decoder = text_decoder(tokenizer)
         self._markers = frozenset(tokenizer.get_added_tokens_decoder())
         self._spelled = tokenizer.token_to_id("</think>") is None  # the end of reasoning is spelled, not one token
         self._letter = tokenizer.encode("x", add_special_tokens=False).ids
@@ -179,7 +179,7 @@ class FamilyParser(OutputParser):
         """Whether the library has taken markers of a call for no call, and left their text out."""
         if parsed.tool_calls:
             return False
-        written = self._tokenizer.decode(ids, skip_special_tokens=False)
+        written = decode(self._tokenizer, ids)
         kept = f"{parsed.reasoning_content}{parsed.content}"
         return any(written.count(marker) > kept.count(marker) for marker in self._call_markers)
 
@@ -189,7 +189,7 @@ class FamilyParser(OutputParser):
         if call.token_span is None:
             return raw.strip()
         start, end = call.token_span
-        text = self._tokenizer.decode(self._ids[start:end], skip_special_tokens=False)
+        text = decode(self._tokenizer, self._ids[start:end])
         return (text if raw in text else raw).strip()
 
     def _parse(self, ids: list[int]) -> Any:

@@ -16,7 +16,8 @@ from agentrl.rendering.jinja import for_template
 from agentrl.rendering.markup import THINK
 from agentrl.rendering.messages import function_of
 from agentrl.rendering.openings import Openings
-from agentrl.rendering.text import TextParser
+from agentrl.rendering.text import TextParser, decode
+from agentrl.rendering.units import units_encode
 from agentrl.schemas import ForkReason, Json
 
 _TALK: list[Json] = [{"role": "user", "content": "x"}]
@@ -125,7 +126,7 @@ class FamilyRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return decode(self._tokenizer, ids)
 
     def _write(self, messages: list[Json], tools: list[Json] | None, *, generation_prompt: bool = False) -> list[int]:
         try:
@@ -171,6 +172,7 @@ class LibraryTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, folder: ModelFolder) -> None:
         self._tokenizer = tokenizer
+        self._encode = units_encode(tokenizer)
         self.name_or_path = str(folder.config.get("_name_or_path") or folder.path)
         self.unk_token_id = self._id(folder.special_tokens.get("unk_token"))
         self.eos_token_id = self._id(folder.special_tokens.get("eos_token"))
@@ -178,7 +180,9 @@ class LibraryTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
         """Ids of a text; special tokens spelled in it count."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if not add_special_tokens:
+            return self._encode(text)
+        return self._tokenizer.encode(text).ids
 
     def __call__(self, text: str, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
         """Ids with their character offsets."""

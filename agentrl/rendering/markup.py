@@ -13,9 +13,17 @@ from enum import Enum, auto
 
 from tokenizers import Tokenizer
 
-from agentrl.rendering.base import ContentDelta, Delta, OutputParser, ReasoningDelta, ToolCallDelta, new_call_id
+from agentrl.rendering.base import (
+    ContentDelta,
+    Delta,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallDelta,
+    new_call_id,
+    places,
+)
 from agentrl.rendering.messages import parse_arguments
-from agentrl.rendering.text import TextDecoder
+from agentrl.rendering.text import text_decoder
 
 THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
@@ -35,7 +43,7 @@ class MarkupParser(OutputParser):
     ) -> None:
         """`in_reasoning`: the prompt has opened the reasoning already."""
         super().__init__(stop_token_ids)
-        self._decoder = TextDecoder(tokenizer)
+        self._decoder = text_decoder(tokenizer)
         ids = {marker: tokenizer.token_to_id(marker) for marker in markers}
         self._by_id = {id: marker for marker, id in ids.items() if id is not None}
         self._in_text = [marker for marker, id in ids.items() if id is None]
@@ -49,10 +57,10 @@ class MarkupParser(OutputParser):
 
     def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
         start = 0
-        for at, marker in [(i, self._by_id[token]) for i, token in enumerate(ids) if token in self._by_id]:
+        for at in places(ids, self._by_id.keys()):
             yield from self._scan(self._decoder.push_run(ids[start:at]))
             yield from self._rest()
-            yield from self._on_marker(marker)
+            yield from self._on_marker(self._by_id[ids[at]])
             start = at + 1
         yield from self._scan(self._decoder.push_run(ids[start:]))
 

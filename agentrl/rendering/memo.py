@@ -10,7 +10,7 @@ from agentrl.schemas import Json
 CAPACITY = 16_000_000
 """Characters: some hundred conversations of 30,000 tokens."""
 LONG_TEXT, LONG_TEXTS = 256, 4_000_000
-"""Characters: a shorter text is encoded as fast as it is looked up; so many are remembered together."""
+"""Characters: a shorter text is left to the memory of its words (`units.py`); so many are remembered together."""
 
 
 class EncodedTexts:

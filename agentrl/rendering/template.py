@@ -14,7 +14,8 @@ from agentrl.rendering.markup import CALL, END_CALL, END_THINK, THINK, MarkupPar
 from agentrl.rendering.memo import RenderedTexts
 from agentrl.rendering.messages import parse_arguments, role_of
 from agentrl.rendering.openings import Openings
-from agentrl.rendering.text import TextParser
+from agentrl.rendering.text import TextParser, decode
+from agentrl.rendering.units import units_encode
 from agentrl.schemas import ForkReason, Json
 
 _TALK: list[Json] = [{"role": "user", "content": "x"}]
@@ -38,6 +39,7 @@ class TemplateRenderer:
         assert folder.template is not None
         self._template = folder.template
         self._tokenizer = tokenizer = folder.tokenizer()
+        self._encode = units_encode(tokenizer)
         eos = tokenizer.token_to_id(folder.special_tokens.get("eos_token", ""))
         self.stop_token_ids = sorted({*folder.eos_token_ids, *([] if eos is None else [eos])})
         self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
@@ -120,7 +122,7 @@ class TemplateRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return decode(self._tokenizer, ids)
 
     def _generation_prompt_of(self, head: str, history: list[Json], tools: list[Json] | None) -> str:
         if self._usual_generation_prompt and head.endswith(self._usual_generation_prompt):
@@ -169,9 +171,6 @@ class TemplateRenderer:
 
     def _write_reply(self, messages: list[Json], tools: list[Json]) -> list[int]:
         return self._encode(self._text(messages, tools, generation_prompt=False))
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def _behind_last(part: list[int], ids: Sequence[int]) -> list[int]:

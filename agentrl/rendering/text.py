@@ -1,54 +1,94 @@
-"""Ids → text, one id at a time, without ever cutting a character in half."""
+"""Ids → text, a few ids at a time, without ever cutting a character in half."""
 
 from __future__ import annotations
 
+import codecs
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel
 
-from agentrl.rendering.base import ContentDelta, Delta, OutputParser
+from agentrl.rendering.base import ContentDelta, Delta, OutputParser, places
+from agentrl.rendering.bytelevel import TokenBytes, token_bytes
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer decodes an incomplete or invalid byte sequence to."""
 
 
-class TextDecoder:
-    """Incremental decoding: the pieces add up to the text of all ids.
+class TextDecoder(ABC):
+    """Incremental decoding: the pieces add up to the text of all ids."""
 
-    Ids whose text ends with U+FFFD may be the first bytes of a character, so they wait for the next one; `flush`
-    gives them up as they are. The ids of the last piece are kept as context for decoders that look one id back, as
-    those do not that turn every id into its bytes.
+    @abstractmethod
+    def push_run(self, ids: Sequence[int]) -> str:
+        """The text that more ids complete. What may be the first bytes of a character waits for the next ones."""
+
+    @abstractmethod
+    def flush(self) -> str:
+        """The text that still waits: there will be no more, or something else than text follows."""
+
+    def push(self, token: int) -> str:
+        """The text that one more id completes."""
+        return self.push_run((token,))
+
+
+def text_decoder(tokenizer: Tokenizer) -> TextDecoder:
+    """A decoder for one text of a tokenizer."""
+    table = token_bytes(tokenizer)
+    return ContextDecoder(tokenizer) if table is None else ByteDecoder(table)
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of `ids`, special tokens included."""
+    table = token_bytes(tokenizer)
+    if table is None:
+        return tokenizer.decode(list(ids), skip_special_tokens=False)
+    return table.of(ids).decode(errors="replace")
+
+
+class ByteDecoder(TextDecoder):
+    """For byte-level vocabularies: the bytes of the ids, read as UTF-8."""
+
+    def __init__(self, table: TokenBytes) -> None:
+        self._table = table
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push_run(self, ids: Sequence[int]) -> str:
+        """The text of the bytes so far, without an incomplete character at their end."""
+        return self._utf8.decode(self._table.of(ids))
+
+    def flush(self) -> str:
+        """U+FFFD for an incomplete character."""
+        return self._utf8.decode(b"", True)
+
+
+class ContextDecoder(TextDecoder):
+    """For tokenizers whose ids read otherwise at the beginning: the ids of the last piece are kept as context.
+
+    Ids whose text ends with U+FFFD may be the first bytes of a character, so they wait. So do ids without text: a
+    context of those would be none.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._looks_back = not isinstance(tokenizer.decoder, ByteLevel)
         self._context: list[int] = []
         self._pending: list[int] = []
 
-    def push(self, token: int) -> str:
-        """The text that `token` completes; empty while a character is incomplete."""
-        self._pending.append(token)
-        text = self._pending_text()
-        if text.endswith(REPLACEMENT):
-            return ""
-        self._context, self._pending = self._pending if self._looks_back else [], []
-        return text
-
     def push_run(self, ids: Sequence[int]) -> str:
-        """The text that several ids complete: what pushing one after the other gives, at once where it can be."""
-        if not self._looks_back and ids:
-            text = self._decode([*self._pending, *ids])
-            if not text.endswith(REPLACEMENT):
-                self._pending = []
-                return text
-        return "".join([self.push(token) for token in ids])
+        """The text of the ids, one after the other."""
+        return "".join([self._next(token) for token in ids])
 
     def flush(self) -> str:
-        """The text of the ids that still wait: there will be no more, or something else than text follows."""
+        """The text of the ids that wait, as it is."""
         text = self._pending_text() if self._pending else ""
         self._context, self._pending = [], []
+        return text
+
+    def _next(self, token: int) -> str:
+        self._pending.append(token)
+        text = self._pending_text()
+        if not text or text.endswith(REPLACEMENT):
+            return ""
+        self._context, self._pending = self._pending, []
         return text
 
     def _pending_text(self) -> str:
@@ -64,13 +104,13 @@ class TextParser(OutputParser):
 
     def __init__(self, tokenizer: Tokenizer, stop_token_ids: list[int]) -> None:
         super().__init__(stop_token_ids)
-        self._decoder = TextDecoder(tokenizer)
+        self._decoder = text_decoder(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(id for id, token in added.items() if token.special)
 
     def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
         start = 0
-        for at in [i for i, token in enumerate(ids) if token in self._special]:
+        for at in places(ids, self._special):
             yield ContentDelta(self._decoder.push_run(ids[start:at]) + self._decoder.flush())
             start = at + 1
         yield ContentDelta(self._decoder.push_run(ids[start:]))

@@ -164,6 +164,13 @@ def test_without_tools_a_call_is_content() -> None:
     assert parse(encode("calc(1)"), [], None)[0].content == "calc(1)"
 
 
+def test_tools_may_hold_what_is_hard_to_write() -> None:
+    odd = tool("odd", text="string")
+    odd["function"] |= {"description": "\ud800"}
+    odd["function"]["parameters"]["properties"]["text"]["maxLength"] = 2**70
+    assert signatures([odd]) == signatures([tool("odd", text="string")])
+
+
 def test_tool_call_ids_are_unique() -> None:
     ids = {parse(encode("calc(1)"), [], TOOLS)[0].tool_calls[0].id for _ in range(50)}
     assert len(ids) == 50

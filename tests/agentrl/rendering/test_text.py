@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from agentrl.rendering.text import TextDecoder
+from agentrl.rendering.bytelevel import token_bytes
+from agentrl.rendering.text import decode, text_decoder
 
 from .conftest import byte_tokenizer, patient
+from .tokenizers_of_text import REAL, hard_texts, real_tokenizer
 
 
 def word_tokenizer() -> Tokenizer:
@@ -22,13 +24,73 @@ def word_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("tokenizer", [byte_tokenizer("<|end|>"), word_tokenizer()], ids=["bytes", "words"])
+def odd_tokenizer() -> Tokenizer:
+    """Bytes, and added tokens that look like bytes, or like none."""
+    tokenizer = byte_tokenizer("<|end|>")
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ("é", "Ġ日", "a\nb", "日本", "éĠĀ")])
+    return tokenizer
+
+
+TOKENIZERS = {"bytes": byte_tokenizer("<|end|>"), "odd": odd_tokenizer(), "words": word_tokenizer()}
+
+
+@pytest.fixture(scope="module", params=[*TOKENIZERS, *REAL])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    name: str = request.param
+    return TOKENIZERS[name] if name in TOKENIZERS else real_tokenizer(name)
+
+
+def runs(tokenizer: Tokenizer) -> st.SearchStrategy[list[list[int]]]:
+    """Ids: any, of texts, of bytes as they come, and unknown ones."""
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    kinds = [st.lists(st.integers(0, size + 9), max_size=6), hard_texts.map(lambda text: tokenizer.encode(text).ids)]
+    spelled = [tokenizer.token_to_id(letter) for letter in sorted(pre_tokenizers.ByteLevel.alphabet())]
+    if single := [token for token in spelled if token is not None]:
+        kinds.append(st.lists(st.sampled_from(single), max_size=6))
+    return st.lists(st.one_of(kinds), max_size=5)
+
+
 @patient
 @given(data=st.data())
 def test_pieces_add_up_to_the_whole(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size(with_added_tokens=True) - 1), max_size=12))
-    decoder = TextDecoder(tokenizer)
-    pieces = [decoder.push(token) for token in ids]
+    pieces = data.draw(runs(tokenizer))
+    ids = [token for piece in pieces for token in piece]
     whole = tokenizer.decode(ids, skip_special_tokens=False)
-    assert "".join(pieces) + decoder.flush() == whole
-    assert whole.startswith("".join(pieces))
+    assert decode(tokenizer, ids) == whole
+    in_runs, one_by_one = text_decoder(tokenizer), text_decoder(tokenizer)
+    texts = [in_runs.push_run(piece) for piece in pieces]
+    assert texts == ["".join([one_by_one.push(token) for token in piece]) for piece in pieces]
+    assert whole.startswith("".join(texts))
+    assert "".join(texts) + in_runs.flush() == whole
+    assert in_runs.flush() == ""
+
+
+@patient
+@given(st.binary(max_size=12))
+def test_any_bytes_are_the_same_text(data: bytes) -> None:
+    """Which of them are no UTF-8, and how many characters stand for those."""
+    tokenizer = TOKENIZERS["bytes"]
+    table = token_bytes(tokenizer)
+    assert table is not None
+    by_byte = {table[id]: id for id in range(tokenizer.get_vocab_size()) if len(table[id]) == 1}
+    ids = [by_byte[bytes([byte])] for byte in data]
+    assert decode(tokenizer, ids) == tokenizer.decode(ids) == data.decode(errors="replace")
+
+
+def test_half_a_character_waits_and_a_whole_one_does_not() -> None:
+    tokenizer = TOKENIZERS["bytes"]
+    euro = tokenizer.encode("€").ids
+    decoder = text_decoder(tokenizer)
+    assert [decoder.push_run(ids) for ids in (euro[:2], euro[2:] + euro[:1])] == ["", "€"]
+    assert decoder.flush() == "\ufffd"
+    assert decoder.push_run([*tokenizer.encode("\ufffd").ids]) == "\ufffd"  # a character like any other
+    assert decoder.push_run([]) == decoder.flush() == ""
+
+
+def test_unknown_ids_are_not_remembered() -> None:
+    tokenizer = byte_tokenizer()
+    table = token_bytes(tokenizer)
+    assert table is token_bytes(tokenizer)
+    assert table is not None
+    assert table.of([10**6, *tokenizer.encode("hi").ids]) == b"hi"
+    assert 10**6 not in table
