@@ -15,7 +15,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from agentrl.rendering.base import ContentDelta, Delta, OutputParser, ReasoningDelta, ToolCallDelta, new_call_id
+from agentrl.rendering.base import (
+    ContentDelta,
+    Delta,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallDelta,
+    new_call_id,
+    places,
+)
 from agentrl.rendering.text import decode, text_decoder
 from agentrl.schemas import Json
 
@@ -80,22 +88,36 @@ class FamilyParser(OutputParser):
         self._channel = self._ask()
 
     def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
-        for token in ids:
-            yield from self._step(token)
-
-    def _step(self, token: int) -> Iterator[Delta]:
-        self._ids.append(token)
-        text = self._decoder.push(token)
-        self._unsent.append(text)
-        if token in self._markers:
+        start = 0
+        for at in places(ids, self._markers):
+            yield from self._between_markers(ids[start:at])
+            self._take(ids[at : at + 1])
             self._channel = self._after_marker()
             self._gap = self._head = ""
-        elif self._channel is _Channel.HEADER:
-            self._channel = self._in_header(text)
-        elif (self._spelled or self._channel is not _Channel.REASONING) and _MARKUP.search(text):
-            self._channel = _Channel.HELD
-        elif self._channel in self._sent_text:
-            yield from self._send_plain(text)
+            start = at + 1
+        yield from self._between_markers(ids[start:])
+
+    def _between_markers(self, ids: Sequence[int]) -> Iterator[Delta]:
+        """Ids at once, unless one of them may change the channel."""
+        may_change = self._channel is _Channel.HEADER or self._may_be_markup(decode(self._tokenizer, ids))
+        for part in [ids[i : i + 1] for i in range(len(ids))] if may_change else [ids]:
+            text = self._take(part)
+            if self._channel is _Channel.HEADER:
+                self._channel = self._in_header(text)
+            elif self._may_be_markup(text):
+                self._channel = _Channel.HELD
+            elif self._channel in self._sent_text:
+                yield from self._send_plain(text)
+
+    def _take(self, ids: Sequence[int]) -> str:
+        self._ids += ids
+        text = self._decoder.push_run(ids)
+        self._unsent.append(text)
+        return text
+
+    def _may_be_markup(self, text: str) -> bool:
+        plain = self._channel is _Channel.HELD or (self._channel is _Channel.REASONING and not self._spelled)
+        return not plain and _MARKUP.search(text) is not None
 
     def _send_plain(self, text: str) -> Iterator[Delta]:
         text = self._gap + text if self._sent_text[self._channel] else text.lstrip()

@@ -108,16 +108,16 @@ class UnitEncoder:
     def _together(self, units: list[str]) -> dict[str, tuple[int, ...]]:
         """The ids of units in ASCII, encoded at once: the bytes of the ids tell where each of them ends.
 
-        Nothing where characters are lost, because the vocabulary lacks them.
+        Nothing where they do not: a vocabulary may lack characters, and lose them.
         """
         joined = "".join([f" {unit}" for unit in units])
         ids = self._plain(joined)
         ends = list(accumulate(map(len, map(self._table.__getitem__, ids)), initial=0))  # ends[i]: chars of i ids
-        if ends[-1] != len(joined):
-            return {}
         places = {end: i for i, end in enumerate(ends)}
-        bounds = [places[end] for end in accumulate((len(unit) + 1 for unit in units), initial=0)]
-        return {unit: tuple(ids[a:b]) for unit, (a, b) in zip(units, pairwise(bounds), strict=True)}
+        bounds = list(accumulate([len(unit) + 1 for unit in units], initial=0))
+        if ends[-1] != bounds[-1] or not places.keys() >= set(bounds):
+            return {}
+        return {unit: tuple(ids[places[a] : places[b]]) for unit, (a, b) in zip(units, pairwise(bounds), strict=True)}
 
     def _remember(self, unit: str, ids: tuple[int, ...]) -> None:
         if len(self._known) >= self._capacity:
