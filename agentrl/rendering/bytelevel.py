@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from tokenizers import Tokenizer
@@ -22,27 +22,30 @@ def _byte_letters() -> dict[str, int]:
 _BYTES = _byte_letters()
 
 
-class TokenBytes(dict[int, bytes]):
-    """id → bytes, filled as ids are met. An id without a token stands for no bytes, as it does for `tokenizers`."""
+class TokenBytes:
+    """id → bytes, as a list: frequent tokens have low ids, so they lie together."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self._tokenizer = tokenizer
+        size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._bytes = [_bytes_of(tokenizer.id_to_token(id)) for id in range(size)]
 
-    def __missing__(self, id: int) -> bytes:
-        token = self._tokenizer.id_to_token(id)
-        if token is None:
-            return b""
+    def of(self, ids: Sequence[int]) -> bytes:
+        """The bytes of several ids, one after the other. Ids without a token have none, as for `tokenizers`."""
         try:
-            found = bytes(map(_BYTES.__getitem__, token))
-        except KeyError:  # an added token, which may hold any character
-            found = token.encode()
-        self[id] = found
-        return found
+            return b"".join(map(self._bytes.__getitem__, ids))
+        except IndexError:
+            return b"".join([self._bytes[id] for id in ids if id < len(self._bytes)])
 
-    def of(self, ids: Iterable[int]) -> bytes:
-        """The bytes of several ids, one after the other."""
-        return b"".join(map(self.__getitem__, ids))
+    def lengths(self, ids: Iterable[int]) -> Iterator[int]:
+        """How many bytes each id has, which must be a token's."""
+        return map(len, map(self._bytes.__getitem__, ids))
+
+
+def _bytes_of(token: str | None) -> bytes:
+    try:
+        return bytes(map(_BYTES.__getitem__, token or ""))
+    except KeyError:  # an added token, which may hold any character
+        return (token or "").encode()
 
 
 @lru_cache(TOKENIZERS)

@@ -112,7 +112,7 @@ class UnitEncoder:
         """
         joined = "".join([f" {unit}" for unit in units])
         ids = self._plain(joined)
-        ends = list(accumulate(map(len, map(self._table.__getitem__, ids)), initial=0))  # ends[i]: chars of i ids
+        ends = list(accumulate(self._table.lengths(ids), initial=0))  # ends[i]: chars of i ids
         places = {end: i for i, end in enumerate(ends)}
         bounds = list(accumulate([len(unit) + 1 for unit in units], initial=0))
         if ends[-1] != bounds[-1] or not places.keys() >= set(bounds):
