@@ -71,6 +71,10 @@ runs = Table(
     Column("admitted", Integer, nullable=False, default=0),
     Column("returned", Integer, nullable=False, default=0),
     Column("running", Integer, nullable=False, default=0),
+    # Turns: when a worker, and when an outside program, was last refused a place; and which of them got the last one.
+    Column("worker_asked_at", Float),
+    Column("outside_asked_at", Float),
+    Column("outside_had_last", Boolean, nullable=False, default=False),
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
     _one_of("status", "running", "stopping", "paused", "finished", "failed"),

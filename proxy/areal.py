@@ -26,6 +26,7 @@ from starlette.responses import Response
 
 from agentrl.errors import RequestError
 from agentrl.proxy import keys, metrics, model_api
+from agentrl.proxy.admission import admitted
 from agentrl.proxy.dialects import DIALECTS
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.keys import Power
@@ -90,8 +91,8 @@ async def start_session(body: StartBody, request: Request) -> Json:
     key = body.api_key or begun.session_key(0, keys.REUSABLE)
     if body.api_key is not None:
         _check_choice(state, body.api_key)
-    session_id = await state.write(
-        areal.start, state.run_id, state.limits, hash_key(key), body.task_id, start_digest=begun.digest
+    session_id = await admitted(
+        state, areal.start, hash_key(key), body.task_id, outside=True, start_digest=begun.digest
     )
     return {"session_id": session_id, "api_key": key}
 

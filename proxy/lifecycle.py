@@ -17,6 +17,7 @@ from sqlalchemy import Connection, select
 
 from agentrl.errors import RequestError
 from agentrl.proxy import exchanges, keys, publish
+from agentrl.proxy.admission import admitted
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.keys import Power
 from agentrl.proxy.state import ProxyState
@@ -147,8 +148,8 @@ async def start_group(body: GroupBody, request: Request) -> Json:
             owner=body.owner, start_digest=start.digest,
         )  # fmt: skip
     else:
-        group = await state.write(
-            sessions.start_group, state.run_id, state.limits, hashes, owner=body.owner, start_digest=start.digest
+        group = await admitted(
+            state, sessions.start_group, hashes, outside=body.owner is None, owner=body.owner, start_digest=start.digest
         )
     opened = zip(group.session_ids, new_keys, strict=True)
     return {
@@ -212,8 +213,8 @@ async def start_session(body: SessionBody, request: Request) -> Json:
             )
         group = await state.write(sessions.start_child, parent_id, state.limits, hash_key(key), body.metadata)
     else:
-        group = await state.write(
-            sessions.start_external, state.run_id, state.limits, hash_key(key), body.task, body.metadata,
+        group = await admitted(
+            state, sessions.start_external, hash_key(key), body.task, body.metadata, outside=True,
             start_digest=start.digest,
         )  # fmt: skip
     return {

@@ -18,6 +18,8 @@ from agentrl.store import activity, events, interactions, runs, sessions, steps
 from agentrl.tables import engines
 
 router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
+NOT_SHOWN = frozenset({"key_hash", "worker_asked_at", "outside_asked_at", "outside_had_last"})
+"""Columns of a run that are the proxy's own business."""
 
 
 async def _authenticated(request: Request) -> ProxyState:
@@ -133,7 +135,7 @@ def _run_by_id(conn: Connection, run_id: str) -> Json:
 
 
 def _run_json(conn: Connection, row: Row[Any]) -> Json:
-    public = {k: v for k, v in _plain(row).items() if k != "key_hash"}
+    public = {k: v for k, v in _plain(row).items() if k not in NOT_SHOWN}
     public["config"] = {k: v for k, v in row.config.items() if k != "database_url"}  # it may hold a password
     return {**public, "steps": row.target_steps, **runs.state_counts(conn, row.id)}
 

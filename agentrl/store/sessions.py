@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Column, Connection, Row, func, insert, select, update
 
 from agentrl.config import RunConfig
 from agentrl.credit import SessionRewards
@@ -27,7 +27,10 @@ from agentrl.tables import groups, interactions, sessions, tasks
 from agentrl.tables import runs as runs_table
 from agentrl.tables import trajectories as trajectories_table
 
+NO_CAPACITY = "no_capacity"
 RETRY_AFTER_S = 0.5
+WAITS_S = 5.0
+"""Who was refused a place is taken to wait for one for so long; `agentrl.client` asks again sooner."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,37 +81,56 @@ class NewGroup:
     session_ids: list[str]
 
 
-def admit(conn: Connection, run_id: str, limits: Limits) -> tuple[int, int]:
+def admit(conn: Connection, run_id: str, limits: Limits, *, outside: bool) -> tuple[int, int]:
     """Take one place for a group and one position of the data cursor, by one conditional UPDATE.
 
+    While workers and outside programs both wait, they get places by turns: who had the last one leaves one free.
     Returns (cursor, seed). Raises RequestError: 409 `run_finished`, 429 while staleness or concurrency forbid more.
     """
     run = runs.get(conn, run_id)
     if run.status != "running":
         raise RequestError(409, f"run {run.name} is {run.status}: it takes no more groups", code=f"run_{run.status}")
-    bound = _bound(run, limits)
+    bound, spare = _bound(run, limits), int(_is_others_turn(run, outside))
     cursor = conn.execute(
         update(runs_table)
         .where(
             runs_table.c.id == run_id,
             runs_table.c.status == "running",
             runs_table.c.published_step == run.published_step,
-            runs_table.c.admitted - runs_table.c.returned < bound,
-            runs_table.c.running < limits.max_concurrent_groups,
+            runs_table.c.admitted - runs_table.c.returned + spare < bound,
+            runs_table.c.running + spare < limits.max_concurrent_groups,
         )
         .values(
             admitted=runs_table.c.admitted + 1,
             running=runs_table.c.running + 1,
             data_cursor=runs_table.c.data_cursor + 1,
+            outside_had_last=outside,
+            **{_asked_at(outside).name: None},
         )
         .returning(runs_table.c.data_cursor)
     ).scalar_one_or_none()
     if cursor is None:
         raise RequestError(
-            429, "no capacity for another group: the trainer must catch up", code="no_capacity",
+            429, "no capacity for another group: the trainer must catch up", code=NO_CAPACITY,
             retry_after_s=RETRY_AFTER_S,
         )  # fmt: skip
     return int(cursor) - 1, int(run.seed)
+
+
+def wait(conn: Connection, run_id: str, *, outside: bool) -> None:
+    """Note that a worker, or an outside program, was refused a place: it waits for WAITS_S."""
+    asked_at, now = _asked_at(outside), time.time()
+    noted = asked_at.between(now - WAITS_S / 5, now)
+    conn.execute(update(runs_table).where(runs_table.c.id == run_id, noted.isnot(True)).values({asked_at: now}))
+
+
+def _asked_at(outside: bool) -> Column[Any]:
+    return runs_table.c.outside_asked_at if outside else runs_table.c.worker_asked_at
+
+
+def _is_others_turn(run: Row[Any], outside: bool) -> bool:
+    asked_at = run.worker_asked_at if outside else run.outside_asked_at
+    return run.outside_had_last == outside and asked_at is not None and abs(time.time() - asked_at) < WAITS_S
 
 
 def room(conn: Connection, run_id: str, limits: Limits) -> int:
@@ -139,7 +161,7 @@ def start_group(
     """
     if (earlier := _started(conn, run_id, start_digest)) is not None:
         return earlier
-    cursor, seed = admit(conn, run_id, limits)
+    cursor, seed = admit(conn, run_id, limits, outside=owner is None)
     task = runs.task_at(conn, run_id, cursor, seed)
     return _insert_group(
         conn, run_id, limits, key_hashes, task_id=task.id, cursor=cursor, data=task.data, owner=owner,
@@ -154,7 +176,7 @@ def start_external(
     """Admit a group of one for an outside program that brings its own task. Raises as `admit` does."""
     if (earlier := _started(conn, run_id, start_digest)) is not None:
         return earlier
-    cursor, _ = admit(conn, run_id, limits)
+    cursor, _ = admit(conn, run_id, limits, outside=True)
     return _insert_group(
         conn, run_id, limits, [key_hash], cursor=cursor, task=task, data=task, metadata=metadata, external=True,
         start_digest=start_digest,

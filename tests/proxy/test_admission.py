@@ -14,7 +14,7 @@ from databases import KINDS
 
 from agentrl.client import Client
 from agentrl.errors import RequestError
-from agentrl.store import audit
+from agentrl.store import audit, sessions
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 RUN = {"Authorization": "Bearer run-key"}
@@ -63,6 +63,19 @@ def test_a_program_that_will_not_wait_is_told_when_to_come_back(proxy):
     with client, pytest.raises(RequestError, match="no capacity"), client.session():
         pytest.fail("it was admitted")
     assert proxy.get("/api/run")["admitted"] == CONCURRENT
+
+
+@pytest.mark.parametrize("path", ["/sessions", "/groups", "/rl/start_session"])
+def test_a_worker_leaves_the_next_place_to_a_program_that_waits(proxy, path, monkeypatch):
+    monkeypatch.setattr(sessions, "WAITS_S", 1e6)
+    worker, key = {"owner": "w/1"}, {"Authorization": "Bearer admin-key"}
+    body = {"task_id": "t"} if path.startswith("/rl") else {}
+    groups = [proxy.post("/groups", worker).json() for _ in range(CONCURRENT)]
+    assert proxy.post(path, body, headers=key).status_code == 429
+    for session in groups[0]["sessions"]:
+        proxy.http.delete(f"{proxy.url}/sessions/{session['session_id']}", headers=RUN)
+    assert proxy.post("/groups", worker).status_code == 429
+    assert proxy.post(path, body, headers=key).is_success
 
 
 class Crowd:

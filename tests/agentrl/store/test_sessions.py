@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from play import begin_call, call, end, open_group
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from agentrl.errors import RequestError
 from agentrl.schemas import SessionStatus
 from agentrl.store import Database, audit, interactions, rewards, runs, sessions
 from agentrl.tables import groups, trajectories
+from agentrl.tables import runs as runs_table
 
 LET_IT_WAIT_S = 0.2  # for a thread to reach a lock that the test holds
 
@@ -184,9 +185,82 @@ def test_a_call_that_begins_while_its_session_is_looked_at_keeps_it(db, run_id, 
         assert sessions.get(conn, session_id).status == SessionStatus.OPEN
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the test is, who was refused still waits."""
+    monkeypatch.setattr(sessions, "WAITS_S", 1e6)
+
+
+class Turns:
+    """Workers and outside programs that ask for the places of a run."""
+
+    def __init__(self, db: Database, run_id: str, limits: sessions.Limits, places: int) -> None:
+        self.db, self.run_id = db, run_id
+        self.limits = replace(limits, max_concurrent_groups=places, groups_per_step=100, group_size=1)
+        self.had: list[tuple[str, str]] = []  # who plays, and the session
+
+    def ask(self, who: str) -> bool:
+        """Whether a place was to be had; who gets none waits."""
+        outside = who == "outside"
+        try:
+            new = self.db.transact(
+                sessions.start_group, self.run_id, self.limits, [f"key {len(self.had)}"],
+                owner=None if outside else "worker",
+            )  # fmt: skip
+        except RequestError as error:
+            if error.code != sessions.NO_CAPACITY:
+                raise
+            self.db.transact(sessions.wait, self.run_id, outside=outside)
+            return False
+        self.had.append((who, new.session_ids[0]))
+        return True
+
+    def free(self, which: int = -1) -> None:
+        self.db.transact(sessions.end, self.had[which][1], SessionStatus.ABANDONED, None, self.limits)
+
+
+@pytest.mark.usefixtures("patient")
+def test_workers_and_outside_programs_that_both_wait_get_places_by_turns(db, run_id, limits):
+    turns = Turns(db, run_id, limits, places=1)
+    assert turns.ask("worker")
+    assert not turns.ask("outside")
+    for last, first in (("worker", "outside"), ("outside", "worker"), ("worker", "outside")):
+        turns.free()
+        assert not turns.ask(last), "it had the last place"
+        assert turns.ask(first)
+    turns.free()
+    assert turns.ask("worker")
+    turns.free()
+    assert turns.ask("worker"), "nobody waits"
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_place_is_kept_for_who_waits_and_the_others_are_not(db, run_id, limits):
+    turns = Turns(db, run_id, limits, places=3)
+    assert [turns.ask("worker") for _ in range(3)] == [True] * 3
+    assert not turns.ask("outside")
+    turns.free(0)
+    turns.free(1)
+    assert turns.ask("worker")
+    assert not turns.ask("worker")
+    assert turns.ask("outside")
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_does_not_come_back_waits_no_more(db, run_id, limits):
+    turns = Turns(db, run_id, limits, places=1)
+    assert turns.ask("worker")
+    assert not turns.ask("outside")
+    turns.free()
+    assert not turns.ask("worker")
+    with db.write() as conn:
+        conn.execute(update(runs_table).values(outside_asked_at=runs_table.c.outside_asked_at - sessions.WAITS_S))
+    assert turns.ask("worker")
+
+
 def test_a_run_that_stops_admits_nobody(db, run_id, limits):
     db.transact(runs.set_status, run_id, "stopping")
     with pytest.raises(RequestError) as caught, db.write() as conn:
-        sessions.admit(conn, run_id, limits)
+        sessions.admit(conn, run_id, limits, outside=False)
     assert (caught.value.status, caught.value.code) == (409, "run_stopping")
     assert counters(db, run_id) == (0, 0, 0)
