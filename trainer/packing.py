@@ -39,6 +39,16 @@ class Unit:
     samples: list[Sample]
     tree: PrefixTree
 
+    @property
+    def group_id(self) -> str:
+        """Of all its samples."""
+        return self.samples[0].tokens.group_id
+
+    @property
+    def tokens(self) -> int:
+        """Of its samples, shared ones counted for each: a size that does not depend on how a group is cut."""
+        return sum(len(s.tokens.input_ids) for s in self.samples)
+
 
 @dataclass(slots=True)
 class Microbatch:
@@ -96,15 +106,16 @@ def _used_ids(sample: Sample) -> Int32:
 def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) -> list[list[list[list[list[Unit]]]]]:
     """`plan[minibatch][rank][microbatch][row]` lists the trees of a row.
 
-    Whole groups go to minibatches; trees go to ranks by size and to microbatches first-fit decreasing. Every rank gets
-    the same number of microbatches (collectives must match): a shorter one gets empty ones, `[]`.
+    Whole groups go to minibatches, which does not depend on the budget; trees go to ranks by size and to microbatches
+    first-fit decreasing. Every rank gets the same number of microbatches (collectives must match): a shorter one gets
+    empty ones, `[]`.
     """
     groups: dict[str, list[Unit]] = {}
     for unit in units:
-        groups.setdefault(unit.samples[0].tokens.group_id, []).append(unit)
+        groups.setdefault(unit.group_id, []).append(unit)
     members = list(groups.values())
     out = []
-    for chosen in balance([sum(len(u.tree) for u in m) for m in members], minibatches):
+    for chosen in balance([sum(u.tokens for u in m) for m in members], minibatches):
         mine = [u for i in chosen for u in members[i]]
         if not mine:
             continue

@@ -61,11 +61,9 @@ def update_policy(
     """
     step = Step(config.algorithm, version, ages)
     units = make_units(samples, config.tokens_per_microbatch)
-    learns = [step.algorithm.trains_every_token or _has_advantage(u) for u in units]
-    learning = _microbatches(
-        [u for u, yes in zip(units, learns, strict=True) if yes], config.minibatches, config, world
-    )
-    scored = _microbatches([u for u, yes in zip(units, learns, strict=True) if not yes], 1, config, world)
+    teach = _teaching_groups(samples, step.algorithm)
+    learning = _microbatches([u for u in units if u.group_id in teach], config.minibatches, config, world)
+    scored = _microbatches([u for u in units if u.group_id not in teach], 1, config, world)
     rest = _totals((m for microbatches in scored for m in microbatches), world)
     with torch.no_grad():
         for m in (m for microbatches in scored for m in microbatches):
@@ -87,8 +85,11 @@ def update_policy(
     return _metrics(world.total({name: step.sums[name] for name in SUMMED}), grad_norms)
 
 
-def _has_advantage(unit: Unit) -> bool:
-    return any(s.advantages[s.tokens.loss_mask].any() for s in unit.samples)
+def _teaching_groups(samples: Sequence[Sample], algorithm: Algorithm) -> set[str]:
+    """Groups that the gradient depends on: whole ones, however they are cut."""
+    return {
+        s.tokens.group_id for s in samples if algorithm.trains_every_token or s.advantages[s.tokens.loss_mask].any()
+    }
 
 
 def _microbatches(

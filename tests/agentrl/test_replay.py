@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from history import TOOLS, History
 from pyarrow import parquet
-from sqlalchemy import make_url, select
+from sqlalchemy import make_url, select, update
 
 from agentrl import replay
 from agentrl.algorithm import Algorithm
@@ -17,6 +17,7 @@ from agentrl.export.selection import StepRange
 from agentrl.schemas import Batch
 from agentrl.store import Database, backup, codec, retention, rewards, runs
 from agentrl.tables import groups, interaction_data, interactions, metadata
+from agentrl.tables import runs as runs_table
 from agentrl.trainer.advantages import turn_advantages
 
 ARRAYS = ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids", "temperatures", "turn_returns")
@@ -216,6 +217,29 @@ def test_another_credit_is_computed_and_the_store_is_not_touched(db) -> None:
     assert everything(db) == before
 
 
+def test_the_runs_own_algorithm_is_what_the_recorded_credit_came_from(db) -> None:
+    history = History(db, seed=4)
+    history.train(1)
+    algorithm = {"preset": "dr_grpo", "credit": "trajectory", "overlong_tokens": 4, "overlong_buffer": 2}
+    config = history.db.query(runs.get, history.run_id).config
+    with db.write() as conn:
+        conn.execute(
+            update(runs_table).values(config=config | {"trainer": config["trainer"] | {"algorithm": algorithm}})
+        )
+    step = step_of(history, 1)
+    batch = replay.check(db, step).batch
+    again = replay.recredit(db, step, batch, replay.Credit())
+    for got, expected in zip(
+        again.advantages, turn_advantages(batch.trajectories, Algorithm(**algorithm)), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
+    other = replay.recredit(db, step, batch, replay.Credit(estimator="rloo"))
+    for got, expected in zip(
+        other.advantages, turn_advantages(batch.trajectories, Algorithm(preset="rloo")), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
+
+
 def by_group(again: replay.Recredited, group_id: str):
     """One trajectory per episode."""
     return {t.episode_id: t for t in again.trajectories if t.group_id == group_id}.values()
@@ -270,6 +294,8 @@ def test_credit_options_are_validated() -> None:
         replay.Credit(discount=1.5)
     with pytest.raises(UserError, match="did you mean 'dr_grpo'"):
         replay.Credit(estimator="drgrpo")
+    with pytest.raises(UserError, match="no estimator 'ppo'"):  # the store does not hold a critic's values
+        replay.Credit(estimator="ppo")
 
 
 def test_rebuilt_batches_as_parquet(db, tmp_path) -> None:

@@ -72,8 +72,11 @@ def make_run(database: Database, *, steps: int) -> str:
         )  # fmt: skip
 
 
-def play_groups(database: Database, run_id: str, count: int, *, seed: int = 0, version: int = 0) -> None:
-    """`count` groups of three rewarded two-turn sessions."""
+def play_groups(
+    database: Database, run_id: str, count: int, *, seed: int = 0, version: int = 0,
+    values: tuple[float, ...] = (0.0, 1.0, 2.0),
+) -> None:  # fmt: skip
+    """`count` groups of three two-turn sessions, rewarded with `values`."""
     limits = sessions.Limits(
         group_size=3, min_group_size=2, max_concurrent_groups=100, max_staleness=10, groups_per_step=100,
         turn_discount=1.0, reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0,
@@ -84,10 +87,10 @@ def play_groups(database: Database, run_id: str, count: int, *, seed: int = 0, v
         prompt = rng.integers(3, VOCABULARY, 6).tolist()
         with database.write() as conn:
             new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in range(3)])
-            for value, session_id in enumerate(new.session_ids):
+            for value, session_id in zip(values, new.session_ids, strict=True):
                 first = _call(conn, run_id, session_id, None, prompt, rng, version)
                 _call(conn, run_id, session_id, first, rng.integers(3, VOCABULARY, 2).tolist(), rng, version)
-                rewards.add(conn, session_id, value=float(value), discount=1.0)
+                rewards.add(conn, session_id, value=value, discount=1.0)
                 sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from loop_setup import Died, Setup, same
-from proxy_stub import ADMIN_KEY
+from proxy_stub import ADMIN_KEY, play_groups
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agentrl.algorithm import Algorithm
 from agentrl.errors import AgentRLError, FencedError
 from agentrl.store import events, runs, steps
 from agentrl.trainer import checkpoint
@@ -211,3 +212,33 @@ def _stop_before_step(step: int, real: Any, stop: Stop) -> Any:
         return real(self, wanted, *args)
 
     return wait
+
+
+def test_dapo_waits_for_groups_that_teach_something(setup: Setup) -> None:
+    play_groups(setup.database, setup.run_id, 2, seed=1, values=(0.5, 0.5, 0.5))  # after six with spread
+    setup.config = setup.config.model_copy(update={"steps": 4})
+    waits = 0
+
+    def wait(_: float) -> bool:
+        nonlocal waits
+        waits += 1
+        play_groups(setup.database, setup.run_id, 1, seed=waits + 1)
+        return False
+
+    setup.stop.wait = wait
+    assert setup.train(algorithm=Algorithm(preset="dapo"))
+    assert setup.query("SELECT state, reason, count(*) FROM trajectories GROUP BY 1, 2 ORDER BY 1") == [
+        ("stale", "tied", 6), ("trained", None, 24),
+    ]  # fmt: skip
+    assert waits == 2
+    assert {name for (name,) in setup.query("SELECT estimator FROM steps")} == {"dapo"}
+
+
+def test_overlong_episodes_lose_advantage_and_keep_their_recorded_return(setup: Setup) -> None:
+    setup.config = setup.config.model_copy(update={"steps": 1})
+    parts = {"baseline": "none", "normalization": "none", "credit": "trajectory"}
+    assert setup.train(algorithm=Algorithm(**parts, overlong_tokens=8, overlong_buffer=4))  # all have eight
+    assert setup.query("SELECT advantage, count(*) FROM step_trajectories GROUP BY 1 ORDER BY 1") == [
+        (-1.0, 2), (0.0, 2), (1.0, 2),
+    ]  # fmt: skip
+    assert setup.query("SELECT return_mean FROM steps") == [(1.0,)]

@@ -14,11 +14,13 @@ import torch
 from safetensors.torch import load_file
 from support import AGES, random_samples
 
+from agentrl.algorithm import Algorithm
 from agentrl.config import TrainerConfig
+from agentrl.presets import PRESETS
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import load_policy
-from agentrl.trainer.packing import Sample
+from agentrl.trainer.model import Policy, load_policy
+from agentrl.trainer.packing import Microbatch, Sample, collate, make_units
 from agentrl.trainer.update import make_optimizer, update_policy
 
 TIGHT = {"clip_low": 1e-4, "clip_high": 1e-4}
@@ -27,7 +29,7 @@ TIGHT = {"clip_low": 1e-4, "clip_high": 1e-4}
 def updated(
     model: Path, world: World, samples: list[Sample], **settings: object
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    config = TrainerConfig(lr=1e-3, **settings)
+    config = TrainerConfig(**{"lr": 1e-3} | settings)
     policy = load_policy(model, world.mesh, train_layers=config.train_layers)
     metrics = update_policy(policy, make_optimizer(policy, config), samples, 1, AGES, config, world)
     return {name: full(p).clone() for name, p in policy.lm.named_parameters()}, metrics
@@ -40,6 +42,29 @@ def test_microbatches_do_not_change_the_update(tiny_model: Path, world: World) -
         assert many[name] == pytest.approx(one[name], rel=1e-5), name
     assert many["tokens_trained"] == one["tokens_trained"]
     assert many["tokens_computed"] > one["tokens_computed"]  # smaller trees share less
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if not Algorithm(preset=name).unsupported])
+def test_no_algorithm_depends_on_microbatches(tiny_model: Path, world: World, preset: str) -> None:
+    settings = {"algorithm": preset, "minibatches": 2, "lr": 1e-4}
+    samples = near_policy(tiny_model, world, random_samples(groups=3))
+    whole, one = updated(tiny_model, world, samples, tokens_per_microbatch=4096, **settings)
+    parts, many = updated(tiny_model, world, samples, tokens_per_microbatch=24, **settings)
+    assert many["tokens_computed"] > one["tokens_computed"]
+    assert one["grad_norm"] > 0
+    for name in ("loss", "grad_norm", "clip_fraction", "behavior_weight_capped", "masked_fraction", "drift"):
+        assert many[name] == pytest.approx(one[name], rel=1e-4, abs=1e-7), name
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_without_advantage_in_one_of_its_parts_is_one_group(tiny_model: Path, world: World) -> None:
+    samples = random_samples(groups=2)
+    samples[:3] = [_without_advantage(s) for s in samples[:3]]
+    whole, _ = updated(tiny_model, world, samples, tokens_per_microbatch=4096, minibatches=2)
+    parts, _ = updated(tiny_model, world, samples, tokens_per_microbatch=24, minibatches=2)
     for name in whole:
         torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
 
@@ -88,6 +113,60 @@ def test_several_minibatches_clip_against_the_policy_before_the_first_update(tin
     assert metrics["clip_fraction"] > 0
     _, single = updated(tiny_model, world, random_samples(groups=4), minibatches=1, algorithm=TIGHT)
     assert single["clip_fraction"] == 0
+
+
+def test_interpolation_is_exact_until_something_has_moved(tiny_model: Path, world: World) -> None:
+    samples = near_policy(tiny_model, world, random_samples())
+    exact, _ = updated(tiny_model, world, samples, algorithm={"proximal": "recompute"})
+    without, _ = updated(tiny_model, world, samples, algorithm={"proximal": "interpolate"})
+    for name in exact:
+        torch.testing.assert_close(without[name], exact[name], rtol=0, atol=1e-7)
+
+
+def test_interpolation_needs_no_forward_of_its_own(
+    tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forwards = 0
+    real = Policy.forward
+
+    def counted(self: Policy, batch: Microbatch) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal forwards
+        forwards += 1
+        return real(self, batch)
+
+    monkeypatch.setattr(Policy, "forward", counted)
+    made = {}
+    for proximal in ("recompute", "interpolate"):
+        forwards = 0
+        updated(tiny_model, world, random_samples(groups=4), minibatches=2, algorithm={"proximal": proximal})
+        made[proximal] = forwards
+    assert made == {"recompute": 4, "interpolate": 2}
+
+
+def test_the_second_moment_mask_leaves_outliers_out(tiny_model: Path, world: World) -> None:
+    samples = near_policy(tiny_model, world, random_samples())
+    _, metrics = updated(tiny_model, world, samples, algorithm="m2po")
+    assert 0 < metrics["masked_fraction"] < 1
+    _, strict = updated(tiny_model, world, samples, algorithm={"preset": "m2po", "m2_threshold": 1e-12})
+    assert strict["masked_fraction"] == 1
+    assert strict["grad_norm"] == 0
+
+
+def near_policy(model: Path, world: World, samples: list[Sample]) -> list[Sample]:
+    """The same, as if sampled by a policy that is not far from the model, but for a few tokens."""
+    rng = np.random.default_rng(0)
+    policy = load_policy(model, world.mesh)
+    near = []
+    for sample in samples:
+        (unit,) = make_units([sample], 4096)
+        batch = collate([[unit]])
+        with torch.no_grad():
+            logprobs = policy(batch)[0][batch.predictions_S].numpy()
+        far = rng.random(len(logprobs)) < 0.1
+        recorded = sample.tokens.logprobs.copy()
+        recorded[sample.tokens.loss_mask] = logprobs + rng.normal(0, np.where(far, 2.0, 0.1))
+        near.append(dataclasses.replace(sample, tokens=dataclasses.replace(sample.tokens, logprobs=recorded)))
+    return near
 
 
 def _without_advantage(sample: Sample) -> Sample:

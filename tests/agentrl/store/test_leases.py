@@ -14,7 +14,7 @@ from sqlalchemy import insert, select
 
 from agentrl.errors import FencedError, StoreError
 from agentrl.schemas import VersionState
-from agentrl.store import Database, leases, rewards, runs, steps
+from agentrl.store import Database, audit, leases, rewards, runs, steps
 from agentrl.store.codec import new_id
 from agentrl.tables import groups, trajectories
 from agentrl.tables import steps as steps_table
@@ -165,3 +165,48 @@ def test_a_publish_that_meets_a_roll_back_does_not_bring_the_version_back(db, ru
     with db.read() as conn:
         assert runs.version(conn, run_id, version).state == VersionState.ROLLED_BACK
         assert runs.get(conn, run_id).current_version == 0
+
+
+# -- groups that teach nothing -------------------------------------------------------------------------------------
+
+
+def test_tied_groups_are_passed_over_and_give_their_place_back(db, run_id, roomy):
+    tied = [group(db, run_id, roomy, values=values) for values in [(0.5, 0.5), (-1.0, -1.0), (0.0, 0.0, 0.0)]]
+    wanted = group(db, run_id, roomy, values=(0.0, 1.0))
+    epoch = begin(db, run_id)
+    assert take(db, run_id, epoch, 1, skip_tied=True) is None  # one of two is there
+    with db.read() as conn:
+        assert runs.get(conn, run_id).returned == 3
+        reasons = conn.execute(select(trajectories.c.state, trajectories.c.reason).distinct()).all()
+        assert {tuple(row) for row in reasons} == {("ready", None), ("stale", "tied")}
+        assert audit.violations(conn, run_id) == []
+    for new in tied:
+        with db.write() as conn:
+            assert not rewards.add(conn, new.session_ids[0], value=9.0, discount=1.0).applied  # too late for it
+    other = group(db, run_id, roomy, values=(0.0, 0.0, 0.25))
+    batch = take(db, run_id, epoch, 1, skip_tied=True)
+    assert {t.session_id for t in batch.trajectories} == {*wanted.session_ids, *other.session_ids}
+    finish(db, run_id, epoch, batch)
+    with db.read() as conn:
+        assert audit.violations(conn, run_id) == []
+
+
+def test_tied_groups_are_trained_unless_it_is_asked_for(db, run_id, roomy):
+    for _ in range(2):
+        group(db, run_id, roomy, values=(0.5, 0.5))
+    batch = take(db, run_id, begin(db, run_id), 1)
+    assert len(batch.trajectories) == 4
+
+
+def test_a_group_that_is_too_old_is_not_called_tied(db, run_id, roomy):
+    epoch = begin(db, run_id)
+    for step in (1, 2):
+        for _ in range(2):
+            group(db, run_id, roomy, version=step - 1)
+        finish(db, run_id, epoch, take(db, run_id, epoch, step))
+    group(db, run_id, roomy, version=0, values=(0.5, 0.5))
+    assert take(db, run_id, epoch, 3, skip_tied=True) is None
+    with db.read() as conn:
+        assert conn.execute(
+            select(trajectories.c.reason).where(trajectories.c.state == "stale").distinct()
+        ).scalars().all() == ["too_old"]
