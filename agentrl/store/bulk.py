@@ -1,13 +1,14 @@
-"""Many rows in one statement at the driver's own speed: SQL compiled once per dialect, parameters handed over as is.
+"""Many rows in one statement by the driver itself: SQL compiled once per dialect, parameters handed over as is.
 
-SQLAlchemy's per-row handling of parameters costs more CPU than SQLite's insert. Values must be what both drivers take:
-text, bytes, numbers, booleans, None; JSON as text (`codec.json_text`).
+SQLAlchemy's handling of a statement and of its rows costs more CPU than SQLite's insert. Values must be what both
+drivers take: text, bytes, numbers, booleans, None; JSON as text (`codec.json_text`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,10 +17,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert, Update
 
 from agentrl.schemas import Json
+from agentrl.store import faults
 from agentrl.store.codec import json_text
 
 _SQLITE = sqlite.dialect()
-_POSTGRESQL = postgresql.psycopg.dialect()  # type: ignore[no-untyped-call]
+_POSTGRESQL = postgresql.psycopg.dialect(paramstyle="format")  # type: ignore[no-untyped-call]
 
 
 class Statement:
@@ -33,7 +35,8 @@ class Statement:
     def _compile(self, dialect_name: str) -> tuple[str, list[str]]:
         dialect = _SQLITE if dialect_name == "sqlite" else _POSTGRESQL
         compiled = self._build(dialect_name).compile(dialect=dialect, column_keys=self._columns)
-        return str(compiled), list(compiled.positiontup or compiled.params)
+        assert compiled.positiontup is not None
+        return str(compiled), list(compiled.positiontup)
 
     def on(self, dialect_name: str) -> tuple[str, list[str]]:
         """(SQL, parameter names in order)."""
@@ -75,9 +78,13 @@ def run(conn: Connection, statement: Statement, rows: Sequence[Json]) -> int:
     if not rows:
         return 0
     sql, names = statement.on(conn.dialect.name)
-    if conn.dialect.name == "sqlite":
-        return conn.exec_driver_sql(sql, [tuple([row[name] for name in names]) for row in rows]).rowcount
-    return conn.exec_driver_sql(sql, list(rows)).rowcount
+    values = list(map(itemgetter(*names), rows))
+    with faults.of_driver(conn, sql) as cursor:
+        if len(values) == 1:  # spares psycopg a pipeline
+            cursor.execute(sql, values[0])
+        else:
+            cursor.executemany(sql, values)
+        return int(cursor.rowcount)
 
 
 def select(table: Table, *columns: str, where: str, lock: str) -> tuple[str, str]:
@@ -86,11 +93,13 @@ def select(table: Table, *columns: str, where: str, lock: str) -> tuple[str, str
     `lock` is PostgreSQL's (`SHARE`, `NO KEY UPDATE`), taken in the order of the ids.
     """
     head = f"SELECT {', '.join(columns)} FROM {table.name} WHERE {where} AND id "
-    return head + "IN (SELECT value FROM json_each(?))", head + f"= ANY(%(ids)s) ORDER BY id FOR {lock}"
+    return head + "IN (SELECT value FROM json_each(?))", head + f"= ANY(%s) ORDER BY id FOR {lock}"
 
 
 def fetch(conn: Connection, statement: tuple[str, str], ids: Iterable[str]) -> Sequence[Any]:
     """Run what `select` made: the ids travel as one parameter, however many they are."""
-    if conn.dialect.name == "sqlite":
-        return conn.exec_driver_sql(statement[0], (json_text(list(ids)),)).all()
-    return conn.exec_driver_sql(statement[1], {"ids": list(ids)}).all()
+    is_sqlite = conn.dialect.name == "sqlite"
+    sql, wanted = (statement[0], json_text(list(ids))) if is_sqlite else (statement[1], list(ids))
+    with faults.of_driver(conn, sql) as cursor:
+        rows: Sequence[Any] = cursor.execute(sql, (wanted,)).fetchall()
+    return rows

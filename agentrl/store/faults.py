@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, TimeoutError
@@ -121,6 +122,20 @@ def reported(where: str) -> Iterator[None]:
         raise store_error(error, where) from error
     except TimeoutError as error:
         raise StoreUnavailable(f"{where}: all of this process's connections are in use: try again") from error
+
+
+@contextmanager
+def of_driver(conn: Connection, sql: str) -> Iterator[Any]:
+    """A cursor of the driver, past SQLAlchemy; what it raises becomes the error that SQLAlchemy makes of it."""
+    cursor = conn.connection.cursor()
+    try:
+        yield cursor
+    except conn.dialect.loaded_dbapi.Error as error:
+        lost = conn.dialect.is_disconnect(error, conn.connection.driver_connection, cursor)
+        if lost:
+            conn.invalidate(error)
+        base = conn.dialect.loaded_dbapi.Error
+        raise DBAPIError.instance(sql, None, error, base, connection_invalidated=lost, dialect=conn.dialect) from error
 
 
 @contextmanager

@@ -74,4 +74,4 @@ def as_json(call: Call) -> Json:
 
 def intent_row(call: Call) -> Json:
     """The intent as the columns that `interactions.begin_many` writes."""
-    return interactions.intent_row(call.intent, tools_hash=None)
+    return interactions.intent_row(call.intent)

@@ -140,11 +140,7 @@ class _Raw:
 
     def _many(self, which: int, rows: list[dict[str, Any]]) -> None:
         sql, names = self._sql[which]
-        cursor = self._conn.cursor()
-        if self._sqlite:
-            cursor.executemany(sql, [tuple([row[name] for name in names]) for row in rows])
-        else:
-            cursor.executemany(sql, rows)
+        self._conn.cursor().executemany(sql, [tuple([row[name] for name in names]) for row in rows])
 
 
 def _open_sessions(database: Database) -> tuple[str, list[str]]:

@@ -23,7 +23,7 @@ from postgres import Cluster
 from sqlalchemy import Connection, event, make_url, select, text
 
 from agentrl.errors import StoreError, StoreUnavailable
-from agentrl.store import Database, database, events, runs
+from agentrl.store import Database, database, events, faults, runs
 from agentrl.store.faults import OutcomeUnknown
 
 TIMEOUT_S = 90  # longer than a fault is waited for
@@ -511,11 +511,13 @@ def test_a_file_that_is_unlocked_in_time_delays_and_loses_nothing(databases, mon
         refused = threading.Barrier(3)  # both writers were, at least once
         met = threading.local()
 
-        @event.listens_for(db.engine, "handle_error")
-        def _meet(_: Any) -> None:
+        def meet(*args: Any, **kwargs: Any) -> StoreError:
             if not hasattr(met, "once"):
                 met.once = refused.wait(TIMEOUT_S)
+            return told(*args, **kwargs)
 
+        told = faults.store_error
+        monkeypatch.setattr(faults, "store_error", meet)
         results: list[str] = []
         with locked(db) as child:
             future = db.submit(insert, run_id, "submitted")
