@@ -151,7 +151,9 @@ async def start_group(body: GroupBody, request: Request) -> Json:
         group = await admitted(
             state, sessions.start_group, hashes, outside=body.owner is None, owner=body.owner, start_digest=start.digest
         )
-    opened = zip(group.session_ids, new_keys, strict=True)
+    opened = list(zip(group.session_ids, new_keys, strict=True))
+    for session_id, key in opened if group.new else ():
+        state.opened(session_id, key, is_eval=body.is_eval, sampling=body.sampling if body.is_eval else None)
     return {
         "group_id": group.group_id,
         "task": {"id": group.task_id, "data": group.task},
@@ -217,6 +219,8 @@ async def start_session(body: SessionBody, request: Request) -> Json:
             state, sessions.start_external, hash_key(key), body.task, body.metadata, outside=True,
             start_digest=start.digest,
         )  # fmt: skip
+        if group.new:
+            state.opened(group.session_ids[0], key, is_eval=False, sampling=None)
     return {
         **_opened(request, group.session_ids[0], key, 0),
         "group_id": group.group_id,

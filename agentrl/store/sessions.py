@@ -10,7 +10,7 @@ Locks are taken in the order session, group, run, and each session is settled in
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sqlalchemy import Column, Connection, Row, func, insert, select, update
@@ -73,12 +73,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group that was just created, with its task's data."""
+    """A group with its task's data: `new`, or one that an earlier request like this one has started."""
 
     group_id: str
     task_id: str | None
     task: Json | None
     session_ids: list[str]
+    new: bool = field(default=True, compare=False)
 
 
 def admit(conn: Connection, run_id: str, limits: Limits, *, outside: bool) -> tuple[int, int]:
@@ -209,7 +210,7 @@ def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str,
         .where(sessions.c.key_hash == key_hash, sessions.c.parent_session_id == parent_id)
     ).first()
     if earlier is not None:
-        return NewGroup(parent.group_id, earlier.task_id, earlier.task, [earlier.id])
+        return NewGroup(parent.group_id, earlier.task_id, earlier.task, [earlier.id], new=False)
     if parent.status != SessionStatus.OPEN:
         raise RequestError(409, f"session {parent_id} is sealed: it has ended", code="session_sealed")
     group = _locked_group(conn, parent.group_id)
@@ -272,7 +273,7 @@ def _started(conn: Connection, run_id: str, start_digest: str | None) -> NewGrou
         return None
     of_group = select(sessions.c.id).where(sessions.c.group_id == group.id, sessions.c.parent_session_id.is_(None))
     ids = list(conn.execute(of_group.order_by(sessions.c.sample_index)).scalars())
-    return NewGroup(group.id, group.task_id, group.data if group.task_id else group.task, ids)
+    return NewGroup(group.id, group.task_id, group.data if group.task_id else group.task, ids, new=False)
 
 
 def _first_look(limits: Limits, owner: str | None, now: float) -> float:
