@@ -10,11 +10,30 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 Handler = Callable[[Request], Awaitable[Any]]
 OF_SESSION = "/sessions/"
+
+
+class KnownHeaders(Headers):
+    """Headers that are looked up; Starlette's are searched, each time anew."""
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(raw=raw)
+        self._known = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
+
+    def __getitem__(self, key: str) -> str:
+        return self._known[key.lower()]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._known
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The first header of this name."""
+        return self._known.get(key.lower(), default)
 
 
 class FrontDoor:
@@ -35,7 +54,9 @@ class FrontDoor:
             handler = self._handlers.get(path)
             if handler is not None and params.get("session_id") != "":
                 scope["app"], scope["path_params"] = self.app, params
-                return await self._answer(handler, Request(scope, receive, send))
+                request = Request(scope, receive, send)
+                request._headers = KnownHeaders(scope["headers"])
+                return await self._answer(handler, request)
         await self.app(scope, receive, send)
 
     async def _answer(self, handler: Handler, request: Request) -> None:

@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from agentrl.config import ProxyConfig
 from agentrl.errors import RequestError
@@ -165,16 +165,17 @@ async def read_body(request: Request, state: ProxyState) -> bytes:
     size, parts = 0, []
     try:
         async with asyncio.timeout(timeout_s):
-            async for part in request.stream():
+            while (message := await request.receive())["type"] == "http.request":
+                part: bytes = message.get("body", b"")
                 size += len(part)
                 if size > max_bytes:
                     raise _too_large(max_bytes)
                 parts.append(part)
-    except ClientDisconnect as error:
-        raise RequestError(499, "the client went away", code="client_closed_request") from error
+                if not message.get("more_body", False):
+                    return b"".join(parts)
     except TimeoutError as error:
         raise RequestError(408, f"the body was not here after {timeout_s:g} s", code="body_timeout") from error
-    return b"".join(parts)
+    raise RequestError(499, "the client went away", code="client_closed_request")
 
 
 def _too_large(limit: int) -> RequestError:

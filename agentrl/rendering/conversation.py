@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -48,7 +49,12 @@ def canonical(message: Json) -> Json:
 
 def root_key(tools: Sequence[Json] | None, template_options: Json | None = None) -> bytes:
     """The key of the empty conversation: what a prompt contains besides messages."""
-    return _digest(b"", {"tools": _value(list(tools or [])), "options": _value(template_options or {})})
+    return _root_key(_dump({"tools": list(tools or []), "options": template_options or {}}))
+
+
+@lru_cache(maxsize=1024)
+def _root_key(spelled: bytes) -> bytes:
+    return _digest(b"", _value(json.loads(spelled)))
 
 
 def chain_key(prefix_key: bytes, message: Json) -> bytes:
