@@ -50,6 +50,7 @@ class Engine:
     tainted: bool = False  # an update did not finish: its label says nothing about its weights
     error: str | None = None
     last_seen_at: float = 0.0
+    holds: bool = False  # it is paused: calls that it gets now wait
     reported: bool = False  # the store knows of its state
     unanswered: int = 0  # probes in a row
     paused_since: float | None = None  # by somebody else; monotonic
@@ -139,11 +140,11 @@ class EnginePool:
         """Ask an engine for its version; bring it to the one that it should serve. Raises StoreError."""
         async with engine.lock:
             try:
-                paused = await self._ask(engine)
-                if engine.version != await self._wanted(engine.version):
-                    paused = await self._ask(engine)  # another replica may have brought it there just now
+                reported, paused = await self._ask(engine)
+                if reported != await self._wanted(reported):
+                    reported, paused = await self._ask(engine)  # another replica may have brought it there just now
                 if not (paused and await self._held(engine)):
-                    await self._bring(engine, stuck=paused)
+                    await self._bring(engine, reported, stuck=paused)
             except TimeoutError:
                 await self._no_answer(engine)
             except EngineError as error:
@@ -151,33 +152,37 @@ class EnginePool:
                     engine.client.hang_up()
                 await self.set_state(engine, EngineState.DEAD, error=str(error))
 
-    async def _ask(self, engine: Engine) -> bool:
-        """Take down the version that an engine reports; whether it is paused. Raises EngineError, TimeoutError."""
+    async def _ask(self, engine: Engine) -> tuple[int | None, bool]:
+        """The version that an engine reports, and whether it is paused. Raises EngineError, TimeoutError."""
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             info = await engine.client.model_info()
             paused = await engine.client.paused()
         engine.last_seen_at = time.time()
         engine.unanswered = 0
-        engine.version = int(info.version) if info.version.isdecimal() else None
         if not paused:
             engine.paused_since = None
-        return paused
+        return int(info.version) if info.version.isdecimal() else None, paused
 
     async def _held(self, engine: Engine) -> bool:
         """Whether a paused engine is to be left to whoever paused it, which is another replica: not we, nor a fault."""
         engine.paused_since = engine.paused_since or time.monotonic()
         if engine.tainted or time.monotonic() - engine.paused_since > STUCK_AFTER_S:
             return False
+        engine.holds = True
         await self.set_state(engine, EngineState.UPDATING)
         return True
 
-    async def _bring(self, engine: Engine, *, stuck: bool) -> None:
-        """Let an engine serve, once it has the version that it should. Raises EngineError, TimeoutError, StoreError."""
-        wanted = await self._wanted(engine.version)
-        while stuck or engine.version != wanted or engine.tainted:
+    async def _bring(self, engine: Engine, reported: int | None, *, stuck: bool) -> None:
+        """Let an engine serve, once it has the version that it should. Raises EngineError, TimeoutError, StoreError.
+
+        Until then `engine.version` stays what it was, by which calls notice that the engine has restarted.
+        """
+        wanted = await self._wanted(reported)
+        while stuck or reported != wanted or engine.tainted:
             await self._put(engine, wanted)
-            stuck = False
-            wanted = await self._wanted(engine.version)  # the run may have moved on meanwhile
+            reported, stuck = wanted, False
+            wanted = await self._wanted(reported)  # the run may have moved on meanwhile
+        engine.version = wanted
         await self.set_state(engine, EngineState.SERVING)
 
     async def _no_answer(self, engine: Engine) -> None:
@@ -209,6 +214,8 @@ class EnginePool:
         engine.tainted = True
         try:
             await engine.client.pause(self.pause_mode)
+            engine.holds = True
+            self._tell()
             keeps_cache = self.pause_mode == "in_place"  # a flush is refused while requests hold their places
             await engine.client.update_weights_from_disk(path, version, flush_cache=not keeps_cache)
             reported = (await engine.client.model_info()).version
@@ -250,7 +257,7 @@ class EnginePool:
             return home
         usable = [e for e in self.engines if e.state is EngineState.SERVING and not e.draining]
         if not usable:  # one that is being updated holds the call, and then samples it
-            usable = [e for e in self.engines if e.state is EngineState.UPDATING and not e.draining]
+            usable = [e for e in self.engines if e.state is EngineState.UPDATING and e.holds and not e.draining]
         if not usable or home in usable:
             return home if usable else None
         order = hashlib.blake2b(session_id.encode()).digest()[0]
@@ -308,6 +315,7 @@ class EnginePool:
     async def set_state(self, engine: Engine, state: EngineState, error: str | None = None) -> None:
         """Wake who waits for an engine, and record what became of this one."""
         before, engine.state, engine.error = engine.state, state, error
+        engine.holds = engine.holds and state is EngineState.UPDATING
         if before is not state:
             log.info("engine %s is %s%s", engine.url, state, f": {error}" if error else "")
             engine.reported = False

@@ -147,6 +147,9 @@ async def test_an_engine_that_is_updated_holds_calls_when_no_other_serves(pool: 
     (other,) = (engine for engine in pool.engines if engine is not home)
     await pool.set_state(home, EngineState.UPDATING)
     await pool.set_state(other, EngineState.DEAD)
+    with pytest.raises(EngineUnavailable):  # it may still sample with the weights that it is to lose
+        await pool.acquire("a", time.monotonic() + 0.01)
+    home.holds = True
     assert await pool.acquire("a", soon()) is home
     await pool.set_state(home, EngineState.DEAD)
     with pytest.raises(EngineUnavailable):
@@ -322,11 +325,12 @@ PARAMS: Json = {"max_new_tokens": 10, "temperature": 1.0, "stop_token_ids": [2]}
 
 async def answer(pool: EnginePool, **options: Any) -> Sampled:
     sampled = Sampled()
-    pieces = sample(
-        pool, sampled, session_id="s", rid="r" * 32, prompt_ids=[1], params=PARAMS, deadline=soon(), **options
-    )
-    async for _ in pieces:
-        pass
+    told: list[int] = []
+    await sample(
+        pool, sampled, lambda tokens: told.extend(tokens.ids), session_id="s", rid="r" * 32, prompt_ids=[1],
+        params=PARAMS, deadline=soon(), **options,
+    )  # fmt: skip
+    assert told == sampled.output_ids
     return sampled
 
 
