@@ -146,6 +146,4 @@ class Algorithm(Section):
             return "baseline critic: the trainer has no critic model"
         if self.kl_coef:
             return f"kl_coef {self.kl_coef}: the trainer has no reference model"
-        if self.entropy_coef:
-            return f"entropy_coef {self.entropy_coef}: the trainer's entropy has no gradient"
         return None

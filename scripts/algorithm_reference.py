@@ -20,8 +20,8 @@ trainer:
 
 On the command line `trainer.algorithm=dapo trainer.algorithm.clip_high=0.3` does the same. Every part, its values and
 what it means is in the [configuration](config.md#traineralgorithm). Values that do not fit together, and parts that the
-trainer cannot carry out, are refused when the configuration is read. Not carried out yet: a critic (`ppo`), a reference
-policy (`kl_coef`) and an entropy bonus (`entropy_coef`); their mathematics is in `trainer/algorithms/`.
+trainer cannot carry out, are refused when the configuration is read. Not carried out yet: a critic (`ppo`) and a
+reference policy (`kl_coef`); their mathematics is in `trainer/algorithms/`.
 
 ## The loss
 

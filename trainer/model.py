@@ -28,7 +28,7 @@ class Policy(nn.Module):
         super().__init__()
         self.lm = lm
 
-    def forward(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Microbatch, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions."""
         head = self.lm.get_output_embeddings().weight
         rows = Rows(
@@ -41,7 +41,9 @@ class Policy(nn.Module):
             use_cache=False,
             rows=rows,
         ).last_hidden_state[0]
-        return token_logprobs(hidden_NH[batch.sources_P], head, batch.targets_P, batch.temperatures_P)
+        return token_logprobs(
+            hidden_NH[batch.sources_P], head, batch.targets_P, batch.temperatures_P, entropy_gradient=entropy_gradient
+        )
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by their Hugging Face name, in a fixed order."""

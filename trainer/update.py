@@ -134,8 +134,8 @@ def _forward(policy: Policy, m: Microbatch, totals: Totals, progress: float, ste
 
     `progress` is the share of the step's updates that are made.
     """
-    logprobs_P, entropy_P = policy(m)
-    logprobs_S = logprobs_P[m.predictions_S]
+    logprobs_P, entropy_P = policy(m, entropy_gradient=bool(step.algorithm.entropy_coef))
+    logprobs_S, entropy_S = logprobs_P[m.predictions_S], entropy_P[m.predictions_S]
     proximal_S = _proximal(logprobs_S.detach(), m, progress, step)
     tokens = LossTokens(
         logprobs_S=logprobs_S,
@@ -146,12 +146,13 @@ def _forward(policy: Policy, m: Microbatch, totals: Totals, progress: float, ste
         turns=Rows(m.turns_S, int(m.turns_S[-1]) + 1 if len(m.turns_S) else 0),
         keep_S=m.keep_S,
         reference_S=m.reference_S,
+        entropy_S=entropy_S,
     )
     loss, parts = policy_loss(tokens, totals, step.algorithm)
     if m.proximal_S is not None or not progress:  # known of the policy before the step
         before_S = logprobs_S.detach() if m.proximal_S is None else m.proximal_S
         parts |= mismatch_sums(before_S, m.behavior_S, m.versions_S, step.version)
-    parts["entropy"] = entropy_P[m.predictions_S].double().sum()
+    parts["entropy"] = entropy_S.detach().double().sum()
     for name, value in parts.items():
         step.sums[name] += value.item()
     step.sums["tokens"] += len(logprobs_S)

@@ -1,4 +1,4 @@
-"""Run by torchrun: two updates on a fixed batch, the trained weights and metrics written by rank 0.
+"""Run by torchrun: an update on a fixed batch per algorithm, the trained weights and metrics written by rank 0.
 
 torchrun … rank_update.py MODEL OUT
 """
@@ -18,13 +18,18 @@ from agentrl.trainer.distributed import join_world
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.update import make_optimizer, update_policy
 
+ALGORITHMS = ("grpo", "dapo", "gspo", "m2po")
+"""Means over sequences and over tokens, ratios of sequences, a mask of the whole minibatch."""
+
 
 def main(model: Path, out: Path) -> None:
-    config = TrainerConfig(tokens_per_microbatch=40, lr=1e-3, threads=1)
     with join_world("cpu", threads=1) as world:
         policy = load_policy(model, world.mesh)
-        optimizer = make_optimizer(policy, config)
-        metrics = [update_policy(policy, optimizer, random_samples(seed), 1, AGES, config, world) for seed in range(2)]
+        metrics = []
+        for seed, algorithm in enumerate(ALGORITHMS):
+            config = TrainerConfig(tokens_per_microbatch=40, lr=1e-4, threads=1, algorithm=algorithm, minibatches=2)
+            optimizer = make_optimizer(policy, config)
+            metrics.append(update_policy(policy, optimizer, random_samples(seed), 1, AGES, config, world))
         weights = {name: full(p).clone() for name, p in policy.trainable()}
         if world.leads:
             save_file(weights, out / f"ranks-{world.size}.safetensors")

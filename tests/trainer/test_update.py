@@ -84,7 +84,8 @@ def test_two_ranks_make_the_update_of_one(tiny_model: Path, tmp_path: Path) -> N
     for a, b in zip(one, two, strict=True):
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
-        assert b["tokens_trained"] == a["tokens_trained"]
+        assert (b["tokens_trained"], b["masked_fraction"]) == (a["tokens_trained"], a["masked_fraction"])
+    assert 0 < one[-1]["masked_fraction"] < 1
     left, right = (load_file(tmp_path / f"ranks-{n}.safetensors") for n in (1, 2))
     for name in left:
         torch.testing.assert_close(right[name], left[name], rtol=1e-4, atol=1e-5)
@@ -129,10 +130,10 @@ def test_interpolation_needs_no_forward_of_its_own(
     forwards = 0
     real = Policy.forward
 
-    def counted(self: Policy, batch: Microbatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def counted(self: Policy, batch: Microbatch, **asked: bool) -> tuple[torch.Tensor, torch.Tensor]:
         nonlocal forwards
         forwards += 1
-        return real(self, batch)
+        return real(self, batch, **asked)
 
     monkeypatch.setattr(Policy, "forward", counted)
     made = {}
@@ -150,6 +151,21 @@ def test_the_second_moment_mask_leaves_outliers_out(tiny_model: Path, world: Wor
     _, strict = updated(tiny_model, world, samples, algorithm={"preset": "m2po", "m2_threshold": 1e-12})
     assert strict["masked_fraction"] == 1
     assert strict["grad_norm"] == 0
+
+
+def test_the_entropy_bonus_raises_the_entropy_of_every_group(tiny_model: Path, world: World) -> None:
+    samples = [_without_advantage(s) for s in near_policy(tiny_model, world, random_samples())]
+    settings = {"algorithm": {"entropy_coef": 0.1}, "minibatches": 2, "lr": 1e-3}
+    whole, metrics = updated(tiny_model, world, samples, **settings)
+    assert metrics["loss"] < 0 < metrics["grad_norm"]
+    parts, _ = updated(tiny_model, world, samples, tokens_per_microbatch=24, **settings)
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
+    policy = load_policy(tiny_model, world.mesh)
+    config = TrainerConfig(algorithm={"entropy_coef": 0.1}, lr=1e-3)
+    optimizer = make_optimizer(policy, config)
+    entropies = [update_policy(policy, optimizer, samples, 1, AGES, config, world)["entropy"] for _ in range(4)]
+    assert entropies == sorted(entropies)
 
 
 def near_policy(model: Path, world: World, samples: list[Sample]) -> list[Sample]:
