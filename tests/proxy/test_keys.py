@@ -268,7 +268,7 @@ def test_the_runs_own_key_may_be_revoked_or_replaced_while_the_proxy_runs(short_
     until(lambda: proxy.post("/groups", headers=bearer("another")).status_code == 401)
 
 
-def test_a_call_asks_the_database_for_no_key_that_it_knows(proxy, session, monkeypatch) -> None:
+def test_a_call_asks_the_database_for_no_key_that_it_knows(proxy, second, session, monkeypatch) -> None:
     asked = []
     real = store.find
 
@@ -281,4 +281,7 @@ def test_a_call_asks_the_database_for_no_key_that_it_knows(proxy, session, monke
         assert proxy.post("/v1/chat/completions", ASK, headers=bearer(session["api_key"])).status_code == 200
         assert proxy.get("/api/run", headers=RUN)
         assert proxy.get("/api/run", headers=ADMIN)
+    assert asked == []  # the session was opened here
+    for _ in range(3):
+        assert second.post("/v1/chat/completions", ASK, headers=bearer(session["api_key"])).status_code == 200
     assert len(asked) == 1
