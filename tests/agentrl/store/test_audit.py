@@ -160,7 +160,6 @@ def broken_by(healthy: Healthy, *statements: str) -> list[str]:
 
 def test_a_healthy_run_has_no_violation(healthy: Healthy) -> None:
     with healthy.db.read() as conn:
-        audit.snapshot(conn)
         assert audit.violations(conn, healthy.run) == []
         assert audit.figures(conn, healthy.run)["calls_by_status"]["lost"] == 2
         states = runs.state_counts(conn, healthy.run)["trajectories"]
