@@ -23,7 +23,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_overrides_win_and_are_yaml(path: Path) -> None:
-    run = load_config(path, ["trainer.lr=2e-4", "engine.urls=[http://a, http://b]", "steps=7", "trainer.algorithm.clip_low=0.1"])
+    run = load_config(
+        path, ["trainer.lr=2e-4", "engine.urls=[http://a, http://b]", "steps=7", "trainer.algorithm.clip_low=0.1"]
+    )
     assert (run.trainer.lr, run.engine.urls, run.steps) == (2e-4, ["http://a", "http://b"], 7)
     assert run.trainer.algorithm.clip_low == 0.1
 
