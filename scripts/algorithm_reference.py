@@ -40,7 +40,8 @@ A batch's loss is `Σ_t a_t · (w_t · L(ρ_t, A_t) + β · KL_t − η · H_t)`
 The *behaviour* policy is what sampled a token, as the engine recorded it; the *proximal* policy is the one just before
 the step. Their ratio w corrects for data that is older than the step, and for what engine and trainer compute
 differently; ρ bounds how far the step goes. With one minibatch a step the policy has not moved when its loss is
-computed, and ρ is 1. `proximal: recompute` costs a forward pass with several minibatches, `interpolate` none.
+computed, and ρ is 1. `proximal: recompute` costs a forward pass with several minibatches, `interpolate` none;
+`m2_threshold` costs one of each minibatch (`masked_fraction` says what it leaves out).
 
 A *sequence* is a trajectory: the loss tokens of one path through a session's calls, whatever lies between them. All
 totals (tokens, trajectories, M2PO's second moment) are of the whole minibatch, so that losses and gradients do not

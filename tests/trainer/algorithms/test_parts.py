@@ -12,10 +12,12 @@ from padded import Padded, random_batch
 from torch import Tensor
 
 from agentrl.algorithm import Algorithm
+from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
 from agentrl.trainer.algorithms.critic import gae, value_losses
 from agentrl.trainer.algorithms.kl import kl_divergence, kl_penalty
 from agentrl.trainer.algorithms.rows import Rows
+from agentrl.trainer.losses import LossTokens, policy_loss
 
 LEVELS = ("token", "turn", "sequence", "product")
 
@@ -149,6 +151,23 @@ def test_on_policy_the_gradient_is_plain_policy_gradient_for_every_ratio() -> No
         assert sums["approx_kl"].item() == 0
     loss, _ = batch.loss(Algorithm(preset="rloo"))  # the mean of one and the same value is not divided by the length
     torch.testing.assert_close(torch.autograd.grad(loss, batch.logprobs)[0], expected)
+
+
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("clip", ["ppo", "cispo", "sapo", "none"])
+def test_a_long_trajectory_that_is_far_off_has_a_finite_loss(clip: str, advantage: float) -> None:
+    one = torch.zeros(500, dtype=torch.int64)
+    logprobs = torch.zeros(500, requires_grad=True)
+    tokens = LossTokens(
+        logprobs_S=logprobs, proximal_S=torch.full((500,), -1.0), behavior_S=torch.full((500,), -2.0),
+        advantages_S=torch.full((500,), advantage), trajectories=Rows(one, 1), turns=Rows(one, 1),
+    )  # fmt: skip
+    algorithm = Algorithm(ratio="product", correction_level="product", clip=clip)
+    loss, sums = policy_loss(tokens, Totals(500.0, 1.0), algorithm)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(logprobs.grad).all()
+    assert sums["behavior_weight_capped"] == 500
 
 
 # -- proximal logprobs ---------------------------------------------------------------------------------------------
