@@ -172,6 +172,8 @@ class TrainerConfig(Section):
     """Compute type; master weights stay float32."""
     threads: NonNegative = 0
     """CPU threads per rank; 0 leaves torch's choice."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each decoder block and compute the block again in the backward: less memory, more time."""
     checkpoint_every: Positive = 1
     """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2

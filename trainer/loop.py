@@ -116,7 +116,13 @@ def train(
     """
     torch.manual_seed(config.seed)
     dtype = torch.bfloat16 if config.trainer.dtype == "bfloat16" else torch.float32
-    policy = load_policy(base_model, world.mesh, train_layers=config.trainer.train_layers, dtype=dtype)
+    policy = load_policy(
+        base_model,
+        world.mesh,
+        train_layers=config.trainer.train_layers,
+        dtype=dtype,
+        activation_checkpointing=config.trainer.activation_checkpointing,
+    )
     optimizer = make_optimizer(policy, config.trainer)
     t = Trainer(config, base_model, world, policy, optimizer, lineage, publisher, stop, from_base)
     resume(t)

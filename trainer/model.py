@@ -6,6 +6,7 @@ One process runs the same code: its mesh has one rank. H: hidden size; other let
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from agentrl.errors import ModelFolderError
 from agentrl.trainer import attention, onednn
@@ -53,12 +55,15 @@ class Policy(nn.Module):
 
 
 def load_policy(
-    folder: Path, mesh: DeviceMesh, *, train_layers: int | None = None, dtype: torch.dtype = torch.float32
-) -> Policy:
+    folder: Path, mesh: DeviceMesh, *, train_layers: int | None = None, dtype: torch.dtype = torch.float32,
+    activation_checkpointing: bool = False,
+) -> Policy:  # fmt: skip
     """Load, freeze, shard. Master weights are float32; `dtype` is what the forward computes in.
 
     With `train_layers` only the top blocks and the final norm train. The graph then starts at the first trained block:
     nothing below it asks for a gradient, so nothing below it is kept.
+
+    With `activation_checkpointing` a trained block keeps its input only, and is computed again in the backward.
     """
     from transformers import AutoModelForCausalLM
 
@@ -72,6 +77,8 @@ def load_policy(
     blocks = _blocks(lm)
     if train_layers is not None:
         _freeze_all_but_top(lm, blocks, train_layers)
+    if activation_checkpointing:
+        _checkpoint_trained(blocks)
     if mesh.device_type == "cpu":
         onednn.adopt(lm)
     policy = Policy(lm)
@@ -108,3 +115,12 @@ def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
     norms = [m for name, m in lm.base_model.named_children() if "norm" in name or name == "ln_f"]
     for norm in norms:
         norm.requires_grad_(True)
+
+
+def _checkpoint_trained(blocks: nn.ModuleList) -> None:
+    """Inside FSDP's hooks: what is computed again finds the block's weights gathered, once, for its backward."""
+    for block in blocks:
+        if any(p.requires_grad for p in block.parameters()):
+            # There is no dropout, so no random state to restore.
+            again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+            block.forward = again
