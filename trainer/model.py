@@ -1,19 +1,21 @@
 """The policy: any causal language model of transformers, sharded per block with FSDP2, asked for logprobs only.
 
+A `Body` is what other models of the trainer share with it: the blocks, and how they read a microbatch.
+
 One process runs the same code: its mesh has one rank. H: hidden size; other letters as in packing.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.errors import ModelFolderError
@@ -23,29 +25,24 @@ from agentrl.trainer.head import token_logprobs
 from agentrl.trainer.packing import Microbatch
 
 
-class Policy(nn.Module):
-    """Wraps a causal LM. Its forward is the FSDP root: the body on packed rows, the head on the predictions only."""
+class Body(nn.Module):
+    """A model of transformers that reads packed rows."""
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
         self.lm = lm
 
-    def forward(self, batch: Microbatch, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions."""
-        head = self.lm.get_output_embeddings().weight
-        rows = Rows(
-            batch.nodes_BL, batch.homes_N, tree_mask(batch.ends_BL, head.dtype), int(batch.positions_N.max()) + 1
-        )
-        hidden_NH = self.lm.base_model(
+    def sources(self, batch: Microbatch) -> Tensor:
+        """(P, H) the hidden states that the microbatch's predictions are made from."""
+        mask_B1LL = tree_mask(batch.ends_BL, self.lm.get_input_embeddings().weight.dtype)
+        hidden_NH: Tensor = self.lm.base_model(
             input_ids=batch.input_ids_N[None],
             position_ids=batch.positions_N[None],
-            attention_mask=rows.mask_B1LL,  # used as it is: four dimensions tell transformers to build none
+            attention_mask=mask_B1LL,  # used as it is: four dimensions tell transformers to build none
             use_cache=False,
-            rows=rows,
+            rows=Rows(batch.nodes_BL, batch.homes_N, mask_B1LL, int(batch.positions_N.max()) + 1),
         ).last_hidden_state[0]
-        return token_logprobs(
-            hidden_NH[batch.sources_P], head, batch.targets_P, batch.temperatures_P, entropy_gradient=entropy_gradient
-        )
+        return hidden_NH[batch.sources_P]
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by their Hugging Face name, in a fixed order."""
@@ -54,11 +51,25 @@ class Policy(nn.Module):
                 yield name, parameter
 
 
-def load_policy(
-    folder: Path, mesh: DeviceMesh, *, train_layers: int | None = None, dtype: torch.dtype = torch.float32,
-    activation_checkpointing: bool = False,
-) -> Policy:  # fmt: skip
-    """Load, freeze, shard. Master weights are float32; `dtype` is what the forward computes in.
+class Policy(Body):
+    """Wraps a causal LM. Its forward is the FSDP root: the body on packed rows, the head on the predictions only."""
+
+    def forward(self, batch: Microbatch, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions."""
+        head = self.lm.get_output_embeddings().weight
+        return token_logprobs(
+            self.sources(batch), head, batch.targets_P, batch.temperatures_P, entropy_gradient=entropy_gradient
+        )
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def load_sharded(
+    wrap: Callable[[Any], AnyBody], folder: Path, mesh: DeviceMesh, *, train_layers: int | None = None,
+    dtype: torch.dtype = torch.float32, activation_checkpointing: bool = False,
+) -> AnyBody:  # fmt: skip
+    """Load, freeze, wrap, shard. Master weights are float32; `dtype` is what the forward computes in.
 
     With `train_layers` only the top blocks and the final norm train. The graph then starts at the first trained block:
     nothing below it asks for a gradient, so nothing below it is kept.
@@ -81,13 +92,23 @@ def load_policy(
         _checkpoint_trained(blocks)
     if mesh.device_type == "cpu":
         onednn.adopt(lm)
-    policy = Policy(lm)
+    model = wrap(lm)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     # One rank owns everything anyway: gathering again for the backward would only copy.
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision, reshard_after_forward=mesh.size() > 1)
-    fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
-    return policy
+    fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    return model
+
+
+load_policy = partial(load_sharded, Policy)
+
+
+def reshard(model: Body) -> None:
+    """Give up gathered parameters, which forwards without a backward leave behind: `model` has its shards again."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _blocks(lm: Any) -> nn.ModuleList:

@@ -24,7 +24,7 @@ from agentrl.trainer.algorithms.corrections import interpolated_proximal, second
 from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.distributed import World
 from agentrl.trainer.losses import LossTokens, mismatch_sums, policy_loss
-from agentrl.trainer.model import Policy
+from agentrl.trainer.model import Policy, reshard
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
 
 PER_TOKEN = ("clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction")
@@ -82,6 +82,7 @@ def update_policy(
         grad_norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    reshard(policy)  # the optimizer and checkpoints know shards
     return _metrics(world.total({name: step.sums[name] for name in SUMMED}), grad_norms)
 
 

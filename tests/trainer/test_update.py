@@ -109,6 +109,16 @@ def test_groups_without_advantage_count_in_the_mean_but_cost_no_backward(tiny_mo
     assert both["grad_norm"] == pytest.approx(alone["grad_norm"] * share, rel=1e-4)
 
 
+def test_after_a_batch_without_advantage_the_optimizer_still_knows_its_parameters(
+    tiny_model: Path, world: World
+) -> None:
+    policy, config = load_policy(tiny_model, world.mesh), TrainerConfig()
+    optimizer = make_optimizer(policy, config)
+    for samples in (random_samples(), [_without_advantage(s) for s in random_samples()]):
+        update_policy(policy, optimizer, samples, 1, AGES, config, world)
+        assert all(parameter in optimizer.state for _, parameter in policy.trainable())
+
+
 def test_several_minibatches_clip_against_the_policy_before_the_first_update(tiny_model: Path, world: World) -> None:
     _, metrics = updated(tiny_model, world, random_samples(groups=4), minibatches=2, algorithm=TIGHT)
     assert metrics["clip_fraction"] > 0
