@@ -47,11 +47,15 @@ class ChunkReader:
             triples: list[tuple[float, int, Any]] = meta["output_token_logprobs"]
             total: int = meta["completion_tokens"]
             reason: Json | None = meta["finish_reason"]
+            rows: list[Any] | None = meta.get("output_top_logprobs")
         except (KeyError, TypeError) as error:
             raise EngineError(f"the engine's answer lacks {error}: it cannot be recorded") from error
         if reason is not None:
             _check_reason(reason)  # first: the tokens of a refusal mean nothing
         n_new = total - self._n_read
+        if reason is not None and reason["type"] == "abort" and len(triples) == n_new + total > len(ids) == n_new + 1:
+            # What had not been sent when the request was aborted, then SGLang's echo: the last id, all logprobs again.
+            ids, triples, rows = ids[:n_new], triples[:n_new], rows and rows[:n_new]
         ids, triples = _newest(ids, n_new, total), _newest(triples, n_new, total)
         if [triple[1] for triple in triples] != ids:
             raise EngineError("the engine's logprobs belong to other tokens than its output ids")
@@ -64,7 +68,7 @@ class ChunkReader:
             matched_stop=None if reason is None else reason.get("matched"),
             versions=_spans(meta.get("weight_versions"), total, required=reason is not None),
             version_label=_label(meta.get("weight_version")),
-            top_logprobs=_top(meta.get("output_top_logprobs"), n_new, total),
+            top_logprobs=_top(rows, n_new, total),
             cached_tokens=meta.get("cached_tokens", 0),
         )
 

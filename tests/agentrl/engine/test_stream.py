@@ -89,6 +89,20 @@ def test_errors_inside_the_stream_are_told_apart() -> None:
     assert not isinstance(caught.value, EngineRejected)
 
 
+@pytest.mark.parametrize(("read", "new"), [([3, 4], [7, 8]), ([3], [7]), ([], [7, 8]), ([3, 4], [4, 4])])
+def test_the_end_of_an_aborted_request_echoes_it(read: list[int], new: list[int]) -> None:
+    """What was not yet sent when it was aborted comes in one event with the echo: the last id, all logprobs."""
+    reader, total = ChunkReader(), len(read) + len(new)
+    reader.read(event(read, len(read)))
+    triples = [[-i / 4, i, None] for i in [*new, *read, *new]]
+    versions = [{"version": "0", "start": 0, "end": total}]
+    end = {"finish_reason": {"type": "abort"}, "output_token_logprobs": triples, "weight_versions": versions}
+    end["output_top_logprobs"] = [[triple] for triple in triples]
+    chunk = reader.read(event([*new, new[-1]], total, **end))
+    assert (chunk.output_ids, chunk.logprobs) == (new, [-i / 4 for i in new])
+    assert chunk.top_logprobs == [[(-i / 4, i)] for i in new]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_events_survive_every_cut_of_the_bytes(size: int) -> None:
     raw = b'data: {"a": 1}\n\n: comment\n\nevent: x\ndata: two\n\ndata: [DONE]\n\ndata: unfinished'
