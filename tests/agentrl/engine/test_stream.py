@@ -94,7 +94,7 @@ def test_the_end_of_an_aborted_request_echoes_it(read: list[int], new: list[int]
     """What was not yet sent when it was aborted comes in one event with the echo: the last id, all logprobs."""
     reader, total = ChunkReader(), len(read) + len(new)
     reader.read(event(read, len(read)))
-    triples = [[-i / 4, i, None] for i in [*new, *read, *new]]
+    triples: list[Any] = [[-i / 4, i, None] for i in [*new, *read, *new]]
     versions = [{"version": "0", "start": 0, "end": total}]
     end = {"finish_reason": {"type": "abort"}, "output_token_logprobs": triples, "weight_versions": versions}
     end["output_top_logprobs"] = [[triple] for triple in triples]
