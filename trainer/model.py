@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.errors import ModelFolderError
-from agentrl.trainer import attention, onednn
+from agentrl.trainer import loading, onednn
 from agentrl.trainer.attention import Rows, tree_mask
 from agentrl.trainer.head import token_logprobs
 from agentrl.trainer.packing import Microbatch
@@ -69,21 +69,14 @@ def load_sharded(
     wrap: Callable[[Any], AnyBody], folder: Path, mesh: DeviceMesh, *, train_layers: int | None = None,
     dtype: torch.dtype = torch.float32, activation_checkpointing: bool = False,
 ) -> AnyBody:  # fmt: skip
-    """Load, freeze, wrap, shard. Master weights are float32; `dtype` is what the forward computes in.
+    """Build, freeze, wrap, shard, load this rank's part. Master weights are float32; the forward computes in `dtype`.
 
     With `train_layers` only the top blocks and the final norm train. The graph then starts at the first trained block:
     nothing below it asks for a gradient, so nothing below it is kept.
 
     With `activation_checkpointing` a trained block keeps its input only, and is computed again in the backward.
     """
-    from transformers import AutoModelForCausalLM
-
-    attention.register()
-    if not (folder / "config.json").is_file():
-        raise ModelFolderError(f"model folder {folder} has no config.json")
-    lm = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=attention.NAME, local_files_only=True
-    ).eval()  # no dropout: the recomputed logprobs are of the policy that sampled
+    lm = loading.build(folder).eval()  # no dropout: the recomputed logprobs are of the policy that sampled
     _refuse_unsupported(lm, folder)
     blocks = _blocks(lm)
     if train_layers is not None:
@@ -98,6 +91,7 @@ def load_sharded(
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision, reshard_after_forward=mesh.size() > 1)
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    loading.fill(model, lm, folder, torch.device(mesh.device_type))
     return model
 
 

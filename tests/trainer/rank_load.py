@@ -1,0 +1,53 @@
+"""Run by torchrun: load each folder; rank 0 writes what differs from transformers, and every rank's share of elements.
+
+torchrun … rank_load.py OUT FOLDER…
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from folders import differing
+
+from agentrl.trainer import loading
+from agentrl.trainer.distributed import World, join_world
+from agentrl.trainer.model import load_policy
+
+
+class Counting:
+    """A slice of a file that adds up what is read of it."""
+
+    read = 0
+
+    def __init__(self, source: Any) -> None:
+        self.get_shape = source.get_shape
+        self._source = source
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        found: torch.Tensor = self._source[part]
+        Counting.read += found.numel()
+        return found
+
+
+def report(folder: Path, world: World) -> dict[str, Any]:
+    Counting.read = 0
+    policy = load_policy(folder, world.mesh)
+    read = world.gather(torch.tensor([Counting.read])).tolist()
+    total = sum(p.numel() for p in policy.lm.parameters())
+    return {"differing": differing(policy, folder), "shares": [n / total for n in read]}
+
+
+def main(out: Path, folders: list[Path]) -> None:
+    real = loading._tensors
+    loading._tensors = lambda *a: ((name, Counting(source)) for name, source in real(*a))  # type: ignore[assignment]
+    with join_world("cpu", threads=1) as world:
+        found = {folder.name: report(folder, world) for folder in folders}
+        if world.leads:
+            out.write_text(json.dumps(found))
+
+
+main(Path(sys.argv[1]), [Path(folder) for folder in sys.argv[2:]])

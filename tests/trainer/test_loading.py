@@ -1,0 +1,105 @@
+"""Streamed loading is transformers' own, bit for bit, and names what is wrong with a folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from folders import KINDS, differing, save_kind
+from safetensors.torch import load_file, save_file
+
+from agentrl.errors import ModelFolderError
+from agentrl.trainer.distributed import World
+from agentrl.trainer.loading import INDEX, SINGLE
+from agentrl.trainer.model import load_policy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_and_buffers_are_those_of_transformers(kind: str, tmp_path: Path, world: World) -> None:
+    save_kind(kind, tmp_path)
+    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+
+
+def test_several_files_and_another_type(tmp_path: Path, world: World) -> None:
+    save_kind("llama-untied", tmp_path, dtype=torch.bfloat16, shard="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+
+
+def test_tied_weights_stay_one_parameter(tmp_path: Path, world: World) -> None:
+    lm = load_policy(save_kind("qwen2-tied", tmp_path), world.mesh).lm
+    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+
+
+def test_each_of_two_ranks_reads_its_half(tmp_path: Path) -> None:
+    folders = [save_kind(kind, tmp_path / kind) for kind in KINDS]
+    folders.append(save_kind("qwen2-tied", tmp_path / "files", dtype=torch.bfloat16, shard="20KB"))
+    out = tmp_path / "out.json"
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = str(Path(__file__).with_name("rank_load.py"))
+    done = subprocess.run(
+        [sys.executable, *launch, script, str(out), *map(str, folders)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found.keys() == {f.name for f in folders}
+    for name, report in found.items():
+        assert report["differing"] == [], name
+        assert sum(report["shares"]) == pytest.approx(1), name
+        assert max(report["shares"]) < 0.55, name
+
+
+def change(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Put tensors into the folder's file, or take them out; `__` in a name is a dot."""
+    changes = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    held = load_file(folder / SINGLE) | changes
+    save_file({n: t for n, t in held.items() if t is not None}, folder / SINGLE, metadata={"format": "pt"})
+
+
+def test_what_a_folder_lacks_or_has_too_much_is_named(tmp_path: Path, world: World) -> None:
+    save_kind("llama-untied", tmp_path)
+    change(tmp_path, model__norm__weight=None, model__extra=torch.zeros(1))
+    with pytest.raises(ModelFolderError, match=r"without model\.norm\.weight and with model\.extra$"):
+        load_policy(tmp_path, world.mesh)
+
+
+def test_another_shape_is_named(tmp_path: Path, world: World) -> None:
+    save_kind("llama-untied", tmp_path)
+    change(tmp_path, model__norm__weight=torch.zeros(7))
+    with pytest.raises(ModelFolderError, match=r"model\.norm\.weight has shape \(7,\), the model has \(36,\)"):
+        load_policy(tmp_path, world.mesh)
+
+
+def test_a_tied_head_may_be_in_the_file_if_it_is_the_same(tmp_path: Path, world: World) -> None:
+    save_kind("qwen2-tied", tmp_path)
+    embedding = load_file(tmp_path / SINGLE)["model.embed_tokens.weight"]
+    change(tmp_path, lm_head__weight=embedding.clone())
+    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+    change(tmp_path, lm_head__weight=embedding, model__embed_tokens__weight=None)
+    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+    change(tmp_path, model__embed_tokens__weight=embedding + 1)
+    with pytest.raises(ModelFolderError, match="differs from the tensor that the model ties it to"):
+        load_policy(tmp_path, world.mesh)
+
+
+def test_frequencies_in_an_old_file_are_left_alone(tmp_path: Path, world: World) -> None:
+    save_kind("llama-untied", tmp_path)
+    change(tmp_path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(6))
+    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["no file", "a file of the index is gone", "truncated"])
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, world: World, damage: str) -> None:
+    save_kind("llama-untied", tmp_path, shard="20KB" if "index" in damage else "5GB")
+    if damage == "no file":
+        (tmp_path / SINGLE).unlink()
+    elif damage == "truncated":
+        (tmp_path / SINGLE).write_bytes((tmp_path / SINGLE).read_bytes()[:1000])
+    else:
+        next(iter(tmp_path.glob("*.safetensors"))).unlink()
+    with pytest.raises(ModelFolderError, match=INDEX if damage == "no file" else r"safetensors cannot be read"):
+        load_policy(tmp_path, world.mesh)
