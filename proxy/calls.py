@@ -253,7 +253,8 @@ class Attempt:
         self._call = call
         self._tell = tell
         prompt = call.prompt
-        before = prompt.token_ids[: len(prompt.token_ids) - len(prompt.opening)]
+        n_opening = len(prompt.opening)
+        before = prompt.token_ids[:-n_opening] if n_opening else prompt.token_ids
         self._parser = parser_after(state, call.request, before)
         self._delivered = Delivered(call.request.stop, one_call=not call.request.parallel_tool_calls)
         self._kept = 0  # how many sampled tokens belong to the answer

@@ -43,7 +43,7 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         caller = Caller(
             session_id=session_id,
             dialect=dialect,
-            digest=hashlib.blake2b(dialect.name.encode() + body, digest_size=16).hexdigest(),
+            digest=hashlib.sha256(dialect.name.encode() + body).hexdigest()[:32],
             role=_role(request),
             retry=_retry(request),
             repeat_key=None if (repeat := keys.repeat_key(request)) is None else hash_key(repeat),

@@ -79,10 +79,10 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
     else:
         system = Content.of([canonical(message) for message in messages[:n_system]]) if n_system else None
         known_tools = Content.of(tools) if tools else None
-    before = 0 if parent is None else len(parent.token_ids)
-    delta = start.ids[before:] + opening
+    delta = start.ids[start.before :] + opening
+    ids = start.ids + opening if opening else start.ids
     return Prompt(
-        token_ids=start.ids + opening, delta_ids=delta, digest=_digest(parent, delta), parent=parent,
+        token_ids=ids, delta_ids=delta, digest=_digest(parent, delta), parent=parent,
         fork_reason=start.reason, role=role or start.role, system=system, tools=known_tools,
         new_messages=messages[start.covered or n_system :], messages=len(messages), chain=chain[-1],
         opening=opening, regex=regex,
@@ -91,10 +91,11 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Start:
-    """Where a conversation's prompt begins. `covered` counts the messages that `parent` stands for."""
+    """Where a conversation's prompt begins: `parent` stands for `covered` messages, the first `before` of its ids."""
 
     ids: list[int]
     parent: Node | None
+    before: int
     covered: int
     role: Role
     reason: ForkReason | None
@@ -111,7 +112,9 @@ async def _start(
         bridge = state.renderer.bridge(before, after, tools, messages_before=messages[:depth])
         if bridge.delta_ids is not None:
             delta = bridge.delta_ids
-            start = _Start(ids=before + delta, parent=node, covered=depth, role=Role(node.role), reason=None)
+            start = _Start(
+                ids=before + delta, parent=node, before=len(before), covered=depth, role=Role(node.role), reason=None
+            )
             if not _holds_answer(after) and not tree.branches_at(node, delta):
                 return start
             if (deeper := _exact(tree, start.ids, messages, depth)) is not None:
@@ -122,7 +125,7 @@ async def _start(
         found = await place(state, session_id, request)
     ids = state.renderer.render(messages, tools)
     exact = _exact(tree, ids, messages, 0)
-    return exact or _Start(ids=ids, parent=None, covered=0, role=found.role, reason=found.reason)
+    return exact or _Start(ids=ids, parent=None, before=0, covered=0, role=found.role, reason=found.reason)
 
 
 def _exact(tree: Tree, ids: list[int], messages: Sequence[Json], covered: int) -> _Start | None:
@@ -135,7 +138,7 @@ def _exact(tree: Tree, ids: list[int], messages: Sequence[Json], covered: int) -
         return None
     if messages[node.messages - 1]["role"] != "assistant":
         return None
-    return _Start(ids=ids, parent=node, covered=node.messages, role=Role(node.role), reason=None)
+    return _Start(ids=ids, parent=node, before=length, covered=node.messages, role=Role(node.role), reason=None)
 
 
 def _holds_answer(messages: Sequence[Json]) -> bool:

@@ -150,7 +150,7 @@ async def sample(
             gone = False
             chunks = engine.client.generate(
                 rid=name,
-                input_ids=prompt_ids + sampled.output_ids,
+                input_ids=prompt_ids + sampled.output_ids if sampled.output_ids else prompt_ids,
                 sampling_params=params | {"max_new_tokens": params["max_new_tokens"] - segment.start},
                 routing_key=session_id,
                 timeout_s=max(deadline - time.monotonic(), 0.0) + BEHIND_DEADLINE_S,

@@ -25,8 +25,10 @@ from agentrl.rendering.bytelevel import TokenBytes, token_bytes
 
 Encode = Callable[[str], list[int]]
 
-CUT = re.compile(r" (?<=[!-~\w] )")
-"""The space that a unit begins with. What it follows is certainly no white space, for any version of Unicode."""
+CERTAIN = re.compile(r"[!-~\w]")
+"""What is certainly no white space, for any version of Unicode."""
+CUT = re.compile(f" (?<={CERTAIN.pattern} )")
+"""The space that a unit begins with."""
 UNIT_CHARS, UNITS, OPENINGS = 64, 50_000, 1024
 """What is remembered: units up to so many characters, so many of them, so many beginnings of texts."""
 
@@ -82,17 +84,24 @@ class UnitEncoder:
         self._table = table
         self._capacity = capacity
         self._known: dict[str, tuple[int, ...]] = {}  # by the unit without the space that it begins with
+        self._words: dict[str, tuple[int, ...]] = {}  # those of them that a cut follows wherever a space does
         self._opening = lru_cache(OPENINGS)(plain)
 
     def __call__(self, text: str) -> list[int]:
         """The ids of a text."""
+        first, *words = text.split(" ")
+        if first and CERTAIN.match(first[-1]) and None not in (by_word := list(map(self._words.get, words))):
+            return [*self._begin(first), *chain.from_iterable(by_word)]
         first, *units = CUT.split(text)
         found = list(map(self._known.get, units, repeat(())))
         if not all(found):
             new = self._learn([unit for unit, ids in zip(units, found, strict=True) if not ids])
             found = [ids or new[unit] for unit, ids in zip(units, found, strict=True)]
-        opening = self._opening(first) if len(first) <= UNIT_CHARS else self._plain(first)
-        return [*opening, *chain.from_iterable(found)]
+        return [*self._begin(first), *chain.from_iterable(found)]
+
+    def _begin(self, first: str) -> list[int]:
+        """The ids of a text's beginning, which has no space before it."""
+        return self._opening(first) if len(first) <= UNIT_CHARS else self._plain(first)
 
     def _learn(self, units: list[str]) -> dict[str, tuple[int, ...]]:
         """The ids of new units, the last of which may end in white space."""
@@ -123,7 +132,10 @@ class UnitEncoder:
         if len(self._known) >= self._capacity:
             for oldest in list(islice(self._known, (self._capacity + 1) // 2)):
                 self._known.pop(oldest, None)
+                self._words.pop(oldest, None)
         self._known[unit] = ids
+        if " " not in unit and CERTAIN.match(unit[-1:]):
+            self._words[unit] = ids
 
 
 def cuts_into_units(tokenizer: Tokenizer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import sys
 import threading
 import time
@@ -139,6 +140,8 @@ def first_id(seconds: float) -> str:
 
 _last_id = 0
 _id_lock = threading.Lock()
+_random = random.Random()  # seeded by the system
+os.register_at_fork(after_in_child=_random.seed)
 
 
 def new_id(after: str | None = None) -> str:
@@ -150,5 +153,5 @@ def new_id(after: str | None = None) -> str:
     with _id_lock:
         stamp = max(int(time.time() * 1000) << 16, _last_id + 1)
         _last_id = stamp
-    made = f"{stamp:016x}{os.urandom(8).hex()}"
+    made = f"{stamp:016x}{_random.getrandbits(64):016x}"
     return made if after is None or made > after else f"{int(after, 16) + 1:032x}"
