@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_UNITS_PER_COMMIT = 256
-GATHER_S = 0.003
-FEW_UNITS = range(2, 16)
-"""After a batch of so many units the writer pauses: what is submitted meanwhile shares the next commit."""
+GATHER_S = {range(2, 8): 0.003, range(8, 64): 0.01}
+"""After a batch of so many units the writer pauses so long: what is submitted meanwhile shares the next commit."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 
 _Promise = Future[Any] | asyncio.Future[Any]
@@ -60,7 +59,7 @@ class GroupCommitWriter:
       fails every unit of the batch. Nothing is acknowledged that is not durable.
     - A future that was cancelled before its batch began is never run.
     - A transaction costs more CPU than a unit: after a small batch the writer pauses for GATHER_S, so that the next
-      is larger. Not after a single unit: who works alone waits for the commit only.
+      is larger; the longer, the more is under way. Not after a single unit: who works alone waits for the commit only.
     """
 
     def __init__(self, database: Database) -> None:
@@ -114,8 +113,8 @@ class GroupCommitWriter:
                 units.append(unit)
             if units := [unit for unit in units if _is_wanted(unit[0])]:
                 self._settle(units)
-                if len(units) in FEW_UNITS and not closing:
-                    time.sleep(GATHER_S)
+                if not closing:
+                    time.sleep(next((pause for sizes, pause in GATHER_S.items() if len(units) in sizes), 0.0))
         self._disconnect()
 
     def _settle(self, units: list[_Unit]) -> None:
