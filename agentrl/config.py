@@ -166,6 +166,8 @@ class TrainerConfig(Section):
     algorithm: Algorithm = Algorithm()
     ranks: Positive = 1
     """Processes (torchrun); 1 runs the same FSDP2 code in one."""
+    replicas: Positive = 1
+    """Whole copies of the model among the ranks, each sharded over ranks / replicas of them; 1 shards over all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where torch sees a GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -183,6 +185,8 @@ class TrainerConfig(Section):
     def _can_be_carried_out(self) -> TrainerConfig:
         if self.algorithm.unsupported:
             raise ValueError(f"algorithm {self.algorithm.preset}, {self.algorithm.unsupported}")
+        if self.ranks % self.replicas:
+            raise ValueError(f"ranks {self.ranks} is no multiple of replicas {self.replicas}")
         return self
 
 

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from agentrl.errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -22,7 +24,7 @@ class World:
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh
+    mesh: DeviceMesh  # (shard,), or (replicate, shard) with several replicas
 
     @property
     def leads(self) -> bool:
@@ -50,8 +52,11 @@ class World:
 
 
 @contextmanager
-def join_world(device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0) -> Iterator[World]:
-    """Start the process group (from torchrun's environment, or alone), leave it at the end."""
+def join_world(device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0, replicas: int = 1) -> Iterator[World]:
+    """Start the process group (from torchrun's environment, or alone), leave it at the end.
+
+    Each of `replicas` holds the whole model, sharded over ranks that follow one another: those of one machine.
+    """
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if threads:
         torch.set_num_threads(threads)
@@ -65,10 +70,18 @@ def join_world(device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0
     else:
         dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{_free_port()}", rank=0, world_size=1)
     try:
-        mesh = init_device_mesh(kind, (dist.get_world_size(),))
-        yield World(dist.get_rank(), dist.get_world_size(), chosen, mesh)
+        size = dist.get_world_size()
+        yield World(dist.get_rank(), size, chosen, _mesh(kind, size, replicas))
     finally:
         dist.destroy_process_group()
+
+
+def _mesh(kind: str, size: int, replicas: int) -> DeviceMesh:
+    if replicas == 1:
+        return init_device_mesh(kind, (size,), mesh_dim_names=("shard",))
+    if size % replicas:
+        raise UserError(f"trainer.replicas: {replicas} replicas cannot share {size} ranks")
+    return init_device_mesh(kind, (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
 
 
 def _free_port() -> int:

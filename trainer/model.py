@@ -87,9 +87,9 @@ def load_sharded(
         onednn.adopt(lm)
     model = wrap(lm)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    # One rank owns everything anyway: gathering again for the backward would only copy.
+    # A rank that owns everything anyway would only copy, gathering again for the backward.
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=precision, reshard_after_forward=mesh.size() > 1)
+        fully_shard(block, mesh=mesh, mp_policy=precision, reshard_after_forward=mesh.shape[-1] > 1)
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     loading.fill(model, lm, folder, torch.device(mesh.device_type))
     return model

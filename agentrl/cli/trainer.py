@@ -57,7 +57,7 @@ def trainer(
     stop = Stop()
     stop.install()
     model = resolve_model(run.model)
-    with join_world(run.trainer.device, run.trainer.threads) as world:
+    with join_world(run.trainer.device, run.trainer.threads, run.trainer.replicas) as world:
         if not world.leads:
             train(run, model, world, None, None, stop, from_base=from_base)
             return

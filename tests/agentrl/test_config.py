@@ -38,6 +38,7 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
         ({"rollout": {"sampling": {"temprature": 1}}}, "did you mean 'temperature'"),
         ({"steps": -1}, "config key 'steps': Input should be greater than or equal to 0"),
         ({"trainer": {"lr": "fast"}}, "config key 'trainer.lr'"),
+        ({"trainer": {"ranks": 4, "replicas": 3}}, "ranks 4 is no multiple of replicas 3"),
         ({"name": "../x"}, "config key 'name'"),
         ({"model": None}, "config key 'model'"),
     ],

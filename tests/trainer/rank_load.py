@@ -1,6 +1,6 @@
 """Run by torchrun: load each folder; rank 0 writes what differs from transformers, and every rank's share of elements.
 
-torchrun … rank_load.py OUT FOLDER…
+torchrun … rank_load.py OUT REPLICAS FOLDER…
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def report(folder: Path, world: World) -> dict[str, Any]:
     return {"differing": differing(policy, folder), "shares": [n / total for n in read]}
 
 
-def main(out: Path, folders: list[Path]) -> None:
+def main(out: Path, replicas: int, folders: list[Path]) -> None:
     real = loading._tensors
     loading._tensors = lambda *a: ((name, Counting(source)) for name, source in real(*a))  # type: ignore[assignment]
-    with join_world("cpu", threads=1) as world:
+    with join_world("cpu", threads=1, replicas=replicas) as world:
         found = {folder.name: report(folder, world) for folder in folders}
         if world.leads:
             out.write_text(json.dumps(found))
 
 
-main(Path(sys.argv[1]), [Path(folder) for folder in sys.argv[2:]])
+main(Path(sys.argv[1]), int(sys.argv[2]), [Path(folder) for folder in sys.argv[3:]])

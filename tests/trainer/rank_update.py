@@ -1,6 +1,6 @@
 """Run by torchrun: an update on a fixed batch per algorithm, the trained weights and metrics written by rank 0.
 
-torchrun … rank_update.py MODEL OUT
+torchrun … rank_update.py MODEL OUT REPLICAS
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ALGORITHMS = ("grpo", "dapo", "gspo", "m2po")
 """Means over sequences and over tokens, ratios of sequences, a mask of the whole minibatch."""
 
 
-def main(model: Path, out: Path) -> None:
-    with join_world("cpu", threads=1) as world:
+def main(model: Path, out: Path, replicas: int) -> None:
+    with join_world("cpu", threads=1, replicas=replicas) as world:
         policy = load_policy(model, world.mesh)
         metrics = []
         for seed, algorithm in enumerate(ALGORITHMS):
@@ -32,8 +32,8 @@ def main(model: Path, out: Path) -> None:
             metrics.append(update_policy(policy, optimizer, random_samples(seed), 1, AGES, config, world))
         weights = {name: full(p).clone() for name, p in policy.trainable()}
         if world.leads:
-            save_file(weights, out / f"ranks-{world.size}.safetensors")
-            (out / f"ranks-{world.size}.json").write_text(json.dumps(metrics))
+            save_file(weights, out / "weights.safetensors")
+            (out / "metrics.json").write_text(json.dumps(metrics))
 
 
-main(Path(sys.argv[1]), Path(sys.argv[2]))
+main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

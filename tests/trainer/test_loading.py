@@ -35,21 +35,26 @@ def test_tied_weights_stay_one_parameter(tmp_path: Path, world: World) -> None:
     assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
 
 
-def test_each_of_two_ranks_reads_its_half(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 2)])
+def test_each_of_two_shards_reads_its_half(tmp_path: Path, ranks: int, replicas: int) -> None:
     folders = [save_kind(kind, tmp_path / kind) for kind in KINDS]
     folders.append(save_kind("qwen2-tied", tmp_path / "files", dtype=torch.bfloat16, shard="20KB"))
     out = tmp_path / "out.json"
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     script = str(Path(__file__).with_name("rank_load.py"))
     done = subprocess.run(
-        [sys.executable, *launch, script, str(out), *map(str, folders)], capture_output=True, text=True, timeout=300
+        [sys.executable, *launch, script, str(out), str(replicas), *map(str, folders)],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found.keys() == {f.name for f in folders}
     for name, report in found.items():
         assert report["differing"] == [], name
-        assert sum(report["shares"]) == pytest.approx(1), name
+        assert len(report["shares"]) == ranks
+        assert sum(report["shares"]) == pytest.approx(replicas), name
         assert max(report["shares"]) < 0.55, name
 
 

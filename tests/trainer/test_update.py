@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,26 +70,32 @@ def test_a_group_without_advantage_in_one_of_its_parts_is_one_group(tiny_model: 
         torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
 
 
-def test_two_ranks_make_the_update_of_one(tiny_model: Path, tmp_path: Path) -> None:
+def by_ranks(model: Path, out: Path, ranks: int, replicas: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Metrics and weights of the updates of rank_update.py."""
+    out.mkdir()
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     script = str(Path(__file__).with_name("rank_update.py"))
-    for ranks in (1, 2):
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        done = subprocess.run(
-            [sys.executable, *launch, script, str(tiny_model), str(tmp_path)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-    one, two = ([*json.loads((tmp_path / f"ranks-{n}.json").read_text())] for n in (1, 2))
-    for a, b in zip(one, two, strict=True):
-        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
-        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
-        assert (b["tokens_trained"], b["masked_fraction"]) == (a["tokens_trained"], a["masked_fraction"])
+    done = subprocess.run(
+        [sys.executable, *launch, script, str(model), str(out), str(replicas)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((out / "metrics.json").read_text()), load_file(out / "weights.safetensors")
+
+
+def test_two_ranks_make_the_update_of_one_sharded_or_replicated(tiny_model: Path, tmp_path: Path) -> None:
+    one, left = by_ranks(tiny_model, tmp_path / "one", 1, 1)
     assert 0 < one[-1]["masked_fraction"] < 1
-    left, right = (load_file(tmp_path / f"ranks-{n}.safetensors") for n in (1, 2))
-    for name in left:
-        torch.testing.assert_close(right[name], left[name], rtol=1e-4, atol=1e-5)
+    for replicas in (1, 2):
+        two, right = by_ranks(tiny_model, tmp_path / f"two-{replicas}", 2, replicas)
+        for a, b in zip(one, two, strict=True):
+            assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+            assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+            assert (b["tokens_trained"], b["masked_fraction"]) == (a["tokens_trained"], a["masked_fraction"])
+        for name in left:
+            torch.testing.assert_close(right[name], left[name], rtol=1e-4, atol=1e-5)
 
 
 def test_frozen_layers_stay_and_top_layers_move(tiny_model: Path, world: World) -> None:
