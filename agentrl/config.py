@@ -176,6 +176,8 @@ class TrainerConfig(Section):
     """CPU threads per rank; 0 leaves torch's choice."""
     activation_checkpointing: bool = False
     """Keep only the input of each decoder block and compute the block again in the backward: less memory, more time."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and AdamW's moments in the CPU's memory, a block at a time on the GPU: CUDA only."""
     checkpoint_every: Positive = 1
     """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2

@@ -27,12 +27,13 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from agentrl.errors import StoreError
 from agentrl.files import atomic_folder
 from agentrl.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.trainer.distributed import World
+from agentrl.trainer.loading import owned
 from agentrl.trainer.model import Policy
 
 FORMAT = 2
@@ -196,10 +197,10 @@ def _like(tensor: Tensor, parameter: Tensor, what: Path) -> Tensor:
     """`tensor`, sharded and placed as `parameter` is."""
     if tensor.shape != parameter.shape:
         raise StoreError(f"{what} has shape {tuple(tensor.shape)}, the model has {tuple(parameter.shape)}")
-    if not isinstance(parameter, DTensor):
-        return tensor.to(parameter.device)
-    mesh = parameter.device_mesh
-    return distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+    made = torch.empty_like(parameter, requires_grad=False)
+    local, rows = owned(made)
+    local.copy_(tensor[rows])
+    return made
 
 
 def _folders(root: Path) -> list[Path]:

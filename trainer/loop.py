@@ -122,6 +122,7 @@ def train(
         train_layers=config.trainer.train_layers,
         dtype=dtype,
         activation_checkpointing=config.trainer.activation_checkpointing,
+        cpu_offload=config.trainer.cpu_offload,
     )
     optimizer = make_optimizer(policy, config.trainer)
     t = Trainer(config, base_model, world, policy, optimizer, lineage, publisher, stop, from_base)

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from agentrl.errors import ModelFolderError
+from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer import loading, onednn
 from agentrl.trainer.attention import Rows, tree_mask
 from agentrl.trainer.head import token_logprobs
@@ -67,7 +67,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 def load_sharded(
     wrap: Callable[[Any], AnyBody], folder: Path, mesh: DeviceMesh, *, train_layers: int | None = None,
-    dtype: torch.dtype = torch.float32, activation_checkpointing: bool = False,
+    dtype: torch.dtype = torch.float32, activation_checkpointing: bool = False, cpu_offload: bool = False,
 ) -> AnyBody:  # fmt: skip
     """Build, freeze, wrap, shard, load this rank's part. Master weights are float32; the forward computes in `dtype`.
 
@@ -75,7 +75,10 @@ def load_sharded(
     nothing below it asks for a gradient, so nothing below it is kept.
 
     With `activation_checkpointing` a trained block keeps its input only, and is computed again in the backward.
+    With `cpu_offload` parameters, gradients and thus moments stay in the CPU's memory; a GPU gets one block at a time.
     """
+    if cpu_offload and mesh.device_type == "cpu":
+        raise UserError("trainer.cpu_offload moves parameters off a GPU, and the trainer runs on the CPU")
     lm = loading.build(folder).eval()  # no dropout: the recomputed logprobs are of the policy that sampled
     _refuse_unsupported(lm, folder)
     blocks = _blocks(lm)
@@ -86,12 +89,16 @@ def load_sharded(
     if mesh.device_type == "cpu":
         onednn.adopt(lm)
     model = wrap(lm)
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    shard: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
+    }
     # A rank that owns everything anyway would only copy, gathering again for the backward.
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=precision, reshard_after_forward=mesh.shape[-1] > 1)
-    fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
-    loading.fill(model, lm, folder, torch.device(mesh.device_type))
+        fully_shard(block, **shard, reshard_after_forward=mesh.shape[-1] > 1)
+    fully_shard(model, **shard, reshard_after_forward=False)
+    loading.fill(model, lm, folder, torch.device("cpu" if cpu_offload else mesh.device_type))
     return model
 
 

@@ -32,6 +32,7 @@ CHANGEABLE = (
     "trainer.threads",
     "trainer.tokens_per_microbatch",
     "trainer.activation_checkpointing",
+    "trainer.cpu_offload",
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
     "evaluation.max_concurrent",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import random_samples
 
+from agentrl.errors import UserError
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.model import Policy, load_policy
@@ -56,3 +57,8 @@ def test_checkpointed_blocks_keep_less(tiny_model: Path, world: World) -> None:
     plain = load_policy(tiny_model, world.mesh)
     again = load_policy(tiny_model, world.mesh, activation_checkpointing=True)
     assert kept_bytes(again, microbatch()) < kept_bytes(plain, microbatch()) / 2
+
+
+def test_there_is_nothing_to_offload_without_a_gpu(tiny_model: Path, world: World) -> None:
+    with pytest.raises(UserError, match=r"trainer\.cpu_offload"):
+        load_policy(tiny_model, world.mesh, cpu_offload=True)
