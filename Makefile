@@ -13,6 +13,9 @@ setup-agents:  ## Make .venv-agents ready: the SDKs and agent frameworks that te
 setup-peers:  ## Make .venv-peers ready: the gateways that benchmarks/proxy.py measures the proxy against
 	@sh scripts/setup-peers
 
+setup-trl:  ## Make .venv-trl ready: what TRL needs so that benchmarks/trainer.py can measure the trainer against it
+	@sh scripts/setup-trl
+
 demo: setup  ## Train SmolLM2-135M to use a calculator on this machine, and show the curve
 	@.venv/bin/agentrl demo
 
@@ -28,10 +31,11 @@ lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m mypy agentrl tests
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
-bench: setup setup-peers  ## Measure the store and the proxy; results go to benchmarks/results
+bench: setup setup-peers setup-trl  ## Measure the store, the proxy and the trainer; results go to benchmarks/results
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/store.py --out benchmarks/results/store.json
 	@$(PY) benchmarks/proxy.py --out benchmarks/results/proxy.json
 	@$(PY) benchmarks/turns.py --out benchmarks/results/turns.json
+	@$(PY) benchmarks/trainer.py --out benchmarks/results/trainer.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
 crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour
@@ -42,4 +46,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/kill_proxy.py --out benchmarks/results/kill_proxy.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
-.PHONY: help setup setup-agents setup-peers demo demo-quick test lint bench crash kill-proxy
+.PHONY: help setup setup-agents setup-peers setup-trl demo demo-quick test lint bench crash kill-proxy

@@ -22,7 +22,10 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-PACKAGES = ("agentrl", "sqlalchemy", "psycopg", "numpy", "torch", "sglang", "fastapi", "uvicorn", "aiohttp")
+PACKAGES = (
+    "agentrl", "sqlalchemy", "psycopg", "numpy", "torch", "transformers", "trl", "sglang", "fastapi", "uvicorn",
+    "aiohttp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     ~/.cache/agentrl/envs/KEY/    a venv with every pin of a lock file; KEY is a hash of lock, Python, machine
     .venv/                        requirements/cpu.lock: a light venv, a .pth file that adds the shared packages,
                                   agentrl itself editable
-    .venv-agents, .venv-peers     requirements/agents.lock, peers.lock: links, as nothing of ours is installed there
+    .venv-agents, -peers, -trl    requirements/agents.lock, ...: links, as nothing of ours is installed there
 
 A shared environment counts only with its stamp file, which is written last; without it, it is built anew.
 """
@@ -31,6 +31,7 @@ LOCKS = {
     "main": ROOT / "requirements" / "cpu.lock",
     "agents": ROOT / "requirements" / "agents.lock",
     "peers": ROOT / "requirements" / "peers.lock",
+    "trl": ROOT / "requirements" / "trl.lock",
 }
 PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not that of a venv that happens to be active
 CACHE = Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl")

@@ -1,0 +1,8 @@
+"""For `import training`, which is what benchmarks/trainer.py measures with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -1,0 +1,123 @@
+"""The variants of benchmarks/trainer.py do the same work: the same step from the same weights, TRL's included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from training.batches import QUICK, Shape, count, lengths, make_samples, rows_within
+from training.clock import Clock, peak_bytes
+from training.models import matmul_flops, save_random_model
+from training.trl_grpo import TRL, is_available
+from training.trl_grpo import rectangle as trl_rectangle
+from training.variants import Ours, Padded, Setting, Variant
+from training.worker import Order
+
+from agentrl.trainer.distributed import World, join_world
+
+CPU = torch.device("cpu")
+BUDGET = 64
+"""Small enough that every minibatch takes several forward passes."""
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with join_world("cpu") as w:
+        yield w
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_model(tmp_path_factory.mktemp("model"), tiny=True)
+
+
+def sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """What it adds to the weights is the gradient: AdamW's first step would be its sign."""
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("peer", ["padded", "trl", "trl_onednn"])
+def test_a_step_is_the_same_step(model: Path, world: World, peer: str, name: str) -> None:
+    shape = QUICK[name]
+    if peer.startswith("trl") and not is_available():
+        pytest.skip("TRL cannot be imported: run `make setup-trl`")
+    setting = Setting(model, minibatches=2, budget=BUDGET, group_size=shape.group_size, make_optimizer=sgd)
+    samples = make_samples(shape, 259)
+    before = load_file(model / "model.safetensors")
+    ours = Ours(setting, world)
+    other: Variant = (
+        Padded(setting, CPU) if peer == "padded" else TRL(setting, samples, CPU, with_onednn=peer == "trl_onednn")
+    )
+    assert other.update(samples) == pytest.approx(ours.update(samples), rel=1e-4)
+    mine, theirs = ours.weights(), other.weights()
+    assert mine.keys() == theirs.keys() == before.keys()
+    moved = torch.cat([(mine[name] - before[name]).flatten() for name in mine])
+    apart = torch.cat([(mine[name] - theirs[name]).flatten() for name in mine])
+    assert moved.abs().max() > 1e-3
+    assert apart.abs().max() < 1e-4 * moved.abs().max()
+
+
+def test_what_there_is_to_compute_is_counted() -> None:
+    shared = Shape(groups=2, group_size=3, prompt=10, output=4, shares_prompt=True)
+    counts = count(make_samples(shared, 259), 2, 1000)
+    assert (counts.tokens, counts.padded, counts.loss_tokens) == (2 * 3 * 14, 2 * 3 * 14, 2 * 3 * 4)
+    assert counts.distinct == 2 * (10 + 3 * 3)  # the last output is only predicted
+    assert counts.places == counts.distinct
+
+    tails = Shape(groups=2, group_size=3, prompt=10, output=50, sigma=1.0)
+    outputs = lengths(tails, np.random.default_rng(0))
+    counts = count(make_samples(tails, 259), 2, 1000)
+    assert max(outputs) == 50
+    assert counts.tokens == 60 + sum(outputs)
+    assert counts.padded == 6 * 60
+    assert counts.distinct == counts.tokens - 6
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "budget", "expected"), [(8, 10, 80, 8), (8, 10, 79, 4), (8, 10, 5, 1), (6, 10, 50, 3)]
+)
+def test_microbatches_of_rows_are_even_and_within_the_budget(rows: int, width: int, budget: int, expected: int) -> None:
+    assert rows_within(rows, width, budget) == expected
+
+
+def test_trls_rectangle_is_padded_on_both_sides() -> None:
+    samples = make_samples(QUICK["tails"], 259)
+    batch = trl_rectangle(samples, CPU)
+    for row, sample in enumerate(samples):
+        ids = torch.cat([batch["prompt_ids"][row], batch["completion_ids"][row]])
+        mask = torch.cat([batch["prompt_mask"][row], batch["completion_mask"][row]]).bool()
+        assert ids[mask].tolist() == sample.tokens.input_ids.tolist()
+        assert batch["completion_mask"][row].sum() == sample.tokens.loss_mask.sum()
+
+
+def test_the_clock_tells_the_passes_apart(model: Path) -> None:
+    setting = Setting(model, budget=BUDGET, make_optimizer=sgd)
+    variant = Padded(setting, CPU)
+    clock = Clock(CPU)
+    clock.watch(variant.model)
+    backward = torch.Tensor.backward
+    with clock.watching(variant.optimizer):
+        variant.update(make_samples(QUICK["even"], 259))
+    assert set(clock.seconds) == {"recompute", "forward", "backward", "step"}
+    assert torch.Tensor.backward is backward
+    assert peak_bytes(CPU) > 0
+
+
+def test_flops_are_those_of_the_weights() -> None:
+    config = {
+        "hidden_size": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 8,
+        "num_hidden_layers": 3, "vocab_size": 10,
+    }  # fmt: skip
+    block = 4 * 4 + 4 * 2 + 4 * 2 + 4 * 4 + 3 * 4 * 8
+    assert matmul_flops(config, tokens=1, predictions=0) == 8 * 3 * block
+    assert matmul_flops(config, tokens=0, predictions=1) == 8 * 4 * 10
+
+
+def test_an_order_survives_its_trip() -> None:
+    order = Order("trl", "/model", QUICK["tails"], 128, 2, "cpu", 2, False)
+    assert Order.parse(order.dump()) == order
