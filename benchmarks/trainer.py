@@ -4,7 +4,7 @@
     python benchmarks/trainer.py --quick
     python benchmarks/trainer.py --device cuda --model FOLDER
 
-A step takes a batch of 8 trajectories (64 on a GPU) in two minibatches: it recomputes all logprobs without gradient,
+A step takes a batch of 8 or 16 trajectories (64 on a GPU) in two minibatches: it recomputes all logprobs without gradient,
 then for each minibatch goes forward, backward, and steps AdamW. Every variant has the same trajectories, minibatches,
 objective, parameters (all are trained), numeric type and threads, a process of its own, and a token budget for one
 forward pass; the weights are random, of SmolLM2-135M's shape, unless a model folder is given.
@@ -49,7 +49,7 @@ BASE = "trl"
 TIMED = ("agentrl", "trl")
 """Whose seconds are told apart."""
 MINIBATCHES = 2
-ENOUGH_S = 240.0
+ENOUGH_S = 150.0
 """A shape whose rounds took so long gets no more of them."""
 MIB = 2**20
 

@@ -34,7 +34,7 @@ class Shape:
 SHAPES = {
     "even": Shape(2, 4, 16, 112),
     "tails": Shape(2, 4, 16, 240, sigma=1.0),
-    "shared": Shape(2, 4, 112, 16, shares_prompt=True),
+    "shared": Shape(4, 4, 112, 16, shares_prompt=True),
 }
 """What is measured on a CPU."""
 QUICK = {

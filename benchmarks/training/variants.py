@@ -21,7 +21,7 @@ from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.packing import Sample
-from agentrl.trainer.update import update_policy
+from agentrl.trainer.update import make_optimizer, update_policy
 
 from .batches import rows_within, split
 
@@ -77,12 +77,11 @@ class Ours:
         self._world = world
         dtype = torch.bfloat16 if setting.bfloat16 else torch.float32
         self.model = load_policy(setting.model, world.mesh, dtype=dtype)
-        parameters = [p for _, p in self.model.trainable()]
-        self.optimizer = (setting.make_optimizer or self._adamw)(parameters)
-
-    def _adamw(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        c = self._config  # as trainer.update.make_optimizer
-        return torch.optim.AdamW(parameters, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay, foreach=True)
+        self.optimizer = (
+            setting.make_optimizer([p for _, p in self.model.trainable()])
+            if setting.make_optimizer
+            else make_optimizer(self.model, self._config)
+        )
 
     def update(self, samples: list[Sample]) -> float:
         """See Variant."""
