@@ -4,10 +4,10 @@
     python benchmarks/trainer.py --quick
     python benchmarks/trainer.py --device cuda --model FOLDER
 
-A step takes a batch of 8 or 16 trajectories (64 on a GPU) in two minibatches: it recomputes all logprobs without gradient,
-then for each minibatch goes forward, backward, and steps AdamW. Every variant has the same trajectories, minibatches,
-objective, parameters (all are trained), numeric type and threads, a process of its own, and a token budget for one
-forward pass; the weights are random, of SmolLM2-135M's shape, unless a model folder is given.
+A step takes a batch of 8 or 16 trajectories (64 on a GPU) in two minibatches: it recomputes all logprobs without
+gradient, then for each minibatch goes forward, backward, and steps AdamW. Every variant has the same trajectories,
+minibatches, objective, parameters (all are trained), numeric type and threads, a process of its own, and a token budget
+for one forward pass; the weights are random, of SmolLM2-135M's shape, unless a model folder is given.
 
 - `tokens_per_s/SHAPE/VARIANT`: tokens of the trajectories, padding not counted, over the seconds of a step. Shapes:
   `even` lengths; `tails`, outputs of log-normal lengths; `shared`, groups that share a long prompt (nobody shares
