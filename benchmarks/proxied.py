@@ -6,9 +6,11 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
+import psutil
 
 from agentrl.config import RunConfig
 from agentrl.store import Database, runs
@@ -32,6 +34,19 @@ def start_proxy(
     argv = ["proxy", "--run", "bench", "--engine", engine_url, "--port", str(port), "--log-level", "warning"]
     env = os.environ | {"AGENTRL_DATABASE_URL": database.url, "AGENTRL_ADMIN_KEY": "admin-key"}
     return subprocess.Popen([sys.executable, *program, *argv], env=env, stdout=subprocess.DEVNULL)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its children so far, user and system."""
+    root = psutil.Process(pid)
+    return sum(_own_cpu_s(process) for process in (root, *root.children(recursive=True)))
+
+
+def _own_cpu_s(process: psutil.Process) -> float:
+    if sys.platform == "linux":  # the process's CPU clock counts nanoseconds where /proc counts hundredths of a second
+        return time.clock_gettime(~process.pid << 3 | 2)
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 async def until_healthy(http: aiohttp.ClientSession, url: str, proxy: subprocess.Popen[bytes]) -> None:

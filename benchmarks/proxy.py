@@ -40,10 +40,10 @@ from pathlib import Path
 from typing import Any
 
 import harness
-import psutil
 import sqlalchemy as sa
 from peers import payload
 from peers.variants import KEY, OF_PEERS, PEERS, VARIANTS, Place, Variant, start_engine, start_load
+from proxied import cpu_s
 from turns import long_model
 
 from agentrl.engine.server import free_port
@@ -245,19 +245,6 @@ def size(case: Case, quick: bool) -> tuple[int, int]:
         return max(256 if not case.stream else 0, case.in_flight), 1
     fewest = 2 if quick or case.stream else 8  # streams take their time
     return max(fewest, case.in_flight), payload.TURNS
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and its children so far, user and system."""
-    root = psutil.Process(pid)
-    return sum(_own_cpu_s(process) for process in (root, *root.children(recursive=True)))
-
-
-def _own_cpu_s(process: psutil.Process) -> float:
-    if sys.platform == "linux":  # the process's CPU clock counts nanoseconds where /proc counts hundredths of a second
-        return time.clock_gettime(~process.pid << 3 | 2)
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 @contextmanager

@@ -22,9 +22,8 @@ from typing import Any
 
 import aiohttp
 import harness
-import psutil
 import sqlalchemy as sa
-from proxied import RUN, start_proxy, until_healthy
+from proxied import RUN, cpu_s, start_proxy, until_healthy
 
 from agentrl.engine.server import free_port
 from agentrl.models import resolve_model
@@ -108,7 +107,7 @@ async def conversation(
         async with http.post(f"{url}/groups", json={"is_eval": True, "task": {}}, headers=RUN) as answer:
             opened.append((await answer.json())["sessions"][0])
     histories: list[list[dict[str, Any]]] = [[] for _ in opened]
-    rng, process, costs = random.Random(0), psutil.Process(proxy.pid), []
+    rng, costs = random.Random(0), []
 
     async def turn(session: dict[str, Any], history: list[dict[str, Any]]) -> None:
         said = " ".join(rng.choices(WORDS, k=words))
@@ -127,10 +126,10 @@ async def conversation(
             history.append({"role": "assistant", "content": text_of(raw, stream=api == "chat_stream")})
 
     for _ in range(TURNS):
-        before = process.cpu_times()
+        before = cpu_s(proxy.pid)
         await asyncio.gather(*(turn(session, history) for session, history in zip(opened, histories, strict=True)))
-        after = process.cpu_times()
-        costs.append(1000 * (after.user + after.system - before.user - before.system) / agents)
+        after = cpu_s(proxy.pid)
+        costs.append(1000 * (after - before) / agents)
     return costs
 
 
