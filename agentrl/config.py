@@ -140,6 +140,17 @@ class RolloutConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """Low-rank adapters in place of full training (needs the extra `lora`)."""
+
+    rank: NonNegative = 0
+    """Inner width of an adapter; 0 trains whole matrices, without adapters."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """An adapter's product is multiplied by alpha / rank."""
+    targets: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["all-linear"])
+    """Last names of the linear layers that get one, `q_proj` say; `all-linear`: each, but for the output head."""
+
+
 class TrainerConfig(Section):
     """The policy update."""
 
@@ -159,6 +170,7 @@ class TrainerConfig(Section):
     """Global gradient norm is clipped to this."""
     train_layers: Positive | None = None
     """Train only the top N decoder blocks (and the final norm); null trains everything."""
+    lora: LoraConfig = LoraConfig()
     minibatches: Positive = 1
     """Optimizer updates per step; the batch is split by whole groups."""
     tokens_per_microbatch: Positive = 4096
@@ -187,6 +199,8 @@ class TrainerConfig(Section):
     def _can_be_carried_out(self) -> TrainerConfig:
         if self.algorithm.unsupported:
             raise ValueError(f"algorithm {self.algorithm.preset}, {self.algorithm.unsupported}")
+        if self.lora.rank and self.train_layers:
+            raise ValueError("lora and train_layers exclude one another")
         if self.ranks % self.replicas:
             raise ValueError(f"ranks {self.ranks} is no multiple of replicas {self.replicas}")
         return self

@@ -176,7 +176,7 @@ def load(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimize
     if set(weights) != names:
         raise StoreError(
             f"checkpoint {checkpoint.folder} holds {len(weights)} trained tensors, this configuration trains "
-            f"{len(names)}: model or trainer.train_layers changed"
+            f"{len(names)}: model, trainer.train_layers or trainer.lora changed"
         )
     moments = load_file(checkpoint.folder / "optimizer.safetensors")
     for name, p in policy.trainable():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +49,27 @@ def build(folder: Path) -> Any:
 def fill(root: nn.Module, lm: Any, folder: Path, device: torch.device) -> None:
     """Give the meta parameters of `root` memory on `device`, and those of `lm` inside it the folder's weights.
 
-    What `lm` has lost or got since it was built is left alone. Raises ModelFolderError when a tensor has another shape
-    than the model, or differs from one that it is tied to.
+    What of `lm` is not in `root`, or was put there since it was built, is left alone. Raises ModelFolderError when a
+    tensor has another shape than the model, or differs from one that it is tied to.
     """
     shared = _shared_names(lm)
     root._apply(  # type: ignore[no-untyped-call]
         lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
     )
     _tie(lm, shared)
-    targets = {name: lm.get_parameter(names[0]) for names in shared for name in names} | _stored_buffers(lm)
+    parameters = {_stored_name(name): lm.get_parameter(names[0]) for names in shared for name in names}
+    targets = {name: tensor for name, tensor in (parameters | _stored_buffers(lm)).items() if not tensor.is_meta}
     filled: set[Tensor] = set()
+    for name, source in stored(folder, targets.keys()):
+        _read(source, targets[name], f"{folder}: {name}", again=targets[name] in filled)
+        filled.add(targets[name])
+
+
+def stored(folder: Path, names: Set[str]) -> Iterator[tuple[str, Any]]:
+    """Those of the folder's tensors, as slices that read only what is asked of them, file by file."""
     files = _files(folder)
     for path in sorted(set(files.values())):
-        for name, source in _tensors(path, (n for n, file in files.items() if file == path and n in targets)):
-            _read(source, targets[name], f"{path}: {name}", again=targets[name] in filled)
-            filled.add(targets[name])
+        yield from _tensors(path, [name for name, file in files.items() if file == path and name in names])
 
 
 def _compute_buffers(lm: Any) -> None:
@@ -84,6 +90,11 @@ def _shared_names(lm: nn.Module) -> list[list[str]]:
         if parameter.is_meta:
             names.setdefault(parameter, []).append(name)
     return list(names.values())
+
+
+def _stored_name(name: str) -> str:
+    """In a file, of a parameter that has an adapter beside it."""
+    return name.replace(".base_layer.", ".")
 
 
 def _tie(lm: nn.Module, shared: list[list[str]]) -> None:

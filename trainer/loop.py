@@ -123,6 +123,7 @@ def train(
         dtype=dtype,
         activation_checkpointing=config.trainer.activation_checkpointing,
         cpu_offload=config.trainer.cpu_offload,
+        adapter=config.trainer.lora,
     )
     optimizer = make_optimizer(policy, config.trainer)
     t = Trainer(config, base_model, world, policy, optimizer, lineage, publisher, stop, from_base)
@@ -132,7 +133,7 @@ def train(
         if batch is None:
             return False
         train_step(t, batch, waited_s)
-    weights.export(config.run_dir / "model", policy, base_model, world)
+    weights.export(config.run_dir, policy, base_model, config.trainer.lora, world)
     if t.lineage:
         t.lineage.finish()
         say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
@@ -154,7 +155,7 @@ def resume(t: Trainer) -> None:
         if found:
             known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
             folder = t.weights / Path(known).name if known else weights_folder(t, found.record)
-            publishable = weights.publishable(folder, found.weights, t.base_model)
+            publishable = weights.publishable(folder, found.weights, t.base_model, t.config.trainer.lora)
             if plan.roll_forward:
                 t.lineage.complete(found.record, *publishable)
                 t.version = republish = found.record.version
@@ -277,7 +278,7 @@ def save(t: Trainer, record: StepRecord) -> Saved:
         tensors = weights.trainable(t.policy)
     if not t.lineage:
         return Saved(record, Path(), "", made)
-    path, checksum = weights.publishable(weights_folder(t, record), tensors, t.base_model)
+    path, checksum = weights.publishable(weights_folder(t, record), tensors, t.base_model, t.config.trainer.lora)
     record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
     return Saved(record, path, checksum, made)
 

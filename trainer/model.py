@@ -18,8 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from agentrl.config import LoraConfig
 from agentrl.errors import ModelFolderError, UserError
-from agentrl.trainer import loading, onednn
+from agentrl.trainer import loading, lora, onednn
 from agentrl.trainer.attention import Rows, tree_mask
 from agentrl.trainer.head import token_logprobs
 from agentrl.trainer.packing import Microbatch
@@ -68,6 +69,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 def load_sharded(
     wrap: Callable[[Any], AnyBody], folder: Path, mesh: DeviceMesh, *, train_layers: int | None = None,
     dtype: torch.dtype = torch.float32, activation_checkpointing: bool = False, cpu_offload: bool = False,
+    adapter: LoraConfig | None = None,
 ) -> AnyBody:  # fmt: skip
     """Build, freeze, wrap, shard, load this rank's part. Master weights are float32; the forward computes in `dtype`.
 
@@ -76,6 +78,7 @@ def load_sharded(
 
     With `activation_checkpointing` a trained block keeps its input only, and is computed again in the backward.
     With `cpu_offload` parameters, gradients and thus moments stay in the CPU's memory; a GPU gets one block at a time.
+    With an `adapter` of some rank nothing but it trains.
     """
     if cpu_offload and mesh.device_type == "cpu":
         raise UserError("trainer.cpu_offload moves parameters off a GPU, and the trainer runs on the CPU")
@@ -84,6 +87,8 @@ def load_sharded(
     blocks = _blocks(lm)
     if train_layers is not None:
         _freeze_all_but_top(lm, blocks, train_layers)
+    if adapter and adapter.rank:
+        lora.attach(lm, adapter)
     if activation_checkpointing:
         _checkpoint_trained(blocks)
     if mesh.device_type == "cpu":
@@ -99,6 +104,8 @@ def load_sharded(
         fully_shard(block, **shard, reshard_after_forward=mesh.shape[-1] > 1)
     fully_shard(model, **shard, reshard_after_forward=False)
     loading.fill(model, lm, folder, torch.device("cpu" if cpu_offload else mesh.device_type))
+    if adapter and adapter.rank:
+        lora.initialise(lm)
     return model
 
 

@@ -10,17 +10,21 @@ while an engine reads it. The store knows each version's folder; a folder goes w
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from agentrl.config import LoraConfig
 from agentrl.files import atomic_folder
+from agentrl.trainer import lora
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.model import Policy
@@ -32,20 +36,25 @@ def folder_name(version: int, step_id: str) -> str:
     return f"v{version}-{step_id}"
 
 
-def publishable(folder: Path, tensors: Path | dict[str, Tensor], base_model: Path) -> tuple[Path, str]:
-    """Make `folder` from a safetensors file or from tensors; its absolute path and the checksum of its tensors.
+def publishable(
+    folder: Path, tensors: Path | dict[str, Tensor], base_model: Path, adapter: LoraConfig
+) -> tuple[Path, str]:
+    """Make `folder` from trained tensors or a safetensors file of them; its absolute path and its tensors' checksum.
 
     A folder that is there already, with the same tensors, is left as it is: engines may be reading it.
     """
-    digest = checksum(tensors) if isinstance(tensors, Path) else None
-    if digest is None or not _holds(folder, digest):
+    if adapter.rank:
+        trained = load_file(tensors) if isinstance(tensors, Path) else tensors
+        tensors = lora.merged(trained, base_model, adapter)
+    digest = checksum(tensors) if isinstance(tensors, Path) else _digest(tensors)
+    if not _holds(folder, digest):
         with atomic_folder(folder) as draft:
             if isinstance(tensors, Path):
                 _link(tensors, draft / TENSORS)
             else:
                 save_file(tensors, draft / TENSORS)
             _copy_sidecars(base_model, draft)
-    return folder.resolve(), digest or checksum(folder / TENSORS)
+    return folder.resolve(), digest
 
 
 def trainable(policy: Policy) -> dict[str, Tensor]:
@@ -66,15 +75,18 @@ def version_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def export(folder: Path, policy: Policy, base_model: Path, world: World) -> None:
-    """A whole Hugging Face folder: base model with the trained parameters in place. Collective; rank 0 writes.
+def export(run_dir: Path, policy: Policy, base_model: Path, adapter: LoraConfig, world: World) -> None:
+    """`model/`, a Hugging Face folder: the base model with what was trained in place. Collective; rank 0 writes.
 
-    Tensors keep the type that the base model stores them in.
+    Tensors keep the type that the base model stores them in. Where an adapter was trained, `adapter/` holds it alone.
     """
     trained = trainable(policy)
     if not world.leads:
         return
-    with atomic_folder(folder) as draft:
+    if adapter.rank:
+        lora.write(run_dir / "adapter", trained, base_model, adapter)
+        trained = lora.merged(trained, base_model, adapter)
+    with atomic_folder(run_dir / "model") as draft:
         _copy_sidecars(base_model, draft)
         index = base_model / "model.safetensors.index.json"
         if index.is_file():
@@ -100,6 +112,15 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copyfile(source, target)
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    """`checksum` of the file that they will make."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _holds(folder: Path, digest: str) -> bool:

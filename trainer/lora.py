@@ -1,0 +1,109 @@
+"""Low-rank adapters by peft: W + alpha / rank · B·A beside chosen linear layers; only A (rank, in) and B (out, rank)
+train.
+
+Checkpoints hold A and B. Engines get whole matrices, merged on the CPU from the base model's files, so that they need
+know nothing of adapters. A finished run also leaves the adapter alone, as peft stores it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from agentrl.config import LoraConfig
+from agentrl.errors import UserError
+from agentrl.files import atomic_folder
+from agentrl.trainer import loading
+
+if TYPE_CHECKING:
+    import peft
+
+A, B = ".lora_A.default.weight", ".lora_B.default.weight"
+"""How the names of an adapter's tensors end; what comes before is the linear layer's name."""
+
+
+def attach(lm: Any, config: LoraConfig) -> None:
+    """Put adapters, on the meta device, beside the linear layers of `lm`, and freeze all else.
+
+    Raises UserError without peft, and when a target is not in the model or is not a plain linear layer.
+    """
+    try:
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise UserError("trainer.lora needs peft: pip install 'agentrl[lora]'") from error
+    targets = "all-linear" if config.targets == ["all-linear"] else config.targets
+    absent = [t for t in config.targets if targets != "all-linear" and not _linear_layers(lm, t)]
+    if absent:
+        raise UserError(f"trainer.lora.targets: {type(lm).__name__} has no linear layer {', '.join(absent)}")
+    inject_adapter_in_model(_peft_config(config, targets), lm, low_cpu_mem_usage=True)
+
+
+@torch.no_grad()
+def initialise(lm: nn.Module) -> None:
+    """A as peft does (Kaiming, uniform), B zero, so that the policy starts as the base model.
+
+    The same for any number of ranks: each draws all of A from rank 0's seed, and keeps its part. Collective.
+    """
+    seed = [torch.initial_seed()]
+    dist.broadcast_object_list(seed, src=0, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed[0])
+    for name, parameter in lm.named_parameters():
+        if name.endswith(A):
+            whole = torch.empty(parameter.shape)
+            nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
+            local, part = loading.owned(parameter)
+            local.copy_(whole[part])
+        elif name.endswith(B):
+            parameter.zero_()
+
+
+def merged(adapter: dict[str, Tensor], base_model: Path, config: LoraConfig) -> dict[str, Tensor]:
+    """The matrices that an adapter changes, with it, float32, by the names of the base model's files."""
+    changes = {
+        f"{layer}.weight": (config.alpha / config.rank) * (adapter[layer + B].float() @ adapter[layer + A].float())
+        for layer in _layers(adapter)
+    }
+    return {name: base[:].float() + changes[name] for name, base in loading.stored(base_model, set(changes))}
+
+
+def write(folder: Path, adapter: dict[str, Tensor], base_model: Path, config: LoraConfig) -> None:
+    """The adapter as `peft.PeftModel.from_pretrained` reads it."""
+    names = sorted({layer.rpartition(".")[2] for layer in _layers(adapter)})
+    with atomic_folder(folder) as draft:
+        peft_config = _peft_config(config, names)
+        peft_config.base_model_name_or_path = str(base_model)
+        peft_config.inference_mode = True
+        peft_config.save_pretrained(str(draft))
+        tensors = {f"base_model.model.{name.replace('.default.', '.')}": tensor for name, tensor in adapter.items()}
+        save_file(tensors, draft / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _peft_config(config: LoraConfig, targets: str | list[str]) -> peft.LoraConfig:
+    """No dropout: the recomputed logprobs are of the policy that sampled."""
+    import peft
+
+    return peft.LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+
+
+def _linear_layers(lm: Any, target: str) -> list[str]:
+    """The head is none: it is applied without its module."""
+    return [
+        name
+        for name, module in lm.named_modules()
+        if isinstance(module, nn.Linear)
+        and f".{name}".endswith(f".{target}")
+        and module is not lm.get_output_embeddings()
+    ]
+
+
+def _layers(adapter: dict[str, Tensor]) -> Iterator[str]:
+    return (name.removesuffix(A) for name in adapter if name.endswith(A))
