@@ -14,6 +14,7 @@ import torch
 from loop_setup import Died, Setup, same
 from safetensors.torch import load_file
 
+from agentrl.config import LoraConfig
 from agentrl.errors import FencedError, UserError
 from agentrl.store import runs, steps
 from agentrl.trainer import checkpoint, loop
@@ -251,3 +252,20 @@ def _copy(source: Path, target: Path) -> None:
     """All of a database that is in use into another one."""
     with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
         old.backup(new)
+
+
+def test_a_run_of_an_adapter_resumes_and_leaves_its_engines_folder(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = LoraConfig(rank=2, targets=["q_proj"])
+    die_before(monkeypatch, setup, 3, lora=adapter)
+    (_, (folder, _)) = max(weights_of(setup).items())
+    before = (folder.stat().st_ino, (folder / TENSORS).stat().st_ino)
+    die_before(monkeypatch, setup, 4, lora=adapter)
+    assert (folder.stat().st_ino, (folder / TENSORS).stat().st_ino) == before
+    assert setup.train(lora=adapter)
+    (_, (newest, _)) = max(weights_of(setup).items())
+    served, final = load_file(newest / TENSORS), load_file(setup.config.run_dir / "model" / "model.safetensors")
+    assert len(served) == 3
+    assert all(torch.equal(final[name], tensor) for name, tensor in served.items())
+    assert (setup.config.run_dir / "adapter" / "adapter_config.json").is_file()
