@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
@@ -268,6 +268,11 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
 
     Raises ConfigError, one line, naming the field and the nearest valid key.
     """
+    return parse_config(read_config(path, overrides))
+
+
+def read_config(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """The mapping in a YAML file with overrides applied, not validated yet. Raises ConfigError."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -280,7 +285,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
         raise ConfigError(f"{path} must hold a mapping of keys, got {type(data).__name__}")
     for item in overrides or []:
         apply_override(data, item)
-    return parse_config(data)
+    return data
 
 
 def apply_override(data: dict[str, Any], item: str) -> None:
@@ -308,14 +313,22 @@ def apply_override(data: dict[str, Any], item: str) -> None:
 
 def parse_config(data: dict[str, Any]) -> RunConfig:
     """Validate a mapping. Raises ConfigError naming the first bad field."""
+    return validated(data, RunConfig)
+
+
+Root = TypeVar("Root", bound=Section)
+
+
+def validated(data: dict[str, Any], kind: type[Root]) -> Root:
+    """A mapping as a configuration of `kind`. Raises ConfigError naming the first bad field."""
     try:
-        return RunConfig.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise ConfigError(
-                f"unknown config key {where!r}{did_you_mean(str(first['loc'][-1]), _keys_at(first['loc'][:-1]))}"
+                f"unknown config key {where!r}{did_you_mean(str(first['loc'][-1]), _keys_at(kind, first['loc'][:-1]))}"
             ) from None
         if first["type"] == "literal_error" and isinstance(first["input"], str):
             choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])
@@ -325,8 +338,8 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
         raise ConfigError(f"config key {where!r}: {first['msg']}") from None
 
 
-def _keys_at(path: tuple[int | str, ...]) -> list[str]:
-    found: Any = RunConfig
+def _keys_at(kind: type[Section], path: tuple[int | str, ...]) -> list[str]:
+    found: Any = kind
     for part in path:
         found = get_args(found)[1] if get_origin(found) is dict else found.model_fields[str(part)].annotation
     assert issubclass(found, BaseModel)

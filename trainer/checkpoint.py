@@ -34,7 +34,7 @@ from agentrl.files import atomic_folder
 from agentrl.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loading import owned
-from agentrl.trainer.model import Policy
+from agentrl.trainer.model import Body
 
 FORMAT = 2
 FILES = ("weights.safetensors", "optimizer.safetensors", "rng.pt")
@@ -77,7 +77,7 @@ class Ignored:
     why: str
 
 
-def save(root: Path, record: StepRecord, policy: Policy, optimizer: torch.optim.Optimizer, world: World) -> Checkpoint:
+def save(root: Path, record: StepRecord, policy: Body, optimizer: torch.optim.Optimizer, world: World) -> Checkpoint:
     """Write a checkpoint. Collective; rank 0 writes."""
     weights = {name: full(p) for name, p in policy.trainable()}
     moments = {
@@ -166,7 +166,7 @@ def _check_header(path: Path) -> None:
         raise StoreError(f"{path.name} is damaged: {error}") from error
 
 
-def load(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer, world: World) -> None:
+def load(checkpoint: Checkpoint, policy: Body, optimizer: torch.optim.Optimizer, world: World) -> None:
     """Restore weights, moments and random states. Every rank reads its part.
 
     Raises StoreError when the checkpoint was made with another model or another `train_layers`.

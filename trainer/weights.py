@@ -53,7 +53,7 @@ def publishable(
                 _link(tensors, draft / TENSORS)
             else:
                 save_file(tensors, draft / TENSORS)
-            _copy_sidecars(base_model, draft)
+            copy_sidecars(base_model, draft)
     return folder.resolve(), digest
 
 
@@ -87,7 +87,7 @@ def export(run_dir: Path, policy: Policy, base_model: Path, adapter: LoraConfig,
         lora.write(run_dir / "adapter", trained, base_model, adapter)
         trained = lora.merged(trained, base_model, adapter)
     with atomic_folder(run_dir / "model") as draft:
-        _copy_sidecars(base_model, draft)
+        copy_sidecars(base_model, draft)
         index = base_model / "model.safetensors.index.json"
         if index.is_file():
             shutil.copyfile(index, draft / index.name)
@@ -100,7 +100,7 @@ def export(run_dir: Path, policy: Policy, base_model: Path, adapter: LoraConfig,
                 save_file(merged, draft / shard.name, metadata={"format": "pt"})
 
 
-def _copy_sidecars(base_model: Path, folder: Path) -> None:
+def copy_sidecars(base_model: Path, folder: Path) -> None:
     """Configuration and tokenizer."""
     for path in base_model.iterdir():
         if path.suffix in (".json", ".jinja", ".model", ".txt") and not path.name.endswith(".index.json"):

@@ -24,6 +24,7 @@ from agentrl.cli import (
     store,
     train,
     trainer,
+    tune,
 )
 from agentrl.errors import AgentRLError
 
@@ -63,6 +64,9 @@ app.command("rollout")(rollout.rollout)
 app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("trainer")(trainer.trainer)
+app.command("sft")(tune.sft)
+app.command("dpo")(tune.dpo)
+app.command("reward-model")(tune.reward_model)
 app.command("demo")(demo.demo)
 
 

@@ -1,0 +1,39 @@
+"""Run by torchrun: two steps of every method, the trained weights and metrics written by rank 0.
+
+torchrun … rank_tuning.py MODEL REFERENCE OUT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `import support`
+
+from safetensors.torch import save_file
+from torch import Tensor
+from tuning_setup import KINDS, config_of, prepared, random_items
+
+from agentrl.trainer.checkpoint import full
+from agentrl.trainer.distributed import join_world
+from agentrl.trainer.tuning import step
+
+
+def main(folder: Path, reference: Path, out: Path) -> None:
+    metrics: list[dict[str, float]] = []
+    weights: dict[str, Tensor] = {}
+    with join_world("cpu", threads=1) as world:
+        for kind in KINDS:
+            config = config_of(kind, lr=1e-4, tokens_per_microbatch=40)
+            method, model, items = prepared(config, random_items(kind, 5), folder, world, reference)
+            optimizer = step.make_optimizer(model, config.trainer)
+            for _ in range(2):
+                metrics.append(step.train(model, optimizer, items, method, 1e-4, config.trainer, world))
+            weights |= {f"{kind}/{name}": full(p).clone() for name, p in model.trainable()}
+        if world.leads:
+            save_file(weights, out / f"ranks-{world.size}.safetensors")
+            (out / f"ranks-{world.size}.json").write_text(json.dumps(metrics))
+
+
+main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,89 @@
+"""What is learned from, one by one: an item is the samples of one conversation, or of one pair.
+
+A sample's advantages say how its loss tokens count: in SFT they are 1; in a pair they are +1 on the chosen answer and
+−1 on the rejected one, so that the sum of advantages times log-probabilities is the pair's margin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentrl.errors import UserError
+from agentrl.schemas import PROMPT_VERSION, Float32, TrajectoryTokens
+from agentrl.trainer.packing import Sample
+
+Item = list[Sample]
+"""Samples of one group; those of a pair are computed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What is trained and what is only scored; `notes` say what was left out, and why."""
+
+    train: list[Item]
+    held_out: list[Item]
+    notes: list[str] = field(default_factory=list)
+
+    def digest(self) -> str:
+        """32 hex digits over every token and mask of every item, in order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for item in (*self.train, *self.held_out):
+            for sample in item:
+                for array in (sample.tokens.input_ids, sample.tokens.loss_mask, sample.advantages):
+                    digest.update(len(array).to_bytes(8, "little") + array.tobytes())
+        return digest.hexdigest()
+
+
+def make_sample(ids: Sequence[int], mask: Sequence[bool], *, group: str, name: str) -> Sample:
+    """Tokens that no policy of ours sampled, each with advantage 1 where it is trained."""
+    n = len(ids)
+    tokens = TrajectoryTokens(
+        trajectory_id=name,
+        session_id=name,
+        episode_id=name,
+        group_id=group,
+        input_ids=np.array(ids, np.int32),
+        loss_mask=np.array(mask, np.bool_),
+        logprobs=np.zeros(n, np.float32),
+        versions=np.full(n, PROMPT_VERSION, np.int32),
+        turn_ids=np.where(mask, 0, -1).astype(np.int32),
+        temperatures=np.ones(n, np.float32),
+        turn_returns=np.zeros(1, np.float32),
+        episode_return=0.0,
+    )
+    return Sample(tokens, _ones(tokens))
+
+
+def imitated(tokens: TrajectoryTokens) -> Sample:
+    """A recorded trajectory, to be imitated at temperature 1."""
+    return Sample(dataclasses.replace(tokens, temperatures=np.ones_like(tokens.temperatures)), _ones(tokens))
+
+
+def pair(chosen: Sample, rejected: Sample, group: str) -> Item:
+    """Two samples of one group, the second with advantages of −1."""
+    return [_signed(chosen, 1.0, group), _signed(rejected, -1.0, group)]
+
+
+def _ones(tokens: TrajectoryTokens) -> Float32:
+    return tokens.loss_mask.astype(np.float32)
+
+
+def _signed(sample: Sample, sign: float, group: str) -> Sample:
+    tokens = dataclasses.replace(sample.tokens, group_id=group)
+    return Sample(tokens, np.float32(sign) * _ones(tokens))
+
+
+def split(items: Sequence[Item], held_out: int, seed: int, notes: list[str]) -> Data:
+    """Set items aside, chosen by the seed. Raises UserError when none are left to train."""
+    if len(items) <= held_out:
+        why = f" ({'; '.join(notes)})" if notes else ""
+        raise UserError(f"data: {len(items)} items{why}, of which held_out takes {held_out}: none is left to train")
+    aside = set(random.Random(f"{seed} held out").sample(range(len(items)), held_out))
+    kept = [item for i, item in enumerate(items) if i not in aside]
+    return Data(kept, [item for i, item in enumerate(items) if i in aside], notes)

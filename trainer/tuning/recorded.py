@@ -1,0 +1,103 @@
+"""Trajectories of a run as data: whole, with the masks of what the policy sampled, whatever its age.
+
+An output is trained in exactly one of the paths that share it, as in the run itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from sqlalchemy import ColumnElement, Connection, select
+
+from agentrl.schemas import TrajectoryTokens
+from agentrl.store import Database, runs
+from agentrl.store import trajectories as paths
+from agentrl.tables import trajectories
+from agentrl.trainer.tuning.items import Item, imitated, pair
+from agentrl.tuning import DataConfig, PairDataConfig, SftDataConfig
+
+PAGE = 256
+"""Trajectories that one transaction reads."""
+
+
+def read(database: Database, data: DataConfig) -> list[TrajectoryTokens]:
+    """The trajectories that the filters leave, in the order of their groups. Raises UserError for an unknown run."""
+    assert data.run is not None
+    run_id = database.query(runs.by_name, data.run).id
+    ids = database.query(_chosen, run_id, data)
+    found: list[TrajectoryTokens] = []
+    for start in range(0, len(ids), PAGE):
+        found += database.query(_load, run_id, ids[start : start + PAGE])
+    return [t for t in found if t.loss_mask.any()]
+
+
+def _chosen(conn: Connection, run_id: str, data: DataConfig) -> list[str]:
+    t = trajectories.c
+    conditions: list[ColumnElement[bool]] = [t.run_id == run_id, t.state.in_(data.states), t.trainable_tokens > 0]
+    if data.min_version is not None:
+        conditions.append(t.min_version >= data.min_version)
+    if data.max_version is not None:
+        conditions.append(t.max_version <= data.max_version)
+    return list(conn.execute(select(t.id).where(*conditions).order_by(t.group_id, t.id)).scalars())
+
+
+def _load(conn: Connection, run_id: str, ids: Sequence[str]) -> list[TrajectoryTokens]:
+    discount = float((runs.get(conn, run_id).config.get("rollout") or {}).get("turn_discount", 1.0))
+    ages = dict.fromkeys(runs.version_parents(conn, run_id), 0)
+    return paths.load(conn, ids, ages=ages, discount=discount).trajectories
+
+
+def conversations(found: Sequence[TrajectoryTokens], data: SftDataConfig) -> list[Item]:
+    """Each trajectory of the best episodes of its group, where they have `min_reward`."""
+    items: list[Item] = []
+    for members in _groups(found):
+        returns = {t.episode_id: t.episode_return for t in members}
+        best = sorted(returns, key=lambda episode: -returns[episode])  # stable: of equal ones, the first
+        chosen = {e for e in best[: data.best_of_group] if data.min_reward is None or returns[e] >= data.min_reward}
+        items += [[imitated(t)] for t in members if t.episode_id in chosen]
+    return items
+
+
+def pairs(found: Sequence[TrajectoryTokens], data: PairDataConfig) -> list[Item]:
+    """The best of a group with the worst, the second best with the second worst, …: answers to the very same prompt.
+
+    Of an episode's paths from one prompt the one with the most trained tokens stands for it.
+    """
+    items: list[Item] = []
+    for members in _groups(found):
+        made: list[Item] = []
+        for answers in _by_prompt(members):
+            ranked = sorted(answers, key=lambda t: -t.episode_return)
+            for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
+                margin = better.episode_return - worse.episode_return
+                differ = margin > 0 and not np.array_equal(better.input_ids, worse.input_ids)
+                if (
+                    differ
+                    and margin >= data.min_margin
+                    and (data.min_reward is None or better.episode_return >= data.min_reward)
+                ):
+                    name = f"{better.group_id}.{better.trajectory_id}"
+                    made.append(pair(imitated(better), imitated(worse), name))
+        made.sort(key=lambda item: item[1].tokens.episode_return - item[0].tokens.episode_return)
+        items += made[: data.pairs_per_group]
+    return items
+
+
+def _groups(found: Sequence[TrajectoryTokens]) -> Iterator[list[TrajectoryTokens]]:
+    for _, members in groupby(found, key=lambda t: t.group_id):
+        yield list(members)
+
+
+def _by_prompt(members: Sequence[TrajectoryTokens]) -> list[list[TrajectoryTokens]]:
+    """Trajectories that begin with the same tokens up to the first sampled one; one of each episode."""
+    prompts: dict[bytes, dict[str, TrajectoryTokens]] = {}
+    for t in members:
+        first: Any = np.flatnonzero(t.turn_ids >= 0)[0]
+        episodes = prompts.setdefault(t.input_ids[:first].tobytes(), {})
+        other = episodes.get(t.episode_id)
+        if other is None or t.loss_mask.sum() > other.loss_mask.sum():
+            episodes[t.episode_id] = t
+    return [list(episodes.values()) for episodes in prompts.values()]

@@ -1,0 +1,115 @@
+"""A reward model: a body and a linear head of one number; outside, a sequence classifier of transformers.
+
+H: hidden size; other letters as in packing.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from agentrl.errors import ModelFolderError
+from agentrl.files import atomic_folder
+from agentrl.schemas import PROMPT_VERSION
+from agentrl.trainer import weights
+from agentrl.trainer.checkpoint import full
+from agentrl.trainer.distributed import World
+from agentrl.trainer.model import Body
+from agentrl.trainer.packing import Microbatch, Sample
+
+BIASED_IN_SGLANG = ("qwen2", "qwen3")
+"""Model types."""
+
+
+class RewardModel(Body):
+    """The body of a causal LM and a new head, the same on every rank. Its forward is the FSDP root.
+
+    Raises ModelFolderError where transformers has no classifier with that body.
+    """
+
+    def __init__(self, lm: Any, seed: int = 0) -> None:
+        super().__init__(lm.base_model)
+        self.classifier = _classifier_of(lm)
+        self.prefix = lm.base_model_prefix
+        self.score = nn.Linear(lm.config.hidden_size, 1, bias=False)
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.normal_(self.score.weight, std=lm.config.initializer_range, generator=generator)
+
+    def forward(self, batch: Microbatch) -> Tensor:
+        """(P,) float32, the reward of what each prediction of the microbatch is made from."""
+        return self.sources(batch).float() @ self.score.weight[0].float()
+
+    def parameters_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters by the classifier's names, in a fixed order."""
+        for name, parameter in self.lm.named_parameters():
+            yield f"{self.prefix}.{name}", parameter
+        for name, parameter in self.score.named_parameters():
+            yield f"score.{name}", parameter
+
+    def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of them that are trained."""
+        for name, parameter in self.parameters_by_name():
+            if parameter.requires_grad:
+                yield name, parameter
+
+
+def _classifier_of(lm: Any) -> str:
+    """The class of transformers that has this body and the head `score`."""
+    from transformers.modeling_layers import GenericForSequenceClassification
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(lm.config), None)
+    if found is None or not issubclass(found, GenericForSequenceClassification):
+        raise ModelFolderError(f"{type(lm).__name__}: transformers has no sequence classifier with this body")
+    return str(found.__name__)
+
+
+def at_the_end(sample: Sample) -> Sample:
+    """The same tokens and one more, the only one that counts: its context is the whole sequence.
+
+    Nothing of it is computed: packing needs no hidden state of a token that is only predicted.
+    """
+    old, n = sample.tokens, len(sample.tokens.input_ids)
+    last = np.arange(n + 1) == n
+    tokens = dataclasses.replace(
+        old,
+        input_ids=np.append(old.input_ids, np.int32(0)),
+        loss_mask=last,
+        logprobs=np.zeros(n + 1, np.float32),
+        versions=np.full(n + 1, PROMPT_VERSION, np.int32),
+        turn_ids=np.append(old.turn_ids, old.turn_ids.max()),
+        temperatures=np.ones(n + 1, np.float32),
+    )
+    sign = np.sign(sample.advantages[old.loss_mask][0])
+    return Sample(tokens, np.where(last, sign, 0).astype(np.float32))
+
+
+def export(folder: Path, model: RewardModel, base_model: Path, world: World) -> None:
+    """A Hugging Face folder of the classifier, in the base model's type. Collective; rank 0 writes.
+
+    Where SGLang's classifier has a bias in its head, which transformers' has not, the file holds it: zero.
+    """
+    config: dict[str, Any] = json.loads((base_model / "config.json").read_text())
+    dtype = getattr(torch, config.get("dtype") or config.get("torch_dtype") or "float32")
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.parameters_by_name():
+        whole = full(parameter)
+        if world.leads:
+            tensors[name] = whole.to(dtype)
+    if not world.leads:
+        return
+    if config["model_type"] in BIASED_IN_SGLANG:
+        tensors["score.bias"] = torch.zeros(1, dtype=dtype)
+    config |= {"architectures": [model.classifier], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
+    with atomic_folder(folder) as draft:
+        weights.copy_sidecars(base_model, draft)
+        (draft / "config.json").write_text(json.dumps(config, indent=2))
+        save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})

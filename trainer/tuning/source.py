@@ -1,0 +1,63 @@
+"""From a configuration to items: a file through the model's renderer, or trajectories from the store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from agentrl.errors import UserError
+from agentrl.rendering import Renderer, load_renderer
+from agentrl.rendering.folder import read_folder
+from agentrl.schemas import Json
+from agentrl.store import Database
+from agentrl.trainer.tuning import files, recorded
+from agentrl.trainer.tuning.items import Data, Item, split
+from agentrl.tuning import AnyConfig, PairDataConfig, SftDataConfig
+
+
+def load_data(config: AnyConfig, model: Path) -> Data:
+    """What a configuration trains on, in a fixed order. Raises UserError naming what is wrong with it."""
+    data, notes = config.data, list[str]()
+    read = list(_from_file(config, model) if data.file else _from_run(config))
+    found = [item for item in read if item is not None]
+    if len(found) < len(read):
+        notes.append(f"left out {len(read) - len(found)} pairs of two answers that are the same")
+    folder = read_folder(model)
+    _check_vocabulary(found, folder.vocab_size)
+    limit = data.max_tokens or folder.max_context
+    items = [item for item in found if limit is None or _longest(item) <= limit]
+    if len(items) < len(found):
+        notes.append(f"left out {len(found) - len(items)} items of more than {limit} tokens")
+    return split(items, data.held_out, config.seed, notes)
+
+
+def _from_file(config: AnyConfig, model: Path) -> Iterator[Item | None]:
+    renderer = load_renderer(model)
+    make: Callable[[Renderer, Json, str], Item | None]
+    make = files.conversation if isinstance(config.data, SftDataConfig) else files.preference
+    assert config.data.file is not None
+    return files.read(config.data.file, partial(make, renderer))
+
+
+def _from_run(config: AnyConfig) -> list[Item]:
+    data = config.data
+    default = f"sqlite:///{(config.runs_dir / str(data.run)).resolve() / 'agentrl.db'}"
+    database = Database(data.database_url or os.environ.get("AGENTRL_DATABASE_URL") or default)
+    try:
+        database.require_current()
+        found = recorded.read(database, data)
+    finally:
+        database.close()
+    return recorded.pairs(found, data) if isinstance(data, PairDataConfig) else recorded.conversations(found, data)
+
+
+def _check_vocabulary(items: list[Item], size: int | None) -> None:
+    largest = max((int(sample.tokens.input_ids.max()) for item in items for sample in item), default=0)
+    if size is not None and largest >= size:
+        raise UserError(f"data: token id {largest} is not among the model's {size}: are they another model's?")
+
+
+def _longest(item: Item) -> int:
+    return max(len(sample.tokens.input_ids) for sample in item)

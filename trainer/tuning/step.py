@@ -1,0 +1,134 @@
+"""One step: the items of a batch go in, gradients are applied, metrics come out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from agentrl.schemas import Float32
+from agentrl.trainer.distributed import World
+from agentrl.trainer.model import Body, reshard
+from agentrl.trainer.packing import Microbatch, Sample, collate, plan
+from agentrl.trainer.tuning.items import Item
+from agentrl.trainer.tuning.methods import Method
+from agentrl.tuning import TuningTrainerConfig
+
+Work = list[tuple[list[Sample], Microbatch]]
+"""Microbatches of one rank, each with its samples in their order."""
+
+
+def make_optimizer(model: Body, config: TuningTrainerConfig) -> torch.optim.AdamW:
+    """AdamW over the trained parameters."""
+    parameters = [p for _, p in model.trainable()]
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, foreach=True
+    )
+
+
+def learning_rate(step: int, steps: int, config: TuningTrainerConfig) -> float:
+    """Of step 1 … `steps`. It rises linearly over w warm-up steps; then lr, lr (1 − x) or lr (1 + cos πx)/2,
+    x = (step − 1 − w)/(steps − w)."""
+    done, warmup = step - 1, config.warmup_steps
+    if done < warmup:
+        return config.lr * step / (warmup + 1)
+    x = (done - warmup) / max(1, steps - warmup)
+    match config.lr_schedule:
+        case "constant":
+            return config.lr
+        case "linear":
+            return config.lr * (1 - x)
+        case "cosine":
+            return config.lr * (1 + math.cos(math.pi * x)) / 2
+
+
+def train(
+    model: Body, optimizer: torch.optim.Optimizer, items: Sequence[Item], method: Method, lr: float,
+    config: TuningTrainerConfig, world: World,
+) -> dict[str, float]:  # fmt: skip
+    """One update; its metrics, equal on every rank. Collective."""
+    count, work = method.count(items), _work(items, method, config, world)
+    sums: dict[str, float] = defaultdict(float)
+    for _, m in work:
+        loss, parts = method.loss(model, m)
+        (loss * (world.size / count)).backward()  # type: ignore[no-untyped-call]  # FSDP averages over ranks
+        _add(sums, parts, m)
+    norm = torch.nn.utils.clip_grad_norm_([p for _, p in model.trainable()], config.grad_clip)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return _metrics(world.total(sums), count) | {"grad_norm": grad_norm, "lr": lr}
+
+
+@torch.no_grad()
+def score(
+    model: Body, items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World
+) -> dict[str, float]:
+    """The metrics of items that are not trained. Collective."""
+    sums: dict[str, float] = defaultdict(float)
+    for part in _parts(items, config.batch_size):
+        for _, m in _work(part, method, config, world):
+            _add(sums, method.loss(model, m)[1], m)
+    reshard(model)  # the optimizer and checkpoints know shards
+    return _metrics(world.total(sums), method.count(items))
+
+
+@torch.no_grad()
+def with_reference(
+    model: Body, items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World
+) -> list[Item]:
+    """The same items with the model's log-probabilities in `tokens.logprobs`, where tokens are trained. Collective."""
+    known: dict[str, Float32] = {}
+    for part in _parts(items, config.batch_size):
+        for samples, m in _work(part, method, config, world):
+            logprobs_P, _ = model(m)
+            ends = np.cumsum([s.tokens.loss_mask.sum() for s in samples])
+            logprobs = np.split(logprobs_P[m.predictions_S].cpu().numpy(), ends[:-1]) if samples else []
+            known |= {s.tokens.trajectory_id: found for s, found in zip(samples, logprobs, strict=True)}
+    reshard(model)
+    everyones: list[dict[str, Float32]] = [known] * world.size
+    dist.all_gather_object(everyones, known)
+    for theirs in everyones:
+        known |= theirs
+    return [[_with_logprobs(sample, known[sample.tokens.trajectory_id]) for sample in item] for item in items]
+
+
+def _with_logprobs(sample: Sample, of_trained: Float32) -> Sample:
+    logprobs = np.zeros_like(sample.tokens.logprobs)
+    logprobs[sample.tokens.loss_mask] = of_trained
+    return dataclasses.replace(sample, tokens=dataclasses.replace(sample.tokens, logprobs=logprobs))
+
+
+def _work(items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World) -> Work:
+    """This rank's share of a batch; every rank has as many microbatches, since each is collective."""
+    budget = config.tokens_per_microbatch
+    (by_rank,) = plan(method.units(items, budget), ranks=world.size, minibatches=1, budget=budget)
+    return [
+        ([sample for row in rows for unit in row for sample in unit.samples], collate(rows).to(world.device))
+        for rows in by_rank[world.rank]
+    ]
+
+
+def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _add(sums: dict[str, float], parts: dict[str, torch.Tensor], m: Microbatch) -> None:
+    for name, value in parts.items():
+        sums[name] += value.item()
+    sums["tokens_trained"] += len(m.advantages_S)
+    sums["tokens_computed"] += len(m.input_ids_N)
+
+
+def _metrics(sums: dict[str, float], count: int) -> dict[str, float]:
+    totals = ("tokens_trained", "tokens_computed")
+    return {name: value if name in totals else value / count for name, value in sums.items()}
