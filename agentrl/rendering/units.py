@@ -90,7 +90,8 @@ class UnitEncoder:
     def __call__(self, text: str) -> list[int]:
         """The ids of a text."""
         first, *words = text.split(" ")
-        if first and CERTAIN.match(first[-1]) and None not in (by_word := list(map(self._words.get, words))):
+        by_word = list(map(self._words.get, words, repeat(())))
+        if first and CERTAIN.match(first[-1]) and all(by_word):
             return [*self._begin(first), *chain.from_iterable(by_word)]
         first, *units = CUT.split(text)
         found = list(map(self._known.get, units, repeat(())))
