@@ -32,7 +32,7 @@ class Algorithm(Section):
     estimator: Literal["returns", "gae"] = "returns"
     """Advantages from returns against a baseline, or generalised advantage estimation over a critic's values."""
     gae_gamma: Fraction = 1.0
-    """γ per token of `gae`."""
+    """γ of `gae`, per loss token."""
     gae_lambda: Fraction = 1.0
     """λ of `gae`."""
     baseline: Literal["group_mean", "leave_one_out", "critic", "none"] = "group_mean"
@@ -85,17 +85,17 @@ class Algorithm(Section):
     aggregation_tokens: Tokens = 1024
     """What divides a trajectory's sum with `constant`: any number, the same for all."""
     kl: Literal["loss", "reward"] = "loss"
-    """Where the divergence from the reference policy enters."""
+    """Where the divergence from the reference policy enters: the loss, or each token's return."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman's estimators of it, from a token's log π/π_reference."""
     kl_coef: NotNegative = 0.0
     """Its weight; 0 is off."""
     kl_refresh_steps: Tokens | None = None
-    """The reference is the policy of every N-th step; null: the base model."""
+    """The reference becomes the policy after every N-th step; null: it stays `trainer.reference`."""
     entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     value_clip: Above0 | None = 0.2
-    """How far a critic's value may move from what it was before the step; null: anywhere."""
+    """How far from what it was before the step a critic's value may go and still learn; null: anywhere."""
 
     @model_validator(mode="before")
     @classmethod
@@ -125,6 +125,8 @@ class Algorithm(Section):
             raise ValueError(f"correction_floor is of mask and reject, not of {self.correction}")
         if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
             raise ValueError("overlong_buffer is more than overlong_tokens")
+        if self.kl_refresh_steps is not None and not self.kl_coef:
+            raise ValueError("kl_refresh_steps is of kl_coef, which is 0")
         if self.dynamic_sampling and not self.is_group_relative:
             raise ValueError(f"dynamic_sampling drops groups that baseline {self.baseline} learns from")
         return self
@@ -137,13 +139,14 @@ class Algorithm(Section):
     @property
     def trains_every_token(self) -> bool:
         """Whether tokens without advantage matter to the gradient."""
-        return bool(self.entropy_coef or self.m2_threshold or (self.kl_coef and self.kl == "loss"))
+        return bool(self.entropy_coef or self.m2_threshold or self.needs_critic or (self.kl_coef and self.kl == "loss"))
 
     @property
-    def unsupported(self) -> str | None:
-        """What of it the trainer cannot carry out; None when it can."""
-        if self.baseline == "critic":
-            return "baseline critic: the trainer has no critic model"
-        if self.kl_coef:
-            return f"kl_coef {self.kl_coef}: the trainer has no reference model"
-        return None
+    def needs_reference(self) -> bool:
+        """Whether there is a reference policy."""
+        return bool(self.kl_coef)
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether there is a critic."""
+        return self.estimator == "gae"

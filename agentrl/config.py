@@ -176,6 +176,11 @@ class TrainerConfig(Section):
     tokens_per_microbatch: Positive = 4096
     """Packing budget: tokens of one forward pass."""
     algorithm: Algorithm = Algorithm()
+    critic_lr: Annotated[float, Field(gt=0)] = 1e-4
+    """AdamW learning rate of a critic; the other options of the optimizer are shared."""
+    reference: Path | None = None
+    """The reference policy of `kl_coef`: a model's folder, a checkpoint or one of a run's `weights/` folders, whose
+    tensors replace the base model's; null: the base model."""
     ranks: Positive = 1
     """Processes (torchrun); 1 runs the same FSDP2 code in one."""
     replicas: Positive = 1
@@ -196,9 +201,9 @@ class TrainerConfig(Section):
     """Newest checkpoints kept on disk."""
 
     @model_validator(mode="after")
-    def _can_be_carried_out(self) -> TrainerConfig:
-        if self.algorithm.unsupported:
-            raise ValueError(f"algorithm {self.algorithm.preset}, {self.algorithm.unsupported}")
+    def _parts_fit(self) -> TrainerConfig:
+        if self.reference and not self.algorithm.needs_reference:
+            raise ValueError("reference is of algorithm.kl_coef, which is 0")
         if self.lora.rank and self.train_layers:
             raise ValueError("lora and train_layers exclude one another")
         if self.ranks % self.replicas:

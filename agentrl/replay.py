@@ -161,7 +161,10 @@ def check(database: Database, step: Row[Any]) -> Check:
 
 
 def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -> Recredited:
-    """Credit a step's batch anew, beside what it was. Raises UserError for what a judge should not return."""
+    """Credit a step's batch anew, beside what it was.
+
+    Raises UserError for what a judge should not return, and for a step whose advantages came from other models, too.
+    """
     judge = credit.judge
     asked = database.query(_rebatch, step.id, credit.discount, judge) if judge or credit.discount is not None else batch
     recorded = database.query(_algorithm, step)
@@ -231,9 +234,16 @@ def _conversation(calls: Sequence[Json]) -> list[Json]:
 
 
 def _algorithm(conn: Connection, step: Row[Any]) -> Algorithm:
-    """What a step's advantages came from: of the run's configuration, which no resume changes, else by its name."""
+    """What a step's advantages came from: of the run's configuration, which no resume changes, else by its name.
+
+    Raises UserError where they came from other models, too.
+    """
     configured = runs.get(conn, step.run_id).config.get("trainer", {}).get("algorithm")
-    return Algorithm.model_validate(configured or step.estimator)
+    algorithm = Algorithm.model_validate(configured or step.estimator)
+    if algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward"):
+        model = "critic" if algorithm.needs_critic else "reference policy"
+        raise UserError(f"step {step.step} was trained with a {model}: the store does not hold what it said of tokens")
+    return algorithm
 
 
 def _rebatch(conn: Connection, step_id: str, discount: float | None, judge: Judge | None) -> Batch:

@@ -19,9 +19,8 @@ trainer:
 ```
 
 On the command line `trainer.algorithm=dapo trainer.algorithm.clip_high=0.3` does the same. Every part, its values and
-what it means is in the [configuration](config.md#traineralgorithm). Values that do not fit together, and parts that the
-trainer cannot carry out, are refused when the configuration is read. Not carried out yet: a critic (`ppo`) and a
-reference policy (`kl_coef`); their mathematics is in `trainer/algorithms/`.
+what it means is in the [configuration](config.md#traineralgorithm). Values that do not fit together are
+refused when the configuration is read.
 
 ## The loss
 
@@ -63,7 +62,39 @@ recorded return, before overlong shaping.
 
 Overlong shaping lowers the return of an episode by its longest path's sampled tokens n: by 0 up to L − B, by
 `p (n − (L − B)) / B` after that, by p from L on (`overlong_tokens` L, `overlong_buffer` B, `overlong_penalty` p).
-Recorded rewards and returns stay as they were."""
+Recorded rewards and returns stay as they were.
+
+## The critic
+
+With `ppo` a critic says of each state what return it expects, and generalised advantage estimation compares what came
+after it. A state is all that comes before a sampled token; a trajectory's loss tokens are its time, whatever lies
+between them, and γ and λ (`gae_gamma`, `gae_lambda`) count per loss token. The last loss token of a turn is paid the
+turn's return less that of the next turn with loss tokens, so that undiscounted, from a turn on, rewards are its return
+in sum; with `credit: trajectory` the last loss token of all is paid the episode's. After it comes nothing: its next
+value is 0. Targets are advantage + value, before advantages are whitened.
+
+It is a model of its own: the base model's body with as many trained layers as the policy, and a linear head that starts
+at 0. Its values are computed before the step. It learns from the same minibatches at `critic_lr`: ½ max((V − T)²,
+(V_old + clip(V − V_old, ±`value_clip`) − T)²), mean over tokens. Checkpoints hold it and its moments. `value_loss`,
+`value_grad_norm` and `explained_variance` (1 − Var(T − V)/Var(T), of the values before the step) say how it does.
+
+Samples that share their first tokens share states and values, which are computed once; advantages are each their own.
+
+## The reference policy
+
+With `kl_coef` β the divergence KL from a reference policy counts, estimated at each loss token from d = log π −
+log π_ref: `k1` d, `k2` d²/2, `k3` exp(−d) − 1 + d. With `kl: loss` β·KL is added to the token's loss. With
+`kl: reward` it is taken from returns before advantages are made of them, with π as it is before the step: a token's
+return loses what it and the tokens after it in its trajectory cost; with `credit: trajectory`, and in baselines and
+scales, an episode's return loses all that its tokens cost. `kl_reference` is the mean estimate over loss tokens.
+
+The reference is the base model, or what `trainer.reference` names: a model's folder, a checkpoint or a published
+version. With `kl_refresh_steps` N it becomes the policy after every N-th step, and checkpoints hold it. In memory it is
+one more copy of the trained parameters, as sharded as they are: for its forward pass, without gradients, they change
+places with the policy's, so that frozen layers exist once.
+
+What a critic or a reference said of tokens is not stored: `agentrl replay` checks the batches of such runs, and cannot
+say what their advantages would have been under another credit (with `kl: loss` it can)."""
 
 TAIL = """## Adding one
 

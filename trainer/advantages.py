@@ -7,7 +7,9 @@ against that baseline, or with trajectory credit its episode's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,10 +65,67 @@ def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorit
     2501.03262). Under a group's baseline a group of equal returns has no advantage before that, and a group of
     one none at all: it has nothing to be compared with.
     """
+    compared = _compare(trajectories, overlong_penalties(trajectories, algorithm), algorithm)
+    raw = [c.turns for c in compared]
+    if algorithm.normalization == "whiten":
+        weights = [np.bincount(t.turn_ids[t.loss_mask], minlength=len(t.turn_returns)) for t in trajectories]
+        raw = whitened(raw, weights, [c.counts for c in compared])
+    return [a.astype(np.float32) for a in raw]
+
+
+def penalized_advantages(
+    trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm, costs: Sequence[Float32]
+) -> list[Float32]:
+    """Per trajectory, (T,) advantages under returns that `costs` (T,), at loss tokens, are taken from.
+
+    A token's return loses what it and those after it in its trajectory cost; with trajectory credit, and in what
+    baselines and scales are of, an episode's loses all that its tokens cost. Otherwise as `turn_advantages`.
+    """
+    penalties = overlong_penalties(trajectories, algorithm)
+    whole = dict.fromkeys(penalties, 0.0)
+    for t, cost in zip(trajectories, costs, strict=True):
+        whole[t.episode_id] += float(cost[t.loss_mask].sum(dtype=np.float64))
+    compared = _compare(trajectories, {id_: penalties[id_] - whole[id_] for id_ in penalties}, algorithm)
+    raw: list[Float64] = []
+    for t, c, cost in zip(trajectories, compared, costs, strict=True):
+        own = np.zeros(len(t.turn_ids), np.float64)
+        own[t.loss_mask] = c.turns[t.turn_ids[t.loss_mask]]
+        if algorithm.credit == "turn":
+            ahead = np.cumsum(cost[t.loss_mask][::-1], dtype=np.float64)[::-1]
+            own[t.loss_mask] += (whole[t.episode_id] - ahead) * c.factor
+        raw.append(own)
+    if algorithm.normalization == "whiten":
+        raw = whitened(raw, [t.loss_mask for t in trajectories], [c.counts for c in compared])
+    return [np.where(t.loss_mask, a, 0).astype(np.float32) for t, a in zip(trajectories, raw, strict=True)]
+
+
+def overlong_penalties(trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm) -> dict[str, float]:
+    """By episode, `overlong_penalty` of its longest path."""
     lengths: dict[str, int] = {}
     for t in trajectories:
         lengths[t.episode_id] = max(lengths.get(t.episode_id, 0), int((t.turn_ids >= 0).sum()))
-    penalties = {episode: overlong_penalty(n, algorithm) for episode, n in lengths.items()}
+    return {episode: overlong_penalty(n, algorithm) for episode, n in lengths.items()}
+
+
+def own_returns(trajectory: TrajectoryTokens, algorithm: Algorithm) -> Float64:
+    """(n_turns,) what `credit` says the return of each turn is."""
+    if algorithm.credit == "turn":
+        return trajectory.turn_returns.astype(np.float64)
+    return np.full(len(trajectory.turn_returns), trajectory.episode_return, np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A trajectory against its episode's baseline."""
+
+    turns: Float64  # (n_turns,) advantages
+    factor: float  # that differences of returns were multiplied by
+    counts: bool  # whether it had anything to be compared with
+
+
+def _compare(
+    trajectories: Sequence[TrajectoryTokens], penalties: Mapping[str, float], algorithm: Algorithm
+) -> list[Compared]:
     groups: dict[str, dict[str, float]] = {}
     for t in trajectories:
         groups.setdefault(t.group_id, {})[t.episode_id] = t.episode_return + penalties[t.episode_id]
@@ -75,15 +134,12 @@ def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorit
     for episodes in groups.values():
         baselines, factor = _against(np.array(list(episodes.values()), np.float64), everything, algorithm)
         against |= {id_: (float(b), factor) for id_, b in zip(episodes, baselines, strict=True)}
-    raw: list[Float64] = []
+    found = []
     for t in trajectories:
         baseline, factor = against[t.episode_id]
-        own = t.turn_returns if algorithm.credit == "turn" else np.full(len(t.turn_returns), t.episode_return)
-        raw.append((own.astype(np.float64) + penalties[t.episode_id] - baseline) * factor)
-    if algorithm.normalization == "whiten":
-        compared = [not algorithm.is_group_relative or len(groups[t.group_id]) > 1 for t in trajectories]
-        raw = _whitened(trajectories, raw, compared)
-    return [a.astype(np.float32) for a in raw]
+        turns = (own_returns(t, algorithm) + penalties[t.episode_id] - baseline) * factor
+        found.append(Compared(turns, factor, not algorithm.is_group_relative or len(groups[t.group_id]) > 1))
+    return found
 
 
 def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Float64, float]:
@@ -99,13 +155,14 @@ def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Fl
     return baselines, 1 / (float(compared.std(ddof=1)) + EPSILON)
 
 
-def _whitened(
-    trajectories: Sequence[TrajectoryTokens], advantages: Sequence[Float64], compared: Sequence[bool]
+def whitened(
+    advantages: Sequence[Float64], counts: Sequence[npt.NDArray[Any]], compared: Sequence[bool]
 ) -> list[Float64]:
-    weights = [
-        np.bincount(t.turn_ids[t.loss_mask], minlength=len(t.turn_returns)) * float(c)
-        for t, c in zip(trajectories, compared, strict=True)
-    ]
+    """Of mean 0 and (population) deviation 1 over loss tokens, of which each number has as many as `counts` says.
+
+    An array that is not `compared` is left out, and 0.
+    """
+    weights = [n * float(c) for n, c in zip(counts, compared, strict=True)]
     n = sum(w.sum() for w in weights)
     if not n:
         return [np.zeros_like(a) for a in advantages]

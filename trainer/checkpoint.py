@@ -3,6 +3,8 @@
     meta.json               what the step was: ids, version, trained trajectories, metrics, and the sizes of the files
     weights.safetensors     trained parameters, float32, Hugging Face names
     optimizer.safetensors   AdamW's moments
+    reference.safetensors   where the reference policy moves: its tensors that are not the base model's
+    critic.safetensors      where there is a critic: its trained parameters, float32, and critic_optimizer.safetensors
     rng.pt                  random states of every rank
 
 A checkpoint is written before its step is completed in the store, and holds all that completing it needs. The step id
@@ -18,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,7 +39,6 @@ from agentrl.trainer.loading import owned
 from agentrl.trainer.model import Body
 
 FORMAT = 2
-FILES = ("weights.safetensors", "optimizer.safetensors", "rng.pt")
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -77,24 +78,34 @@ class Ignored:
     why: str
 
 
-def save(root: Path, record: StepRecord, policy: Body, optimizer: torch.optim.Optimizer, world: World) -> Checkpoint:
-    """Write a checkpoint. Collective; rank 0 writes."""
-    weights = {name: full(p) for name, p in policy.trainable()}
-    moments = {
-        f"{name}/{moment}": full(optimizer.state[p][moment])
-        for name, p in policy.trainable()
+def moments(model: Body, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """AdamW's state of the trained parameters, as sharded as they are."""
+    return {
+        f"{name}/{moment}": optimizer.state[p][moment]
+        for name, p in model.trainable()
         if p in optimizer.state
         for moment in MOMENTS
     }
+
+
+def save(
+    root: Path, record: StepRecord, policy: Body, optimizer: torch.optim.Optimizer, world: World,
+    parts: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> Checkpoint:  # fmt: skip
+    """Write a checkpoint, each of `parts` (name → tensors) as one more file. Collective; rank 0 writes."""
+    named: dict[str, Mapping[str, Tensor]] = {
+        "weights": dict(policy.trainable()), "optimizer": moments(policy, optimizer), **(parts or {}),
+    }  # fmt: skip
+    whole = {file: {name: full(t) for name, t in tensors.items()} for file, tensors in named.items()}
     states: list[Tensor | None] = [None] * world.size
     dist.all_gather_object(states, torch.get_rng_state())
     folder = root / f"step-{record.step:06d}-{record.batch.step_id}"
     if world.leads:
         with atomic_folder(folder) as draft:
-            save_file(weights, draft / "weights.safetensors")
-            save_file(moments, draft / "optimizer.safetensors")
+            for file, tensors in whole.items():
+                save_file(tensors, draft / f"{file}.safetensors")
             torch.save(states, draft / "rng.pt")
-            sizes = {name: (draft / name).stat().st_size for name in FILES}
+            sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
             meta = {"format": FORMAT, "files": sizes, **asdict(record)}
             (draft / "meta.json").write_text(json.dumps(meta))
     dist.barrier()
@@ -178,23 +189,36 @@ def load(checkpoint: Checkpoint, policy: Body, optimizer: torch.optim.Optimizer,
             f"checkpoint {checkpoint.folder} holds {len(weights)} trained tensors, this configuration trains "
             f"{len(names)}: model, trainer.train_layers or trainer.lora changed"
         )
-    moments = load_file(checkpoint.folder / "optimizer.safetensors")
-    for name, p in policy.trainable():
-        with torch.no_grad():
-            p.copy_(_like(weights[name], p, checkpoint.folder / name))
-        if f"{name}/step" in moments:
-            optimizer.state[p] = {
-                "step": moments[f"{name}/step"],
-                "exp_avg": _like(moments[f"{name}/exp_avg"], p, checkpoint.folder / name),
-                "exp_avg_sq": _like(moments[f"{name}/exp_avg_sq"], p, checkpoint.folder / name),
-            }
+    restore(policy, optimizer, weights, load_file(checkpoint.folder / "optimizer.safetensors"), checkpoint.folder)
     states = torch.load(checkpoint.folder / "rng.pt", weights_only=True)
     if world.rank < len(states):
         torch.set_rng_state(states[world.rank])
 
 
-def _like(tensor: Tensor, parameter: Tensor, what: Path) -> Tensor:
-    """`tensor`, sharded and placed as `parameter` is."""
+def part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor] | None:
+    """The whole tensors of one of the `parts` that it was saved with; None when it was saved without it."""
+    path = checkpoint.folder / f"{name}.safetensors"
+    return load_file(path) if path.is_file() else None
+
+
+def restore(
+    model: Body, optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor],
+    what: Path,
+) -> None:  # fmt: skip
+    """Set the trained parameters and AdamW's state of them from whole tensors."""
+    for name, p in model.trainable():
+        with torch.no_grad():
+            p.copy_(like(weights[name], p, what / name))
+        if f"{name}/step" in moments:
+            optimizer.state[p] = {
+                "step": moments[f"{name}/step"],
+                "exp_avg": like(moments[f"{name}/exp_avg"], p, what / name),
+                "exp_avg_sq": like(moments[f"{name}/exp_avg_sq"], p, what / name),
+            }
+
+
+def like(tensor: Tensor, parameter: Tensor, what: object) -> Tensor:
+    """`tensor`, sharded and placed as `parameter` is. Raises StoreError when it has another shape."""
     if tensor.shape != parameter.shape:
         raise StoreError(f"{what} has shape {tuple(tensor.shape)}, the model has {tuple(parameter.shape)}")
     made = torch.empty_like(parameter, requires_grad=False)

@@ -15,18 +15,15 @@ from agentrl.config import RunConfig
 from agentrl.errors import UserError
 from agentrl.schemas import (
     Batch,
-    Float32,
     Json,
     ResumePlan,
     StepState,
     TrainedTrajectory,
-    TrajectoryTokens,
     VersionState,
 )
 from agentrl.store import Database, events, runs, steps
 from agentrl.store.codec import new_id
 from agentrl.tables import weight_versions
-from agentrl.trainer.advantages import token_advantages
 from agentrl.trainer.checkpoint import Ignored, StepRecord
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.weights import version_of
@@ -185,11 +182,6 @@ def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[Traine
                 )
             )
     return out
-
-
-def make_samples(trajectories: Sequence[TrajectoryTokens], advantages: Sequence[Float32]) -> list[Sample]:
-    """Join trajectories with the advantages of their turns."""
-    return [Sample(t, token_advantages(t, a)) for t, a in zip(trajectories, advantages, strict=True)]
 
 
 def batch_metrics(batch: Batch, trained: Sequence[TrainedTrajectory]) -> dict[str, float]:

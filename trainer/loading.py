@@ -57,7 +57,7 @@ def fill(root: nn.Module, lm: Any, folder: Path, device: torch.device) -> None:
         lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
     )
     _tie(lm, shared)
-    parameters = {_stored_name(name): lm.get_parameter(names[0]) for names in shared for name in names}
+    parameters = {stored_name(name): lm.get_parameter(names[0]) for names in shared for name in names}
     targets = {name: tensor for name, tensor in (parameters | _stored_buffers(lm)).items() if not tensor.is_meta}
     filled: set[Tensor] = set()
     for name, source in stored(folder, targets.keys()):
@@ -92,7 +92,7 @@ def _shared_names(lm: nn.Module) -> list[list[str]]:
     return list(names.values())
 
 
-def _stored_name(name: str) -> str:
+def stored_name(name: str) -> str:
     """In a file, of a parameter that has an adapter beside it."""
     return name.replace(".base_layer.", ".")
 

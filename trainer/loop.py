@@ -7,7 +7,7 @@
         │
         │  ┌──────────────────────────────────────────────────────────────────────────────┐
         ├──┼─ lease ────────────────► batch ∀                                               │
-        │  │                           └► advantages ─► update ∀ ─► checkpoint ∀ (durable)  │
+        │  │                           └► advantages ∀ ─► update ∀ ─► checkpoint ∀ (durable)│
         ├──┼─ complete {trained, version pending} ◄───────────────────┘                     │
         │  │                                            └─ publish ─────────────────────────┼──► engines load vN
         │  └────────────────────────── next step ◄─────────────────── vN serves ◄───────────┘
@@ -36,12 +36,13 @@ from agentrl.config import RunConfig
 from agentrl.files import remove_drafts
 from agentrl.schemas import Batch, TrainedBatch
 from agentrl.trainer import checkpoint, weights
-from agentrl.trainer.advantages import turn_advantages
 from agentrl.trainer.checkpoint import Checkpoint, Ignored, StepRecord
 from agentrl.trainer.distributed import World
-from agentrl.trainer.lineage import CHECKPOINTED, Lineage, batch_metrics, make_samples, trained_trajectories
-from agentrl.trainer.model import Policy, load_policy
+from agentrl.trainer.lineage import CHECKPOINTED, Lineage, batch_metrics, trained_trajectories
+from agentrl.trainer.model import Policy
+from agentrl.trainer.models import Models, after_step, make_models, parts, restore
 from agentrl.trainer.publish import Publisher
+from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy
 
 CHECKPOINTS = "checkpoints"
@@ -83,7 +84,7 @@ class Trainer:
     config: RunConfig
     base_model: Path
     world: World
-    policy: Policy
+    models: Models
     optimizer: torch.optim.Optimizer
     lineage: Lineage | None
     publisher: Publisher | None
@@ -93,6 +94,11 @@ class Trainer:
     version: int = 0
     checkpointed: int = 0  # the step of the newest checkpoint
     publish_s: float = 0.0
+
+    @property
+    def policy(self) -> Policy:
+        """What is trained."""
+        return self.models.policy
 
     @property
     def checkpoints(self) -> Path:
@@ -115,25 +121,16 @@ def train(
     resumed from; with `from_base` its steps are rolled back instead, and trained again from the base weights.
     """
     torch.manual_seed(config.seed)
-    dtype = torch.bfloat16 if config.trainer.dtype == "bfloat16" else torch.float32
-    policy = load_policy(
-        base_model,
-        world.mesh,
-        train_layers=config.trainer.train_layers,
-        dtype=dtype,
-        activation_checkpointing=config.trainer.activation_checkpointing,
-        cpu_offload=config.trainer.cpu_offload,
-        adapter=config.trainer.lora,
-    )
-    optimizer = make_optimizer(policy, config.trainer)
-    t = Trainer(config, base_model, world, policy, optimizer, lineage, publisher, stop, from_base)
+    models = make_models(base_model, config.trainer, world)
+    optimizer = make_optimizer(models.policy, config.trainer)
+    t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base)
     resume(t)
     while t.step < config.steps:
         batch, waited_s = next_batch(t)
         if batch is None:
             return False
         train_step(t, batch, waited_s)
-    weights.export(config.run_dir, policy, base_model, config.trainer.lora, world)
+    weights.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
     if t.lineage:
         t.lineage.finish()
         say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
@@ -171,6 +168,7 @@ def resume(t: Trainer) -> None:
     t.checkpointed = t.step
     if found:
         checkpoint.load(found, t.policy, t.optimizer, t.world)
+        restore(found, t.models, t.config.trainer)
 
 
 def find_checkpoint(
@@ -214,10 +212,10 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
     """Update on a leased batch, make it durable, record it, publish it. Collective."""
     start = time.time()
     config = t.config.trainer
-    advantages = turn_advantages(batch.trajectories, config.algorithm)
-    samples = make_samples(batch.trajectories, advantages)
+    samples = make_samples(batch.trajectories, config.algorithm, t.models, config.tokens_per_microbatch, t.world)
     trained = trained_trajectories(batch, samples)
-    metrics = update_policy(t.policy, t.optimizer, samples, batch.version, batch.ages, config, t.world)
+    metrics = update_policy(t.policy, t.optimizer, samples, batch.version, batch.ages, config, t.world, t.models.critic)
+    after_step(t.models, batch.step, config)
     updated = time.time()
     version = t.world.share(t.lineage.next_version() if t.lineage else 0)
     record = StepRecord(
@@ -272,7 +270,7 @@ def save(t: Trainer, record: StepRecord) -> Saved:
     made: Checkpoint | None = None
     tensors: Path | dict[str, torch.Tensor]
     if due:
-        made = checkpoint.save(t.checkpoints, record, t.policy, t.optimizer, t.world)
+        made = checkpoint.save(t.checkpoints, record, t.policy, t.optimizer, t.world, parts(t.models, t.config.trainer))
         t.checkpointed, tensors = record.step, made.weights
     else:
         tensors = weights.trainable(t.policy)

@@ -57,11 +57,12 @@ def policy_loss(tokens: LossTokens, totals: Totals, algorithm: Algorithm) -> tup
     if tokens.keep_S is not None:
         loss_S = torch.where(tokens.keep_S, loss_S, 0.0)
         sums["masked_fraction"] = (~tokens.keep_S).sum().double()
-    if algorithm.kl_coef and algorithm.kl == "loss":
+    if algorithm.needs_reference:
         assert tokens.reference_S is not None
         kl_S = kl_divergence(tokens.logprobs_S, tokens.reference_S, algorithm.kl_estimator)
-        loss_S = loss_S + algorithm.kl_coef * kl_S
-        sums["kl"] = kl_S.detach().double().sum()
+        if algorithm.kl == "loss":
+            loss_S = loss_S + algorithm.kl_coef * kl_S
+        sums["kl_reference"] = kl_S.detach().double().sum()
     if algorithm.entropy_coef:
         assert tokens.entropy_S is not None
         loss_S = loss_S - algorithm.entropy_coef * tokens.entropy_S

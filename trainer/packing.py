@@ -20,10 +20,14 @@ from agentrl.schemas import Float32, Int32, TrajectoryTokens
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A trajectory with the advantage of each of its tokens."""
+    """A trajectory with the advantage of each of its tokens, and what models said of it before the step."""
 
     tokens: TrajectoryTokens
     advantages: Float32  # (T,) 0 where not sampled
+    proximal: Float32 | None = None  # (T,) logprobs of the policy before the step
+    reference: Float32 | None = None  # (T,) logprobs of the reference policy
+    values: Float32 | None = None  # (T,) of the critic before the step
+    targets: Float32 | None = None  # (T,) what the critic should say
 
     def __post_init__(self) -> None:
         if len(self.advantages) != len(self.tokens.input_ids):
@@ -69,8 +73,10 @@ class Microbatch:
     trajectories_S: Tensor  # int64, the trajectory of each loss token, counted from 0; all of its tokens are here
     turns_S: Tensor  # int64, the turn of each loss token, counted from 0 over all trajectories
     proximal_S: Tensor | None = field(default=None)  # float32, set once it is known
+    reference_S: Tensor | None = field(default=None)  # float32, where there is a reference policy
+    values_S: Tensor | None = field(default=None)  # float32, where there is a critic: its values before the step
+    targets_S: Tensor | None = field(default=None)  # float32, where there is a critic
     keep_S: Tensor | None = field(default=None)  # bool, set where an algorithm leaves tokens out
-    reference_S: Tensor | None = field(default=None)  # float32, set where there is a reference policy
 
     @property
     def sequences(self) -> int:
@@ -176,6 +182,13 @@ def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sa
     def joined(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> Tensor:
         return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
 
+    def known(name: str) -> Tensor | None:
+        """Of all samples or of none."""
+        arrays = [getattr(s, name) for s in samples]
+        if not arrays or arrays[0] is None:
+            return None
+        return joined((array[w] for array, w in zip(arrays, masks, strict=True)), np.float32)
+
     return Microbatch(
         input_ids_N=torch.from_numpy(tree.token_ids.astype(np.int64)),
         positions_N=torch.from_numpy(tree.positions.astype(np.int64)),
@@ -191,4 +204,8 @@ def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sa
         versions_S=joined((s.tokens.versions[w] for s, w in zip(samples, masks, strict=True)), np.int64),
         trajectories_S=joined((np.full(len(w), i) for i, w in enumerate(masks)), np.int64),
         turns_S=joined((t + n for t, n in zip(turns, first, strict=False)), np.int64),
+        proximal_S=known("proximal"),
+        reference_S=known("reference"),
+        values_S=known("values"),
+        targets_S=known("targets"),
     )

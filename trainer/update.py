@@ -3,6 +3,8 @@
         samples ─► trees ─┬─ to learn from ─► for each minibatch: forward/backward of its microbatches ─► clip ─► AdamW
                           └─ no advantage ──► forward only: counted in means and metrics, no gradient to add
 
+A critic goes through the same minibatches, with gradients and an optimizer of its own.
+
 With several minibatches the proximal logprobs of all come first. With one, the policy has not moved when its logprobs
 are computed, so they are the proximal ones: no second forward. A batch without any advantage moves nothing.
 """
@@ -21,14 +23,19 @@ from agentrl.algorithm import Algorithm
 from agentrl.config import TrainerConfig
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
+from agentrl.trainer.algorithms.critic import value_losses
 from agentrl.trainer.algorithms.rows import Rows
+from agentrl.trainer.critic import Critic, Learner, explained_variance
 from agentrl.trainer.distributed import World
 from agentrl.trainer.losses import LossTokens, mismatch_sums, policy_loss
-from agentrl.trainer.model import Policy, reshard
+from agentrl.trainer.model import Body, Policy, reshard
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
 
-PER_TOKEN = ("clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction")
-"""Metrics that are means over the loss tokens of all minibatches."""
+PER_TOKEN = (
+    "clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction",
+    "kl_reference", "value_loss",
+)  # fmt: skip
+"""Metrics that are means over the loss tokens of all minibatches; the last two where there is such a model."""
 SUMMED = (*PER_TOKEN, "loss", "mismatch", "mismatch_tokens", "drift", "drift_tokens", "tokens", "tokens_computed")
 """What every rank adds up."""
 
@@ -43,21 +50,21 @@ class Step:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-def make_optimizer(policy: Policy, config: TrainerConfig) -> torch.optim.AdamW:
-    """AdamW over the trained parameters."""
-    parameters = [p for _, p in policy.trainable()]
+def make_optimizer(model: Body, config: TrainerConfig, lr: float | None = None) -> torch.optim.AdamW:
+    """AdamW over the trained parameters, at the policy's learning rate if none is given."""
+    parameters = [p for _, p in model.trainable()]
     return torch.optim.AdamW(
-        parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, foreach=True
+        parameters, lr=lr or config.lr, betas=config.betas, weight_decay=config.weight_decay, foreach=True
     )
 
 
 def update_policy(
     policy: Policy, optimizer: torch.optim.Optimizer, samples: Sequence[Sample], version: int, ages: Mapping[int, int],
-    config: TrainerConfig, world: World,
+    config: TrainerConfig, world: World, learner: Learner | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Train on `samples`, sampled by weights up to `version`; `ages` maps the versions that sampled to their ages.
 
-    Returns the metrics, equal on every rank. Collective.
+    A critic learns from the same minibatches. Returns the metrics, equal on every rank. Collective.
     """
     step = Step(config.algorithm, version, ages)
     units = make_units(samples, config.tokens_per_microbatch)
@@ -68,22 +75,40 @@ def update_policy(
     with torch.no_grad():
         for m in (m for microbatches in scored for m in microbatches):
             _forward(policy, m, rest, 0.0, step)
-        if len(learning) > 1 and step.algorithm.proximal == "recompute":
+        if len(learning) > 1 and step.algorithm.proximal == "recompute" and samples[0].proximal is None:
             for m in (m for microbatches in learning for m in microbatches):
                 m.proximal_S = _logprobs(policy, m)
-    grad_norms = [0.0] if not learning else []
+    grad_norms: list[float] = []
+    value_grad_norms: list[float] = []
     for done, microbatches in enumerate(learning):
         totals = _plus(_totals(microbatches, world), rest, 1 / len(learning))
         _leave_out_outliers(policy, microbatches, step.algorithm, world)
         for m in microbatches:
-            loss = _forward(policy, m, totals, done / len(learning), step)
-            (loss * world.size).backward()  # type: ignore[no-untyped-call]  # FSDP averages over ranks
-        norm = torch.nn.utils.clip_grad_norm_([p for _, p in policy.trainable()], config.grad_clip)
-        grad_norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            _backward(_forward(policy, m, totals, done / len(learning), step), world)
+            if learner:
+                _backward(_value_loss(learner.critic, m, totals, step), world)
+        grad_norms.append(_descend(policy, optimizer, config))
+        if learner:
+            value_grad_norms.append(_descend(learner.critic, learner.optimizer, config))
     reshard(policy)  # the optimizer and checkpoints know shards
-    return _metrics(world.total({name: step.sums[name] for name in SUMMED}), grad_norms)
+    metrics = _metrics(world.total({name: step.sums[name] for name in SUMMED}), grad_norms, step.algorithm)
+    if learner:
+        reshard(learner.critic)
+        metrics |= {"value_grad_norm": _mean(value_grad_norms), "explained_variance": explained_variance(samples)}
+    return metrics
+
+
+def _backward(loss: Tensor, world: World) -> None:
+    """Of this rank's share of a loss: FSDP averages over ranks."""
+    (loss * world.size).backward()  # type: ignore[no-untyped-call]
+
+
+def _descend(model: Body, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> float:
+    """One step; the norm of the gradient before it was clipped. Collective."""
+    norm = torch.nn.utils.clip_grad_norm_([p for _, p in model.trainable()], config.grad_clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def _teaching_groups(samples: Sequence[Sample], algorithm: Algorithm) -> set[str]:
@@ -162,6 +187,17 @@ def _forward(policy: Policy, m: Microbatch, totals: Totals, progress: float, ste
     return total
 
 
+def _value_loss(critic: Critic, m: Microbatch, totals: Totals, step: Step) -> Tensor:
+    """This microbatch's share of the minibatch's value loss, a mean over tokens."""
+    assert m.values_S is not None
+    assert m.targets_S is not None
+    values_P = critic(m)
+    losses_S = value_losses(values_P[m.predictions_S], m.values_S, m.targets_S, step.algorithm.value_clip)
+    step.sums["value_loss"] += losses_S.detach().double().sum().item()
+    total: Tensor = losses_S.sum() / max(1.0, totals.tokens) + 0.0 * values_P.sum()  # as in `_forward`
+    return total
+
+
 def _proximal(logprobs_S: Tensor, m: Microbatch, progress: float, step: Step) -> Tensor:
     if step.algorithm.proximal == "behavior":
         return m.behavior_S
@@ -171,17 +207,22 @@ def _proximal(logprobs_S: Tensor, m: Microbatch, progress: float, step: Step) ->
     return logprobs_S if m.proximal_S is None else m.proximal_S
 
 
-def _metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:
-    metrics = {name: sums[name] / max(1.0, sums["tokens"]) for name in PER_TOKEN}
+def _metrics(sums: dict[str, float], grad_norms: Sequence[float], algorithm: Algorithm) -> dict[str, float]:
+    absent = {"kl_reference": not algorithm.needs_reference, "value_loss": not algorithm.needs_critic}
+    metrics = {name: sums[name] / max(1.0, sums["tokens"]) for name in PER_TOKEN if not absent.get(name)}
     if sums["mismatch_tokens"]:
         metrics["logprob_mismatch_mean_abs"] = sums["mismatch"] / sums["mismatch_tokens"]
     if sums["drift_tokens"]:
         metrics["drift"] = sums["drift"] / sums["drift_tokens"]
     return metrics | {
-        "loss": sums["loss"] / len(grad_norms),
+        "loss": sums["loss"] / max(1, len(grad_norms)),
         "mismatch_tokens": sums["mismatch_tokens"],
         "drift_tokens": sums["drift_tokens"],
         "tokens_trained": sums["tokens"],
         "tokens_computed": sums["tokens_computed"],
-        "grad_norm": sum(grad_norms) / len(grad_norms),
+        "grad_norm": _mean(grad_norms),
     }
+
+
+def _mean(norms: Sequence[float]) -> float:
+    return sum(norms) / max(1, len(norms))

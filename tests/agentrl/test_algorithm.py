@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from agentrl.algorithm import Algorithm
 from agentrl.config import RunConfig, load_config, parse_config
@@ -31,9 +30,10 @@ def test_a_preset_is_its_parts(name: str) -> None:
     assert Algorithm.model_validate(name) == algorithm
 
 
-def test_only_presets_that_need_another_model_are_refused() -> None:
-    refused = {name for name in PRESETS if Algorithm(preset=name).unsupported}
-    assert refused == {"ppo"}
+def test_only_ppo_needs_another_model() -> None:
+    algorithms = [Algorithm(preset=name) for name in PRESETS]
+    assert [a.preset for a in algorithms if a.needs_critic] == ["ppo"]
+    assert not [a.preset for a in algorithms if a.needs_reference]
 
 
 def test_parts_override_their_preset() -> None:
@@ -60,10 +60,9 @@ def test_a_part_of_a_named_preset_can_be_given_on_the_command_line(tmp_path: Pat
             {"aggregation": "token_men"},
             "config key 'trainer.algorithm.aggregation': there is no 'token_men'; did you mean 'token_mean'?",
         ),
-        ("ppo", "algorithm ppo, baseline critic: the trainer has no critic model"),
-        ({"kl_coef": 0.1}, "kl_coef 0.1: the trainer has no reference model"),
         ({"baseline": "critic"}, "estimator gae and baseline critic go together"),
         ({"preset": "ppo", "normalization": "group_std"}, "with gae it is whiten or none"),
+        ({"kl_refresh_steps": 5}, "kl_refresh_steps is of kl_coef, which is 0"),
         ({"dual_clip": 1.1}, "dual_clip needs"),
         ({"dual_clip": 3.0, "clip": "sapo"}, "dual_clip needs"),
         ({"proximal": "behavior"}, "give correction: none"),
@@ -81,10 +80,10 @@ def test_what_does_not_fit_is_refused_in_one_line(algorithm: Any, message: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_carried_out_yet_is_defined() -> None:
-    assert Algorithm(preset="ppo").estimator == "gae"
-    with pytest.raises(ValidationError):
-        RunConfig.model_validate(BASE | {"trainer": {"algorithm": {"preset": "ppo"}}})
+def test_a_reference_that_nothing_is_compared_with_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"reference is of algorithm\.kl_coef, which is 0"):
+        parse_config(BASE | {"trainer": {"reference": "elsewhere"}})
+    assert parse_config(BASE | {"trainer": {"reference": "elsewhere", "algorithm": {"kl_coef": 0.1}}})
 
 
 def test_the_written_config_names_every_part_and_reads_the_same(tmp_path: Path) -> None:

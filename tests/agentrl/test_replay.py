@@ -217,6 +217,23 @@ def test_another_credit_is_computed_and_the_store_is_not_touched(db) -> None:
     assert everything(db) == before
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "model"),
+    [({"preset": "ppo"}, "a critic"), ({"preset": "rloo", "kl_coef": 0.1}, "a reference policy")],
+)
+def test_credit_that_came_from_other_models_is_not_made_up(db, algorithm, model) -> None:
+    history = History(db, seed=4)
+    history.train(1)
+    config = history.db.query(runs.get, history.run_id).config
+    with db.write() as conn:
+        conn.execute(
+            update(runs_table).values(config=config | {"trainer": config["trainer"] | {"algorithm": algorithm}})
+        )
+    step = step_of(history, 1)
+    with pytest.raises(UserError, match=f"step 1 was trained with {model}"):
+        replay.recredit(db, step, replay.check(db, step).batch, replay.Credit(estimator="grpo"))
+
+
 def test_the_runs_own_algorithm_is_what_the_recorded_credit_came_from(db) -> None:
     history = History(db, seed=4)
     history.train(1)

@@ -13,7 +13,7 @@ from support import random_trajectory
 from agentrl.algorithm import Algorithm
 from agentrl.presets import PRESETS
 from agentrl.schemas import TrajectoryTokens
-from agentrl.trainer.advantages import overlong_penalty, token_advantages, turn_advantages
+from agentrl.trainer.advantages import overlong_penalty, penalized_advantages, token_advantages, turn_advantages
 
 OF_RETURNS = [name for name in PRESETS if Algorithm(preset=name).estimator == "returns"]
 GROUP_RELATIVE = [name for name in OF_RETURNS if Algorithm(preset=name).is_group_relative]
@@ -144,6 +144,51 @@ def test_advantages_equal_the_loop(parts: dict[str, Any], seed: int) -> None:
     for got, expected in zip(turn_advantages(batch, algorithm), by_hand(batch, algorithm), strict=True):
         assert got.dtype == np.float32
         assert got.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def token_by_token(batch: list[TrajectoryTokens], costs: list[Any]) -> list[TrajectoryTokens]:
+    """The same with every sampled token a turn of its own, whose return is what is left of its turn's."""
+    whole: dict[str, float] = {}
+    for t, cost in zip(batch, costs, strict=True):
+        whole[t.episode_id] = whole.get(t.episode_id, 0.0) + sum(float(c) for c in cost)
+    found = []
+    for t, cost in zip(batch, costs, strict=True):
+        sampled = np.flatnonzero(t.turn_ids >= 0)
+        turn_ids = np.full(len(t.turn_ids), -1, np.int32)
+        turn_ids[sampled] = np.arange(len(sampled))
+        left = [float(t.turn_returns[t.turn_ids[at]]) - sum(float(c) for c in cost[at:]) for at in sampled]
+        found.append(
+            dataclasses.replace(
+                t,
+                turn_ids=turn_ids,
+                turn_returns=np.array(left),
+                episode_return=t.episode_return - whole[t.episode_id],
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("parts", CHOICES, ids=lambda parts: "-".join(map(str, parts.values())))
+def test_penalized_advantages_equal_the_loop(parts: dict[str, Any], seed: int) -> None:
+    algorithm, batch = Algorithm(**parts), random_groups(seed)
+    rng = np.random.default_rng(seed)
+    costs = [(rng.normal(0, 0.2, len(t.loss_mask)) * t.loss_mask).astype(np.float32) for t in batch]
+    expected = by_hand(token_by_token(batch, costs), algorithm)
+    for t, got, wanted in zip(batch, penalized_advantages(batch, algorithm, costs), expected, strict=True):
+        assert got.dtype == np.float32
+        assert got[t.loss_mask].tolist() == pytest.approx(
+            np.array(wanted)[t.loss_mask[t.turn_ids >= 0]].tolist(), rel=1e-5, abs=1e-5
+        )
+        assert not got[~t.loss_mask].any()
+
+
+@pytest.mark.parametrize("preset", OF_RETURNS)
+def test_what_costs_nothing_changes_nothing(preset: str) -> None:
+    algorithm, batch = Algorithm(preset=preset), random_groups(0)
+    free = penalized_advantages(batch, algorithm, [np.zeros(len(t.loss_mask), np.float32) for t in batch])
+    for t, got, turns in zip(batch, free, turn_advantages(batch, algorithm), strict=True):
+        np.testing.assert_array_equal(got[t.loss_mask], token_advantages(t, turns)[t.loss_mask])
 
 
 def test_whitened_tokens_have_mean_0_and_deviation_1() -> None:

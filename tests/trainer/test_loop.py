@@ -11,6 +11,7 @@ import torch
 from loop_setup import Died, Setup, same
 from proxy_stub import ADMIN_KEY, play_groups
 from safetensors.torch import load_file
+from support import save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from agentrl.algorithm import Algorithm
@@ -242,3 +243,14 @@ def test_overlong_episodes_lose_advantage_and_keep_their_recorded_return(setup: 
         (-1.0, 2), (0.0, 2), (1.0, 2),
     ]  # fmt: skip
     assert setup.query("SELECT return_mean FROM steps") == [(1.0,)]
+
+
+def test_the_divergence_from_a_named_reference_is_a_metric(setup: Setup, tmp_path: Path) -> None:
+    setup.config = setup.config.model_copy(update={"steps": 2})
+    other = save_tiny_model(tmp_path / "other", seed=1)
+    assert setup.train(algorithm=Algorithm(kl_coef=0.1), reference=other)
+    with setup.database.read() as conn:
+        far = [s.metrics["kl_reference"] for s in steps.of_run(conn, setup.run_id)]
+    assert min(far) > 0.1  # with the base model as reference the first step has none
+    checkpoints = setup.config.run_dir / "checkpoints"
+    assert not list(checkpoints.glob("*/reference.safetensors"))  # it does not move

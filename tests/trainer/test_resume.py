@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from loop_setup import Died, Setup, same
 from safetensors.torch import load_file
 
+from agentrl.algorithm import Algorithm
 from agentrl.config import LoraConfig
 from agentrl.errors import FencedError, UserError
 from agentrl.store import runs, steps
@@ -228,6 +230,47 @@ def test_from_base_does_not_throw_away_a_usable_checkpoint(
     die_before(monkeypatch, setup, 3)
     die_before(monkeypatch, setup, 4, from_base=True)
     assert "resuming after step 2" in capsys.readouterr().out
+
+
+def test_a_critic_and_its_moments_are_the_same_after_a_resume(
+    setup: Setup, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ppo = {"algorithm": Algorithm(preset="ppo"), "critic_lr": 1e-2}
+    whole = Setup(tmp_path_factory.mktemp("whole"), setup.model, setup.world, steps=4)
+    with whole.proxy:
+        assert whole.train(**ppo)
+    whole.database.close()
+    setup.config = setup.config.model_copy(update={"steps": 4})
+    die_before(monkeypatch, setup, 3, **ppo)
+    assert setup.train(**ppo)
+    assert same(load_file(whole.config.run_dir / "model" / "model.safetensors"), setup.config.run_dir / "model")
+    found = [
+        load_file(next(s.config.run_dir.glob("checkpoints/step-000004-*/critic.safetensors"))) for s in (whole, setup)
+    ]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    metrics = [
+        json.loads(m) for (m,) in setup.query("SELECT metrics FROM steps WHERE state = 'published' ORDER BY step")
+    ]
+    assert metrics[0]["explained_variance"] == 0 < metrics[0]["value_loss"]
+
+
+@pytest.mark.parametrize("kl", ["loss", "reward"])
+def test_a_reference_that_moves_is_the_same_after_a_resume(
+    setup: Setup, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, kl: str
+) -> None:
+    algorithm = Algorithm(kl_coef=1.0, kl=kl, kl_estimator="k2", kl_refresh_steps=2)  # type: ignore[arg-type]
+    whole = Setup(tmp_path_factory.mktemp("whole"), setup.model, setup.world, steps=4)
+    fixed = Setup(tmp_path_factory.mktemp("fixed"), setup.model, setup.world, steps=4)
+    for each, chosen in ((whole, algorithm), (fixed, algorithm.model_copy(update={"kl_refresh_steps": None}))):
+        with each.proxy:
+            assert each.train(algorithm=chosen)
+        each.database.close()
+    expected = load_file(whole.config.run_dir / "model" / "model.safetensors")
+    assert not same(expected, fixed.config.run_dir / "model")
+    setup.config = setup.config.model_copy(update={"steps": 4})
+    die_before(monkeypatch, setup, 4, algorithm=algorithm)  # the reference is of step 2, the policy of step 3
+    assert setup.train(algorithm=algorithm)
+    assert same(expected, setup.config.run_dir / "model")
 
 
 @pytest.mark.parametrize("died_before", [1, 3])

@@ -1,0 +1,92 @@
+"""The models of a run: the policy, and beside it those that its algorithm asks for.
+
+They are made while the policy is the base model. What of them moves is a part of every checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.config import TrainerConfig
+from agentrl.errors import StoreError
+from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoint import Checkpoint
+from agentrl.trainer.critic import Critic, Learner
+from agentrl.trainer.distributed import World
+from agentrl.trainer.model import AnyBody, Policy, load_sharded
+from agentrl.trainer.reference import Reference
+from agentrl.trainer.update import make_optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Models:
+    """Who is asked about a batch."""
+
+    policy: Policy
+    reference: Reference | None = None
+    critic: Learner | None = None
+
+
+def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: TrainerConfig, world: World) -> AnyBody:
+    """A model on the base model's weights, as configured."""
+    return load_sharded(
+        wrap,
+        base_model,
+        world.mesh,
+        train_layers=config.train_layers,
+        dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
+        activation_checkpointing=config.activation_checkpointing,
+        cpu_offload=config.cpu_offload,
+        adapter=config.lora,
+    )
+
+
+def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models:
+    """Load the policy and whom its algorithm needs beside it."""
+    policy = load(Policy, base_model, config, world)
+    reference = critic = None
+    if config.algorithm.needs_reference:
+        reference = Reference(policy)
+        if config.reference:
+            reference.overlay(config.reference)
+    if config.algorithm.needs_critic:
+        model = load(Critic, base_model, config, world)
+        critic = Learner(model, make_optimizer(model, config, config.critic_lr))
+    return Models(policy=policy, reference=reference, critic=critic)
+
+
+def after_step(models: Models, step: int, config: TrainerConfig) -> None:
+    """Move the reference where it is due."""
+    every = config.algorithm.kl_refresh_steps
+    if models.reference and every and step % every == 0:
+        models.reference.refresh()
+
+
+def parts(models: Models, config: TrainerConfig) -> dict[str, dict[str, Tensor]]:
+    """What a checkpoint holds besides the policy and its optimizer."""
+    found: dict[str, dict[str, Tensor]] = {}
+    if models.reference and config.algorithm.kl_refresh_steps:
+        found["reference"] = models.reference.tensors
+    if models.critic:
+        critic, optimizer = models.critic.critic, models.critic.optimizer
+        found["critic"] = dict(critic.trainable())
+        found["critic_optimizer"] = checkpoint.moments(critic, optimizer)
+    return found
+
+
+def restore(found: Checkpoint, models: Models, config: TrainerConfig) -> None:
+    """Bring back `parts`. Raises StoreError where one that is needed was not saved."""
+    for name in parts(models, config):
+        if checkpoint.part(found, name) is None:
+            raise StoreError(f"checkpoint {found.folder} has no {name}: trainer.algorithm changed")
+    if models.reference and config.algorithm.kl_refresh_steps:
+        models.reference.restore(checkpoint.part(found, "reference") or {})
+    if models.critic:
+        weights, moments = (checkpoint.part(found, name) or {} for name in ("critic", "critic_optimizer"))
+        checkpoint.restore(models.critic.critic, models.critic.optimizer, weights, moments, found.folder)

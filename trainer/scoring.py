@@ -1,0 +1,97 @@
+"""What models say of a batch before its update, and the samples that follow from it.
+
+    trajectories ─► logprobs (policy, reference), values (critic) of every loss token ─► advantages ─► samples
+
+Only what an algorithm asks for is computed. Every rank computes a part and knows all, so that advantages are of the
+whole batch and do not depend on how it was cut. T, S: as in packing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.algorithm import Algorithm
+from agentrl.schemas import Float32, TrajectoryTokens
+from agentrl.trainer.advantages import penalized_advantages, token_advantages, turn_advantages
+from agentrl.trainer.algorithms.kl import kl_divergence
+from agentrl.trainer.critic import gae_advantages
+from agentrl.trainer.distributed import World
+from agentrl.trainer.model import reshard
+from agentrl.trainer.models import Models
+from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
+
+Scores = list[Float32]
+"""(T,) per trajectory of a batch, 0 but at loss tokens."""
+
+
+def make_samples(
+    trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm, models: Models, budget: int, world: World
+) -> list[Sample]:
+    """A batch's trajectories with their advantages, and with what else the update needs to know. Collective."""
+    scorer = Scorer(trajectories, budget, world)
+    reference = logprobs = values = targets = costs = None
+    if algorithm.needs_reference:
+        assert models.reference is not None
+        with models.reference.in_place():
+            reference = scorer.score(lambda m: models.policy(m)[0])
+        if algorithm.kl == "reward":
+            logprobs = scorer.score(lambda m: models.policy(m)[0])
+            reshard(models.policy)
+            costs = [_cost(a, b, algorithm) for a, b in zip(logprobs, reference, strict=True)]
+    if algorithm.needs_critic:
+        assert models.critic is not None
+        values = scorer.score(models.critic.critic)
+        reshard(models.critic.critic)
+        advantages, targets = gae_advantages(trajectories, algorithm, values, costs)
+    elif costs is not None:
+        advantages = penalized_advantages(trajectories, algorithm, costs)
+    else:
+        turns = turn_advantages(trajectories, algorithm)
+        advantages = [token_advantages(t, a) for t, a in zip(trajectories, turns, strict=True)]
+    return [
+        Sample(t, advantages[i], *(scores[i] if scores else None for scores in (logprobs, reference, values, targets)))
+        for i, t in enumerate(trajectories)
+    ]
+
+
+def _cost(logprobs_T: Float32, reference_T: Float32, algorithm: Algorithm) -> Float32:
+    """(T,) β · KL_t, 0 where both are 0."""
+    kl_T = kl_divergence(torch.from_numpy(logprobs_T), torch.from_numpy(reference_T), algorithm.kl_estimator)
+    cost_T: Float32 = (algorithm.kl_coef * kl_T).numpy()
+    return cost_T
+
+
+class Scorer:
+    """A batch's microbatches on this rank, made once, for any number of forward passes without gradients."""
+
+    def __init__(self, trajectories: Sequence[TrajectoryTokens], budget: int, world: World) -> None:
+        self._samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in trajectories]
+        self._budget, self._world = budget, world
+
+    @cached_property
+    def _planned(self) -> list[list[list[list[Unit]]]]:
+        """By rank, microbatch and row."""
+        units = make_units(self._samples, self._budget)
+        minibatches = plan(units, ranks=self._world.size, minibatches=1, budget=self._budget)
+        return minibatches[0] if minibatches else [[]] * self._world.size
+
+    @cached_property
+    def _microbatches(self) -> list[Microbatch]:
+        return [collate(rows).to(self._world.device) for rows in self._planned[self._world.rank]]
+
+    @torch.no_grad()
+    def score(self, model: Callable[[Microbatch], Tensor]) -> Scores:
+        """What `model` gives each prediction (P,), by loss token. Collective."""
+        mine = [model(m)[m.predictions_S].float() for m in self._microbatches]
+        joined = self._world.gather(torch.cat(mine) if mine else torch.empty(0)).numpy()
+        at, found = 0, {}
+        for sample in (s for rank in self._planned for rows in rank for row in rows for u in row for s in u.samples):
+            mask = sample.tokens.loss_mask
+            scores = found[id(sample)] = np.zeros(len(mask), np.float32)
+            scores[mask] = joined[at : (at := at + int(mask.sum()))]
+        return [found.get(id(s), s.advantages) for s in self._samples]
