@@ -106,12 +106,13 @@ class TRL:
             )
         loss_sum, start = 0.0, 0
         for part in parts:
-            for first in range(start, start + len(part), self._rows):
-                rows = slice(first, first + self._rows)
+            end = start + len(part)
+            for first in range(start, end, self._rows):
+                rows = slice(first, min(first + self._rows, end))  # a warm-up may have fewer
                 loss = self._trainer.compute_loss(self.model, {name: t[rows] for name, t in batch.items()})
                 loss.backward()
                 loss_sum += float(loss.detach())
-            start += len(part)
+            start = end
             nn.utils.clip_grad_norm_(self.model.parameters(), self._args["max_grad_norm"])
             self.optimizer.step()
             self.optimizer.zero_grad()

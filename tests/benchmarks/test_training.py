@@ -15,7 +15,7 @@ from training.models import matmul_flops, save_random_model
 from training.trl_grpo import TRL, is_available
 from training.trl_grpo import rectangle as trl_rectangle
 from training.variants import Ours, Padded, Setting, Variant
-from training.worker import Order
+from training.worker import Order, one_of_each_group
 
 from agentrl.trainer.distributed import World, join_world
 
@@ -60,6 +60,20 @@ def test_a_step_is_the_same_step(model: Path, world: World, peer: str, name: str
     apart = torch.cat([(mine[name] - theirs[name]).flatten() for name in mine])
     assert moved.abs().max() > 1e-3
     assert apart.abs().max() < 1e-4 * moved.abs().max()
+
+
+@pytest.mark.skipif(not is_available(), reason="TRL cannot be imported: run `make setup-trl`")
+def test_a_warm_up_is_the_same_for_trl(model: Path, world: World) -> None:
+    shape = QUICK["even"]
+    samples = make_samples(shape, 259)
+    few = one_of_each_group(samples)
+    setting = Setting(model, budget=1000, group_size=shape.group_size, make_optimizer=sgd)
+    ours, trl = Ours(setting, world), TRL(setting, samples, CPU)
+    assert len(few) == 2
+    assert trl.update(few) == pytest.approx(ours.update(few), rel=1e-4)
+    theirs = trl.weights()
+    for name, weight in ours.weights().items():
+        torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-5)
 
 
 def test_what_there_is_to_compute_is_counted() -> None:
