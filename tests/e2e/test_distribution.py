@@ -1,0 +1,174 @@
+"""What a real SGLang server records of its samples is what the trainer computes for the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from borrowed import proxy_fixtures
+from databases import Databases
+from sqlalchemy import select
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from agentrl.engine.client import EngineClient
+from agentrl.engine.server import EngineSpec, Server, free_port, launch
+from agentrl.rendering import load_renderer
+from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
+from agentrl.store import Database, runs, trajectories
+from agentrl.tables import trajectories as trajectory_rows
+from agentrl.trainer.distributed import join_world
+from agentrl.trainer.model import load_policy
+from agentrl.trainer.packing import Sample, collate, make_units
+
+pytestmark = pytest.mark.engine
+proxy = proxy_fixtures("proxy_fixtures_of_distribution")
+
+TEMPERATURE = 0.7
+CLOSE = 1e-4
+"""Mean |recorded − computed| logprob, in float32."""
+ASKED = ["What is 12 plus 35?", "Write one line about the sea.", "List three colours.", "Say hello in French."]
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of one rank. Tests of the trainer in this process may have joined their world already."""
+    if distributed.is_initialized():
+        yield init_device_mesh("cpu", (1,))
+        return
+    with join_world("cpu") as world:
+        yield world.mesh
+
+
+def gaps(model: Path, mesh: DeviceMesh, found: list[TrajectoryTokens]) -> np.ndarray[Any, Any]:
+    """|recorded − computed| logprob of all loss tokens."""
+    policy = load_policy(model, mesh)
+    samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in found]
+    batch = collate([make_units(samples, 4096)])
+    with torch.no_grad():
+        computed_S = policy(batch)[0][batch.predictions_S]
+    gaps_S: np.ndarray[Any, Any] = (computed_S - batch.behavior_S).abs().numpy()
+    return gaps_S
+
+
+async def play(url: str, database: Database) -> tuple[list[TrajectoryTokens], list[tuple[bool, bool]]]:
+    """Sessions of two calls, the second with top-p 0.9; their trajectories, and per call (trainable, modified)."""
+    calls = []
+    async with httpx.AsyncClient(base_url=url, headers=proxy.RUN, timeout=120) as http:
+        for asked in ASKED:
+            opened = (await http.post("/sessions", json={})).raise_for_status().json()
+            async with openai.AsyncOpenAI(
+                base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0
+            ) as client:
+                messages: list[Any] = [{"role": "user", "content": asked}]
+                for top_p in (1.0, 0.9):
+                    reply = await client.chat.completions.create(
+                        model="default", messages=messages, temperature=TEMPERATURE, top_p=top_p, max_tokens=48
+                    )
+                    answer = {"role": "assistant", "content": reply.choices[0].message.content}
+                    messages += [answer, {"role": "user", "content": "And now another one."}]
+            root = f"/sessions/{opened['session_id']}"
+            (await http.post(f"{root}/reward", json={"value": 1.0})).raise_for_status()
+            (await http.post(f"{root}/end", json={})).raise_for_status()
+            trace = (await http.get(f"{root}/trace")).raise_for_status().json()
+            calls += [(call["trainable"], call["distribution_modified"]) for call in trace["calls"]]
+    with database.read() as conn:
+        built = list(conn.execute(select(trajectory_rows.c.id)).scalars())
+        return trajectories.load(conn, built, ages={0: 0}, discount=1.0).trajectories, calls
+
+
+async def test_the_temperature_is_honoured_and_another_distribution_kept_out_of_the_loss(
+    sglang_engine: Server, tiny_model: Path, databases: Databases, mesh: DeviceMesh
+) -> None:
+    config = {
+        "name": "test", "model": str(tiny_model), "agent": "a:B", "tasks": "t.jsonl", "steps": 1,
+        "rollout": {"group_size": 1, "min_group_size": 1, "sampling": {"temperature": TEMPERATURE}},
+        "trainer": {"groups_per_step": 64},
+    }  # fmt: skip
+    with databases.lent("sqlite") as url:
+        database = Database(url)
+        with database.write() as conn:
+            runs.create(
+                conn, name="test", config=config, task_data=[{}], base_model=str(tiny_model), key="run-key", seed=0,
+                steps=1,
+            )  # fmt: skip
+        port = free_port()
+        with proxy.serve_proxy(url, [sglang_engine.url], port):
+            found, calls = await play(f"http://127.0.0.1:{port}", database)
+        database.close()
+    assert calls == [(True, False), (False, True)] * len(ASKED)
+    assert len(found) == len(ASKED)
+    for t in found:
+        np.testing.assert_array_equal(t.loss_mask, t.turn_ids == 0)
+        np.testing.assert_array_equal(t.temperatures[t.turn_ids >= 0], np.float32(TEMPERATURE))
+    assert gaps(tiny_model, mesh, found).mean() <= CLOSE
+    at_one = [replace(t, temperatures=np.ones_like(t.temperatures)) for t in found]
+    assert gaps(tiny_model, mesh, at_one).mean() > 100 * CLOSE
+    second = [replace(t, loss_mask=t.turn_ids == 1) for t in found]
+    assert gaps(tiny_model, mesh, second).mean() <= CLOSE  # recorded before top-p: the ratio would not be 1 / 0.9
+
+
+async def sampled(url: str, model: Path, temperature: float) -> list[TrajectoryTokens]:
+    """One answer to each question, straight from the server."""
+    renderer = load_renderer(model)
+    found = []
+    async with aiohttp.ClientSession() as http:
+        client = EngineClient(url, http)
+        for i, asked in enumerate(ASKED):
+            prompt = renderer.render([{"role": "user", "content": asked}], None)
+            params = {"max_new_tokens": 48, "ignore_eos": True, "temperature": temperature}
+            chunks = [c async for c in client.generate(rid=uuid.uuid4().hex, input_ids=prompt, sampling_params=params)]
+            output = [token for c in chunks for token in c.output_ids]
+            ids = np.array([*prompt, *output], np.int32)
+            own = np.arange(len(ids)) >= len(prompt)
+            logprobs = np.zeros(len(ids), np.float32)
+            logprobs[own] = [x for c in chunks for x in c.logprobs]
+            found.append(
+                TrajectoryTokens(
+                    trajectory_id=f"t{i}", session_id=f"s{i}", episode_id=f"s{i}", group_id="g", input_ids=ids,
+                    loss_mask=own, logprobs=logprobs, versions=np.where(own, 0, PROMPT_VERSION).astype(np.int32),
+                    turn_ids=np.where(own, 0, -1).astype(np.int32),
+                    temperatures=np.where(own, temperature, 1).astype(np.float32),
+                    turn_returns=np.zeros(1, np.float32), episode_return=0.0,
+                )
+            )  # fmt: skip
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
+async def test_logprobs_of_the_demo_model(
+    demo_server: Server, smollm2_model: Path, mesh: DeviceMesh, temperature: float
+) -> None:
+    found = await sampled(demo_server.url, smollm2_model, temperature)
+    assert gaps(smollm2_model, mesh, found).mean() <= CLOSE
+
+
+@pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
+async def test_logprobs_of_the_tiny_model(
+    sglang_engine: Server, tiny_model: Path, mesh: DeviceMesh, temperature: float
+) -> None:
+    found = await sampled(sglang_engine.url, tiny_model, temperature)
+    assert gaps(tiny_model, mesh, found).mean() <= CLOSE
+
+
+@pytest.fixture(scope="module")
+def demo_server(smollm2_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of its own for the demo model."""
+    log_file = tmp_path_factory.mktemp("demo") / "engine.log"
+    server = launch(EngineSpec(model=smollm2_model, port=free_port(), log_file=log_file, max_running_requests=8))
+    try:
+        asyncio.run(server.wait_healthy())
+        yield server
+    finally:
+        server.stop()
