@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
@@ -25,6 +25,9 @@ from agentrl.errors import EngineRejected
 from agentrl.models import resolve_model
 from agentrl.testing import FakeEngine
 
+if TYPE_CHECKING:
+    from agentrl.trainer.distributed import World
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job; what tests start should not be one
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -37,6 +40,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from spread import Spread
 
     return Spread(config, log)
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[World]:
+    """A process group of one rank on the CPU; there can be only one in a process."""
+    from agentrl.trainer.distributed import join_world
+
+    with join_world("cpu") as w:
+        yield w
 
 
 @pytest.fixture(scope="session", autouse=True)

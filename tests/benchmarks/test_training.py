@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +16,11 @@ from training.trl_grpo import rectangle as trl_rectangle
 from training.variants import Ours, Padded, Setting, Variant
 from training.worker import Order, one_of_each_group
 
-from agentrl.trainer.distributed import World, join_world
+from agentrl.trainer.distributed import World
 
 CPU = torch.device("cpu")
 BUDGET = 64
 """Small enough that every minibatch takes several forward passes."""
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with join_world("cpu") as w:
-        yield w
 
 
 @pytest.fixture(scope="module")

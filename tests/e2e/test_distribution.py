@@ -18,8 +18,7 @@ import torch
 from borrowed import proxy_fixtures
 from databases import Databases
 from sqlalchemy import select
-from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.engine.client import EngineClient
 from agentrl.engine.server import EngineSpec, Server, free_port, launch
@@ -27,7 +26,7 @@ from agentrl.rendering import load_renderer
 from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
 from agentrl.store import Database, runs, trajectories
 from agentrl.tables import trajectories as trajectory_rows
-from agentrl.trainer.distributed import join_world
+from agentrl.trainer.distributed import World
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.packing import Sample, collate, make_units
 
@@ -41,13 +40,8 @@ ASKED = ["What is 12 plus 35?", "Write one line about the sea.", "List three col
 
 
 @pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    """Of one rank. Tests of the trainer in this process may have joined their world already."""
-    if distributed.is_initialized():
-        yield init_device_mesh("cpu", (1,))
-        return
-    with join_world("cpu") as world:
-        yield world.mesh
+def mesh(world: World) -> DeviceMesh:
+    return world.mesh
 
 
 def gaps(model: Path, mesh: DeviceMesh, found: list[TrajectoryTokens]) -> np.ndarray[Any, Any]:
