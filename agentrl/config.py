@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
@@ -151,15 +151,9 @@ class LoraConfig(Section):
     """Last names of the linear layers that get one, `q_proj` say; `all-linear`: each, but for the output head."""
 
 
-class TrainerConfig(Section):
-    """The policy update."""
+class UpdateConfig(Section):
+    """What every kind of training takes: its optimizer, and how its work is carried out."""
 
-    groups_per_step: Positive = 8
-    """Groups in one batch."""
-    max_staleness: NonNegative = 1
-    """No token older than this many weight versions is trained (AReaL: max_head_offpolicyness)."""
-    stale_policy: Literal["mask", "drop"] = "mask"
-    """What a too-old token does: `mask` takes it out of the loss, `drop` its whole trajectory (its reward stays)."""
     lr: Annotated[float, Field(gt=0)] = 5e-5
     """AdamW learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -170,17 +164,8 @@ class TrainerConfig(Section):
     """Global gradient norm is clipped to this."""
     train_layers: Positive | None = None
     """Train only the top N decoder blocks (and the final norm); null trains everything."""
-    lora: LoraConfig = LoraConfig()
-    minibatches: Positive = 1
-    """Optimizer updates per step; the batch is split by whole groups."""
     tokens_per_microbatch: Positive = 4096
     """Packing budget: tokens of one forward pass."""
-    algorithm: Algorithm = Algorithm()
-    critic_lr: Annotated[float, Field(gt=0)] = 1e-4
-    """AdamW learning rate of a critic; the other options of the optimizer are shared."""
-    reference: Path | None = None
-    """The reference policy of `kl_coef`: a model's folder, a checkpoint or one of a run's `weights/` folders, whose
-    tensors replace the base model's; null: the base model."""
     ranks: Positive = 1
     """Processes (torchrun); 1 runs the same FSDP2 code in one."""
     replicas: Positive = 1
@@ -195,10 +180,50 @@ class TrainerConfig(Section):
     """Keep only the input of each decoder block and compute the block again in the backward: less memory, more time."""
     cpu_offload: bool = False
     """Keep parameters, gradients and AdamW's moments in the CPU's memory, a block at a time on the GPU: CUDA only."""
-    checkpoint_every: Positive = 1
-    """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """Newest checkpoints kept on disk."""
+
+    @model_validator(mode="after")
+    def _replicas_divide_the_ranks(self) -> Self:
+        if self.ranks % self.replicas:
+            raise ValueError(f"ranks {self.ranks} is no multiple of replicas {self.replicas}")
+        return self
+
+
+CHANGEABLE_OF_TRAINER = (
+    "trainer.ranks",
+    "trainer.replicas",
+    "trainer.device",
+    "trainer.threads",
+    "trainer.tokens_per_microbatch",
+    "trainer.activation_checkpointing",
+    "trainer.cpu_offload",
+    "trainer.checkpoint_every",
+    "trainer.keep_checkpoints",
+)
+"""Keys of any training that may change when it is resumed: they say how it is carried out, not what it computes."""
+
+
+class TrainerConfig(UpdateConfig):
+    """The policy update."""
+
+    groups_per_step: Positive = 8
+    """Groups in one batch."""
+    max_staleness: NonNegative = 1
+    """No token older than this many weight versions is trained (AReaL: max_head_offpolicyness)."""
+    stale_policy: Literal["mask", "drop"] = "mask"
+    """What a too-old token does: `mask` takes it out of the loss, `drop` its whole trajectory (its reward stays)."""
+    lora: LoraConfig = LoraConfig()
+    minibatches: Positive = 1
+    """Optimizer updates per step; the batch is split by whole groups."""
+    algorithm: Algorithm = Algorithm()
+    critic_lr: Annotated[float, Field(gt=0)] = 1e-4
+    """AdamW learning rate of a critic; the other options of the optimizer are shared."""
+    reference: Path | None = None
+    """The reference policy of `kl_coef`: a model's folder, a checkpoint or one of a run's `weights/` folders, whose
+    tensors replace the base model's; null: the base model."""
+    checkpoint_every: Positive = 1
+    """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainerConfig:
@@ -206,8 +231,6 @@ class TrainerConfig(Section):
             raise ValueError("reference is of algorithm.kl_coef, which is 0")
         if self.lora.rank and self.train_layers:
             raise ValueError("lora and train_layers exclude one another")
-        if self.ranks % self.replicas:
-            raise ValueError(f"ranks {self.ranks} is no multiple of replicas {self.replicas}")
         return self
 
 

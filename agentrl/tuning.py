@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import Field, model_validator
 
-from agentrl.config import NonNegative, Positive, read_config, validated
+from agentrl.config import CHANGEABLE_OF_TRAINER, NonNegative, Positive, UpdateConfig, read_config, validated
 from agentrl.environment import without_password
 from agentrl.errors import ConfigError
 from agentrl.section import Section
@@ -22,15 +22,7 @@ CHANGEABLE = (
     "runs_dir",
     "data.file",
     "data.database_url",
-    "trainer.ranks",
-    "trainer.replicas",
-    "trainer.device",
-    "trainer.threads",
-    "trainer.tokens_per_microbatch",
-    "trainer.activation_checkpointing",
-    "trainer.cpu_offload",
-    "trainer.checkpoint_every",
-    "trainer.keep_checkpoints",
+    *CHANGEABLE_OF_TRAINER,
 )
 """Keys that may change when a run is resumed. What the data are is checked by their digest."""
 
@@ -84,7 +76,7 @@ class PairDataConfig(DataConfig):
     """Pairs whose returns differ by less are left out; equal ones always are."""
 
 
-class TuningTrainerConfig(Section):
+class TuningTrainerConfig(UpdateConfig):
     """The updates."""
 
     batch_size: Positive = 32
@@ -95,40 +87,8 @@ class TuningTrainerConfig(Section):
     """How it goes on after the warm-up: `linear` and `cosine` fall to 0 at the last step."""
     warmup_steps: NonNegative = 0
     """Steps over which it rises."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW moment decays."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW weight decay."""
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
-    """Global gradient norm is clipped to this."""
-    train_layers: Positive | None = None
-    """Train only the top N decoder blocks (and the final norm, and a reward model's head); null trains everything."""
-    tokens_per_microbatch: Positive = 4096
-    """Packing budget: tokens of one forward pass. A pair is never cut."""
-    ranks: Positive = 1
-    """Processes (torchrun); 1 runs the same FSDP2 code in one."""
-    replicas: Positive = 1
-    """Whole copies of the model among the ranks, each sharded over ranks / replicas of them; 1 shards over all."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where torch sees a GPU."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute type; master weights stay float32."""
-    threads: NonNegative = 0
-    """CPU threads per rank; 0 leaves torch's choice."""
-    activation_checkpointing: bool = False
-    """Keep only the input of each decoder block and compute the block again in the backward: less memory, more time."""
-    cpu_offload: bool = False
-    """Keep parameters, gradients and moments in the CPU's memory (CUDA only)."""
     checkpoint_every: Positive = 50
     """Steps between durable checkpoints; the last step, and one that was told to stop, always leave one."""
-    keep_checkpoints: Annotated[int, Field(ge=2)] = 2
-    """Newest checkpoints kept on disk."""
-
-    @model_validator(mode="after")
-    def _replicas_divide_the_ranks(self) -> Self:
-        if self.ranks % self.replicas:
-            raise ValueError(f"ranks {self.ranks} is no multiple of replicas {self.replicas}")
-        return self
 
 
 class TuningConfig(Section):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentrl.algorithm import Algorithm
-from agentrl.config import TrainerConfig
+from agentrl.config import TrainerConfig, UpdateConfig
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
 from agentrl.trainer.algorithms.critic import value_losses
@@ -50,8 +50,8 @@ class Step:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-def make_optimizer(model: Body, config: TrainerConfig, lr: float | None = None) -> torch.optim.AdamW:
-    """AdamW over the trained parameters, at the policy's learning rate if none is given."""
+def make_optimizer(model: Body, config: UpdateConfig, lr: float | None = None) -> torch.optim.AdamW:
+    """AdamW over the trained parameters, at the configured learning rate if none is given."""
     parameters = [p for _, p in model.trainable()]
     return torch.optim.AdamW(
         parameters, lr=lr or config.lr, betas=config.betas, weight_decay=config.weight_decay, foreach=True

@@ -94,7 +94,7 @@ class EngineClient:
             response = await self._wire.post("/generate", orjson.dumps(body), headers, seconds)
             if response.status >= 400:
                 raise _refusal(where, response.status, await response.rest())
-            while not ended and (data := await response.more()):
+            while data := await response.more():
                 for event in events.feed(data):
                     if event == b"[DONE]":
                         continue

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.config import RunConfig, parse_config
+from agentrl.config import CHANGEABLE_OF_TRAINER, RunConfig, parse_config
 from agentrl.environment import without_password
 from agentrl.errors import ConfigError, UserError
 from agentrl.schemas import Json
@@ -26,15 +26,7 @@ CHANGEABLE = (
     "proxy",
     "rollout.max_concurrent_groups",
     "rollout.timeout_s",
-    "trainer.ranks",
-    "trainer.replicas",
-    "trainer.device",
-    "trainer.threads",
-    "trainer.tokens_per_microbatch",
-    "trainer.activation_checkpointing",
-    "trainer.cpu_offload",
-    "trainer.checkpoint_every",
-    "trainer.keep_checkpoints",
+    *CHANGEABLE_OF_TRAINER,
     "evaluation.max_concurrent",
 )
 """Keys, or whole sections, that say how a run is carried out, not what it computes."""

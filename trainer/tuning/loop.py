@@ -35,7 +35,8 @@ from agentrl.trainer.loop import CHECKPOINTS, Stop
 from agentrl.trainer.model import Body
 from agentrl.trainer.tuning.items import Data, Item
 from agentrl.trainer.tuning.methods import Dpo, Method, method_of
-from agentrl.trainer.tuning.step import learning_rate, make_optimizer, score, train, with_reference
+from agentrl.trainer.tuning.step import learning_rate, score, train, with_reference
+from agentrl.trainer.update import make_optimizer
 from agentrl.tuning import AnyConfig
 
 HELD_OUT = "held_out/"

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from agentrl.config import LoraConfig
-from agentrl.trainer import weights
+from agentrl.trainer import models, weights
 from agentrl.trainer.algorithms.preference import bradley_terry_losses, dpo_losses, ipo_losses
 from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.distributed import World
 from agentrl.trainer.losses import Sums
-from agentrl.trainer.model import Body, Policy, load_sharded
+from agentrl.trainer.model import Body, Policy
 from agentrl.trainer.packing import Microbatch, Sample, Unit, make_units
 from agentrl.trainer.tuning import reward_model
 from agentrl.trainer.tuning.items import Item
@@ -42,16 +41,7 @@ class Method(ABC):
 
     def load(self, folder: Path, config: TuningConfig, world: World) -> Body:
         """The model that is trained, sharded, on the weights of `folder`."""
-        trainer = config.trainer
-        return load_sharded(
-            partial(self.wrap, config=config),
-            folder,
-            world.mesh,
-            train_layers=trainer.train_layers,
-            dtype=torch.bfloat16 if trainer.dtype == "bfloat16" else torch.float32,
-            activation_checkpointing=trainer.activation_checkpointing,
-            cpu_offload=trainer.cpu_offload,
-        )
+        return models.load(partial(self.wrap, config=config), folder, config.trainer, world, LoraConfig())
 
     def prepared(self, item: Item) -> Item:
         """An item as it is packed."""

@@ -24,14 +24,6 @@ Work = list[tuple[list[Sample], Microbatch]]
 """Microbatches of one rank, each with its samples in their order."""
 
 
-def make_optimizer(model: Body, config: TuningTrainerConfig) -> torch.optim.AdamW:
-    """AdamW over the trained parameters."""
-    parameters = [p for _, p in model.trainable()]
-    return torch.optim.AdamW(
-        parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, foreach=True
-    )
-
-
 def learning_rate(step: int, steps: int, config: TuningTrainerConfig) -> float:
     """Of step 1 … `steps`. It rises linearly over w warm-up steps; then lr, lr (1 − x) or lr (1 + cos πx)/2,
     x = (step − 1 − w)/(steps − w)."""

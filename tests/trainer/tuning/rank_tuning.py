@@ -18,6 +18,7 @@ from tuning_setup import KINDS, config_of, prepared, random_items
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import join_world
 from agentrl.trainer.tuning import step
+from agentrl.trainer.update import make_optimizer
 
 
 def main(folder: Path, reference: Path, out: Path) -> None:
@@ -27,7 +28,7 @@ def main(folder: Path, reference: Path, out: Path) -> None:
         for kind in KINDS:
             config = config_of(kind, lr=1e-4, tokens_per_microbatch=40)
             method, model, items = prepared(config, random_items(kind, 5), folder, world, reference)
-            optimizer = step.make_optimizer(model, config.trainer)
+            optimizer = make_optimizer(model, config.trainer)
             for _ in range(2):
                 metrics.append(step.train(model, optimizer, items, method, 1e-4, config.trainer, world))
             weights |= {f"{kind}/{name}": full(p).clone() for name, p in model.trainable()}

@@ -19,6 +19,7 @@ from agentrl.trainer.loop import Stop
 from agentrl.trainer.tuning import step
 from agentrl.trainer.tuning.items import Data, split
 from agentrl.trainer.tuning.loop import batch_of, tune
+from agentrl.trainer.update import make_optimizer
 from agentrl.tuning import AnyConfig
 
 KINDS = ("sft", "dpo", "reward-model")
@@ -136,7 +137,7 @@ def test_the_reward_model_is_a_classifier_of_transformers(
     method, ours, items = prepared(made, random_items("reward-model", 1, seed=5), tiny_model, world)
     found, _ = checkpoint.newest(tmp_path / "test" / "checkpoints")
     assert found is not None
-    checkpoint.load(found, ours, step.make_optimizer(ours, made.trainer), world)
+    checkpoint.load(found, ours, make_optimizer(ours, made.trainer), world)
     score = step.score(ours, items, method, made.trainer, world)
     with torch.no_grad():
         ids = [torch.from_numpy(s.tokens.input_ids[:-1]).long() for s in items[0]]

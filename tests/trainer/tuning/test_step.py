@@ -21,6 +21,7 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.tuning import step
 from agentrl.trainer.tuning.items import Item
+from agentrl.trainer.update import make_optimizer
 from agentrl.tuning import TuningTrainerConfig
 
 BETA = 0.1
@@ -62,7 +63,7 @@ def gradients(
     config = config_of(kind, tokens_per_microbatch=budget, grad_clip=1e9)
     method, model, packed = prepared(config, items, folder, world, other)
     before = {name: full(p).clone() for name, p in model.trainable()}
-    optimizer = step.make_optimizer(model, config.trainer)
+    optimizer = make_optimizer(model, config.trainer)
     found: dict[str, Tensor] = {}
     optimizer.register_step_pre_hook(lambda *_: found.update({n: full(p.grad).clone() for n, p in model.trainable()}))
     metrics = step.train(model, optimizer, packed, method, 1e-3, config.trainer, world)
