@@ -160,7 +160,7 @@ def _intent(state: ProxyState, caller: Caller, call: Call, first: Call) -> inter
         distribution_modified=modified,
         trainable=call.trainable and not (modified or is_greedy(call.params)),
         prompt_tokens=len(prompt.token_ids),
-        prompt_digest=prompt.digest.hex,
+        prompt_digest=prompt.token_ids.digest,
         created_at=time.time(),
     )
 
@@ -352,8 +352,7 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
     )  # fmt: skip
     state.gate.answered(call.session_id, seq, len(sampled.output_ids))
     node = Node(
-        id=call.id, conversation_key=key, parent=prompt.parent, own_ids=prompt.delta_ids + sampled.output_ids,
-        digest=prompt.digest.extended(sampled.output_ids),
+        id=call.id, conversation_key=key, parent=prompt.parent, ids=prompt.token_ids.extended(sampled.output_ids),
         role=prompt.role, system_hash=prompt.system.hash if prompt.system is not None else None,
         tools_hash=prompt.tools.hash if prompt.tools is not None else None, messages=prompt.messages + 1,
     )  # fmt: skip

@@ -6,12 +6,12 @@ body ─► dialect.decode ─► exchanges.exchange_for ─► Reply ─► dia
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 import orjson
+from blake3 import blake3
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -43,7 +43,7 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         caller = Caller(
             session_id=session_id,
             dialect=dialect,
-            digest=hashlib.sha256(dialect.name.encode() + body).hexdigest()[:32],
+            digest=blake3(dialect.name.encode() + body).hexdigest(16),
             role=_role(request),
             retry=_retry(request),
             repeat_key=None if (repeat := keys.repeat_key(request)) is None else hash_key(repeat),

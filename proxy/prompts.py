@@ -19,8 +19,9 @@ from agentrl.rendering import OutputParser
 from agentrl.rendering.conversation import canonical, chain_key, root_key
 from agentrl.rendering.divergence import leading_system
 from agentrl.schemas import ForkReason, Json, Role
-from agentrl.store.codec import Content, IdsDigest
+from agentrl.store.codec import Content
 from agentrl.store.interactions import Node
+from agentrl.tokens import TokenIds
 
 RAW = root_key(None, {"raw": True})
 """Where the keys of raw prompts begin: no conversation has them."""
@@ -30,9 +31,8 @@ RAW = root_key(None, {"raw": True})
 class Prompt:
     """One prompt, ready to be sampled: `token_ids` = the parent's full sequence + `delta_ids`."""
 
-    token_ids: list[int]
+    token_ids: TokenIds
     delta_ids: list[int]
-    digest: IdsDigest  # of `token_ids`
     parent: Node | None
     fork_reason: ForkReason | None
     role: Role
@@ -53,7 +53,7 @@ async def prompts_for(state: ProxyState, session_id: str, request: ModelRequest,
     return [await _chat_prompt(state, session_id, request, role)]
 
 
-def parser_after(state: ProxyState, request: ModelRequest, before: list[int]) -> OutputParser:
+def parser_after(state: ProxyState, request: ModelRequest, before: Sequence[int]) -> OutputParser:
     """A parser for an answer to `before`, a prompt without its opening. With tool_choice `none` a tool call is text."""
     if request.prompts:
         return state.renderer.text_parser()
@@ -79,10 +79,9 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
     else:
         system = Content.of([canonical(message) for message in messages[:n_system]]) if n_system else None
         known_tools = Content.of(tools) if tools else None
-    delta = start.ids[start.before :] + opening
-    ids = start.ids + opening if opening else start.ids
+    delta = start.delta + opening
     return Prompt(
-        token_ids=ids, delta_ids=delta, digest=_digest(parent, delta), parent=parent,
+        token_ids=_behind(parent, delta), delta_ids=delta, parent=parent,
         fork_reason=start.reason, role=role or start.role, system=system, tools=known_tools,
         new_messages=messages[start.covered or n_system :], messages=len(messages), chain=chain[-1],
         opening=opening, regex=regex,
@@ -91,11 +90,10 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Start:
-    """Where a conversation's prompt begins: `parent` stands for `covered` messages, the first `before` of its ids."""
+    """Where a conversation's prompt begins: `parent` stands for `covered` messages, `delta` for the others."""
 
-    ids: list[int]
     parent: Node | None
-    before: int
+    delta: list[int]
     covered: int
     role: Role
     reason: ForkReason | None
@@ -108,16 +106,14 @@ async def _start(
     messages, tools = request.messages, request.tools
     if hit is not None:
         depth, node = hit
-        before, after = node.token_ids, messages[depth:]
-        bridge = state.renderer.bridge(before, after, tools, messages_before=messages[:depth])
+        after = messages[depth:]
+        bridge = state.renderer.bridge(node.ids, after, tools, messages_before=messages[:depth])
         if bridge.delta_ids is not None:
             delta = bridge.delta_ids
-            start = _Start(
-                ids=before + delta, parent=node, before=len(before), covered=depth, role=Role(node.role), reason=None
-            )
+            start = _Start(parent=node, delta=delta, covered=depth, role=Role(node.role), reason=None)
             if not _holds_answer(after) and not tree.branches_at(node, delta):
                 return start
-            if (deeper := _exact(tree, start.ids, messages, depth)) is not None:
+            if (deeper := _exact(tree, node.ids.extended(delta), messages, depth)) is not None:
                 return deeper
             return replace(start, reason=await why_not_deeper(state, session_id, request, depth))
         found = Place(role=Role(node.role), reason=bridge.reason)
@@ -125,10 +121,10 @@ async def _start(
         found = await place(state, session_id, request)
     ids = state.renderer.render(messages, tools)
     exact = _exact(tree, ids, messages, 0)
-    return exact or _Start(ids=ids, parent=None, before=0, covered=0, role=found.role, reason=found.reason)
+    return exact or _Start(parent=None, delta=ids, covered=0, role=found.role, reason=found.reason)
 
 
-def _exact(tree: Tree, ids: list[int], messages: Sequence[Json], covered: int) -> _Start | None:
+def _exact(tree: Tree, ids: Sequence[int], messages: Sequence[Json], covered: int) -> _Start | None:
     """The deepest call whose whole sequence begins `ids`, if it stands for more than `covered` of the messages."""
     found = tree.longest_prefix(ids)
     if found is None:
@@ -138,7 +134,7 @@ def _exact(tree: Tree, ids: list[int], messages: Sequence[Json], covered: int) -
         return None
     if messages[node.messages - 1]["role"] != "assistant":
         return None
-    return _Start(ids=ids, parent=node, before=length, covered=node.messages, role=Role(node.role), reason=None)
+    return _Start(parent=node, delta=list(ids[length:]), covered=node.messages, role=Role(node.role), reason=None)
 
 
 def _holds_answer(messages: Sequence[Json]) -> bool:
@@ -151,17 +147,16 @@ def _raw_prompt(state: ProxyState, tree: Tree, prompt: str | list[int], role: Ro
     hit = _raw_parent(state, tree, prompt, ids)
     parent, delta = hit if hit is not None else (None, ids)
     text = prompt if isinstance(prompt, str) else state.renderer.decode(prompt)
-    before = parent.token_ids if parent is not None else []
-    digest = _digest(parent, delta)
+    whole = _behind(parent, delta)
     return Prompt(
-        token_ids=before + delta, delta_ids=delta, digest=digest, parent=parent,
+        token_ids=whole, delta_ids=delta, parent=parent,
         fork_reason=ForkReason.NEW_CONVERSATION if parent is None and tree.nodes else None,
         role=role if parent is None else Role(parent.role),
         system=_known(parent.system_hash) if parent is not None else None,
         tools=_known(parent.tools_hash) if parent is not None else None,
         new_messages=[{"role": "raw", "content": text if parent is None else state.renderer.decode(delta)}],
         messages=1 if parent is None else parent.messages + 1,
-        chain=chain_key(RAW, {"role": "raw", "content": digest.hex}),
+        chain=chain_key(RAW, {"role": "raw", "content": whole.digest}),
         opening=[], regex=None,
     )  # fmt: skip
 
@@ -205,8 +200,8 @@ def opening_of(state: ProxyState, request: ModelRequest) -> tuple[list[int], str
     return opening.ids, opening.regex
 
 
-def _digest(parent: Node | None, delta: list[int]) -> IdsDigest:
-    return (parent.digest if parent is not None else IdsDigest()).extended(delta)
+def _behind(parent: Node | None, delta: list[int]) -> TokenIds:
+    return (parent.ids if parent is not None else TokenIds()).extended(delta)
 
 
 def _known(hash: str | None) -> Content | None:

@@ -30,7 +30,7 @@ async def load(
     for choice, call_id in enumerate(ids):
         row = rows[call_id]
         if choice % request.n == 0:  # the answers to one prompt share it
-            whole = tree.by_id[call_id].token_ids
+            whole = tree.by_id[call_id].ids
             prompt_ids = whole[: len(whole) - row.output_tokens]
             prompt_tokens += len(prompt_ids)
         piece, answer = _answer(state, request, prompt_ids, row)

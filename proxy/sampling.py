@@ -21,6 +21,7 @@ from agentrl.proxy.dialects.base import ENGINE_REFUSED, Tokens, TopLogprobs, spo
 from agentrl.proxy.engine_params import resumable
 from agentrl.proxy.pool import Engine, EnginePool, EngineState
 from agentrl.schemas import Json, VersionSpan
+from agentrl.tokens import TokenIds
 
 log = logging.getLogger(__name__)
 MAX_FRUITLESS = 8
@@ -127,7 +128,7 @@ async def sample(
     *,
     session_id: str,
     rid: str,
-    prompt_ids: list[int],
+    prompt_ids: TokenIds,
     params: Json,
     deadline: float,
     top_logprobs: int = 0,
@@ -150,7 +151,7 @@ async def sample(
             gone = False
             chunks = engine.client.generate(
                 rid=name,
-                input_ids=prompt_ids + sampled.output_ids if sampled.output_ids else prompt_ids,
+                input_ids=prompt_ids.extended(sampled.output_ids),
                 sampling_params=params | {"max_new_tokens": params["max_new_tokens"] - segment.start},
                 routing_key=session_id,
                 timeout_s=max(deadline - time.monotonic(), 0.0) + BEHIND_DEADLINE_S,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agentrl.store.interactions import Node
+from agentrl.tokens import ID_BYTES, packed, unpacked
 
-W = TypeVar("W", str, list[int])
+W = TypeVar("W", str, bytes)
 CONTEXT_TOKENS = 8
 """So many ids before a piece decide how it decodes: no character is spread over more."""
 Loader = Callable[[str, int, Mapping[str, Node]], Awaitable[tuple[int, list[Node]]]]
@@ -46,19 +47,20 @@ class Tree:
         """Whether calls go on from `node`, none of them with this prompt: it is neither a retry nor a parallel one."""
         calls = self.by_id.values()
         below = [call.own_ids for call in calls if call.parent is not None and call.parent.id == node.id]
-        return bool(below) and not any(ids[: len(delta)] == delta for ids in below)
+        return bool(below) and not any(ids.startswith(packed(delta)) for ids in below)
 
     def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
         """The call whose whole sequence begins `ids` and is longest, and how long it is."""
-        return self._longest(list(ids), lambda node: node.own_ids)
+        found = self._longest(packed(ids), lambda node: node.own_ids)
+        return None if found is None else (found[0], found[1] // ID_BYTES)
 
     def longest_text(self, prompt: str, decode: Callable[[list[int]], str]) -> tuple[Node, int] | None:
         """The call the text of whose whole sequence begins `prompt` and is longest, and how long it is."""
 
         def own_text(node: Node) -> str:
             if node.id not in self._texts:
-                context = node.parent.own_ids[-CONTEXT_TOKENS:] if node.parent is not None else []
-                self._texts[node.id] = decode(context + node.own_ids)[len(decode(context)) :]
+                context = node.parent.ids[-CONTEXT_TOKENS:] if node.parent is not None else []
+                self._texts[node.id] = decode(context + unpacked(node.own_ids))[len(decode(context)) :]
             return self._texts[node.id]
 
         return self._longest(prompt, own_text)
@@ -73,7 +75,7 @@ class Tree:
                 continue
             part = own(node)
             end = start + len(part)
-            if whole[start:end] == part:
+            if whole.startswith(part, start):
                 ends[node.id] = end
                 if best is None or end > best[1]:
                     best = node, end

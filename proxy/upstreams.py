@@ -30,7 +30,8 @@ from agentrl.proxy.calls import Caller
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import InteractionStatus, Json, Role
 from agentrl.store import interactions
-from agentrl.store.codec import Content, IdsDigest, new_id
+from agentrl.store.codec import Content, new_id
+from agentrl.tokens import TokenIds
 
 HIDDEN = b"[key]"
 CONNECT_S = 5.0
@@ -335,7 +336,7 @@ def _intent(state: ProxyState, caller: Caller, passed: Passed, asked: Json) -> i
         distribution_modified=False,
         trainable=False,
         prompt_tokens=0,
-        prompt_digest=IdsDigest().hex,
+        prompt_digest=TokenIds().digest,
         created_at=time.time(),
     )
 

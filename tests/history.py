@@ -7,6 +7,7 @@ import time
 
 from agentrl.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
 from agentrl.store import Database, codec, heartbeats, interactions, rewards, runs, sessions, steps
+from agentrl.tokens import TokenIds
 
 TOOLS = [{"type": "function", "function": {"name": "calculator"}}]
 LIMITS = sessions.Limits(
@@ -55,7 +56,7 @@ class History:
             digest="d", replica="r", params={"max_tokens": 8}, temperature=0.7,
             tools=codec.Content.of(tools) if tools else None, fork_reason=None,
             bridged=parent is not None, distribution_modified=False, trainable=True,
-            prompt_tokens=len(ids), prompt_digest=codec.ids_digest(ids),
+            prompt_tokens=len(ids), prompt_digest=TokenIds(ids).digest,
             created_at=time.time(),
         )  # fmt: skip
         interactions.begin(conn, intent)

@@ -9,7 +9,7 @@ What a server leaves out (ids, logprobs, versions) is an EngineError here, never
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +23,7 @@ from agentrl.engine.stream import Chunk, ChunkReader, EventBuffer, parse_version
 from agentrl.engine.wire import Wire
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json
+from agentrl.tokens import TokenIds
 
 __all__ = ["Chunk", "EngineClient", "EngineInfo", "Health", "PauseMode"]
 
@@ -67,7 +68,7 @@ class EngineClient:
         self,
         *,
         rid: str,
-        input_ids: list[int],
+        input_ids: Sequence[int],
         sampling_params: Json,
         routing_key: str | None = None,
         timeout_s: float | None = None,
@@ -78,9 +79,10 @@ class EngineClient:
         `rid` must be unique and of fixed length, because the server aborts by prefix. Closing the generator drops the
         connection, upon which the server aborts the request. `timeout_s` bounds the whole call, also while paused.
         """
+        ids = input_ids if isinstance(input_ids, TokenIds) else TokenIds(input_ids)
         body = {
             "rid": rid,
-            "input_ids": input_ids,
+            "input_ids": orjson.Fragment(ids.json()),
             "sampling_params": sampling_params,
             "return_logprob": True,
             "stream": True,

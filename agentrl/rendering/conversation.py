@@ -12,7 +12,7 @@ have the same key; two conversations that differ have different ones. The rules:
   unique per interaction, which tells apart conversations that read the same;
 - reasoning never counts: most SDKs drop it.
 
-Keys are BLAKE2b digests of 16 bytes over the previous key and the message's canonical JSON.
+Keys are BLAKE3 digests of 16 bytes over the previous key and the message's canonical JSON.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any
 
 import orjson
+from blake3 import blake3
 
 from agentrl.rendering.messages import function_of, parse_arguments, role_of
 from agentrl.schemas import Json
@@ -72,7 +72,7 @@ def chain_keys(root: bytes, messages: Iterable[Json]) -> list[bytes]:
 
 def _digest(prefix: bytes, value: Json) -> bytes:
     # The prefix has one of two fixed lengths and JSON starts with "{", so no two inputs run into each other.
-    return blake2b(prefix + _dump(value), digest_size=KEY_BYTES).digest()
+    return blake3(prefix + _dump(value)).digest(KEY_BYTES)
 
 
 def _dump(value: Json) -> bytes:

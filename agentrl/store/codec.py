@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import sys
 import threading
 import time
-from array import array
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import orjson
 import zstandard
 
 from agentrl.schemas import Float32, Int32
+from agentrl.tokens import little_endian
 
 _local = threading.local()  # zstd contexts must not be shared between threads
 
@@ -33,19 +32,9 @@ def _decompress(blob: bytes) -> bytes:
     return bytes(_local.decompressor.decompress(blob))
 
 
-def _bytes(code: Literal["i", "f"], values: list[int] | list[float] | Int32 | Float32) -> bytes:
-    """Little-endian 4-byte numbers. `array` reads a list three times faster than numpy does."""
-    if isinstance(values, np.ndarray):
-        return values.astype(f"<{code}4", copy=False).tobytes()
-    packed = array(code, values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
 def pack_ids(ids: list[int] | Int32) -> bytes:
     """Token ids as zstd of little-endian int32."""
-    return _compress(_bytes("i", ids))
+    return _compress(little_endian("i", ids))
 
 
 def unpack_ids(blob: bytes) -> Int32:
@@ -53,35 +42,9 @@ def unpack_ids(blob: bytes) -> Int32:
     return np.frombuffer(_decompress(blob), dtype="<i4").astype(np.int32, copy=False)
 
 
-def ids_digest(ids: list[int] | Int32) -> str:
-    """Digest of a token sequence, 32 hex digits."""
-    return hashlib.blake2b(_bytes("i", ids), digest_size=16).hexdigest()
-
-
-class IdsDigest:
-    """The digest of a token sequence that grows: `ids_digest` of all of it, at the cost of what is new."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self) -> None:
-        self._state = hashlib.blake2b(digest_size=16)
-
-    def extended(self, ids: list[int]) -> IdsDigest:
-        """The digest of this sequence and `ids` behind it; this one stays what it is."""
-        longer = IdsDigest()
-        longer._state = self._state.copy()
-        longer._state.update(_bytes("i", ids))
-        return longer
-
-    @property
-    def hex(self) -> str:
-        """32 hex digits."""
-        return self._state.hexdigest()
-
-
 def pack_logprobs(logprobs: list[float] | Float32) -> bytes:
     """Logprobs as zstd of little-endian float32."""
-    return _compress(_bytes("f", logprobs))
+    return _compress(little_endian("f", logprobs))
 
 
 def unpack_logprobs(blob: bytes) -> Float32:

@@ -13,8 +13,9 @@ from sqlalchemy import Connection, Row, bindparam, case, literal_column, select,
 from agentrl.errors import RequestError, StoreError
 from agentrl.schemas import Delivery, InteractionStatus, Json, Role, SessionStatus, VersionSpan
 from agentrl.store import bulk, codec
-from agentrl.store.codec import Content, IdsDigest
+from agentrl.store.codec import Content
 from agentrl.tables import contents, interaction_data, interactions, sessions
+from agentrl.tokens import TokenIds
 
 T = TypeVar("T")
 OF_THE_POLICY = (interactions.c.status == InteractionStatus.COMPLETE, interactions.c.role != Role.UPSTREAM)
@@ -61,7 +62,7 @@ class Intent:
     distribution_modified: bool
     trainable: bool
     prompt_tokens: int
-    prompt_digest: str  # codec.ids_digest of what the engine gets
+    prompt_digest: str  # `TokenIds.digest` of what the engine gets
     created_at: float
     system: Content | None = None  # the messages that the conversation begins with
     options: Json | None = None  # what else was asked for
@@ -107,25 +108,16 @@ class Node:
     id: str
     conversation_key: bytes
     parent: Node | None
-    own_ids: list[int]  # prompt delta and output
-    digest: IdsDigest  # of the whole sequence
+    ids: TokenIds  # prompt and output, from the root on
     role: str
     system_hash: str | None
     tools_hash: str | None
     messages: int  # of the conversation, the answer included; 0 when unknown
 
     @property
-    def token_ids(self) -> list[int]:
-        """Prompt and output, from the root on."""
-        path: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            path.append(node)
-            node = node.parent
-        ids: list[int] = []
-        for node in reversed(path):
-            ids += node.own_ids
-        return ids
+    def own_ids(self) -> bytes:
+        """Packed: what follows the parent's ids."""
+        return self.ids.behind(len(self.parent.ids) if self.parent is not None else 0)
 
 
 def begin(conn: Connection, intent: Intent) -> None:
@@ -339,7 +331,7 @@ def load_tree(
         parent = (nodes.get(row.parent_id) or before[row.parent_id]) if row.parent_id else None
         nodes[row.id] = Node(
             id=row.id, conversation_key=bytes.fromhex(row.conversation_key),
-            parent=parent, own_ids=own_ids, digest=(parent.digest if parent else IdsDigest()).extended(own_ids),
+            parent=parent, ids=(parent.ids if parent else TokenIds()).extended(own_ids),
             role=row.role, system_hash=row.system_hash, tools_hash=row.tools_hash, messages=row.messages,
         )  # fmt: skip
     return int(seq), list(nodes.values())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from agentrl.schemas import InteractionStatus, Json, VersionSpan
 from agentrl.store import codec, interactions
 from agentrl.store.interactions import Intent, Outcome
+from agentrl.tokens import TokenIds
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
 WORDS = ("the", "agent", "calls", "a", "tool", "reads", "its", "answer", "and", "writes", "it", "into", "some", "file")
@@ -36,7 +37,7 @@ def _call(rng: random.Random, run_id: str, session_id: str) -> Call:
         id=codec.new_id(), run_id=run_id, session_id=session_id, parent_id=None, dialect="openai.chat", role="main",
         digest=f"{rng.getrandbits(128):032x}", replica="proxy-0", params={"temperature": 1.0, "max_new_tokens": 256},
         temperature=1.0, tools=None, fork_reason=None, bridged=False, distribution_modified=False, trainable=True,
-        prompt_tokens=len(prompt), prompt_digest=codec.ids_digest(prompt), created_at=time.time(),
+        prompt_tokens=len(prompt), prompt_digest=TokenIds(prompt).digest, created_at=time.time(),
     )  # fmt: skip
     outcome = Outcome(
         status=InteractionStatus.COMPLETE, conversation_key=rng.randbytes(32),

@@ -105,7 +105,7 @@ class Answer:
     message: Json  # role, content, reasoning_content, tool_calls
     finish_reason: str  # stop | length | tool_calls
     stop: str | None  # the stop string that ended it
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     cached_tokens: int
     tokens: Tokens
     versions: list[list[int]]  # [weight version, start, end) over the output tokens

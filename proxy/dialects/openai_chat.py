@@ -128,7 +128,7 @@ class OpenAIChat:
             "usage": usage_of(answers),
         }
         if request.wire.return_token_ids:
-            body["prompt_token_ids"] = answers[0].prompt_ids
+            body["prompt_token_ids"] = list(answers[0].prompt_ids)
         return orjson.dumps(body)
 
     def stream(self, request: ModelRequest, head: Head) -> ChatStream:
@@ -168,7 +168,7 @@ class ChatStream:
         chunk = self._chunk(choice, {}, answer.finish_reason)
         chunk["choices"][0] |= _extras(self._request, answer)
         if self._request.wire.return_token_ids:
-            chunk["prompt_token_ids"] = answer.prompt_ids
+            chunk["prompt_token_ids"] = list(answer.prompt_ids)
         return sse(chunk)
 
     def end(self, answers: Sequence[Answer]) -> bytes:

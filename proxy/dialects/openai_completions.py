@@ -227,7 +227,7 @@ def _extras(request: ModelRequest, answer: Answer) -> Json:
     extras: Json = {"interaction_id": answer.interaction_id} if request.choices > 1 else {}
     if request.wire.return_token_ids:
         extras |= {
-            "prompt_token_ids": answer.prompt_ids,
+            "prompt_token_ids": list(answer.prompt_ids),
             "token_ids": answer.tokens.ids,
             "token_logprobs": answer.tokens.logprobs,
             "weight_versions": answer.versions,

@@ -19,6 +19,7 @@ from agentrl.proxy.pool import Engine, EnginePool, EngineState
 from agentrl.proxy.sampling import WHOLE_INTERVAL, Interrupted, Sampled, sample
 from agentrl.schemas import Json
 from agentrl.testing import FakeEngine, Reply
+from agentrl.tokens import TokenIds
 
 
 class Store:
@@ -327,7 +328,7 @@ async def answer(pool: EnginePool, **options: Any) -> Sampled:
     sampled = Sampled()
     told: list[int] = []
     await sample(
-        pool, sampled, lambda tokens: told.extend(tokens.ids), session_id="s", rid="r" * 32, prompt_ids=[1],
+        pool, sampled, lambda tokens: told.extend(tokens.ids), session_id="s", rid="r" * 32, prompt_ids=TokenIds([1]),
         params=PARAMS, deadline=soon(), **options,
     )  # fmt: skip
     assert told == sampled.output_ids

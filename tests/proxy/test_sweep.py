@@ -19,6 +19,7 @@ from agentrl.schemas import SessionStatus
 from agentrl.store import Database, codec, heartbeats, interactions, runs, sessions
 from agentrl.tables import interactions as interactions_table
 from agentrl.tables import sessions as sessions_table
+from agentrl.tokens import TokenIds
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 TIMEOUT_S = 60.0
@@ -90,7 +91,7 @@ def running_call(replica: Replica, session_id: str, served_by: str) -> str:
         id=call_id, run_id=replica.run_id, session_id=session_id, parent_id=None, dialect="openai.chat", role="main",
         digest="d", replica=served_by, params={}, temperature=1.0, tools=None, fork_reason=None, bridged=False,
         distribution_modified=False, trainable=True, prompt_tokens=1,
-        prompt_digest=codec.ids_digest([1]), created_at=sweep.time.time(),
+        prompt_digest=TokenIds([1]).digest, created_at=sweep.time.time(),
     )  # fmt: skip
     replica.database.transact(interactions.begin, intent)
     if served_by == replica.replica:

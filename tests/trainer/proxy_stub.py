@@ -14,6 +14,7 @@ from support import VOCABULARY
 
 from agentrl.schemas import InteractionStatus, SessionStatus, VersionSpan
 from agentrl.store import Database, codec, interactions, rewards, runs, sessions, steps
+from agentrl.tokens import TokenIds
 
 ADMIN_KEY = "admin-key"
 
@@ -102,7 +103,7 @@ def _call(conn, run_id, session_id, parent, delta, rng, version):
             id=call_id, run_id=run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role="main",
             digest="d", replica="r", params={}, temperature=1.0, tools=None, fork_reason=None, bridged=bool(parent),
             distribution_modified=False, trainable=True,
-            prompt_tokens=len(delta), prompt_digest=codec.ids_digest(list(delta)), created_at=time.time(),
+            prompt_tokens=len(delta), prompt_digest=TokenIds(list(delta)).digest, created_at=time.time(),
         ),
     )  # fmt: skip
     output = rng.integers(3, VOCABULARY, 4).tolist()

@@ -20,6 +20,7 @@ from agentrl.schemas import (
 )
 from agentrl.store import Database, codec, heartbeats, interactions, rewards, runs, sessions, steps, trajectories
 from agentrl.store.sessions import Limits, NewGroup
+from agentrl.tokens import TokenIds
 
 DELTA = (1, 2)
 OUTPUT = (3, 4)
@@ -47,8 +48,8 @@ def begin_call(
 ) -> str:  # fmt: skip
     """Write an intent row, its prompt bridged from the parent's tokens; returns the call's id."""
     call_id = codec.new_id()
-    before = next((n.token_ids for n in interactions.load_tree(conn, session_id)[1] if n.id == parent), [])
-    ids = [*before, *delta]
+    before = next((n.ids for n in interactions.load_tree(conn, session_id)[1] if n.id == parent), TokenIds())
+    ids = before.extended(delta)
     interactions.begin(
         conn,
         interactions.Intent(
@@ -56,7 +57,7 @@ def begin_call(
             digest="d", replica=replica, params={}, temperature=1.0,
             tools=codec.Content.of(tools) if tools else None, fork_reason=None,
             bridged=parent is not None, distribution_modified=False, trainable=trainable,
-            prompt_tokens=len(ids), prompt_digest=codec.ids_digest(ids), created_at=interactions.time.time(),
+            prompt_tokens=len(ids), prompt_digest=ids.digest, created_at=interactions.time.time(),
         ),
     )  # fmt: skip
     return call_id
