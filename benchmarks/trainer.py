@@ -98,7 +98,7 @@ def arguments() -> argparse.Namespace:
     if options.cpu_time and (options.threads != 1 or options.device != "cpu"):
         parser.error("--cpu-time: threads that wait for each other take CPU time too: --threads 1, on a CPU")
     if options.device == "cuda":
-        options.variants = [v for v in options.variants if not v.endswith("_onednn")]  # of a CPU
+        options.variants = [v for v in options.variants if not v.endswith("_tuned")]  # for a CPU
     options.budget = options.budget or (16384 if options.device == "cuda" else 128 if options.quick else 1024)
     return options
 
@@ -138,7 +138,7 @@ def measure(
     report.compare(f"tokens_per_s/{name}", speeds, "tokens/s", base)
     theory = counts.padded / counts.distinct
     report.add(f"theory/{name}", [theory], "×")
-    for peer in ("trl", "trl_onednn"):
+    for peer in ("trl", "trl_tuned"):
         if peer in speeds and "agentrl" in speeds:
             ratios = [ours / theirs / theory for ours, theirs in zip(speeds["agentrl"], speeds[peer], strict=True)]
             report.add(f"of_theory/{name}/{peer}", ratios, "×")

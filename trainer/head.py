@@ -1,33 +1,40 @@
 """Logprobs of given tokens from hidden states, over the vocabulary in chunks, so that memory stays bounded.
 
-P: predictions, H: hidden size, V: vocabulary, C: predictions of one chunk.
+P: predictions, H: hidden size, V: vocabulary, C: predictions of one chunk. p: the distribution at the temperature T.
+
+    d logprob[t] / d logit[v] = (1[v = t] − p[v]) / T        d entropy / d logit[v] = −p[v] (log p[v] + entropy) / T
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from agentrl.trainer.onednn import linear
+from agentrl.trainer.onednn import add_weight_gradient, linear
 
 CHUNK = 256
-"""Predictions whose (C, V) logits exist at once."""
+"""Predictions whose (C, V) logits are computed at once."""
+KEPT_BYTES = 512 * 2**20
+"""Of a trained head's distributions, so many are kept for the backward; the others are computed again."""
 
 
 def token_logprobs(
     hidden_PH: Tensor, weight_VH: Tensor, targets_P: Tensor, temperatures_P: Tensor, chunk: int = CHUNK,
-    *, entropy_gradient: bool = False,
+    *, entropy_gradient: bool = False, kept_bytes: int = KEPT_BYTES,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """log softmax(hidden · weightᵀ / temperature)[target], and that distribution's entropy. P >= 1.
+    """log softmax(hidden · weightᵀ / temperature)[target], and that distribution's entropy, in float32. P >= 1.
 
     The entropy has a gradient only where that is asked for.
     """
     assert len(targets_P) > 0
     if weight_VH.requires_grad and torch.is_grad_enabled():
-        return _checkpointed(hidden_PH, weight_VH, targets_P, temperatures_P, chunk, entropy_gradient)
+        logprobs_P, entropy_P = _TrainedHead.apply(  # type: ignore[no-untyped-call]
+            hidden_PH, weight_VH, targets_P, temperatures_P, chunk, entropy_gradient, kept_bytes
+        )
+        return logprobs_P, entropy_P
     needs_grad = hidden_PH.requires_grad and torch.is_grad_enabled()
     logprobs_P, entropy_P = _FrozenHead.apply(  # type: ignore[no-untyped-call]
         hidden_PH, weight_VH, targets_P, temperatures_P, chunk, needs_grad, needs_grad and entropy_gradient
@@ -35,14 +42,78 @@ def token_logprobs(
     return logprobs_P, entropy_P
 
 
-def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperatures_C: Tensor) -> Tensor:
-    return linear(hidden_CH, weight_VH).float().div_(temperatures_C[:, None])
+def _chunks(predictions: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, predictions, size))
+
+
+def _log_p(hidden_CH: Tensor, weight_VH: Tensor, temperatures_C: Tensor) -> Tensor:
+    """(C, V) float32."""
+    logits_CV = linear(hidden_CH, weight_VH).float().div_(temperatures_C[:, None])
+    log_p_CV: Tensor = torch.ops.aten._log_softmax.out(logits_CV, -1, False, out=logits_CV)  # row by row, in place
+    return log_p_CV
+
+
+def _chosen(log_p_CV: Tensor, targets_C: Tensor) -> Tensor:
+    return log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1)
+
+
+class _TrainedHead(torch.autograd.Function):
+    """The gradient of the weight needs the distributions once more, times what only the backward knows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_PH: Tensor,
+        weight_VH: Tensor,
+        targets_P: Tensor,
+        temperatures_P: Tensor,
+        chunk: int,
+        entropy_gradient: bool,
+        kept_bytes: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_P = torch.empty(len(targets_P), dtype=torch.float32, device=hidden_PH.device)
+        entropy_P = torch.empty_like(logprobs_P)
+        kept: dict[int, Tensor] = {}
+        room = kept_bytes
+        for part in _chunks(len(targets_P), chunk):
+            log_p_CV = _log_p(hidden_PH[part], weight_VH, temperatures_P[part])
+            logprobs_P[part] = _chosen(log_p_CV, targets_P[part])
+            entropy_P[part] = -log_p_CV.exp().mul_(log_p_CV).sum(-1)
+            if (room := room - log_p_CV.nbytes) >= 0:
+                kept[part.start] = log_p_CV
+        ctx.save_for_backward(hidden_PH, weight_VH, targets_P, temperatures_P, entropy_P)
+        ctx.kept, ctx.chunk, ctx.entropy_gradient = kept, chunk, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy_P)
+        return logprobs_P, entropy_P
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_PH, weight_VH, targets_P, temperatures_P, entropy_P = ctx.saved_tensors
+        grad_P, entropy_grad_P = (grad / temperatures_P for grad in grads)
+        grad_PH = torch.empty_like(hidden_PH)
+        grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        for part in _chunks(len(targets_P), ctx.chunk):
+            log_p_CV = ctx.kept.pop(part.start, None)
+            if log_p_CV is None:
+                log_p_CV = _log_p(hidden_PH[part], weight_VH, temperatures_P[part])
+            if ctx.entropy_gradient:
+                p_CV = log_p_CV.exp()
+                slope_CV = log_p_CV.add_(entropy_P[part, None]).mul_(-entropy_grad_P[part, None])
+                slope_CV.sub_(grad_P[part, None]).mul_(p_CV)
+            else:
+                slope_CV = log_p_CV.exp_().mul_(-grad_P[part, None])
+            slope_CV.scatter_add_(-1, targets_P[part, None], grad_P[part, None])
+            slope_CV = slope_CV.to(weight_VH.dtype)
+            grad_PH[part] = linear(slope_CV, weight_VH.t())
+            add_weight_gradient(grad_VH, slope_CV, hidden_PH[part])
+        return grad_PH, grad_VH.to(weight_VH.dtype), *[None] * 5
 
 
 class _FrozenHead(torch.autograd.Function):
     """With a frozen head the derivatives by the hidden state are known in the forward, so that logits never recur.
 
-    d logprob = (W[target] − p·W) / T, d entropy = −(p (log p + entropy))·W / T.
+    By the hidden state they are the products of those above with the weight.
     """
 
     @staticmethod
@@ -60,13 +131,11 @@ class _FrozenHead(torch.autograd.Function):
         entropy_P = torch.empty_like(logprobs_P)
         slope_PH = torch.empty_like(hidden_PH) if needs_grad else None
         entropy_slope_PH = torch.empty_like(hidden_PH) if entropy_gradient else None
-        for start in range(0, len(targets_P), chunk):
-            part = slice(start, start + chunk)
-            log_p_CV = _logits(hidden_PH[part], weight_VH, temperatures_P[part])
-            log_p_CV -= log_p_CV.logsumexp(-1, keepdim=True)
-            logprobs_P[part] = log_p_CV.gather(-1, targets_P[part, None]).squeeze(-1)
+        for part in _chunks(len(targets_P), chunk):
+            log_p_CV = _log_p(hidden_PH[part], weight_VH, temperatures_P[part])
+            logprobs_P[part] = _chosen(log_p_CV, targets_P[part])
             p_CV = log_p_CV.exp()
-            entropy_P[part] = -torch.linalg.vecdot(p_CV, log_p_CV)
+            entropy_P[part] = -(log_p_CV * p_CV).sum(-1)
             if slope_PH is not None:
                 mean_CH = linear(p_CV.to(weight_VH.dtype), weight_VH.t())
                 slope_PH[part] = (weight_VH[targets_P[part]] - mean_CH) / temperatures_P[part, None]
@@ -87,22 +156,3 @@ class _FrozenHead(torch.autograd.Function):
         if entropy_slope_PH is not None:
             grad_PH = grad_PH + grads[1][:, None] * entropy_slope_PH
         return grad_PH.to(slope_PH.dtype), *[None] * 6
-
-
-def _checkpointed(
-    hidden_PH: Tensor, weight_VH: Tensor, targets_P: Tensor, temperatures_P: Tensor, chunk: int, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    def one(hidden_CH: Tensor, weight: Tensor, targets_C: Tensor, temperatures_C: Tensor) -> tuple[Tensor, Tensor]:
-        log_p_CV = torch.log_softmax(_logits(hidden_CH, weight, temperatures_C), -1)
-        with torch.set_grad_enabled(entropy_gradient):
-            entropy_C = -torch.einsum("cv,cv->c", log_p_CV.exp(), log_p_CV)
-        return log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1), entropy_C
-
-    parts = [
-        checkpoint(
-            one, hidden_PH[s : s + chunk], weight_VH, targets_P[s : s + chunk], temperatures_P[s : s + chunk],
-            use_reentrant=False,
-        )
-        for s in range(0, len(targets_P), chunk)
-    ]  # fmt: skip
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])

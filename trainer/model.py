@@ -2,7 +2,7 @@
 
 A `Body` is what other models of the trainer share with it: the blocks, and how they read a microbatch.
 
-One process runs the same code: its mesh has one rank. H: hidden size; other letters as in packing.py.
+One process runs the same code, with nothing to shard. H: hidden size; other letters as in packing.py.
 """
 
 from __future__ import annotations
@@ -94,15 +94,16 @@ def load_sharded(
     if mesh.device_type == "cpu":
         onednn.adopt(lm)
     model = wrap(lm)
-    shard: dict[str, Any] = {
-        "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
-    }
-    # A rank that owns everything anyway would only copy, gathering again for the backward.
-    for block in blocks:
-        fully_shard(block, **shard, reshard_after_forward=mesh.shape[-1] > 1)
-    fully_shard(model, **shard, reshard_after_forward=False)
+    if mesh.size() > 1 or dtype != torch.float32 or cpu_offload:  # else FSDP would only copy
+        shard: dict[str, Any] = {
+            "mesh": mesh,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+            "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
+        }
+        # A rank that owns everything anyway would only copy, gathering again for the backward.
+        for block in blocks:
+            fully_shard(block, **shard, reshard_after_forward=mesh.shape[-1] > 1)
+        fully_shard(model, **shard, reshard_after_forward=False)
     loading.fill(model, lm, folder, torch.device("cpu" if cpu_offload else mesh.device_type))
     if adapter and adapter.rank:
         lora.initialise(lm)

@@ -54,7 +54,7 @@ def make_optimizer(model: Body, config: UpdateConfig, lr: float | None = None) -
     """AdamW over the trained parameters, at the configured learning rate if none is given."""
     parameters = [p for _, p in model.trainable()]
     return torch.optim.AdamW(
-        parameters, lr=lr or config.lr, betas=config.betas, weight_decay=config.weight_decay, foreach=True
+        parameters, lr=lr or config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
     )
 
 

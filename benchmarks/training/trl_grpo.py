@@ -2,7 +2,7 @@
 
 TRL samples a batch, pads it to one rectangle (prompts on the left, outputs on the right), recomputes its logprobs and
 cuts it into microbatches of rows. That rectangle is built here, and then goes the way of `_prepare_inputs`,
-`compute_loss` and `Trainer`'s inner loop. Its GRPO has no packing. `.venv-trl` holds what it needs beside `.venv`.
+`compute_loss` and `Trainer`'s inner loop. Its GRPO has no packing. Tuned, it has our allocator settings and our matrix products. `.venv-trl` holds what it needs beside `.venv`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.trainer import onednn
+from agentrl.trainer.distributed import keep_freed_memory
 from agentrl.trainer.packing import Sample
 
 from .batches import rows_within, split
@@ -39,9 +40,7 @@ def is_available() -> bool:
 class TRL:
     """One trainer; a step is what `Trainer.train` does between two samplings."""
 
-    def __init__(
-        self, setting: Setting, samples: list[Sample], device: torch.device, *, with_onednn: bool = False
-    ) -> None:
+    def __init__(self, setting: Setting, samples: list[Sample], device: torch.device, *, tuned: bool = False) -> None:
         from datasets import Dataset
         from transformers import AutoModelForCausalLM
         from trl import GRPOConfig, GRPOTrainer
@@ -74,7 +73,8 @@ class TRL:
         model: Any = AutoModelForCausalLM.from_pretrained(
             setting.model, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
         )
-        if with_onednn:
+        if tuned:
+            keep_freed_memory()
             onednn.adopt(model)
         self._trainer: Any = GRPOTrainer(
             model=model,

@@ -93,7 +93,7 @@ class Ours:
 
     def settings(self) -> dict[str, object]:
         """See Variant."""
-        return {"tokens_per_microbatch": self._config.tokens_per_microbatch, "optimizer": "AdamW, foreach"}
+        return {"tokens_per_microbatch": self._config.tokens_per_microbatch, "optimizer": "AdamW, fused"}
 
 
 class Padded:

@@ -25,7 +25,7 @@ from .clock import Clock, peak_bytes, reset_peak
 from .trl_grpo import TRL, is_available
 from .variants import Ours, Padded, Setting, Variant
 
-VARIANTS = ("agentrl", "trl", "trl_onednn", "padded")
+VARIANTS = ("agentrl", "trl", "trl_tuned", "padded")
 WARM_UP = "warm up"
 
 
@@ -100,7 +100,7 @@ def make(order: Order, samples: list[Sample], device: torch.device, stack: conte
         return Padded(order.setting, device)
     if not is_available():
         raise SystemExit("TRL cannot be imported: run `make setup-trl`")
-    return TRL(order.setting, samples, device, with_onednn=order.variant == "trl_onednn")
+    return TRL(order.setting, samples, device, tuned=order.variant == "trl_tuned")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("name", QUICK)
-@pytest.mark.parametrize("peer", ["padded", "trl", "trl_onednn"])
+@pytest.mark.parametrize("peer", ["padded", "trl", "trl_tuned"])
 def test_a_step_is_the_same_step(model: Path, world: World, peer: str, name: str) -> None:
     shape = QUICK[name]
     if peer.startswith("trl") and not is_available():
@@ -43,9 +43,7 @@ def test_a_step_is_the_same_step(model: Path, world: World, peer: str, name: str
     samples = make_samples(shape, 259)
     before = load_file(model / "model.safetensors")
     ours = Ours(setting, world)
-    other: Variant = (
-        Padded(setting, CPU) if peer == "padded" else TRL(setting, samples, CPU, with_onednn=peer == "trl_onednn")
-    )
+    other: Variant = Padded(setting, CPU) if peer == "padded" else TRL(setting, samples, CPU, tuned=peer == "trl_tuned")
     assert other.update(samples) == pytest.approx(ours.update(samples), rel=1e-4)
     mine, theirs = ours.weights(), other.weights()
     assert mine.keys() == theirs.keys() == before.keys()

@@ -24,14 +24,19 @@ def test_mismatch_counts_only_tokens_of_the_current_version() -> None:
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("trained_head", [False, True])
 @pytest.mark.parametrize("chunk", [3, 100])
-def test_chunked_logprobs_equal_log_softmax(trained_head: bool, chunk: int, entropy_gradient: bool) -> None:
+@pytest.mark.parametrize("kept_bytes", [0, 1400, 2**20])
+def test_chunked_logprobs_equal_log_softmax(
+    trained_head: bool, chunk: int, entropy_gradient: bool, kept_bytes: int
+) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(10, 8), torch.randn(50, 8, requires_grad=trained_head)
     targets, temperatures = torch.randint(0, 50, (10,)), torch.linspace(0.5, 1.5, 10)
     upstream, toward_entropy = torch.randn(10), torch.randn(10) * entropy_gradient
     hidden.requires_grad_(True)
 
-    logprobs, entropy = token_logprobs(hidden, weight, targets, temperatures, chunk, entropy_gradient=entropy_gradient)
+    logprobs, entropy = token_logprobs(
+        hidden, weight, targets, temperatures, chunk, entropy_gradient=entropy_gradient, kept_bytes=kept_bytes
+    )
     assert entropy.requires_grad == entropy_gradient
     (logprobs * upstream + entropy * toward_entropy).sum().backward()
 
