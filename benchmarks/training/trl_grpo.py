@@ -2,7 +2,8 @@
 
 TRL samples a batch, pads it to one rectangle (prompts on the left, outputs on the right), recomputes its logprobs and
 cuts it into microbatches of rows. That rectangle is built here, and then goes the way of `_prepare_inputs`,
-`compute_loss` and `Trainer`'s inner loop. Its GRPO has no packing. Tuned, it has our allocator settings and our matrix products. `.venv-trl` holds what it needs beside `.venv`.
+`compute_loss` and `Trainer`'s inner loop. Its GRPO has no packing.
+Tuned, it has our allocator settings and our matrix products. `.venv-trl` holds what it needs beside `.venv`.
 """
 
 from __future__ import annotations
