@@ -293,6 +293,8 @@ class Attempt:
         sampled, call = self.sampled, self._call
         sampled.keep(self._kept)
         reason = sampled.finish_reason or "stop"
+        if self._delivered.stop is not None:  # the engine says `length` where the last token completes it
+            reason = "stop"
         if reason == "stop" and parsed.tool_calls:
             reason = "tool_calls"
         return Answer(

@@ -8,6 +8,8 @@ from agentrl.errors import RequestError, did_you_mean
 from agentrl.schemas import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+NOT_RENDERED = {"function_call": "use tool_calls", "audio": "the model reads text"}
+"""Fields of messages that would be lost, and what to do instead."""
 
 
 def validate_messages(messages: Any) -> None:
@@ -40,6 +42,9 @@ def _message(message: Any, at: str) -> None:
     for key in ("name", "reasoning_content", "reasoning"):
         if message.get(key) is not None:
             _text(message[key], f"{at}.{key}", empty=True)
+    for key, instead in NOT_RENDERED.items():
+        if message.get(key) is not None:
+            raise _refused(f"is not supported: {instead}", f"{at}.{key}")
     calls = message.get("tool_calls")
     if calls is None:
         return

@@ -25,6 +25,7 @@ from agentrl.schemas import Json
 S = TypeVar("S", bound=msgspec.Struct)
 NEAR = 0.7
 """How alike two parameters' names are before one is offered for the other: a typing error, not another word."""
+UNSUPPORTED = "unsupported_parameter"
 ENGINE_REFUSED = "the engine refused the request: "
 _LOG_STAMP = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 TopLogprobs = list[list[tuple[float, int]]]  # for each token the likeliest (logprob, id), best first
@@ -194,7 +195,8 @@ def spoken(error: RequestError, names: Mapping[str, str]) -> RequestError:
         message = ENGINE_REFUSED + said
         if " grammar" in said:
             param = "tool_choice" if "regex grammar" in said else "json_schema"
-    param = names.get(param, param) if param is not None else None
+    if param is not None and error.code != UNSUPPORTED:  # which names what the caller wrote
+        param = names.get(param, param)
     return RequestError(error.status, message, code=error.code, param=param, retry_after_s=error.retry_after_s)
 
 
@@ -205,7 +207,14 @@ def bad_parameter(param: str, message: str) -> RequestError:
 
 def unsupported(param: str, message: str) -> RequestError:
     """A 422 for what agentrl does not do."""
-    return RequestError(422, message, code="unsupported_parameter", param=param)
+    return RequestError(422, message, code=UNSUPPORTED, param=param)
+
+
+def refuse(reasons: Mapping[str, str | bool]) -> None:
+    """Raises RequestError 422 for the first parameter that has a reason to be refused."""
+    for param, reason in reasons.items():
+        if reason:
+            raise unsupported(param, f"{param} is not supported: {reason}")
 
 
 def sse(data: Any, event: str | None = None) -> bytes:

@@ -7,7 +7,7 @@ which adds `prompt_token_ids` and for each choice `token_ids`, `token_logprobs` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import orjson
@@ -25,6 +25,7 @@ from agentrl.proxy.dialects.base import (
     bad_parameter,
     decode_struct,
     message_of,
+    refuse,
     spoken,
     sse,
     unsupported,
@@ -38,6 +39,7 @@ from agentrl.schemas import Json
 __all__ = ["OpenAIChat", "message_of"]
 NAMES = {"json_schema": "response_format"}
 """What errors call differently here."""
+ONLY_MEDIUM = "only medium: the policy writes as it was trained to"
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,6 +49,10 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 class ChatBody(SamplingBody, kw_only=True):
     """A request as it comes."""
+
+    REFUSED: ClassVar[tuple[str, ...]] = (
+        "functions", "function_call", "modalities", "audio", "prediction", "verbosity", "web_search_options",
+    )  # fmt: skip
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -74,6 +80,14 @@ class ChatBody(SamplingBody, kw_only=True):
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    # Known, and refused unless they say what is so anyway.
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
 
 
 class OpenAIChat:
@@ -85,6 +99,7 @@ class OpenAIChat:
     def decode(self, body: bytes) -> ModelRequest:
         """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
         data = decode_struct(body, ChatBody)
+        _refuse(data)
         validate_messages(data.messages)
         _check_results(data.messages)
         validate_tools(data.tools)
@@ -99,7 +114,7 @@ class OpenAIChat:
             sampling=data.sampling(),
             constraint=format_constraint(data.response_format, "response_format", nested="json_schema"),
             seed=data.seed,
-            max_tokens=data.max_completion_tokens or data.max_tokens,
+            max_tokens=_max_tokens(data),
             stop=stops(data.stop),
             n=data.n or 1,
             stream=bool(data.stream),
@@ -194,6 +209,29 @@ class ChatStream:
             "model": self._head.model,
             "choices": [choice],
         }
+
+
+def _refuse(data: ChatBody) -> None:
+    """Raises RequestError 422 for the first parameter that asks for what is not done here."""
+    refuse(
+        {
+            "functions": data.functions is not None and "use tools",
+            "function_call": data.function_call is not None and "use tool_choice",
+            "modalities": data.modalities not in (None, ["text"]) and "the policy writes text",
+            "audio": data.audio is not None and "the policy writes text",
+            "prediction": data.prediction is not None and "the engine takes no draft of an answer",
+            "verbosity": data.verbosity not in (None, "medium") and ONLY_MEDIUM,
+            "web_search_options": data.web_search_options is not None and "the only tools are the agent's own",
+        }
+    )
+
+
+def _max_tokens(data: ChatBody) -> int | None:
+    """The budget, in either of its two spellings. Raises RequestError 422 where they differ."""
+    new, old = data.max_completion_tokens, data.max_tokens
+    if new is not None and old is not None and new != old:
+        raise bad_parameter("max_tokens", "max_tokens and max_completion_tokens are the same: give one of them")
+    return new or old
 
 
 def _check_results(messages: Sequence[Json]) -> None:

@@ -20,6 +20,7 @@ from agentrl.proxy.dialects.base import (
     ToolChoice,
     bad_parameter,
     decode_struct,
+    refuse,
     unsupported,
 )
 from agentrl.proxy.dialects.responses_input import messages_of
@@ -146,7 +147,11 @@ def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
         if not isinstance(function.get("strict", False), bool):
             raise bad_parameter(f"tools[{i}].strict", f"tools[{i}].strict: must be a boolean")
         found.append({"type": "function", "function": function})
-    validate_tools(found)
+    try:
+        validate_tools(found)
+    except RequestError as error:  # its place, where tools have no `function` around them
+        message, place = (text.replace(".function", "", 1) for text in (str(error), error.param or ""))
+        raise RequestError(error.status, message, code=error.code, param=place) from error
     return found or None
 
 
@@ -184,8 +189,8 @@ def _previous(value: str | None) -> str | None:
 
 def _refuse(data: ResponsesBody) -> None:
     """Raises RequestError 422 for the first parameter that asks for what is not done here."""
-    reasons = {
-        "background": data.background and "a response is answered when it is asked for, never in the background",
+    reasons: dict[str, str | bool] = {
+        "background": data.background is True and "a response is answered at once, never in the background",
         "truncation": data.truncation not in (None, "disabled") and "nothing is ever cut from a conversation",
         "conversation": data.conversation is not None and "use previous_response_id, or send the whole input",
         "prompt": data.prompt is not None and "no prompts are stored here; use instructions and input",
@@ -193,10 +198,8 @@ def _refuse(data: ResponsesBody) -> None:
     }
     if data.text is not None:
         verbosity = data.text.verbosity not in (None, "medium")
-        reasons["text.verbosity"] = verbosity and "only medium: the policy writes as it was trained to"
-    for param, reason in reasons.items():
-        if reason:
-            raise unsupported(param, f"{param} is not supported: {reason}")
+        reasons["text.verbosity"] = verbosity and openai_chat.ONLY_MEDIUM
+    refuse(reasons)
     for name in data.include or ():
         if name not in (LOGPROBS, ENCRYPTED):
             hint = did_you_mean(name, (LOGPROBS, ENCRYPTED))

@@ -183,6 +183,14 @@ def test_a_stop_string_across_a_seam_ends_the_answer(proxy, until, stream):
     assert (len(call["logprobs"]), call["version_spans"]) == (len(kept), [[0, 0, cut], [1, cut, len(kept)]])
 
 
+def test_a_stop_string_that_the_last_token_completes_is_the_end(proxy):
+    """SGLang says `length`, but nothing of the answer is missing."""
+    ids = proxy.says("ab.", end=False)
+    proxy.engine.enqueue(Reply(ids, finish_reason="length"))
+    answer = ask(proxy, proxy.session(), stop=".", max_tokens=len(ids)).choices[0]
+    assert (answer.message.content, answer.finish_reason) == ("ab", "stop")
+
+
 def test_training_sessions_explore_even_when_the_agent_asks_for_greedy(proxy):
     ask(proxy, proxy.session(), temperature=0)
     assert proxy.engine.requests[0]["sampling_params"]["temperature"] == 1.0

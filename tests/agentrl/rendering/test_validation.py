@@ -29,6 +29,8 @@ USER = {"role": "user", "content": "hi"}
         ({"role": "tool", "content": "4"}, "messages[1].tool_call_id"),
         ({"role": "user", "content": "x", "tool_calls": [call("f", "{}")]}, "messages[1].tool_calls"),
         ({"role": "assistant", "tool_calls": {}}, "messages[1].tool_calls"),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, "messages[1].function_call"),
+        ({"role": "assistant", "content": "x", "audio": {"id": "a"}}, "messages[1].audio"),
         ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "messages[1].tool_calls[0].function"),
         ({"role": "assistant", "tool_calls": [call("", "{}")]}, "messages[1].tool_calls[0].function.name"),
         ({"role": "assistant", "tool_calls": [call("f", "{}", "")]}, "messages[1].tool_calls[0].id"),
@@ -60,7 +62,7 @@ def test_what_sdks_send_passes() -> None:
             {"role": "user", "content": "héllo", "name": "bob"},
             {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call("f", '{"a": 1}')]},
             {"role": "tool", "tool_call_id": "call_1", "content": ""},
-            {"role": "assistant", "content": "", "tool_calls": None, "annotations": []},
+            {"role": "assistant", "content": "", "tool_calls": None, "annotations": [], "function_call": None},
             {"role": "assistant", "reasoning_content": "hm"},
         ]
     )

@@ -60,7 +60,7 @@ def test_only_near_names_are_offered_and_never_what_is_refused():
     assert "did you mean 'max_output_tokens'?" in str(refusal(RESPONSES, max_tokens=3))
     for dialect, name in [
         (COMPLETIONS, "sufix"), (RESPONSES, "backgroud"), (RESPONSES, "conversatio"), (RESPONSES, "promptt"),
-        (RESPONSES, "max_tool_call"), (MESSAGES, "thred"),
+        (RESPONSES, "max_tool_call"), (MESSAGES, "thred"), (CHAT, "function_cal"),
     ]:  # fmt: skip
         assert str(refusal(dialect, **{name: 1})) == f"parameter {name!r} is not supported"
 

@@ -44,6 +44,14 @@ TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": 
         ({"tools": [{"type": "function"}]}, 400, "tools[0].function"),
         ({"max_tokens": 0}, 422, "max_tokens"),
         ({"max_completion_tokens": 1.5}, 422, "max_completion_tokens"),
+        ({"max_completion_tokens": 5, "max_tokens": 6}, 422, "max_tokens"),
+        ({"functions": [TOOL["function"]]}, 422, "functions"),
+        ({"function_call": "auto"}, 422, "function_call"),
+        ({"modalities": ["text", "audio"]}, 422, "modalities"),
+        ({"audio": {"voice": "alloy"}}, 422, "audio"),
+        ({"prediction": {"type": "content", "content": "x"}}, 422, "prediction"),
+        ({"verbosity": "low"}, 422, "verbosity"),
+        ({"web_search_options": {}}, 422, "web_search_options"),
         ({"stop": [""]}, 422, "stop"),
         ({"stop": [str(i) for i in range(33)]}, 422, "stop"),
         ({"stream": "yes"}, 422, "stream"),
@@ -56,6 +64,24 @@ TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": 
 def test_bad_parameters_are_refused_by_name(fields, status, param):
     error = refusal(**fields)
     assert (error.status, error.param) == (status, param)
+
+
+def test_every_parameter_of_the_sdk_is_known_or_refused_by_name():
+    from openai.types.chat import completion_create_params
+
+    base = completion_create_params.CompletionCreateParamsBase.__annotations__
+    for name in {"stream", *base} - {"messages"}:
+        decode(json.dumps({"messages": MESSAGES, name: None}).encode())  # null is absent: unknown names are refused
+
+
+def test_the_budget_may_be_spelled_twice_but_not_differ():
+    both = {"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 5}
+    assert decode(json.dumps(both).encode()).max_tokens == 5
+    assert "give one of them" in str(refusal(max_tokens=5, max_completion_tokens=6))
+
+
+def test_what_a_refused_parameter_is_replaced_by_is_said():
+    assert str(refusal(functions=[])) == "functions is not supported: use tools"
 
 
 def test_a_misspelt_parameter_names_the_nearest():
@@ -80,6 +106,7 @@ def test_nulls_are_absent_and_defaults_are_empty():
     [
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "s"},
         {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}},
+        {"modalities": ["text"], "verbosity": "medium", "functions": None, "reasoning_effort": "low"},
     ],
 )
 def test_harmless_parameters_change_nothing(fields):
