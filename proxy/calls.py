@@ -89,7 +89,7 @@ def head_of(state: ProxyState, request: ModelRequest, first_id: str, created_at:
     """What is known about a response when its first answer begins."""
     return Head(
         id=first_id, created=int(created_at), model=request.model or state.run_name, prompt_tokens=prompt_tokens,
-        token_text=lambda token: state.renderer.decode([token]),
+        decode=state.renderer.decode,
     )  # fmt: skip
 
 

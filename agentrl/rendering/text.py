@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 
 from tokenizers import Tokenizer
 
@@ -43,6 +44,16 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     if table is None:
         return tokenizer.decode(list(ids), skip_special_tokens=False)
     return table.of(ids).decode(errors="replace")
+
+
+def reasoning_tokens(ids: Sequence[int], reasoning: str | None, decode: Callable[[Sequence[int]], str]) -> int:
+    """How many of an output's `ids` are reasoning: all up to where its text ends, the marker before it included.
+
+    0 without `reasoning`, and where the output does not spell it in one piece. `decode` is the renderer's.
+    """
+    if not reasoning or reasoning not in decode(ids):
+        return 0
+    return bisect_left(range(len(ids)), True, key=lambda count: reasoning in decode(ids[:count]))
 
 
 class ByteDecoder(TextDecoder):

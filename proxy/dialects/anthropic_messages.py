@@ -176,7 +176,7 @@ class AnthropicMessages:
         """The whole response."""
         (answer,) = answers
         content = content_blocks(answer.message, thinking=request.wire.shows_thinking)
-        return orjson.dumps(message_json(head, content=content, usage=usage_json(answer), stop=stop_of(answer)))
+        return orjson.dumps(message_json(head, content=content, usage=usage_json(head, answer), stop=stop_of(answer)))
 
     def stream(self, request: ModelRequest, head: Head) -> MessagesStream:
         """An encoder for the events of a message."""

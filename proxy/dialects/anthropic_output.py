@@ -41,13 +41,14 @@ def stop_of(answer: Answer) -> Json:
     return {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
 
 
-def usage_json(answer: Answer) -> Json:
+def usage_json(head: Head, answer: Answer) -> Json:
     """Token counts. The three of the input add up to the prompt."""
     return {
         "input_tokens": len(answer.prompt_ids) - answer.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": answer.cached_tokens,
         "output_tokens": len(answer.tokens.ids),
+        "output_tokens_details": {"thinking_tokens": head.reasoning_tokens(answer)},
     }
 
 

@@ -20,6 +20,7 @@ import orjson
 
 from agentrl.errors import RequestError
 from agentrl.rendering import Delta, ParsedOutput
+from agentrl.rendering.text import reasoning_tokens
 from agentrl.schemas import Json
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -78,7 +79,15 @@ class Head:
     created: int  # seconds since the epoch
     model: str  # as the caller named it
     prompt_tokens: int
-    token_text: Callable[[int], str]  # one token's text, special tokens included
+    decode: Callable[[Sequence[int]], str]  # the text of some tokens, special ones included
+
+    def token_text(self, token: int) -> str:
+        """One token's text."""
+        return self.decode([token])
+
+    def reasoning_tokens(self, answer: Answer) -> int:
+        """How many of an answer's tokens are reasoning."""
+        return reasoning_tokens(answer.tokens.ids, answer.message.get("reasoning_content"), self.decode)
 
 
 @dataclass(frozen=True, slots=True)

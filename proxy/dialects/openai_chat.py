@@ -140,7 +140,7 @@ class OpenAIChat:
             "created": head.created,
             "model": head.model,
             "choices": choices,
-            "usage": usage_of(answers),
+            "usage": usage_of(head, answers),
         }
         if request.wire.return_token_ids:
             body["prompt_token_ids"] = list(answers[0].prompt_ids)
@@ -191,7 +191,7 @@ class ChatStream:
         options = self._request.wire.stream_options
         usage = b""
         if options is not None and options.include_usage:
-            usage = sse(self._chunk(0, {}) | {"choices": [], "usage": usage_of(answers)})
+            usage = sse(self._chunk(0, {}) | {"choices": [], "usage": usage_of(self._head, answers)})
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:
@@ -295,7 +295,7 @@ def delta_json(delta: Delta) -> Json:
             return {"tool_calls": [call]}
 
 
-def usage_of(answers: Sequence[Answer]) -> Json:
+def usage_of(head: Head, answers: Sequence[Answer]) -> Json:
     """Token counts: a prompt counts once, however many answers it has."""
     prompts = {id(answer.prompt_ids): answer for answer in answers}
     prompt = sum(len(answer.prompt_ids) for answer in prompts.values())
@@ -305,6 +305,7 @@ def usage_of(answers: Sequence[Answer]) -> Json:
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in prompts.values())},
+        "completion_tokens_details": {"reasoning_tokens": sum(map(head.reasoning_tokens, answers))},
     }
 
 

@@ -98,7 +98,7 @@ class OpenAICompletions:
             logprobs = logprobs_of(head, answer.tokens) if request.logprobs else None
             text = echoed(request, index) + answer.message["content"]
             choices.append(_choice(index, text, answer.finish_reason, logprobs) | _extras(request, answer))
-        return orjson.dumps(_body(head, choices) | {"usage": usage_of(answers)})
+        return orjson.dumps(_body(head, choices) | {"usage": usage_of(head, answers)})
 
     def stream(self, request: ModelRequest, head: Head) -> CompletionsStream:
         """An encoder for `text_completion` chunks."""
@@ -141,7 +141,7 @@ class CompletionsStream:
         options = self._request.wire.stream_options
         usage = b""
         if options is not None and options.include_usage:
-            usage = sse(_body(self._head, []) | {"usage": usage_of(answers)})
+            usage = sse(_body(self._head, []) | {"usage": usage_of(self._head, answers)})
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:

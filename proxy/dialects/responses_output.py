@@ -97,7 +97,7 @@ def response_json(
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "model": head.model,
         "output": list(items),
-        "usage": _usage(answer) if answer else None,
+        "usage": _usage(head, answer) if answer else None,
         "previous_response_id": wire.previous_response_id,
         "instructions": wire.instructions,
         "tools": wire.tools or [],
@@ -121,13 +121,13 @@ def response_json(
     }
 
 
-def _usage(answer: Answer) -> Json:
-    usage = usage_of([answer])
+def _usage(head: Head, answer: Answer) -> Json:
+    usage = usage_of(head, [answer])
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": answer.cached_tokens},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},  # among the output tokens, not counted apart
+        "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
     }
 

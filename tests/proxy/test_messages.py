@@ -281,6 +281,7 @@ def test_an_episode_with_thinking_is_one_trajectory(reasons, proxy, go, display)
     )
     asked = {"tools": [CALC], "thinking": {"type": "adaptive", "display": display}, "max_tokens": 500}
     message = go(session, **asked)
+    assert message.usage.output_tokens_details.thinking_tokens == len(writes(proxy, "<think>\nhm")) - 1
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert message.content[0].thinking.strip() == ("hm" if display == "summarized" else "")
     results = [result_of(tool, "ba") for tool in tools_of(message)]
@@ -288,6 +289,22 @@ def test_an_episode_with_thinking_is_one_trajectory(reasons, proxy, go, display)
     assert [block.type for block in message.content] == ["thinking", "text"]
     assert message.content[1].text.strip() == "ba"
     assert extends(proxy, session)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_is_counted_in_openais_usage_too(reasons, proxy, stream):
+    sdk = proxy.sdk(proxy.session())
+    answer = writes(proxy, "<think>\nhm\n</think>\n\nwell")
+    counted = len(writes(proxy, "<think>\nhm")) - 1
+    proxy.engine.enqueue(answer, answer)
+    chat = sdk.chat.completions.create(
+        model="test", messages=HELLO, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {})
+    )
+    usage = list(chat)[-1].usage if stream else chat.usage
+    assert (usage.completion_tokens, usage.completion_tokens_details.reasoning_tokens) == (len(answer), counted)
+    response = sdk.responses.create(model="test", input="abcd", stream=stream)
+    usage = (list(response)[-1].response if stream else response).usage
+    assert (usage.output_tokens, usage.output_tokens_details.reasoning_tokens) == (len(answer), counted)
 
 
 # -- errors --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from agentrl.errors import ModelFolderError, RequestError
 from agentrl.rendering import load_renderer
 from agentrl.rendering.family_renderer import FamilyRenderer
+from agentrl.rendering.text import reasoning_tokens
 from agentrl.schemas import ForkReason
 
 from .conftest import byte_tokenizer, patient, write_folder
@@ -90,10 +91,12 @@ def test_what_the_family_writes_is_read(
     model: FamilyRenderer, drawn: tuple[str, str, list[tuple[str, dict[str, Any]]]]
 ) -> None:
     message = as_message(model, drawn)
-    parsed, _ = parse(model, TOOLS, model.render(HISTORY, TOOLS), sample(model, message))
+    written_ids = sample(model, message)
+    parsed, _ = parse(model, TOOLS, model.render(HISTORY, TOOLS), written_ids)
     assert (parsed.content or "") == message["content"]
     written = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", [])]
     assert [(found.name, json.loads(found.arguments)) for found in parsed.tool_calls] == written
+    assert bool(reasoning_tokens(written_ids, parsed.reasoning, model.decode)) == bool(parsed.reasoning)
     if model.name.startswith("kimi"):  # its ids are part of the text
         assert [found.id for found in parsed.tool_calls] == [c["id"] for c in message.get("tool_calls", [])]
 

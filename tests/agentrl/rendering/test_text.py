@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentrl.rendering.bytelevel import token_bytes
-from agentrl.rendering.text import decode, text_decoder
+from agentrl.rendering.text import decode, reasoning_tokens, text_decoder
 
 from .conftest import byte_tokenizer, patient
 from .tokenizers_of_text import REAL, hard_texts, real_tokenizer
@@ -93,3 +93,19 @@ def test_unknown_ids_have_no_bytes() -> None:
     assert table is token_bytes(tokenizer)
     assert table is not None
     assert table.of([10**6, *tokenizer.encode("hi").ids]) == b"hi"
+
+
+@pytest.mark.parametrize(
+    ("output", "reasoning", "count"),
+    [
+        ("<think>\nhmü\n</think>\n\nhmü", "hmü", 6),  # ü is two tokens
+        ("hm</think>so", "hm", 2),  # the prompt has opened it
+        ("<think>hm", "hm", 3),  # cut off
+        ("hm", None, 0),
+        ("<think>so</think>hm", "so hm", 0),  # not in one piece
+    ],
+)
+def test_reasoning_is_counted_up_to_where_its_text_ends(output: str, reasoning: str | None, count: int) -> None:
+    tokenizer = byte_tokenizer("<think>", "</think>")
+    ids = tokenizer.encode(output, add_special_tokens=False).ids
+    assert reasoning_tokens(ids, reasoning, lambda part: decode(tokenizer, part)) == count

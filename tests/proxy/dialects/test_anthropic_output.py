@@ -31,7 +31,7 @@ def decode(**fields):
 
 
 def head() -> Head:
-    return Head(id=ID, created=7, model="m", prompt_tokens=3, token_text=chr)
+    return Head(id=ID, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)))
 
 
 def answer(message, *, finish_reason="stop", stop=None, text="ab") -> Answer:
@@ -109,6 +109,7 @@ def test_an_answer_is_a_message():
     usage = message.usage.model_dump(exclude_none=True)
     assert usage == {
         "input_tokens": 1, "cache_read_input_tokens": 2, "cache_creation_input_tokens": 0, "output_tokens": 2,
+        "output_tokens_details": {"thinking_tokens": 0},
     }  # fmt: skip
 
 

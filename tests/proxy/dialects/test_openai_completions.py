@@ -11,7 +11,7 @@ from agentrl.proxy.dialects.openai_completions import OpenAICompletions
 from agentrl.rendering import ContentDelta
 
 DIALECT = OpenAICompletions()
-HEAD = Head(id="0" * 32, created=7, model="m", prompt_tokens=3, token_text=chr)
+HEAD = Head(id="0" * 32, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)))
 NOTHING = Tokens([], [])
 
 

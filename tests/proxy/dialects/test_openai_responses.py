@@ -36,7 +36,7 @@ def refusal(**fields) -> RequestError:
 
 
 def head(**fields) -> Head:
-    return Head(id=ID, created=7, model="m", prompt_tokens=3, token_text=chr, **fields)
+    return Head(id=ID, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)), **fields)
 
 
 def answer(message, *, finish_reason="stop", text="ab") -> Answer:
