@@ -50,6 +50,7 @@ from agentrl.proxy import (
     openapi,
     publish,
     refusals,
+    stored_responses,
     unknown,
     upstreams,
 )
@@ -68,6 +69,14 @@ from agentrl.store.sessions import Limits
 from agentrl.tables import engines
 
 log = logging.getLogger(__name__)
+LOOKS: list[tuple[str, str, Handler]] = [
+    ("/v1/models", "GET", model_api.models),
+    ("/v1/models/{model}", "GET", model_api.models),
+    ("/v1/responses/{response_id}", "GET", stored_responses.retrieve),
+    ("/v1/responses/{response_id}", "DELETE", stored_responses.delete),
+    ("/v1/responses/{response_id}/input_items", "GET", stored_responses.input_items),
+]
+"""The routes of dialects that sample nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +128,8 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
         for path, handler in model_handlers().items():
             app.add_route(prefix + path, handler, ["POST"], include_in_schema=False)
         app.add_route(f"{prefix}/v1/messages/count_tokens", model_api.count_tokens, ["POST"], include_in_schema=False)
-        for path in ("/v1/models", "/v1/models/{model}"):
-            app.add_route(prefix + path, model_api.models, ["GET"], include_in_schema=False)
+        for path, method, handler in LOOKS:
+            app.add_route(prefix + path, handler, [method], include_in_schema=False)
     openapi.install(app)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(FencedError, _on_fenced_error)

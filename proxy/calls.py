@@ -29,7 +29,7 @@ from agentrl.proxy.state import ProxyState, Session
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.rendering.conversation import chain_key
 from agentrl.schemas import InteractionStatus, Json, Role
-from agentrl.store import conversations, deliveries, interactions, sessions
+from agentrl.store import deliveries, interactions, responses, sessions
 from agentrl.store.codec import new_id
 from agentrl.store.interactions import Node
 
@@ -60,6 +60,7 @@ class Call:
     prompt: Prompt
     params: Json
     choice: int  # its place among the request's answers
+    created_at: float  # seconds since the epoch, of the request
     trainable: bool  # as far as its session is concerned
 
 
@@ -71,6 +72,7 @@ async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> t
     if request.previous_id is not None:
         request = await _continued(state, caller.session_id, request)
     prompts = await prompts_for(state, caller.session_id, request, caller.role)
+    created_at = time.time()
     state.metrics.stage("render", at)
     calls: list[Call] = []
     for index in range(request.choices):
@@ -79,10 +81,10 @@ async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> t
         calls.append(
             Call(
                 id=new_id(), session_id=caller.session_id, request=request, prompt=prompt, params=params, choice=index,
-                trainable=not session.is_eval,
+                created_at=created_at, trainable=not session.is_eval,
             )
         )  # fmt: skip
-    return head_of(state, request, calls[0].id, time.time(), sum(len(prompt.token_ids) for prompt in prompts)), calls
+    return head_of(state, request, calls[0].id, created_at, sum(len(prompt.token_ids) for prompt in prompts)), calls
 
 
 def head_of(state: ProxyState, request: ModelRequest, first_id: str, created_at: float, prompt_tokens: int) -> Head:
@@ -161,7 +163,7 @@ def _intent(state: ProxyState, caller: Caller, call: Call, first: Call) -> inter
         trainable=call.trainable and not (modified or is_greedy(call.params)),
         prompt_tokens=len(prompt.token_ids),
         prompt_digest=prompt.token_ids.digest,
-        created_at=time.time(),
+        created_at=call.created_at,
     )
 
 
@@ -175,13 +177,15 @@ def _options(caller: Caller, request: ModelRequest, index: int) -> Json | None:
         "previous_id": request.previous_id,
         "has_instructions": request.has_instructions or None,
         "retry": caller.retry or None,
+        responses.ASKED: request.kept,
     }
     return {name: value for name, value in asked.items() if value is not None} or None
 
 
 async def _continued(state: ProxyState, session_id: str, request: ModelRequest) -> ModelRequest:
-    """A request after the conversation of an earlier call; that call's instructions do not carry over."""
-    found = (await state.read(conversations.of_session, session_id)).get(request.previous_id or "")
+    """A request after the conversation of an earlier response, whose instructions do not carry over."""
+    assert request.previous_id is not None
+    found = await state.read(responses.find, session_id, request.previous_id)
     if found is None:
         raise RequestError(
             400, f"session {session_id} has no response {request.previous_id!r} to go on with",

@@ -13,10 +13,12 @@ from fastapi import FastAPI
 
 from agentrl.proxy.dialects import DIALECTS, MESSAGES, of_request
 from agentrl.proxy.dialects.anthropic_messages import CountBody
+from agentrl.proxy.dialects.responses_output import ENCRYPTED, LOGPROBS
+from agentrl.proxy.stored_responses import LONGEST_PAGE
 from agentrl.schemas import Json
 
 PREFIXES = ("", "/sessions/{session_id}")
-COUNT, MODELS = "/v1/messages/count_tokens", "/v1/models"
+COUNT, MODELS, RESPONSE = "/v1/messages/count_tokens", "/v1/models", "/v1/responses/{response_id}"
 OPEN_ROUTES = ("/health",)
 ERRORS = {
     400: "The body is malformed, or the conversation is: it does not fit the model's context, say.",
@@ -61,6 +63,15 @@ KEYS: Json = {
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 SESSION_ID: Json = {"name": "session_id", "in": "path", "required": True, "schema": TEXT}
+RESPONSE_ID: Json = {"name": "response_id", "in": "path", "required": True, "schema": TEXT}
+INCLUDE: Json = {
+    "name": "include", "in": "query", "schema": {"type": "array", "items": {"enum": [LOGPROBS, ENCRYPTED]}},
+}  # fmt: skip
+PAGING: list[Json] = [
+    {"name": "after", "in": "query", "schema": TEXT},
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": LONGEST_PAGE}},
+    {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"]}},
+]
 MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 SESSION_HEADER: Json = {
     "name": "x-session-id", "in": "header", "schema": TEXT,
@@ -101,7 +112,8 @@ def complete(schema: Json) -> None:
             if path not in OPEN_ROUTES:
                 _guard(path, operation, OF_OTHERS)
     for path, method, operation in _model_routes(refs):
-        _guard(path, operation, OF_MODELS if method == "post" else (401, 403, 404, 503))
+        looks = (401, 403, 404, 503) if MODELS in path else (401, 403, 404, 422, 503)
+        _guard(path, operation, OF_MODELS if method == "post" else looks)
         schema["paths"].setdefault(path, {})[method] = operation
 
 
@@ -117,6 +129,10 @@ def _model_routes(bodies: tuple[Json, ...]) -> Iterator[tuple[str, str, Json]]:
         in_path = headers[: bool(prefix)]
         yield prefix + MODELS, "get", _operation("The models that calls may name.", in_path)
         yield f"{prefix}{MODELS}/{{model}}", "get", _operation("One of them.", [*in_path, MODEL])
+        named = [*headers, RESPONSE_ID]
+        yield prefix + RESPONSE, "get", _operation("A response once more.", [*named, INCLUDE])
+        yield prefix + RESPONSE, "delete", _operation("Forget a response; the call stays.", named)
+        yield f"{prefix}{RESPONSE}/input_items", "get", _operation("What a response was made from.", [*named, *PAGING])
 
 
 def _operation(summary: str, parameters: list[Json], body: Json | None = None, *, streamed: bool = False) -> Json:

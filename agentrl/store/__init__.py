@@ -7,6 +7,7 @@ sqlite_file     a SQLite database as a file: where it may lie, whether it is who
 runs            runs, tasks, weight versions
 sessions        admission, groups, sessions and how they end
 interactions    one model call: intent, commit, failure, and a session's token tree
+responses       what clients of the Responses API may name again
 rewards         append-only rewards
 keys            who may do what: hashes of keys, when they end
 trajectories    paths of a session: built at its end, loaded for the loss

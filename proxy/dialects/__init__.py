@@ -11,10 +11,11 @@ from agentrl.proxy.dialects.openai_completions import OpenAICompletions
 from agentrl.proxy.dialects.openai_responses import OpenAIResponses
 
 MESSAGES = AnthropicMessages()
+RESPONSES = OpenAIResponses()
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": OpenAIChat(),
     "/v1/completions": OpenAICompletions(),
-    "/v1/responses": OpenAIResponses(),
+    "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
 }
 

@@ -63,6 +63,7 @@ class ModelRequest:
     stream: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    kept: Json | None = None  # of the body, for who asks for the response once more: Responses
     wire: Any = None  # the dialect's own body: what its encoder needs besides
 
     @property

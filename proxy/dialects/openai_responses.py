@@ -32,6 +32,8 @@ from agentrl.schemas import Json
 
 PREVIOUS = re.compile("resp_([0-9a-f]{32})")
 TOOL_FIELDS = ("name", "description", "parameters", "strict")
+STORED_APART = ("input", "instructions", "tools", "stream", "stream_options")
+"""What a record of a request need not keep: the conversation has it, or the answer is the same without."""
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,6 +116,7 @@ class OpenAIResponses:
             stream=bool(data.stream),
             logprobs=LOGPROBS in (data.include or ()),
             top_logprobs=data.top_logprobs or 0,
+            kept=_kept(data),
             wire=data,
         )
 
@@ -155,6 +158,11 @@ def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
     return found or None
 
 
+def response_tools(tools: Sequence[Json] | None) -> list[Json]:
+    """Tools in Chat Completions' shape as function tools."""
+    return [{"type": "function", **tool["function"]} for tool in tools or []]
+
+
 def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:
     """The Responses API's `tool_choice`. Raises RequestError 422."""
     match choice:
@@ -173,6 +181,12 @@ def _messages(data: ResponsesBody) -> list[Json]:
         user if isinstance(data.input, str) else messages_of(data.input, goes_on=data.previous_response_id is not None)
     )
     return [{"role": "system", "content": data.instructions}, *messages] if data.instructions else messages
+
+
+def _kept(data: ResponsesBody) -> Json:
+    """What the response is to be shown with once more, besides its conversation."""
+    names = (name for name in ResponsesBody.__struct_fields__ if name not in STORED_APART)
+    return {name: msgspec.to_builtins(value) for name in names if (value := getattr(data, name)) is not None}
 
 
 def _previous(value: str | None) -> str | None:

@@ -10,7 +10,7 @@ from agentrl.proxy.dialects.openai_chat import logprobs_of, usage_of
 from agentrl.proxy.dialects.responses_input import seal
 from agentrl.schemas import Json
 
-PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "function_call_output": "fco"}
 NAMES = {"messages": "input", "json_schema": "text.format"}
 """What errors call differently here."""
 LOGPROBS = "message.output_text.logprobs"

@@ -1,0 +1,35 @@
+"""A conversation as items of the Responses API, as `responses_input` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from agentrl.proxy.dialects.responses_output import PREFIXES
+from agentrl.rendering.messages import text_of
+from agentrl.schemas import Json
+
+
+def items_of(messages: Sequence[Json], call_id: str) -> list[Json]:
+    """The items that messages in Chat Completions' shape stand for; their ids are of the call that they went into."""
+    items = (item for message in messages for item in _items(message))
+    return [
+        item | {"id": f"{PREFIXES[item['type']]}_{call_id}_in{place}", "status": "completed"}
+        for place, item in enumerate(items)
+    ]
+
+
+def _items(message: Json) -> Iterator[Json]:
+    role, text = message["role"], text_of(message)
+    if role == "tool":
+        yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": text}
+        return
+    if role != "assistant":
+        yield {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+        return
+    if reasoning := message.get("reasoning_content"):
+        yield {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": reasoning}]}
+    calls = message.get("tool_calls") or []
+    if text or not calls:
+        yield {"type": "message", "role": role, "content": [{"type": "output_text", "text": text, "annotations": []}]}
+    for call in calls:
+        yield {"type": "function_call", "call_id": call["id"], **call["function"]}
