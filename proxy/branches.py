@@ -15,6 +15,8 @@ conversation whose first call is still running, role, system prompt and tools ar
   (the title came first). Without tools beside a main thread that has some, and with another system prompt, it is `side`
   (a title, a check); else `subagent`.
 
+Raw prompts have no messages: their place is told by what they begin with (`raw_place`).
+
 What the caller says in `X-Turn-Type` wins over all of this, and whatever extends a call has its role.
 """
 
@@ -27,6 +29,7 @@ from sqlalchemy import Connection
 
 from agentrl.proxy.dialects.base import ModelRequest
 from agentrl.proxy.state import ProxyState
+from agentrl.proxy.tree import Decode, Tree
 from agentrl.rendering.conversation import root_key
 from agentrl.rendering.divergence import common, compare, leading_system, mark, nearest, plain, quoting
 from agentrl.schemas import ForkReason, Json, Role
@@ -67,6 +70,21 @@ async def why_not_deeper(
         return judge_branch(recorded, request.messages, covered)
 
     return await state.read(read)
+
+
+def raw_place(tree: Tree, prompt: str | list[int], decode: Decode) -> Place:
+    """The place of a raw prompt that begins with no whole call, prompt and answer.
+
+    One that goes on from an earlier prompt leaves out the answer that was sampled, or the token that ended it, or says
+    it otherwise.
+    """
+    if not tree.nodes:
+        return FIRST
+    kin = tree.nearest_prompt(prompt, decode)
+    if kin is None:
+        return Place(role=Role.MAIN, reason=ForkReason.NEW_CONVERSATION)
+    node, length = kin
+    return Place(role=Role(node.role), reason=None if length == len(prompt) else ForkReason.HISTORY_EDITED)
 
 
 def judge(

@@ -359,6 +359,7 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
     state.gate.answered(call.session_id, seq, len(sampled.output_ids))
     node = Node(
         id=call.id, conversation_key=key, parent=prompt.parent, ids=prompt.token_ids.extended(sampled.output_ids),
+        n_delta=len(prompt.delta_ids),
         role=prompt.role, system_hash=prompt.system.hash if prompt.system is not None else None,
         tools_hash=prompt.tools.hash if prompt.tools is not None else None, messages=prompt.messages + 1,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.errors import RequestError
-from agentrl.proxy.branches import Place, place, why_not_deeper
+from agentrl.proxy.branches import Place, place, raw_place, why_not_deeper
 from agentrl.proxy.dialects.base import ModelRequest, Named
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.tree import Tree
@@ -49,7 +49,7 @@ async def prompts_for(state: ProxyState, session_id: str, request: ModelRequest,
     """The prompts of a request; `role` is what the caller says of it. Raises RequestError."""
     if request.prompts:
         tree = await state.trees.get(session_id, fresh=True)  # nothing in a raw prompt says what it extends
-        return [_raw_prompt(state, tree, prompt, role or Role.MAIN) for prompt in request.prompts]
+        return [_raw_prompt(state, tree, prompt, role) for prompt in request.prompts]
     return [await _chat_prompt(state, session_id, request, role)]
 
 
@@ -141,17 +141,22 @@ def _holds_answer(messages: Sequence[Json]) -> bool:
     return any(message["role"] == "assistant" for message in messages)
 
 
-def _raw_prompt(state: ProxyState, tree: Tree, prompt: str | list[int], role: Role) -> Prompt:
+def _raw_prompt(state: ProxyState, tree: Tree, prompt: str | list[int], role: Role | None) -> Prompt:
     ids = state.renderer.encode(prompt) if isinstance(prompt, str) else prompt
     _check_vocabulary(ids, state.renderer.vocab_size)
-    hit = _raw_parent(state, tree, prompt, ids)
+    hit = _raw_parent(state, tree, prompt)
     parent, delta = hit if hit is not None else (None, ids)
+    if parent is None:
+        found = raw_place(tree, prompt, state.renderer.decode)
+        found = replace(found, role=role or found.role)
+    else:
+        found = Place(role=Role(parent.role), reason=None)
     text = prompt if isinstance(prompt, str) else state.renderer.decode(prompt)
     whole = _behind(parent, delta)
     return Prompt(
         token_ids=whole, delta_ids=delta, parent=parent,
-        fork_reason=ForkReason.NEW_CONVERSATION if parent is None and tree.nodes else None,
-        role=role if parent is None else Role(parent.role),
+        fork_reason=found.reason,
+        role=found.role,
         system=_known(parent.system_hash) if parent is not None else None,
         tools=_known(parent.tools_hash) if parent is not None else None,
         new_messages=[{"role": "raw", "content": text if parent is None else state.renderer.decode(delta)}],
@@ -161,17 +166,15 @@ def _raw_prompt(state: ProxyState, tree: Tree, prompt: str | list[int], role: Ro
     )  # fmt: skip
 
 
-def _raw_parent(
-    state: ProxyState, tree: Tree, prompt: str | list[int], ids: Sequence[int]
-) -> tuple[Node, list[int]] | None:
+def _raw_parent(state: ProxyState, tree: Tree, prompt: str | list[int]) -> tuple[Node, list[int]] | None:
     """The call that a raw prompt goes on with, and the ids that follow it.
 
     Ids must begin with the call's ids. A text must begin with the text of the call's ids: what was sampled then stays
     as it was sampled, and only the rest of the text is encoded.
     """
     if not isinstance(prompt, str):
-        found = tree.longest_prefix(ids)
-        return None if found is None else (found[0], list(ids[found[1] :]))
+        found = tree.longest_prefix(prompt)
+        return None if found is None else (found[0], prompt[found[1] :])
     hit = tree.longest_text(prompt, state.renderer.decode)
     if hit is None:
         return None

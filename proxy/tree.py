@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from agentrl.store.interactions import Node
@@ -17,6 +18,7 @@ from agentrl.tokens import ID_BYTES, packed, unpacked
 W = TypeVar("W", str, bytes)
 CONTEXT_TOKENS = 8
 """So many ids before a piece decide how it decodes: no character is spread over more."""
+Decode = Callable[[list[int]], str]
 Loader = Callable[[str, int, Mapping[str, Node]], Awaitable[tuple[int, list[Node]]]]
 """(session, number, calls up to it by id) → the session's last number, and the calls above the given one."""
 
@@ -28,7 +30,7 @@ class Tree:
     seq: int = 0
     nodes: dict[bytes, Node] = field(default_factory=dict)
     by_id: dict[str, Node] = field(default_factory=dict)
-    _texts: dict[str, str] = field(default_factory=dict)  # of each call's own ids
+    _texts: dict[tuple[str, int | None], str] = field(default_factory=dict)  # of so many of a call's own ids
 
     def add(self, node: Node) -> None:
         """A later call with an equal conversation takes the earlier one's place."""
@@ -51,35 +53,58 @@ class Tree:
 
     def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
         """The call whose whole sequence begins `ids` and is longest, and how long it is."""
-        found = self._longest(packed(ids), lambda node: node.own_ids)
+        return self._longest_of_ids(ids)
+
+    def longest_text(self, prompt: str, decode: Decode) -> tuple[Node, int] | None:
+        """The call the text of whose whole sequence begins `prompt` and is longest, and how long it is."""
+        return self._longest(prompt, partial(self._spelled, decode))
+
+    def nearest_prompt(self, raw: str | list[int], decode: Decode) -> tuple[Node, int] | None:
+        """The call whose prompt begins the raw prompt and is longest, and how long that is."""
+        if isinstance(raw, str):
+            return self._longest(raw, partial(self._spelled, decode), answered=False)
+        return self._longest_of_ids(raw, answered=False)
+
+    def _longest_of_ids(self, ids: Sequence[int], *, answered: bool = True) -> tuple[Node, int] | None:
+        found = self._longest(packed(ids), _first_ids, answered=answered)
         return None if found is None else (found[0], found[1] // ID_BYTES)
 
-    def longest_text(self, prompt: str, decode: Callable[[list[int]], str]) -> tuple[Node, int] | None:
-        """The call the text of whose whole sequence begins `prompt` and is longest, and how long it is."""
+    def _spelled(self, decode: Decode, node: Node, count: int | None) -> str:
+        """The text of the first `count` of a call's own ids."""
+        if (node.id, count) not in self._texts:
+            context = node.parent.ids[-CONTEXT_TOKENS:] if node.parent is not None else []
+            own = unpacked(_first_ids(node, count))
+            self._texts[node.id, count] = decode(context + own)[len(decode(context)) :]
+        return self._texts[node.id, count]
 
-        def own_text(node: Node) -> str:
-            if node.id not in self._texts:
-                context = node.parent.ids[-CONTEXT_TOKENS:] if node.parent is not None else []
-                self._texts[node.id] = decode(context + unpacked(node.own_ids))[len(decode(context)) :]
-            return self._texts[node.id]
+    def _longest(
+        self, whole: W, first: Callable[[Node, int | None], W], *, answered: bool = True
+    ) -> tuple[Node, int] | None:  # fmt: skip
+        """The call whose path's own parts together begin `whole` and are longest, and how long they are.
 
-        return self._longest(prompt, own_text)
-
-    def _longest(self, whole: W, own: Callable[[Node], W]) -> tuple[Node, int] | None:
-        """The call whose path's own parts together begin `whole` and are longest, and how long they are."""
+        `first` gives the first so many of a call's own ids, or all. Where a call need not be `answered`, its prompt is
+        enough.
+        """
         ends: dict[str, int] = {}
         best: tuple[Node, int] | None = None
         for node in self.by_id.values():  # parents come before what follows them
             start = 0 if node.parent is None else ends.get(node.parent.id)
             if start is None:
                 continue
-            part = own(node)
-            end = start + len(part)
+            part = first(node, None)
             if whole.startswith(part, start):
-                ends[node.id] = end
-                if best is None or end > best[1]:
-                    best = node, end
+                ends[node.id] = start + len(part)
+            if not answered:
+                part = first(node, node.n_delta)
+            end = start + len(part)
+            if whole.startswith(part, start) and (best is None or end > best[1]):
+                best = node, end
         return best
+
+
+def _first_ids(node: Node, count: int | None) -> bytes:
+    """The first `count` of a call's own ids, packed; all for None."""
+    return node.own_ids if count is None else node.own_ids[: count * ID_BYTES]
 
 
 class TreeCache:

@@ -48,6 +48,8 @@ def _advice(fork: Fork) -> Advice:
                 cause=f"the client went on from call {parent.number} a second time, with other messages",
                 todo="Nothing, if it explores on purpose: both ways share every token up to there.",
             )
+        case ForkReason.HISTORY_EDITED if fork.call.raw:
+            return _raw(fork)
         case ForkReason.HISTORY_EDITED:
             return _edited(fork.messages, at)
         case ForkReason.ARGUMENTS_CHANGED:
@@ -92,7 +94,7 @@ def _advice(fork: Fork) -> Advice:
                 todo="Nothing, if that is right; else send X-Turn-Type: main, side or subagent.",
                 certain=False,
             )
-        case ForkReason.NEW_CONVERSATION if fork.raw:
+        case ForkReason.NEW_CONVERSATION if fork.call.raw:
             return Advice(
                 cause="a raw prompt that begins with no earlier prompt and its answer: a conversation of its own",
                 todo="Nothing, if it is on purpose; else begin with the earlier prompt and its answer, as they were.",
@@ -103,6 +105,19 @@ def _advice(fork: Fork) -> Advice:
                 todo="Nothing, if it is on purpose; else keep the history, and only append to it.",
                 certain=False,
             )
+
+
+def _raw(fork: Fork) -> Advice:
+    other = f"call {fork.tokens.other.number}" if fork.tokens else "an earlier call"
+    if fork.leaves_out_the_end:
+        return Advice(
+            cause=f"a raw prompt goes on from {other} without the token that ended its answer",
+            todo="Write that token behind the answer, whose text leaves it out, or send the ids of return_token_ids.",
+        )
+    return Advice(
+        cause=f"a raw prompt begins with that of {other}, and goes on otherwise than it was answered",
+        todo="Nothing, if it tries another way on purpose; else put the answer behind its prompt exactly as it came.",
+    )
 
 
 def _edited(found: MessageDivergence | None, at: str) -> Advice:

@@ -51,9 +51,9 @@ class Fork:
         return self.reason or ("branch" if self.call.parent else "parallel")
 
     @property
-    def raw(self) -> bool:
-        """Whether it is a raw prompt: a text or tokens without roles, of Completions."""
-        return any(message["role"] == "raw" for message in self.call.asked)
+    def leaves_out_the_end(self) -> bool:
+        """Whether all that is missing of the other call is its last token, behind which the call goes on."""
+        return self.tokens is not None and self.tokens.position == len(self.tokens.other.sequence) - 1
 
 
 def find(session: Session) -> list[Fork]:
@@ -120,7 +120,10 @@ def _departures(session: Session) -> Iterator[tuple[Call, list[Call]]]:
 def _fork(call: Call, earlier: list[Call], plain_known: dict[int, Json]) -> Fork:
     """`plain_known` keeps the plain messages of the session's conversations, which share messages."""
     reason = ForkReason(call.reason) if call.reason else None
+    tokens = token_divergence(call, _begun_with(call, earlier) if call.raw else earlier)
     kin, found = _kin(call, earlier, plain_known)
+    if call.raw:  # its tokens say what it goes on from, and there are no messages
+        kin, found = tokens.other if tokens else None, None
     cost = 0
     if kin is not None and reason not in STARTS:
         above = len(call.prompt_ids) - len(call.delta_ids)
@@ -128,8 +131,13 @@ def _fork(call: Call, earlier: list[Call], plain_known: dict[int, Json]) -> Fork
         cost = common_subsequence(call.delta_ids, known)
     return Fork(
         call=call, reason=reason, seen=found.reason if found else None,
-        tokens=token_divergence(call, earlier), messages=_messages(call, kin, found), cost_tokens=cost,
+        tokens=tokens, messages=None if call.raw else _messages(call, kin, found), cost_tokens=cost,
     )  # fmt: skip
+
+
+def _begun_with(call: Call, earlier: list[Call]) -> list[Call]:
+    """The earlier calls with whose prompts a raw one begins; all, where there are none."""
+    return [other for other in earlier if call.prompt_ids[: len(other.prompt_ids)] == other.prompt_ids] or earlier
 
 
 def _kin(call: Call, earlier: list[Call], known: dict[int, Json]) -> tuple[Call | None, Divergence | None]:

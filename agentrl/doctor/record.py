@@ -78,6 +78,11 @@ class Call:
         return [*self.system, *self.turns]
 
     @property
+    def raw(self) -> bool:
+        """Whether its prompt is raw: a text or tokens without roles, of Completions."""
+        return any(message["role"] == "raw" for message in self.asked)
+
+    @property
     def asked(self) -> list[Json]:
         """Its conversation without the answer."""
         return self.messages[:-1]

@@ -51,7 +51,7 @@ def alike(forks: Sequence[Fork]) -> list[list[Fork]]:
     """Forks of one kind together, the kinds in the order in which they first come."""
     kinds: dict[tuple[str, bool], list[Fork]] = {}
     for fork in forks:
-        kinds.setdefault((fork.kind, fork.raw), []).append(fork)
+        kinds.setdefault((fork.kind, fork.call.raw), []).append(fork)
     return list(kinds.values())
 
 
@@ -132,7 +132,7 @@ def _show_alike(report: Report, forks: Sequence[Fork], console: Console) -> None
     """The first forks of a kind, and how many more there are; of raw prompts only how many."""
     first = forks[0]
     calls = some(f"call {fork.call.number}" for fork in forks)
-    if first.raw and first.kind == ForkReason.NEW_CONVERSATION and len(forks) > 1:
+    if first.call.raw and first.kind == ForkReason.NEW_CONVERSATION and len(forks) > 1:
         console.print(f"\n{len(forks):,} raw prompts (new conversation), each a conversation of its own: {calls}")
         return
     for fork in forks[:MOST_ALIKE]:

@@ -109,6 +109,7 @@ class Node:
     conversation_key: bytes
     parent: Node | None
     ids: TokenIds  # prompt and output, from the root on
+    n_delta: int  # how many of its prompt's follow the parent's
     role: str
     system_hash: str | None
     tools_hash: str | None
@@ -327,11 +328,12 @@ def load_tree(
     )  # fmt: skip
     before, nodes = known or {}, dict[str, Node]()
     for row in rows:
-        own_ids = [*codec.unpack_ids(row.prompt_delta_ids).tolist(), *codec.unpack_ids(row.output_ids).tolist()]
+        delta_ids: list[int] = codec.unpack_ids(row.prompt_delta_ids).tolist()
+        own_ids = [*delta_ids, *codec.unpack_ids(row.output_ids).tolist()]
         parent = (nodes.get(row.parent_id) or before[row.parent_id]) if row.parent_id else None
         nodes[row.id] = Node(
             id=row.id, conversation_key=bytes.fromhex(row.conversation_key),
-            parent=parent, ids=(parent.ids if parent else TokenIds()).extended(own_ids),
+            parent=parent, ids=(parent.ids if parent else TokenIds()).extended(own_ids), n_delta=len(delta_ids),
             role=row.role, system_hash=row.system_hash, tools_hash=row.tools_hash, messages=row.messages,
         )  # fmt: skip
     return int(seq), list(nodes.values())

@@ -41,6 +41,17 @@ def test_a_prompt_that_repeats_prompt_and_answer_extends_them(proxy):
     assert proxy.engine.requests[1]["input_ids"] == proxy.renderer.encode("abcddcx")
 
 
+def test_a_prompt_that_goes_on_otherwise_is_a_fork_and_the_same_prompt_is_none(proxy):
+    """The text of an answer has no end-of-turn token, so a prompt that goes on behind it is another sequence."""
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("dc"))
+    text = ask(proxy, session).choices[0].text
+    for prompt in ("abcd" + text + "x", "abcd", "abcdx", "x"):
+        ask(proxy, session, prompt)
+    reasons = [call["fork_reason"] for call in proxy.calls(session)]
+    assert reasons == [None, "history_edited", None, "history_edited", "new_conversation"]
+
+
 def test_ids_are_taken_as_they_are(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("dc", end=False), proxy.says("ba"))

@@ -193,6 +193,35 @@ def test_raw_prompts_are_conversations_of_their_own_and_told_in_one_line(proxy, 
     assert (report.verdict.answer, report.figures.reprocessed_tokens) == ("trainable", 0)
 
 
+@pytest.mark.parametrize("kind", ["text", "ids"])
+def test_a_raw_prompt_that_leaves_out_the_end_of_the_answer_or_changes_it(proxy, examine, kind):
+    session = proxy.session()
+    client = proxy.sdk(session)
+
+    def complete(prompt):
+        sent = prompt if kind == "text" else proxy.renderer.encode(prompt)
+        return client.completions.create(model="default", prompt=sent, max_tokens=9).choices[0].text
+
+    proxy.engine.enqueue(proxy.says("4 apples"))
+    question = "Q: how many? A:"
+    answer = complete(question)
+    complete(f"{question}{answer} Q: and pears?")
+    complete(f"{question} four Q: and pears?")
+    complete(question)  # once more: no fork
+    complete("Q: who? A:")
+    report = examine(session)
+    assert [fork.kind for fork in report.forks] == ["history_edited", "history_edited", "new_conversation"]
+    left_out, changed, _ = report.forks
+    cause = report.advice(left_out).cause
+    assert cause == "a raw prompt goes on from call 1 without the token that ended its answer"
+    assert cause in on_screen(report)
+    assert (neighbourhood(report, left_out).theirs[1], left_out.cost_tokens) == (
+        "<|im_end|>", len(report.session.calls[0].sequence) - 1
+    )  # fmt: skip
+    cause = report.advice(changed).cause
+    assert cause == "a raw prompt begins with that of call 1, and goes on otherwise than it was answered"
+
+
 class TestTemplates:
     """Models whose chat format changes what it has written."""
 
