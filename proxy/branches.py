@@ -8,9 +8,9 @@ conversation whose first call is still running, role, system prompt and tools ar
 - The history holds recorded answers, or stands where they stood: it is the nearest recorded conversation gone another
   way, with its role. Other tools: `tools_changed`; another system prompt and other tools: `other_agent`, a handoff;
   else what became of the first message that differs (`rendering.divergence`).
-- The history holds none, under a system prompt and tools that the session has had: the role is that of the calls under
-  them, `main` where there is no main call yet; `compacted` when it quotes an earlier answer of theirs (the main agent:
-  of anyone's), else `new_conversation`.
+- The history holds none, under a system prompt (numbers and dates aside) and tools that the session has had: the role
+  is that of the calls under them, `main` where there is no main call yet; `compacted` when it quotes an earlier answer
+  of theirs (the main agent: of anyone's), else `new_conversation`.
 - Under others: `other_agent`. It is `main` where there is no main call yet, or with tools where no main call had any
   (the title came first). Without tools beside a main thread that has some, and with another system prompt, it is `side`
   (a title, a check); else `subagent`.
@@ -31,7 +31,16 @@ from agentrl.proxy.dialects.base import ModelRequest
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.tree import Decode, Tree
 from agentrl.rendering.conversation import root_key
-from agentrl.rendering.divergence import common, compare, leading_system, mark, nearest, plain, quoting
+from agentrl.rendering.divergence import (
+    common,
+    compare,
+    fingerprint,
+    leading_system,
+    mark,
+    nearest,
+    plain,
+    quoting,
+)
 from agentrl.schemas import ForkReason, Json, Role
 from agentrl.store import conversations
 from agentrl.store.conversations import Conversation
@@ -111,12 +120,13 @@ def judge(
         if _stems_from(histories, index, sent, n_system, same_tools=same_tools):
             reason = _why(kin, history, sent, n_system, same_tools=same_tools)
             return Place(role=Role(kin.role), reason=reason)
-    alike = [
-        one for one in begun if keys[id(one.tools)] == tools_key and plain(one.system, known) == sent[:n_system]
-    ]  # fmt: skip
+    prints = {id(one.system): fingerprint(plain(one.system, known)) for one in begun}
+    own = fingerprint(sent[:n_system])
+    alike = [one for one in begun if keys[id(one.tools)] == tools_key and prints[id(one.system)] == own]
     main = [one for one in begun if one.role == Role.MAIN]
     if not alike:
-        return Place(role=_role_of_stranger(main, sent[:n_system], tools, known), reason=ForkReason.OTHER_AGENT)
+        strange = all(prints[id(one.system)] != own for one in main if one.tools)
+        return Place(role=_role_of_stranger(main, tools, strange=strange), reason=ForkReason.OTHER_AGENT)
     own_role = Role.MAIN if not main or any(one.role == Role.MAIN for one in alike) else Role(alike[-1].role)
     if not recorded:
         return Place(role=own_role, reason=None)
@@ -173,13 +183,12 @@ def _why(
     return ForkReason.HISTORY_EDITED if found is None else found.reason
 
 
-def _role_of_stranger(
-    main: Sequence[Conversation], system: Sequence[Json], tools: Sequence[Json] | None, known: dict[int, Json]
-) -> Role:  # fmt: skip
-    """The role of a conversation under a system prompt and tools that the session has not had."""
-    armed = [one for one in main if one.tools]
+def _role_of_stranger(main: Sequence[Conversation], tools: Sequence[Json] | None, *, strange: bool) -> Role:
+    """The role of a conversation under a system prompt and tools that the session has not had.
+
+    It is `strange` when no main call with tools had its system prompt.
+    """
+    armed = any(one.tools for one in main)
     if not main or (tools and not armed):
         return Role.MAIN
-    if armed and not tools and all(plain(one.system, known) != list(system) for one in armed):
-        return Role.SIDE
-    return Role.SUBAGENT
+    return Role.SIDE if armed and not tools and strange else Role.SUBAGENT

@@ -101,7 +101,7 @@ def _advice(fork: Fork) -> Advice:
             )
         case ForkReason.NEW_CONVERSATION:
             return Advice(
-                cause="a new conversation begins, under the same system prompt and tools",
+                cause="a new conversation begins, under the same system prompt (numbers and dates aside) and tools",
                 todo="Nothing, if it is on purpose; else keep the history, and only append to it.",
                 certain=False,
             )
@@ -126,6 +126,12 @@ def _edited(found: MessageDivergence | None, at: str) -> Advice:
             cause="the history is not the one that was recorded", todo="Only append to the history.", certain=False
         )
     role = role_of(found.now)
+    if found.before is not None and (role == "system") != (role_of(found.before) == "system"):
+        what = "put a system message in at" if role == "system" else "left the system message out that was"
+        return Advice(
+            cause=f"the client {what} {at}",
+            todo="Send the same system prompt with every call (in Responses: instructions, which do not carry over).",
+        )
     was = "sampled" if found.before is not None and found.before["role"] == "assistant" else "sent"
     cause = f"the client edited {at} ({role}), which reads otherwise than it was {was}{_change(found)}"
     if role == "system":

@@ -8,6 +8,7 @@ sent       system  user  answer  user'   …
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,12 @@ from agentrl.schemas import ForkReason, Json
 
 QUOTE_CHARS = 20
 """A shorter answer says nothing when another message contains it."""
+_TELLS_TIME = re.compile(
+    r".*\d.*|(mon|tue|wed|thu|fri|sat|sun)|(mon|tues|wednes|thurs|fri|satur|sun)day|[ap]\.?m"
+    r"|jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|oct(ober)?|nov(ember)?"
+    r"|dec(ember)?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,15 @@ def plain(messages: Iterable[Json], known: dict[int, Json] | None = None) -> lis
 def leading_system(messages: Sequence[Json]) -> int:
     """How many system messages a conversation begins with."""
     return next((i for i, m in enumerate(messages) if role_of(m) != "system"), len(messages))
+
+
+def fingerprint(system: Sequence[Json]) -> list[str]:
+    """What an agent is known by: its plain system messages, without what tells the time, counts or names an instance.
+
+    Words with a digit, days of the week and months are left out.
+    """
+    texts = (_text(message).split() for message in system)
+    return [" ".join(word for word in words if not _TELLS_TIME.fullmatch(word.strip(".,;:!?()"))) for words in texts]
 
 
 def common(one: Sequence[Json], other: Sequence[Json]) -> int:
@@ -71,7 +87,8 @@ def nearest(recorded: Sequence[Sequence[Json]], sent: Sequence[Json]) -> int:
 def compare(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergence | None:
     """Where plain `sent` departs from plain `recorded`, and why; None where it goes on from it, or repeats it.
 
-    Compacted: answers stand nearer to the beginning than they did, or no answer follows where one was left out.
+    Compacted: answers stand nearer to the beginning than they did, or no answer follows where one was left out. System
+    messages at the beginning do not count: where they come or go, nothing is compacted.
     """
     at = common(recorded, sent)
     if at in (len(recorded), len(sent)):
@@ -111,13 +128,14 @@ def _text(message: Json) -> str:
 
 
 def _moved_up(recorded: Sequence[Json], sent: Sequence[Json], at: int) -> bool:
-    """Whether an answer of `recorded` stands in `sent` with fewer messages before it."""
+    """Whether an answer of `recorded` stands in `sent` with fewer messages before it, leading system messages aside."""
+    shift = leading_system(recorded) - leading_system(sent)
     places: dict[str, int] = {}
     for index in range(at, len(recorded)):
         if recorded[index]["role"] == "assistant":
             places.setdefault(mark(recorded[index]), index)
     return any(
-        places.get(mark(sent[index]), -1) > index
+        places.get(mark(sent[index]), -1) > index + shift
         for index in range(at, len(sent))
         if sent[index]["role"] == "assistant"
     )

@@ -40,6 +40,8 @@ def recorded(messages, tools=None, role="main", id="x"):
 
 MAIN = [recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, U2, A2], [ADD])]
 BARE = [recorded([S, U1, A1]), recorded([S, U1, A1, U2, A2])]
+TIMED = [recorded([says("system", "Be brief. It is Mon 10:02."), U1, A1], [ADD])]
+TEN_PAST = says("system", "Be brief. It is Tue 10:10.")
 OWN = "There are two books about apples."
 CHECK = recorded([OTHER, says("user", "Is this right? second"), says("assistant", "yes")], role="side")
 SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
@@ -65,6 +67,11 @@ SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
         (MAIN, [OTHER, says("user", f"A title for: {LONG}")], None, (Role.SIDE, ForkReason.OTHER_AGENT)),
         (MAIN, [OTHER, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
         (MAIN, [S, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+        # a system prompt that tells the time is the same agent's
+        (TIMED, [TEN_PAST, says("user", "anew")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        (TIMED, [TEN_PAST, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        (TIMED, [TEN_PAST, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+        (TIMED, [TEN_PAST, says("user", "go")], None, (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
         (BARE, [OTHER, says("user", "go")], None, (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
         (BARE, [OTHER, says("user", "go")], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),  # the title came first
         ([*MAIN, SUB], [says("system", "search"), U3], [FIND], (Role.SUBAGENT, ForkReason.NEW_CONVERSATION)),

@@ -73,6 +73,17 @@ def test_a_system_prompt_that_changes_every_turn(proxy, ask, examine):
     assert "out of the system prompt" in advice.todo
 
 
+def test_a_system_prompt_that_was_of_the_first_call_alone(proxy, examine):
+    """The Responses API's instructions do not carry over."""
+    sdk, session = proxy.sdk, proxy.session()
+    first = sdk(session).responses.create(model="test", input="one", instructions="be brief")
+    sdk(session).responses.create(model="test", input="two", previous_response_id=first.id)
+    report = examine(session)
+    advice = report.advice(the_fork(report, "history_edited"))
+    assert (advice.cause, advice.certain) == ("the client left the system message out that was message 1", True)
+    assert "instructions, which do not carry over" in advice.todo
+
+
 def test_an_edited_answer(proxy, ask, examine):
     session = proxy.session()
     ask(session, [U1], " padded ")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.rendering.divergence import common, compare, leading_system, nearest, plain, quoting
+from agentrl.rendering.divergence import common, compare, fingerprint, leading_system, nearest, plain, quoting
 from agentrl.schemas import ForkReason
 
 
@@ -50,6 +50,9 @@ WORK = [SYSTEM, U1, calls({"a": 1}), result("2"), A2]
         (TALK, [SYSTEM, U2, A2, U3], (1, ForkReason.COMPACTED)),  # a sliding window
         (TALK, [SYSTEM, says("user", "so far: …"), A2, U3], (1, ForkReason.COMPACTED)),
         (TALK, [SYSTEM, U1, U3], (2, ForkReason.COMPACTED)),  # the answer was left out
+        (TALK, [U1, A1, U2, A2, U3], (0, ForkReason.HISTORY_EDITED)),  # the system prompt was left out
+        (TALK, [SYSTEM, says("system", "it is late"), U1, A1, U2, A2, U3], (1, ForkReason.HISTORY_EDITED)),
+        (TALK, [SYSTEM, says("system", "so far: …"), U2, A2, U3], (1, ForkReason.COMPACTED)),
     ],
 )
 def test_the_cause(recorded, sent, expected):
@@ -75,6 +78,22 @@ def test_a_summary_quotes_an_answer_that_is_long_enough():
 def test_developer_messages_lead_too():
     assert leading_system([says("developer", "a"), SYSTEM, U1, SYSTEM]) == 2
     assert leading_system([SYSTEM]) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("It is 10:02.", "It is 10:03.", True),
+        ("Be brief. Today is Monday, November 30, 2026.", "Be brief. Today is Tuesday, December 1, 2026.", True),
+        ("You have 3 tries in /tmp/run-81f0.", "You have 2 tries in /tmp/run-9c.", True),
+        ("Be  brief.\n", "Be brief.", True),
+        ("Be brief.", "Write a title.", False),
+        ("Plan. It is 10:02.", "Search. It is 10:02.", False),
+    ],
+)
+def test_an_agent_is_known_by_what_does_not_change_in_its_system_prompt(one, other, alike):
+    prints = [fingerprint(plain([says("system", text)])) for text in (one, other)]
+    assert (prints[0] == prints[1]) is alike
 
 
 messages = st.lists(
