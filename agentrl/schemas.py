@@ -17,6 +17,8 @@ Json = dict[str, Any]
 
 PROMPT_VERSION = -1
 """The weight version of a token that no policy sampled."""
+GREEDY_BELOW = 1e-6
+"""SGLang takes the likeliest token at a temperature below this one."""
 
 
 class Power(StrEnum):

@@ -6,15 +6,13 @@ from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import ModelRequest
 from agentrl.proxy.prompts import Prompt
 from agentrl.proxy.state import ProxyState, Session
-from agentrl.schemas import Json
+from agentrl.schemas import GREEDY_BELOW, Json
 
 _NEUTRAL = {
     "top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": None,
     "json_schema": None, "regex": None,
 }  # fmt: skip
 _STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "sampling_seed")
-_GREEDY_BELOW = 1e-6
-"""SGLang takes the likeliest token at a temperature below this one."""
 
 
 def modifies_distribution(params: Json) -> bool:
@@ -24,7 +22,7 @@ def modifies_distribution(params: Json) -> bool:
 
 def is_greedy(params: Json) -> bool:
     """Whether the engine takes the likeliest token: nothing is sampled, so nothing can be learned."""
-    return bool(params["temperature"] < _GREEDY_BELOW)
+    return bool(params["temperature"] < GREEDY_BELOW)
 
 
 def resumable(params: Json) -> bool:

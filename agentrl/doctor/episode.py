@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agentrl.client import AsyncClient
 from agentrl.doctor.record import Session
-from agentrl.doctor.sources import from_trace
+from agentrl.doctor.sources import from_proxy
 from agentrl.environment import without_secrets
 from agentrl.errors import UserError
 from agentrl.rollout.command import variables
@@ -46,9 +46,7 @@ async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, 
                 await asyncio.shield(client.request("DELETE", f"/sessions/{session_id}"))
         if keep_it:
             await client.request("POST", f"/sessions/{session_id}/end", _end(status))
-        trace = await client.request("GET", f"/sessions/{session_id}/trace")
-        refusals = await client.request("GET", f"/sessions/{session_id}/refusals")
-    return Episode(session=from_trace(trace, refusals), status=status)
+        return Episode(session=await from_proxy(client, session_id), status=status)
 
 
 def _end(status: int) -> Json:

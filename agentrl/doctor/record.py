@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from agentrl.schemas import InteractionStatus, Json, Role
+from agentrl.doctor.words import visible
+from agentrl.schemas import GREEDY_BELOW, InteractionStatus, Json, Role
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,8 +46,8 @@ class Call:
 
     @property
     def greedy(self) -> bool:
-        """Whether it was sampled at temperature 0."""
-        return self.temperature == 0
+        """Whether the engine took the likeliest token each time."""
+        return self.temperature < GREEDY_BELOW
 
     @cached_property
     def prompt_ids(self) -> list[int]:
@@ -98,13 +99,22 @@ class Session:
     """A session and its calls, oldest first. `rewards` count from whoever gave them."""
 
     id: str
+    parent_id: str | None  # of the session whose sub-agent it is
+    name: str | None  # of a sub-agent that has named itself
     status: str
     is_eval: bool
     error: str | None
     rewards: list[Json]
-    children_ids: list[str]  # sub-agents' sessions
     calls: list[Call]
+    subagents: list[Session] = field(default_factory=list)
     refusals: list[Json] = field(default_factory=list)  # calls that were refused before they began
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        if self.parent_id is None:
+            return f"session {self.id}"
+        return f"sub-agent {self.id if self.name is None else visible(self.name)}"
 
     @property
     def delivered(self) -> list[Call]:
@@ -125,16 +135,18 @@ class Session:
         return [call for call in self.delivered if call.number not in self.children]
 
 
-def read(summary: Json, trace: Sequence[Json], refusals: Sequence[Json] = ()) -> Session:
+def read(
+    summary: Json, trace: Sequence[Json], refusals: Sequence[Json] = (), subagents: Sequence[Session] = ()
+) -> Session:  # fmt: skip
     """A session from its summary and calls, as `GET /sessions/{id}/trace` has them, and from `…/refusals`."""
     calls: dict[str, Call] = {}
     for number, item in enumerate(trace, start=1):
         parent = calls[item["parent_id"]] if item["parent_id"] else None
         calls[item["id"]] = _call(number, item, parent)
     return Session(
-        id=summary["session_id"], status=summary["status"], is_eval=summary["is_eval"], error=summary["error"],
-        rewards=summary["rewards"], children_ids=summary["children"], calls=list(calls.values()),
-        refusals=list(refusals),
+        id=summary["session_id"], parent_id=summary["parent_session_id"], name=summary["metadata"].get("name"),
+        status=summary["status"], is_eval=summary["is_eval"], error=summary["error"], rewards=summary["rewards"],
+        calls=list(calls.values()), refusals=list(refusals), subagents=list(subagents),
     )  # fmt: skip
 
 

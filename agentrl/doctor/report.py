@@ -29,6 +29,7 @@ class Report:
     figures: Figures
     verdict: Verdict
     decode: Decode | None
+    subagents: list[Report]
     command_status: int | None = None
 
     def advice(self, fork: Fork) -> Advice:
@@ -48,13 +49,17 @@ class Neighbourhood:
 
 
 def make(session: Session, decode: Decode | None, command_status: int | None = None) -> Report:
-    """Examine a session."""
+    """Examine a session, and those of its sub-agents; the verdict is on all of them."""
+    below = [make(subagent, decode) for subagent in session.subagents]
     found = forks.find(session)
     counted = figures.of(session, found)
     said = verdict.of(session, counted, found, command_status)
+    if below:
+        said = verdict.together(session, said, [(one.session, one.verdict) for one in below])
     return Report(
-        session=session, forks=found, figures=counted, verdict=said, decode=decode, command_status=command_status
-    )
+        session=session, forks=found, figures=counted, verdict=said, decode=decode, subagents=below,
+        command_status=command_status,
+    )  # fmt: skip
 
 
 def neighbourhood(report: Report, fork: Fork) -> Neighbourhood | None:
@@ -74,7 +79,7 @@ def as_json(report: Report) -> Json:
     return {
         "session_id": session.id,
         "status": session.status,
-        "children": session.children_ids,
+        "name": session.name,
         "command_status": report.command_status,
         "verdict": asdict(report.verdict),
         "figures": asdict(report.figures),
@@ -90,6 +95,7 @@ def as_json(report: Report) -> Json:
         ],
         "refusals": session.refusals,
         "forks": [_fork_json(report, fork) for fork in report.forks],
+        "subagents": [as_json(subagent) for subagent in report.subagents],
     }  # fmt: skip
 
 

@@ -21,14 +21,26 @@ MOST_ALIKE = 3
 """Forks of a kind that are spelled out on a screen."""
 MOST_CALLS = 100
 """Rows of the tree on a screen."""
+MOST_SUBAGENTS = 5
+"""Sessions of sub-agents that are spelled out on a screen."""
 COLOURS = {Answer.TRAINABLE: "green", Answer.WITH_PROBLEMS: "yellow", Answer.NOT_TRAINABLE: "red"}
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the tree, the forks, the summary and the verdict."""
+    """Print the tree, the forks, the summary, the same of each sub-agent, and the verdict on them all."""
+    _show_session(report, console)
+    for subagent in report.subagents[:MOST_SUBAGENTS]:
+        console.print()
+        show(subagent, console)
+    if len(report.subagents) > MOST_SUBAGENTS:
+        console.print(f"\n… {count(len(report.subagents) - MOST_SUBAGENTS, 'more sub-agent')}; --json has them all")
+    _show_verdict(report, console)
+
+
+def _show_session(report: Report, console: Console) -> None:
     session = report.session
     state = f"{session.status}{', an evaluation' if session.is_eval else ''}"
-    console.print(Text.assemble((f"session {session.id}", "bold"), f" · {state} · {_rewards(session)}"))
+    console.print(Text.assemble((session.title, "bold"), f" · {state} · {_rewards(session)}"))
     if session.calls:
         console.print(tree(report))
         if len(session.calls) > MOST_CALLS:
@@ -38,11 +50,15 @@ def show(report: Report, console: Console) -> None:
     if session.calls:
         console.print()
         console.print(summary(report))
-    console.print()
+
+
+def _show_verdict(report: Report, console: Console) -> None:
     said = report.verdict
+    console.print()
     if report.command_status is not None:
         console.print(f"the command ended with exit status {report.command_status}", highlight=False)
-    console.print(Text(said.answer.value, style=f"bold {COLOURS[said.answer]}"))
+    scope = "with its sub-agents: " if report.subagents else ""
+    console.print(Text.assemble(scope, (said.answer.value, f"bold {COLOURS[said.answer]}")))
     for line, mark in [*((p, "✗") for p in said.problems), *((n, "·") for n in said.notes)]:
         console.print(Padding(_hanging(mark, line), (0, 0, 0, 1), expand=False))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from agentrl.client import AsyncClient
 from agentrl.doctor.record import Session, read
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.schemas import Json
@@ -19,22 +20,31 @@ def from_store(database: Database, session_id: str) -> tuple[Session, str]:
     return database.query(_from_store, session_id)
 
 
+async def from_proxy(client: AsyncClient, session_id: str) -> Session:
+    """A session from `GET /sessions/{id}/trace` and `…/refusals`, its sub-agents' too. Raises RequestError."""
+    trace = await client.request("GET", f"/sessions/{session_id}/trace")
+    refused = await client.request("GET", f"/sessions/{session_id}/refusals")
+    below = [await from_proxy(client, child) for child in trace["children"]]
+    return read(trace, trace["calls"], refused, below)
+
+
 def _from_store(conn: Connection, session_id: str) -> tuple[Session, str]:
     row = sessions.get(conn, session_id)
     if row is None:
         raise UserError(f"--session: the database holds no session {session_id!r}")
+    return _session(conn, session_id), str(runs.get(conn, row.run_id).base_model)
+
+
+def _session(conn: Connection, session_id: str) -> Session:
+    row = sessions.get(conn, session_id)
+    assert row is not None
     summary: Json = {
-        "session_id": row.id, "status": row.status, "is_eval": row.is_eval, "error": row.error,
-        "rewards": rewards.history(conn, session_id), "children": sessions.children(conn, session_id),
+        "session_id": row.id, "parent_session_id": row.parent_session_id, "metadata": row.metadata,
+        "status": row.status, "is_eval": row.is_eval, "error": row.error, "rewards": rewards.history(conn, row.id),
     }  # fmt: skip
-    base_model = str(runs.get(conn, row.run_id).base_model)
-    refused = events.refusals(conn, row.run_id, session_id)
-    return read(summary, interactions.trace(conn, session_id), refused), base_model
-
-
-def from_trace(trace: Json, refusals: list[Json]) -> Session:
-    """A session from the answers of `GET /sessions/{id}/trace` and `…/refusals`."""
-    return read(trace, trace["calls"], refusals)
+    refused = events.refusals(conn, row.run_id, row.id)
+    below = [_session(conn, child) for child in sessions.children(conn, row.id)]
+    return read(summary, interactions.trace(conn, row.id), refused, below)
 
 
 @cache

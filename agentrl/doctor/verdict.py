@@ -11,7 +11,7 @@ from agentrl.doctor import advice, refused
 from agentrl.doctor.figures import Figures, why_untrainable
 from agentrl.doctor.forks import STARTS, Fork
 from agentrl.doctor.record import Session
-from agentrl.doctor.words import count, some
+from agentrl.doctor.words import count
 from agentrl.schemas import GONE
 
 LOW_MERGE_RATE = 0.5
@@ -48,12 +48,22 @@ def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status
     return Verdict(answer=answer, problems=[*stops, *problems], notes=_notes(session, figures, forks))
 
 
+def together(session: Session, own: Verdict, subagents: Sequence[tuple[Session, Verdict]]) -> Verdict:
+    """The verdict on a session and its sub-agents': not trainable only where none of them is."""
+    judged = [verdict.answer for _, verdict in subagents]
+    if session.calls or own.problems:
+        judged.append(own.answer)
+    answer = judged[0] if len(set(judged)) == 1 else Answer.WITH_PROBLEMS
+    problems = [f"{subagent.title}: {problem}" for subagent, verdict in subagents for problem in verdict.problems]
+    return Verdict(answer=answer, problems=[*own.problems, *problems], notes=own.notes)
+
+
 def _stops(session: Session, figures: Figures) -> list[str]:
     """What leaves nothing to train."""
     if not figures.calls and session.refusals:
         return refused.lines(session.refusals)
-    if not figures.calls and session.children_ids:
-        return ["the session itself made no call: its sub-agents have sessions of their own"]
+    if not figures.calls and session.subagents:
+        return []
     if not figures.calls:
         return [
             "no call reached the proxy: the program must take its address and key from OPENAI_BASE_URL and "
@@ -106,14 +116,12 @@ def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[st
     if costly and figures.merge_rate is not None and figures.merge_rate >= LOW_MERGE_RATE:
         named = ", ".join(f"call {fork.call.number} ({str(fork.reason).replace('_', ' ')})" for fork in costly[:5])
         found.append(f"{count(len(costly), 'call')} could not extend an earlier one: {named}")
-    if session.status == "abandoned" and session.error is None:
+    if not figures.calls and session.subagents:
+        found.append("the session itself made no call: its sub-agents did, in sessions of their own")
+    if session.status == "abandoned" and session.error is None and session.parent_id is None:
         found.append("the session was given up: nothing of it is trained")
-    if figures.calls and not session.rewards:
+    if figures.calls and not session.rewards and session.parent_id is None:  # a sub-agent's shares the outcome
         found.append("no reward was given: a session trains only once it is rewarded")
-    if session.children_ids:
-        n = count(len(session.children_ids), "sub-agent")
-        own = "a session of its own" if len(session.children_ids) == 1 else "sessions of their own"
-        found.append(f"{n} with {own}, not examined here: {some(session.children_ids)}")
     if session.is_eval:
         found.append("an evaluation: what it shows holds for training, but it is never trained itself")
     if figures.untrainable_tokens and figures.trainable_tokens:

@@ -163,11 +163,15 @@ model.chat.completions.create(model="default", messages=[{"role": "user", "conte
 from agentrl.client import Client
 with Client() as client, client.session() as sub:
     print(sub.id)
+    OpenAI(base_url=sub.base_url, api_key=sub.api_key).chat.completions.create(
+        model="default", messages=[{"role": "user", "content": "sum up"}]
+    )
 """
     found = play(program, preamble="")
     assert found.verdict.answer == "trainable"
-    assert "1 sub-agent with a session of its own, not examined here" in found.verdict.notes[-1]
-    assert capfd.readouterr().out == f"{found.session.children_ids[0]}\n"
+    (subagent,) = found.subagents
+    assert capfd.readouterr().out == f"{subagent.session.id}\n"
+    assert (subagent.session.parent_id, subagent.figures.delivered) == (found.session.id, 1)
 
 
 def test_a_program_that_does_not_exist(proxy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,12 +35,17 @@ def undelivered(id: str, status: str, error: str) -> dict[str, Any]:
     return bare | {"status": status, "error": error, "output_tokens": 0, "finish_reason": None}
 
 
-def of(*calls: dict[str, Any], **facts: Any) -> Report:
+def of(*calls: dict[str, Any], subagents: Sequence[Report] = (), **facts: Any) -> Report:
     summary = {
-        "session_id": "s", "status": "completed", "is_eval": False, "error": None, "children": [],
+        "session_id": "s", "parent_session_id": None, "metadata": {}, "status": "completed", "is_eval": False,
+        "error": None,
         "rewards": [{"interaction_id": None, "name": "reward", "value": 1.0}], **facts,
     }  # fmt: skip
-    return report.make(read(summary, calls), None)
+    return report.make(read(summary, calls, subagents=[one.session for one in subagents]), None)
+
+
+def subagent(id: str, *calls: dict[str, Any], **facts: Any) -> Report:
+    return of(*calls, session_id=id, parent_session_id="s", rewards=[], **facts)
 
 
 GREEDY = {"params": {"temperature": 0.0}}
@@ -51,7 +57,12 @@ EDITED = {"fork_reason": "history_edited"}
     [
         (of(call("a"), call("b", "a")), "trainable", None),
         (of(), "not trainable", "no call reached the proxy"),
-        (of(children=["c"]), "not trainable", "its sub-agents have sessions of their own"),
+        (of(subagents=[subagent("c", call("a"))]), "trainable", None),
+        (of(subagents=[subagent("c")]), "not trainable", "sub-agent c: no call reached the proxy"),
+        (of(call("a"), subagents=[subagent("c", call("a"))]), "trainable", None),
+        (of(call("a"), subagents=[subagent("c", call("a", **GREEDY), metadata={"name": "planner"})]),
+         "trainable, with problems", "sub-agent planner: no sampled token can be trained: 1 greedy"),
+        (of(call("a", **GREEDY), subagents=[subagent("c", call("a"))]), "trainable, with problems", "1 greedy"),
         (of(call("a", **GREEDY)), "not trainable", "1 greedy (send no temperature 0)"),
         (of(call("a", **GREEDY), call("b", "a")), "trainable", None),
         (of(call("a", role="upstream")), "not trainable", "1 for another model"),
