@@ -13,6 +13,7 @@ from agentrl.doctor.forks import STARTS, Fork
 from agentrl.doctor.record import Session
 from agentrl.doctor.words import count
 from agentrl.schemas import GONE
+from agentrl.store.sessions import PARENT_ENDED
 
 LOW_MERGE_RATE = 0.5
 
@@ -38,7 +39,7 @@ def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status
     """The verdict on a session; `command_status` is the exit status of the program that played it."""
     stops = _stops(session, figures)
     problems = [] if stops else _problems(session, figures, forks)
-    if session.status in GONE and session.error and not command_status:
+    if session.status in GONE and session.error not in (None, "", PARENT_ENDED) and not command_status:
         problems.append(
             f"the session {'was ' if session.status == 'abandoned' else ''}{session.status}: {session.error}"
         )

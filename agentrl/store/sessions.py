@@ -31,6 +31,8 @@ NO_CAPACITY = "no_capacity"
 RETRY_AFTER_S = 0.5
 WAITS_S = 5.0
 """Who was refused a place is taken to wait for one for so long; `agentrl.client` asks again sooner."""
+PARENT_ENDED = "its parent session ended"
+"""The error of a sub-agent's session that was open then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -324,7 +326,7 @@ def end(conn: Connection, session_id: str, status: SessionStatus, error: str | N
     if row.status != SessionStatus.OPEN and not given_up:
         return str(row.status)
     for child_id in children(conn, session_id):
-        end(conn, child_id, status, "its parent session ended", limits)
+        end(conn, child_id, status, PARENT_ENDED, limits)
     final = SessionStatus.CLOSING if status == SessionStatus.COMPLETED and _running_calls(conn, session_id) else status
     now = time.time()
     conn.execute(

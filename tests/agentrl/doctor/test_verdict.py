@@ -62,6 +62,8 @@ EDITED = {"fork_reason": "history_edited"}
         (of(call("a"), subagents=[subagent("c", call("a"))]), "trainable", None),
         (of(call("a"), subagents=[subagent("c", call("a", **GREEDY), metadata={"name": "planner"})]),
          "trainable, with problems", "sub-agent planner: no sampled token can be trained: 1 greedy"),
+        (of(call("a"), subagents=[subagent("c", call("a"), status="abandoned", error="its parent session ended")]),
+         "trainable", None),
         (of(call("a", **GREEDY), subagents=[subagent("c", call("a"))]), "trainable, with problems", "1 greedy"),
         (of(call("a", **GREEDY)), "not trainable", "1 greedy (send no temperature 0)"),
         (of(call("a", **GREEDY), call("b", "a")), "trainable", None),
