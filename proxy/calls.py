@@ -188,7 +188,7 @@ async def _continued(state: ProxyState, session_id: str, request: ModelRequest) 
     found = await state.read(responses.find, session_id, request.previous_id)
     if found is None:
         raise RequestError(
-            400, f"session {session_id} has no response {request.previous_id!r} to go on with",
+            400, f"session {session_id} has no response 'resp_{request.previous_id}' to go on with",
             code="previous_response_not_found", param="previous_response_id",
         )  # fmt: skip
     before = found.all[1:] if found.options.get("has_instructions") else found.all

@@ -66,7 +66,7 @@ async def delete(request: Request) -> Response:
     session_id, call_id = await _named(request)
     _query(request)
     if not await state.write(responses.delete, session_id, call_id):
-        raise _unknown(session_id, call_id)
+        raise _unknown(session_id, f"resp_{call_id}")
     return _json(orjson.dumps({"id": f"resp_{call_id}", "object": "response", "deleted": True}))
 
 
@@ -83,7 +83,7 @@ async def _named(request: Request) -> tuple[str, str]:
 async def _find(state: ProxyState, session_id: str, call_id: str) -> Conversation:
     found = await state.read(responses.find, session_id, call_id)
     if found is None:
-        raise _unknown(session_id, call_id)
+        raise _unknown(session_id, f"resp_{call_id}")
     return found
 
 

@@ -260,7 +260,9 @@ def _placed(error: RequestError) -> RequestError:
     unknown = place.endswith(".type") and "invalid value" in message
     if unknown:
         place = place.removesuffix(".type")
-        message = f"{place}: the type {message.rpartition('invalid value ')[2]} is not supported here"
+        kind = message.rpartition("invalid value ")[2]
+        choices = "; choose auto, any, tool or none" if place == "tool_choice" else ""
+        message = f"{place}: the type {kind} is not supported here{choices}"
     if place.startswith(("messages", "system")) and error.code != "invalid_json":
         return RequestError(400, message, code="invalid_messages", param=place)
     return unsupported(place, message) if unknown else error

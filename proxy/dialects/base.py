@@ -183,9 +183,9 @@ def message_of(parsed: ParsedOutput) -> Json:
 
 
 def decode_struct(body: bytes, shape: type[S]) -> S:
-    """A body as a struct that forbids unknown fields. Raises RequestError 400 or 422 naming the field at fault."""
+    """A body as a struct that forbids unknown fields, save nulls. Raises RequestError 400 or 422 naming a bad field."""
     try:
-        data = msgspec.json.decode(body, type=shape)
+        data = _read(body, shape)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), shape) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -236,6 +236,17 @@ def sse(data: Any, event: str | None = None) -> bytes:
 def _plain(value: msgspec.Struct | msgspec.Raw) -> Any:
     """A struct, or JSON that stays as it came, for orjson."""
     return orjson.Fragment(bytes(value)) if isinstance(value, msgspec.Raw) else msgspec.structs.asdict(value)
+
+
+def _read(body: bytes, shape: type[S]) -> S:
+    """A body; what it does not know and is null is absent: some clients spell out all parameters that there are."""
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        known = shape.__struct_encode_fields__
+        kept = {name: value for name, value in fields.items() if name in known or bytes(value) != b"null"}
+        return msgspec.json.decode(msgspec.json.encode(kept), type=shape)
 
 
 def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:

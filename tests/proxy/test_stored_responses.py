@@ -92,7 +92,7 @@ def test_a_deleted_response_is_gone_for_its_client_and_stays_recorded(proxy, con
     sdk = proxy.sdk(session)
     sdk.responses.delete(first.id)
     for again in (sdk.responses.retrieve, sdk.responses.input_items.list, sdk.responses.delete):
-        with pytest.raises(openai.NotFoundError, match="has no response") as gone:
+        with pytest.raises(openai.NotFoundError, match=f"has no response '{first.id}'") as gone:
             again(first.id)
         assert gone.value.code == "response_not_found"
     with pytest.raises(openai.BadRequestError) as refused:

@@ -1,10 +1,20 @@
 """What the dialects refuse alike."""
 
+import json
+from typing import Any
+
 import pytest
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects import DIALECTS
 
+HI = [{"role": "user", "content": "a"}]
+LEAST: dict[str, dict[str, Any]] = {
+    "openai.chat": {"messages": HI},
+    "openai.completions": {"prompt": "a"},
+    "openai.responses": {"input": "a"},
+    "anthropic.messages": {"model": "m", "max_tokens": 9, "messages": HI},
+}
 BODIES = {
     "integer": b'{"tools": [{"a": %d}]}' % 10**30,
     "depth": b'{"tools": [%s1%s]}' % (b'{"a":' * 500, b"}" * 500),
@@ -26,3 +36,13 @@ def test_a_body_that_cannot_be_read_and_written_again_is_a_400(dialect, body):
     with pytest.raises(RequestError) as caught:
         dialect.decode(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda d: d.name)
+def test_an_unknown_parameter_that_is_null_is_absent_and_any_other_is_refused(dialect):
+    body = LEAST[dialect.name]
+    plain, spelled = (dialect.decode(json.dumps(body | more).encode()) for more in ({}, {"moderation": None}))
+    assert spelled == plain
+    with pytest.raises(RequestError) as caught:
+        dialect.decode(json.dumps(body | {"moderation": None, "moderated": False}).encode())
+    assert (caught.value.status, caught.value.param) == (422, "moderated")

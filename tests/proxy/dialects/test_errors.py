@@ -69,6 +69,8 @@ def test_only_near_names_are_offered_and_never_what_is_refused():
 def test_a_tool_choice_that_is_unknown_names_all_that_are_known(dialect):
     told = str(refusal(dialect, tool_choice={"type": "allowed_tools"}))
     assert '\'allowed_tools\' is not supported; choose auto, none, required or {"type": "function"' in told
+    told = str(refusal(MESSAGES, tool_choice={"type": "required"}))
+    assert told == "tool_choice: the type 'required' is not supported here; choose auto, any, tool or none"
 
 
 @pytest.mark.parametrize("dialect", [CHAT, COMPLETIONS], ids=lambda dialect: dialect.name)
