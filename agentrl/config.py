@@ -170,6 +170,8 @@ class UpdateConfig(Section):
     """Processes (torchrun); 1 runs the same FSDP2 code in one."""
     replicas: Positive = 1
     """Whole copies of the model among the ranks, each sharded over ranks / replicas of them; 1 shards over all."""
+    tensor_parallel: Positive = 1
+    """Ranks that split each block's matrix products among them, by the plan that transformers has for the model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where torch sees a GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -184,15 +186,19 @@ class UpdateConfig(Section):
     """Newest checkpoints kept on disk."""
 
     @model_validator(mode="after")
-    def _replicas_divide_the_ranks(self) -> Self:
+    def _ranks_are_shared_out(self) -> Self:
         if self.ranks % self.replicas:
             raise ValueError(f"ranks {self.ranks} is no multiple of replicas {self.replicas}")
+        parts = self.replicas * self.tensor_parallel
+        if self.ranks % parts:
+            raise ValueError(f"ranks {self.ranks} is no multiple of replicas × tensor_parallel = {parts}")
         return self
 
 
 CHANGEABLE_OF_TRAINER = (
     "trainer.ranks",
     "trainer.replicas",
+    "trainer.tensor_parallel",
     "trainer.device",
     "trainer.threads",
     "trainer.tokens_per_microbatch",

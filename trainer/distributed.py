@@ -1,4 +1,12 @@
-"""The process group of the trainer: gloo on CPU, NCCL on CUDA, one rank without torchrun."""
+"""The process group of the trainer: gloo on CPU, NCCL on CUDA, one rank without torchrun.
+
+Ranks that split tensors among them follow one another (a tensor group); they have the same data. So do, one level up,
+those that shard a replica. Four ranks with two replicas of two shards, and with two shards of two tensor ranks:
+
+    rank              0  1  2  3          rank              0  1  2  3
+    replica           0  0  1  1          data rank         0  0  1  1
+    data rank         0  1  2  3          tensor rank       0  1  0  1
+"""
 
 from __future__ import annotations
 
@@ -22,13 +30,42 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 @dataclass(frozen=True, slots=True)
+class Mesh:
+    """How the ranks share a model. Each of the first two is (shard,), or (replicate, shard) with several replicas."""
+
+    whole: DeviceMesh  # shards what a rank computes with whole: over all ranks of a replica
+    split: DeviceMesh  # shards what tensor parallelism has split: over the tensor groups of a replica
+    tensor: DeviceMesh | None = None  # (tensor,): this rank's tensor group; none without tensor parallelism
+
+    @property
+    def tensor_size(self) -> int:
+        """Ranks of a tensor group."""
+        return self.tensor.size() if self.tensor else 1
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """This process among the trainer's ranks."""
 
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh  # (shard,), or (replicate, shard) with several replicas
+    mesh: Mesh
+
+    @property
+    def data_rank(self) -> int:
+        """Whose share of the data this rank has: one for a whole tensor group."""
+        return self.rank // self.mesh.tensor_size
+
+    @property
+    def data_size(self) -> int:
+        """Shares that the data are cut into."""
+        return self.size // self.mesh.tensor_size
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank's numbers count: the first of its tensor group, whose ranks have the same ones."""
+        return self.rank % self.mesh.tensor_size == 0
 
     @property
     def leads(self) -> bool:
@@ -42,24 +79,27 @@ class World:
         return box[0]
 
     def total(self, values: dict[str, float]) -> dict[str, float]:
-        """Sums over ranks, by name. Collective; every rank passes the same names."""
+        """Sums over data ranks, by name. Collective; every rank passes the same names."""
         names = sorted(values)
-        sums = torch.tensor([values[n] for n in names], dtype=torch.float64)
+        sums = torch.tensor([values[n] if self.speaks else 0.0 for n in names], dtype=torch.float64)
         dist.all_reduce(sums)  # a CPU tensor: the gloo half of the group
         return dict(zip(names, sums.tolist(), strict=True))
 
     def gather(self, values: Tensor) -> Tensor:
-        """Every rank's 1-D tensor, one after another, on the CPU. Collective; lengths may differ."""
+        """Every data rank's 1-D tensor, one after another, on the CPU. Collective; lengths may differ."""
         parts: list[Tensor] = [values] * self.size
         dist.all_gather_object(parts, values.cpu())
-        return torch.cat(parts)
+        return torch.cat(parts[:: self.mesh.tensor_size])
 
 
 @contextmanager
-def join_world(device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0, replicas: int = 1) -> Iterator[World]:
+def join_world(
+    device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0, replicas: int = 1, tensor_parallel: int = 1
+) -> Iterator[World]:
     """Start the process group (from torchrun's environment, or alone), leave it at the end.
 
     Each of `replicas` holds the whole model, sharded over ranks that follow one another: those of one machine.
+    `tensor_parallel` ranks are a tensor group. Raises UserError when the number of ranks is no multiple of both.
     """
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if threads:
@@ -77,7 +117,7 @@ def join_world(device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0
         dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{_free_port()}", rank=0, world_size=1)
     try:
         size = dist.get_world_size()
-        yield World(dist.get_rank(), size, chosen, _mesh(kind, size, replicas))
+        yield World(dist.get_rank(), size, chosen, _mesh(kind, size, replicas, tensor_parallel))
     finally:
         dist.destroy_process_group()
 
@@ -95,12 +135,18 @@ def keep_freed_memory() -> None:
     mallopt(M_TRIM_THRESHOLD, -1)
 
 
-def _mesh(kind: str, size: int, replicas: int) -> DeviceMesh:
-    if replicas == 1:
-        return init_device_mesh(kind, (size,), mesh_dim_names=("shard",))
-    if size % replicas:
-        raise UserError(f"trainer.replicas: {replicas} replicas cannot share {size} ranks")
-    return init_device_mesh(kind, (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
+def _mesh(kind: str, size: int, replicas: int, tensor_parallel: int) -> Mesh:
+    if size % (replicas * tensor_parallel):
+        parts = f"{replicas} × {tensor_parallel}"
+        raise UserError(f"{size} ranks are no multiple of trainer.replicas × trainer.tensor_parallel = {parts}")
+    *copies, shards = (size,) if replicas == 1 else (replicas, size // replicas)
+    names = ("replicate", "shard")[-1 - len(copies) :]
+    whole = init_device_mesh(kind, (*copies, shards), mesh_dim_names=names)
+    if tensor_parallel == 1:
+        return Mesh(whole, whole)
+    shape = (*copies, shards // tensor_parallel, tensor_parallel)
+    cube = init_device_mesh(kind, shape, mesh_dim_names=(*names, "tensor"))
+    return Mesh(whole, cube[names], cube["tensor"])
 
 
 def _free_port() -> int:

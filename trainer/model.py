@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.config import LoraConfig
 from agentrl.errors import ModelFolderError, UserError
-from agentrl.trainer import loading, lora, onednn
+from agentrl.trainer import loading, lora, onednn, tensor_parallel
 from agentrl.trainer.attention import Rows, tree_mask
+from agentrl.trainer.distributed import Mesh
 from agentrl.trainer.head import token_logprobs
 from agentrl.trainer.packing import Microbatch
 
@@ -67,7 +67,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def load_sharded(
-    wrap: Callable[[Any], AnyBody], folder: Path, mesh: DeviceMesh, *, train_layers: int | None = None,
+    wrap: Callable[[Any], AnyBody], folder: Path, mesh: Mesh, *, train_layers: int | None = None,
     dtype: torch.dtype = torch.float32, activation_checkpointing: bool = False, cpu_offload: bool = False,
     adapter: LoraConfig | None = None,
 ) -> AnyBody:  # fmt: skip
@@ -79,8 +79,10 @@ def load_sharded(
     With `activation_checkpointing` a trained block keeps its input only, and is computed again in the backward.
     With `cpu_offload` parameters, gradients and thus moments stay in the CPU's memory; a GPU gets one block at a time.
     With an `adapter` of some rank nothing but it trains.
+    With tensor ranks in the mesh, what they split is sharded over their groups, and the rest over all ranks.
     """
-    if cpu_offload and mesh.device_type == "cpu":
+    device = mesh.whole.device_type
+    if cpu_offload and device == "cpu":
         raise UserError("trainer.cpu_offload moves parameters off a GPU, and the trainer runs on the CPU")
     lm = loading.build(folder).eval()  # no dropout: the recomputed logprobs are of the policy that sampled
     _refuse_unsupported(lm, folder)
@@ -91,20 +93,21 @@ def load_sharded(
         lora.attach(lm, adapter)
     if activation_checkpointing:
         _checkpoint_trained(blocks)
-    if mesh.device_type == "cpu":
+    if mesh.tensor:
+        tensor_parallel.parallelize(lm, mesh.tensor)
+    elif device == "cpu":
         onednn.adopt(lm)
     model = wrap(lm)
-    if mesh.size() > 1 or dtype != torch.float32 or cpu_offload:  # else FSDP would only copy
+    if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # else FSDP would only copy
         shard: dict[str, Any] = {
-            "mesh": mesh,
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
             "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
         }
         # A rank that owns everything anyway would only copy, gathering again for the backward.
         for block in blocks:
-            fully_shard(block, **shard, reshard_after_forward=mesh.shape[-1] > 1)
-        fully_shard(model, **shard, reshard_after_forward=False)
-    loading.fill(model, lm, folder, torch.device("cpu" if cpu_offload else mesh.device_type))
+            fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=mesh.split.shape[-1] > 1)
+        fully_shard(model, **shard, mesh=mesh.whole, reshard_after_forward=False)
+    loading.fill(model, lm, folder, torch.device("cpu" if cpu_offload else device))
     if adapter and adapter.rank:
         lora.initialise(lm)
     return model

@@ -77,12 +77,12 @@ class Scorer:
     def _planned(self) -> list[list[list[list[Unit]]]]:
         """By rank, microbatch and row."""
         units = make_units(self._samples, self._budget)
-        minibatches = plan(units, ranks=self._world.size, minibatches=1, budget=self._budget)
-        return minibatches[0] if minibatches else [[]] * self._world.size
+        minibatches = plan(units, ranks=self._world.data_size, minibatches=1, budget=self._budget)
+        return minibatches[0] if minibatches else [[]] * self._world.data_size
 
     @cached_property
     def _microbatches(self) -> list[Microbatch]:
-        return [collate(rows).to(self._world.device) for rows in self._planned[self._world.rank]]
+        return [collate(rows).to(self._world.device) for rows in self._planned[self._world.data_rank]]
 
     @torch.no_grad()
     def score(self, model: Callable[[Microbatch], Tensor]) -> Scores:

@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from agentrl.algorithm import Algorithm
@@ -52,10 +54,28 @@ class Step:
 
 def make_optimizer(model: Body, config: UpdateConfig, lr: float | None = None) -> torch.optim.AdamW:
     """AdamW over the trained parameters, at the configured learning rate if none is given."""
-    parameters = [p for _, p in model.trainable()]
+    groups: Any = [{"params": group} for group in by_mesh(model)]
     return torch.optim.AdamW(
-        parameters, lr=lr or config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+        groups, lr=lr or config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
     )
+
+
+def by_mesh(model: Body) -> list[list[nn.Parameter]]:
+    """The trained parameters, together where the same ranks share them: loops over tensors take one mesh."""
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for _, parameter in model.trainable():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(groups.values())
+
+
+def clip_gradients(model: Body, limit: float) -> float:
+    """Scale the gradients so that their norm is at most `limit`; the norm before. Collective."""
+    groups = [[p for p in group if p.grad is not None] for group in by_mesh(model)]
+    norms = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
+    norm = torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm()
+    for group in groups:
+        nn.utils.clip_grads_with_norm_(group, limit, norm)
+    return float(norm)
 
 
 def update_policy(
@@ -99,16 +119,16 @@ def update_policy(
 
 
 def _backward(loss: Tensor, world: World) -> None:
-    """Of this rank's share of a loss: FSDP averages over ranks."""
-    (loss * world.size).backward()  # type: ignore[no-untyped-call]
+    """Of this rank's share of a loss: FSDP averages over data ranks."""
+    (loss * world.data_size).backward()  # type: ignore[no-untyped-call]
 
 
 def _descend(model: Body, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> float:
     """One step; the norm of the gradient before it was clipped. Collective."""
-    norm = torch.nn.utils.clip_grad_norm_([p for _, p in model.trainable()], config.grad_clip)
+    norm = clip_gradients(model, config.grad_clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return norm
 
 
 def _teaching_groups(samples: Sequence[Sample], algorithm: Algorithm) -> set[str]:
@@ -123,8 +143,8 @@ def _microbatches(
 ) -> list[list[Microbatch]]:
     """This rank's microbatches, per minibatch."""
     budget = config.tokens_per_microbatch
-    planned = plan(units, ranks=world.size, minibatches=minibatches, budget=budget)
-    return [[collate(rows).to(world.device) for rows in by_rank[world.rank]] for by_rank in planned]
+    planned = plan(units, ranks=world.data_size, minibatches=minibatches, budget=budget)
+    return [[collate(rows).to(world.device) for rows in by_rank[world.data_rank]] for by_rank in planned]
 
 
 def _totals(microbatches: Iterable[Microbatch], world: World) -> Totals:

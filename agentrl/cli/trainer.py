@@ -57,7 +57,8 @@ def trainer(
     stop = Stop()
     stop.install()
     model = resolve_model(run.model)
-    with join_world(run.trainer.device, run.trainer.threads, run.trainer.replicas) as world:
+    ranks = run.trainer
+    with join_world(ranks.device, ranks.threads, ranks.replicas, ranks.tensor_parallel) as world:
         if not world.leads:
             train(run, model, world, None, None, stop, from_base=from_base)
             return

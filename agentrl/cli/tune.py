@@ -64,7 +64,8 @@ def _tune(config: AnyConfig) -> None:
 
     stop = Stop()
     stop.install()
-    with join_world(config.trainer.device, config.trainer.threads, config.trainer.replicas) as world:
+    ranks = config.trainer
+    with join_world(ranks.device, ranks.threads, ranks.replicas, ranks.tensor_parallel) as world:
         if world.leads:
             with locked(config.run_dir), bar(config.method) as progress:
                 tuning.keep(config)

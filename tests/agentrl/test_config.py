@@ -39,6 +39,10 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
         ({"steps": -1}, "config key 'steps': Input should be greater than or equal to 0"),
         ({"trainer": {"lr": "fast"}}, "config key 'trainer.lr'"),
         ({"trainer": {"ranks": 4, "replicas": 3}}, "ranks 4 is no multiple of replicas 3"),
+        (
+            {"trainer": {"ranks": 4, "replicas": 2, "tensor_parallel": 4}},
+            "ranks 4 is no multiple of replicas × tensor_parallel = 8",
+        ),
         ({"name": "../x"}, "config key 'name'"),
         ({"model": None}, "config key 'model'"),
     ],

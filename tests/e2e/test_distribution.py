@@ -18,7 +18,6 @@ import torch
 from borrowed import proxy_fixtures
 from databases import Databases
 from sqlalchemy import select
-from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.engine.client import EngineClient
 from agentrl.engine.server import EngineSpec, Server, free_port, launch
@@ -26,7 +25,7 @@ from agentrl.rendering import load_renderer
 from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
 from agentrl.store import Database, runs, trajectories
 from agentrl.tables import trajectories as trajectory_rows
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import Mesh, World
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.packing import Sample, collate, make_units
 
@@ -40,11 +39,11 @@ ASKED = ["What is 12 plus 35?", "Write one line about the sea.", "List three col
 
 
 @pytest.fixture
-def mesh(world: World) -> DeviceMesh:
+def mesh(world: World) -> Mesh:
     return world.mesh
 
 
-def gaps(model: Path, mesh: DeviceMesh, found: list[TrajectoryTokens]) -> np.ndarray[Any, Any]:
+def gaps(model: Path, mesh: Mesh, found: list[TrajectoryTokens]) -> np.ndarray[Any, Any]:
     """|recorded − computed| logprob of all loss tokens."""
     policy = load_policy(model, mesh)
     samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in found]
@@ -82,7 +81,7 @@ async def play(url: str, database: Database) -> tuple[list[TrajectoryTokens], li
 
 
 async def test_the_temperature_is_honoured_and_another_distribution_kept_out_of_the_loss(
-    sglang_engine: Server, tiny_model: Path, databases: Databases, mesh: DeviceMesh
+    sglang_engine: Server, tiny_model: Path, databases: Databases, mesh: Mesh
 ) -> None:
     config = {
         "name": "test", "model": str(tiny_model), "agent": "a:B", "tasks": "t.jsonl", "steps": 1,
@@ -142,7 +141,7 @@ async def sampled(url: str, model: Path, temperature: float) -> list[TrajectoryT
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
 async def test_logprobs_of_the_demo_model(
-    demo_server: Server, smollm2_model: Path, mesh: DeviceMesh, temperature: float
+    demo_server: Server, smollm2_model: Path, mesh: Mesh, temperature: float
 ) -> None:
     found = await sampled(demo_server.url, smollm2_model, temperature)
     assert gaps(smollm2_model, mesh, found).mean() <= CLOSE
@@ -150,7 +149,7 @@ async def test_logprobs_of_the_demo_model(
 
 @pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
 async def test_logprobs_of_the_tiny_model(
-    sglang_engine: Server, tiny_model: Path, mesh: DeviceMesh, temperature: float
+    sglang_engine: Server, tiny_model: Path, mesh: Mesh, temperature: float
 ) -> None:
     found = await sampled(sglang_engine.url, tiny_model, temperature)
     assert gaps(tiny_model, mesh, found).mean() <= CLOSE

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from agentrl.schemas import Float32
 from agentrl.trainer.distributed import World
@@ -18,6 +17,7 @@ from agentrl.trainer.model import Body, reshard
 from agentrl.trainer.packing import Microbatch, Sample, collate, plan
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.methods import Method
+from agentrl.trainer.update import clip_gradients
 from agentrl.tuning import TuningTrainerConfig
 
 Work = list[tuple[list[Sample], Microbatch]]
@@ -49,14 +49,13 @@ def train(
     sums: dict[str, float] = defaultdict(float)
     for _, m in work:
         loss, parts = method.loss(model, m)
-        (loss * (world.size / count)).backward()  # type: ignore[no-untyped-call]  # FSDP averages over ranks
+        (loss * (world.data_size / count)).backward()  # type: ignore[no-untyped-call]  # FSDP averages over data ranks
         _add(sums, parts, m)
-    norm = torch.nn.utils.clip_grad_norm_([p for _, p in model.trainable()], config.grad_clip)
+    grad_norm = clip_gradients(model, config.grad_clip)
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     return _metrics(world.total(sums), count) | {"grad_norm": grad_norm, "lr": lr}
 
 
@@ -102,10 +101,10 @@ def _with_logprobs(sample: Sample, of_trained: Float32) -> Sample:
 def _work(items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World) -> Work:
     """This rank's share of a batch; every rank has as many microbatches, since each is collective."""
     budget = config.tokens_per_microbatch
-    (by_rank,) = plan(method.units(items, budget), ranks=world.size, minibatches=1, budget=budget)
+    (by_rank,) = plan(method.units(items, budget), ranks=world.data_size, minibatches=1, budget=budget)
     return [
         ([sample for row in rows for unit in row for sample in unit.samples], collate(rows).to(world.device))
-        for rows in by_rank[world.rank]
+        for rows in by_rank[world.data_rank]
     ]
 
 

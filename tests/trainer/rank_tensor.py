@@ -1,0 +1,85 @@
+"""Run by torchrun: PPO with a reference and a critic on fixed batches; rank 0 writes losses and gradients.
+
+torchrun … rank_tensor.py OUT REPLICAS TENSOR FOLDER:KIND…
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from support import AGES, random_samples
+from torch import Tensor
+
+from agentrl.config import LoraConfig, TrainerConfig
+from agentrl.schemas import TrainedBatch
+from agentrl.trainer import checkpoint, models
+from agentrl.trainer.checkpoint import StepRecord, full
+from agentrl.trainer.distributed import World, join_world
+from agentrl.trainer.model import Body
+from agentrl.trainer.models import Models, make_models
+from agentrl.trainer.scoring import make_samples
+from agentrl.trainer.update import make_optimizer, update_policy
+
+CONFIGS = {
+    name: TrainerConfig(
+        lr=1e-4, tokens_per_microbatch=60, grad_clip=1e9, algorithm={"preset": "ppo", "kl_coef": 0.1}, **settings
+    )
+    for name, settings in {
+        "full": {"activation_checkpointing": True},
+        "adapter": {"lora": LoraConfig(rank=3, alpha=6)},
+    }.items()
+}
+Found = dict[str, Tensor]
+
+
+def updates(made: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig, seed: int, world: World) -> Found:
+    """Loss, norms and gradients of policy and critic in one step."""
+    found: Found = {}
+    assert made.critic is not None
+
+    def watch(name: str, model: Body) -> None:
+        found.update({f"{name}/{n}": full(p.grad).clone() for n, p in model.trainable() if p.grad is not None})
+
+    hooks = [
+        optimizer.register_step_pre_hook(lambda *_: watch("policy", made.policy)),
+        made.critic.optimizer.register_step_pre_hook(lambda *_: watch("critic", made.critic.critic)),
+    ]
+    trajectories = [s.tokens for s in random_samples(seed, groups=2, size=3)]
+    samples = make_samples(trajectories, config.algorithm, made, config.tokens_per_microbatch, world)
+    metrics = update_policy(made.policy, optimizer, samples, 1, AGES, config, world, made.critic)
+    for hook in hooks:
+        hook.remove()
+    names = ("loss", "grad_norm", "entropy", "value_loss", "value_grad_norm", "tokens_trained")
+    return found | {f"metrics/{name}": torch.tensor([metrics[name]], dtype=torch.float64) for name in names}
+
+
+def start(folder: Path, config: TrainerConfig, world: World) -> tuple[Models, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    made = make_models(folder, config, world)
+    return made, make_optimizer(made.policy, config)
+
+
+def measured(folder: Path, kind: str, out: Path, world: World) -> Found:
+    """A step, a checkpoint of it in `out`, and the next step: what a run that goes on from there should make."""
+    config = CONFIGS[kind]
+    made, optimizer = start(folder, config, world)
+    found = {f"1/{name}": tensor for name, tensor in updates(made, optimizer, config, 1, world).items()}
+    batch = TrainedBatch(step_id=kind, digest="d", estimator="ppo", wasted_tokens=0, trained=[])
+    record = StepRecord(step=1, version=1, batch=batch, metrics={})
+    checkpoint.save(out, record, made.policy, optimizer, world, models.parts(made, config))
+    return found | {f"2/{name}": tensor for name, tensor in updates(made, optimizer, config, 2, world).items()}
+
+
+def main(out: Path, replicas: int, tensor: int, cases: list[str]) -> None:
+    with join_world("cpu", threads=1, replicas=replicas, tensor_parallel=tensor) as world:
+        for folder, kind in ((Path(folder), kind) for folder, _, kind in (case.rpartition(":") for case in cases)):
+            found = measured(folder, kind, out / folder.name, world)
+            if world.leads:
+                save_file(found, out / folder.name / f"{kind}.safetensors")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
