@@ -164,6 +164,7 @@ class UpdateConfig(Section):
     """Global gradient norm is clipped to this."""
     train_layers: Positive | None = None
     """Train only the top N decoder blocks (and the final norm); null trains everything."""
+    lora: LoraConfig = LoraConfig()
     tokens_per_microbatch: Positive = 4096
     """Packing budget: tokens of one forward pass."""
     ranks: Positive = 1
@@ -194,6 +195,12 @@ class UpdateConfig(Section):
             raise ValueError(f"ranks {self.ranks} is no multiple of replicas × tensor_parallel = {parts}")
         return self
 
+    @model_validator(mode="after")
+    def _one_part_is_trained(self) -> Self:
+        if self.lora.rank and self.train_layers:
+            raise ValueError("lora and train_layers exclude one another")
+        return self
+
 
 CHANGEABLE_OF_TRAINER = (
     "trainer.ranks",
@@ -219,7 +226,6 @@ class TrainerConfig(UpdateConfig):
     """No token older than this many weight versions is trained (AReaL: max_head_offpolicyness)."""
     stale_policy: Literal["mask", "drop"] = "mask"
     """What a too-old token does: `mask` takes it out of the loss, `drop` its whole trajectory (its reward stays)."""
-    lora: LoraConfig = LoraConfig()
     minibatches: Positive = 1
     """Optimizer updates per step; the batch is split by whole groups."""
     algorithm: Algorithm = Algorithm()
@@ -232,11 +238,9 @@ class TrainerConfig(UpdateConfig):
     """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> TrainerConfig:
+    def _reference_is_asked_for(self) -> Self:
         if self.reference and not self.algorithm.needs_reference:
             raise ValueError("reference is of algorithm.kl_coef, which is 0")
-        if self.lora.rank and self.train_layers:
-            raise ValueError("lora and train_layers exclude one another")
         return self
 
 

@@ -103,7 +103,7 @@ class TuningConfig(Section):
     steps: Positive | None = None
     """Optimizer steps; null: as many as the epochs have."""
     seed: int = 0
-    """Seeds the order of the items, what is held out, and a new head."""
+    """Seeds the order of the items, what is held out, and a new head or adapter."""
     runs_dir: Path = Path("runs")
     """Where run folders live."""
     trainer: TuningTrainerConfig = TuningTrainerConfig()

@@ -73,11 +73,15 @@ def merged(adapter: dict[str, Tensor], base_model: Path, config: LoraConfig) -> 
     return {name: base[:].float() + changes[name] for name, base in loading.stored(base_model, set(changes))}
 
 
-def write(folder: Path, adapter: dict[str, Tensor], base_model: Path, config: LoraConfig) -> None:
-    """The adapter as `peft.PeftModel.from_pretrained` reads it."""
+def write(
+    folder: Path, adapter: dict[str, Tensor], base_model: Path, config: LoraConfig, head: str | None = None
+) -> None:
+    """The adapter as `peft.PeftModel.from_pretrained` reads it; with the new `head` of a classifier, if that is one."""
     names = sorted({layer.rpartition(".")[2] for layer in _layers(adapter)})
     with atomic_folder(folder) as draft:
         peft_config = _peft_config(config, names)
+        if head:
+            peft_config.task_type, peft_config.modules_to_save = "SEQ_CLS", [head]
         peft_config.base_model_name_or_path = str(base_model)
         peft_config.inference_mode = True
         peft_config.save_pretrained(str(draft))

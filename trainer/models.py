@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.config import LoraConfig, TrainerConfig, UpdateConfig
+from agentrl.config import TrainerConfig, UpdateConfig
 from agentrl.errors import StoreError
 from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import Checkpoint
@@ -33,9 +33,7 @@ class Models:
     critic: Learner | None = None
 
 
-def load(
-    wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig, world: World, adapter: LoraConfig
-) -> AnyBody:
+def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig, world: World) -> AnyBody:
     """A model on the base model's weights, as configured."""
     return load_sharded(
         wrap,
@@ -45,20 +43,20 @@ def load(
         dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
         activation_checkpointing=config.activation_checkpointing,
         cpu_offload=config.cpu_offload,
-        adapter=adapter,
+        adapter=config.lora,
     )
 
 
 def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models:
     """Load the policy and whom its algorithm needs beside it."""
-    policy = load(Policy, base_model, config, world, config.lora)
+    policy = load(Policy, base_model, config, world)
     reference = critic = None
     if config.algorithm.needs_reference:
         reference = Reference(policy)
         if config.reference:
             reference.overlay(config.reference)
     if config.algorithm.needs_critic:
-        model = load(Critic, base_model, config, world, config.lora)
+        model = load(Critic, base_model, config, world)
         critic = Learner(model, make_optimizer(model, config, config.critic_lr))
     return Models(policy=policy, reference=reference, critic=critic)
 

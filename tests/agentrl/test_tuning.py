@@ -90,10 +90,10 @@ def keys(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from keys(field.annotation, f"{prefix}{name}.")
-        elif field.default is PydanticUndefined:
+        elif (default := field.get_default(call_default_factory=True)) is PydanticUndefined:
             yield f"{prefix}{name}", "required"
         else:
-            yield f"{prefix}{name}", f"`{json.dumps(field.default, default=str)}`"
+            yield f"{prefix}{name}", f"`{json.dumps(default, default=str)}`"
 
 
 @pytest.mark.parametrize("kind", [SftConfig, DpoConfig, RewardModelConfig])

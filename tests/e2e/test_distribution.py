@@ -3,55 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import httpx
 import numpy as np
 import openai
 import pytest
-import torch
 from borrowed import proxy_fixtures
 from databases import Databases
+from sampling import ASKED, CLOSE, gaps, sampled
 from sqlalchemy import select
 
-from agentrl.engine.client import EngineClient
 from agentrl.engine.server import EngineSpec, Server, free_port, launch
-from agentrl.rendering import load_renderer
-from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
+from agentrl.schemas import TrajectoryTokens
 from agentrl.store import Database, runs, trajectories
 from agentrl.tables import trajectories as trajectory_rows
 from agentrl.trainer.distributed import Mesh, World
 from agentrl.trainer.model import load_policy
-from agentrl.trainer.packing import Sample, collate, make_units
 
 pytestmark = pytest.mark.engine
 proxy = proxy_fixtures("proxy_fixtures_of_distribution")
 
 TEMPERATURE = 0.7
-CLOSE = 1e-4
-"""Mean |recorded − computed| logprob, in float32."""
-ASKED = ["What is 12 plus 35?", "Write one line about the sea.", "List three colours.", "Say hello in French."]
 
 
 @pytest.fixture
 def mesh(world: World) -> Mesh:
     return world.mesh
-
-
-def gaps(model: Path, mesh: Mesh, found: list[TrajectoryTokens]) -> np.ndarray[Any, Any]:
-    """|recorded − computed| logprob of all loss tokens."""
-    policy = load_policy(model, mesh)
-    samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in found]
-    batch = collate([make_units(samples, 4096)])
-    with torch.no_grad():
-        computed_S = policy(batch)[0][batch.predictions_S]
-    gaps_S: np.ndarray[Any, Any] = (computed_S - batch.behavior_S).abs().numpy()
-    return gaps_S
 
 
 async def play(url: str, database: Database) -> tuple[list[TrajectoryTokens], list[tuple[bool, bool]]]:
@@ -104,38 +85,13 @@ async def test_the_temperature_is_honoured_and_another_distribution_kept_out_of_
     for t in found:
         np.testing.assert_array_equal(t.loss_mask, t.turn_ids == 0)
         np.testing.assert_array_equal(t.temperatures[t.turn_ids >= 0], np.float32(TEMPERATURE))
-    assert gaps(tiny_model, mesh, found).mean() <= CLOSE
+    assert gaps(load_policy(tiny_model, mesh), found).mean() <= CLOSE
     at_one = [replace(t, temperatures=np.ones_like(t.temperatures)) for t in found]
-    assert gaps(tiny_model, mesh, at_one).mean() > 100 * CLOSE
+    assert gaps(load_policy(tiny_model, mesh), at_one).mean() > 100 * CLOSE
     second = [replace(t, loss_mask=t.turn_ids == 1) for t in found]
-    assert gaps(tiny_model, mesh, second).mean() <= CLOSE  # recorded before top-p: the ratio would not be 1 / 0.9
-
-
-async def sampled(url: str, model: Path, temperature: float) -> list[TrajectoryTokens]:
-    """One answer to each question, straight from the server."""
-    renderer = load_renderer(model)
-    found = []
-    async with aiohttp.ClientSession() as http:
-        client = EngineClient(url, http)
-        for i, asked in enumerate(ASKED):
-            prompt = renderer.render([{"role": "user", "content": asked}], None)
-            params = {"max_new_tokens": 48, "ignore_eos": True, "temperature": temperature}
-            chunks = [c async for c in client.generate(rid=uuid.uuid4().hex, input_ids=prompt, sampling_params=params)]
-            output = [token for c in chunks for token in c.output_ids]
-            ids = np.array([*prompt, *output], np.int32)
-            own = np.arange(len(ids)) >= len(prompt)
-            logprobs = np.zeros(len(ids), np.float32)
-            logprobs[own] = [x for c in chunks for x in c.logprobs]
-            found.append(
-                TrajectoryTokens(
-                    trajectory_id=f"t{i}", session_id=f"s{i}", episode_id=f"s{i}", group_id="g", input_ids=ids,
-                    loss_mask=own, logprobs=logprobs, versions=np.where(own, 0, PROMPT_VERSION).astype(np.int32),
-                    turn_ids=np.where(own, 0, -1).astype(np.int32),
-                    temperatures=np.where(own, temperature, 1).astype(np.float32),
-                    turn_returns=np.zeros(1, np.float32), episode_return=0.0,
-                )
-            )  # fmt: skip
-    return found
+    assert (
+        gaps(load_policy(tiny_model, mesh), second).mean() <= CLOSE
+    )  # recorded before top-p: the ratio would not be 1 / 0.9
 
 
 @pytest.mark.slow
@@ -144,7 +100,7 @@ async def test_logprobs_of_the_demo_model(
     demo_server: Server, smollm2_model: Path, mesh: Mesh, temperature: float
 ) -> None:
     found = await sampled(demo_server.url, smollm2_model, temperature)
-    assert gaps(smollm2_model, mesh, found).mean() <= CLOSE
+    assert gaps(load_policy(smollm2_model, mesh), found).mean() <= CLOSE
 
 
 @pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
@@ -152,7 +108,7 @@ async def test_logprobs_of_the_tiny_model(
     sglang_engine: Server, tiny_model: Path, mesh: Mesh, temperature: float
 ) -> None:
     found = await sampled(sglang_engine.url, tiny_model, temperature)
-    assert gaps(tiny_model, mesh, found).mean() <= CLOSE
+    assert gaps(load_policy(tiny_model, mesh), found).mean() <= CLOSE
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from agentrl.errors import UserError
 from agentrl.schemas import TrainedBatch
 from agentrl.trainer import checkpoint, weights
 from agentrl.trainer.checkpoint import StepRecord, full
+from agentrl.trainer.critic import Critic
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import Policy, load_policy
+from agentrl.trainer.model import Policy, load_policy, load_sharded
 from agentrl.trainer.packing import Microbatch, collate, make_units
 from agentrl.trainer.update import make_optimizer, update_policy
 from agentrl.weights import TENSORS, checksum
@@ -130,6 +131,15 @@ def test_a_checkpoint_holds_the_adapter_alone_and_restores_it(
     fresh = load_policy(base, world.mesh, adapter=ADAPTER)
     checkpoint.load(saved, fresh, make_optimizer(fresh, CONFIG), world)
     assert torch.equal(logprobs(fresh), logprobs(policy))
+
+
+def test_of_a_critic_the_adapter_and_the_head_train(base: Path, world: World) -> None:
+    critic = load_sharded(Critic, base, world.mesh, adapter=ADAPTER)
+    trained = {name for name, _ in critic.trainable()}
+    assert {name for name in trained if "lora_" not in name} == {"value.weight", "value.bias"}
+    assert len(trained) == 2 + 2 * 2 * 3
+    with torch.no_grad():
+        assert not critic(microbatch()).any()  # a new one says 0
 
 
 @pytest.mark.parametrize("target", ["q_porj", "lm_head", "embed_tokens"])

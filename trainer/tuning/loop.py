@@ -5,7 +5,7 @@
         │  ┌───────────────────────────────────────────────────────────────────────────────────────┐
         └──┼─► step k: its items ─► update ─► metrics line ─► when due: held-out scores, checkpoint  │
            └─────────────────────────────────── next step ◄────────────────────────────────────────┘
-    last step ─► model/: a whole Hugging Face folder
+    last step ─► model/: a whole Hugging Face folder, and of a trained adapter adapter/
 
 Nobody waits for anybody else. Stopping (SIGINT, SIGTERM) never cuts a step short: it is finished and checkpointed.
 
@@ -77,6 +77,7 @@ def tune(
 
     Raises UserError when the folder's checkpoint was made from other data.
     """
+    torch.manual_seed(config.seed)
     method = method_of(config)
     model = method.load(base_model, config, world)
     prepared = Data([method.prepared(i) for i in data.train], [method.prepared(i) for i in data.held_out])
@@ -100,7 +101,7 @@ def tune(
         if stopping and t.step < t.steps:
             say(t, f"stopped after step {t.step} of {t.steps}: the same command goes on")
             return False
-    method.export(config.run_dir, model, base_model, world)
+    method.export(config.run_dir, model, base_model, config.trainer.lora, world)
     say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
     return True
 

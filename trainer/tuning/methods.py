@@ -41,7 +41,7 @@ class Method(ABC):
 
     def load(self, folder: Path, config: TuningConfig, world: World) -> Body:
         """The model that is trained, sharded, on the weights of `folder`."""
-        return models.load(partial(self.wrap, config=config), folder, config.trainer, world, LoraConfig())
+        return models.load(partial(self.wrap, config=config), folder, config.trainer, world)
 
     def prepared(self, item: Item) -> Item:
         """An item as it is packed."""
@@ -59,10 +59,10 @@ class Method(ABC):
     def loss(self, model: Body, m: Microbatch) -> tuple[Tensor, Sums]:
         """The sum of the losses of all that is counted, and sums for the metrics."""
 
-    def export(self, run_dir: Path, model: Body, base_model: Path, world: World) -> None:
-        """Write `model/`, a whole Hugging Face folder. Collective."""
+    def export(self, run_dir: Path, model: Body, base_model: Path, adapter: LoraConfig, world: World) -> None:
+        """Write `model/`, a whole Hugging Face folder, and of a trained adapter `adapter/`. Collective."""
         assert isinstance(model, Policy)
-        weights.export(run_dir, model, base_model, LoraConfig(), world)
+        weights.export(run_dir, model, base_model, adapter, world)
 
 
 class Sft(Method):
@@ -125,10 +125,10 @@ class RewardModeling(Method):
         losses_N = bradley_terry_losses(margins_N)
         return losses_N.sum() + 0.0 * rewards_P.sum(), pair_sums(losses_N, margins_N, m, rewards_S)
 
-    def export(self, run_dir: Path, model: Body, base_model: Path, world: World) -> None:
-        """A folder of transformers' sequence classifier with one label."""
+    def export(self, run_dir: Path, model: Body, base_model: Path, adapter: LoraConfig, world: World) -> None:
+        """Folders of transformers' sequence classifier with one label."""
         assert isinstance(model, RewardModel)
-        reward_model.export(run_dir / "model", model, base_model, world)
+        reward_model.export(run_dir, model, base_model, adapter, world)
 
 
 def method_of(config: AnyConfig) -> Method:

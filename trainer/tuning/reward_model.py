@@ -16,12 +16,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from agentrl.config import LoraConfig
 from agentrl.errors import ModelFolderError
 from agentrl.files import atomic_folder
 from agentrl.schemas import PROMPT_VERSION
-from agentrl.trainer import weights
+from agentrl.trainer import lora, weights
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
+from agentrl.trainer.loading import stored_name
 from agentrl.trainer.model import Body
 from agentrl.trainer.packing import Microbatch, Sample
 
@@ -92,9 +94,10 @@ def at_the_end(sample: Sample) -> Sample:
     return Sample(tokens, np.where(last, sign, 0).astype(np.float32))
 
 
-def export(folder: Path, model: RewardModel, base_model: Path, world: World) -> None:
-    """A Hugging Face folder of the classifier, in the base model's type. Collective; rank 0 writes.
+def export(run_dir: Path, model: RewardModel, base_model: Path, adapter: LoraConfig, world: World) -> None:
+    """`model/`, a Hugging Face folder of the classifier, in the base model's type. Collective; rank 0 writes.
 
+    Where an adapter was trained, it is merged there, and `adapter/` holds it and the head.
     Where SGLang's classifier has a bias in its head, which transformers' has not, the file holds it: zero.
     """
     config: dict[str, Any] = json.loads((base_model / "config.json").read_text())
@@ -103,13 +106,19 @@ def export(folder: Path, model: RewardModel, base_model: Path, world: World) -> 
     for name, parameter in model.parameters_by_name():
         whole = full(parameter)
         if world.leads:
-            tensors[name] = whole.to(dtype)
+            tensors[name] = whole
     if not world.leads:
         return
+    if adapter.rank:
+        trained = {name: tensors[name] for name, _ in model.trainable()}
+        lora.write(run_dir / "adapter", trained, base_model, adapter, head="score")
+        tensors = {stored_name(name): tensor for name, tensor in tensors.items() if ".lora_" not in name}
+        tensors |= lora.merged(trained, base_model, adapter)
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     if config["model_type"] in BIASED_IN_SGLANG:
         tensors["score.bias"] = torch.zeros(1, dtype=dtype)
     config |= {"architectures": [model.classifier], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
-    with atomic_folder(folder) as draft:
+    with atomic_folder(run_dir / "model") as draft:
         weights.copy_sidecars(base_model, draft)
         (draft / "config.json").write_text(json.dumps(config, indent=2))
         save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})

@@ -22,6 +22,8 @@ from agentrl.trainer.tuning.loop import tune
 from agentrl.tuning import PairDataConfig, SftDataConfig
 
 GROUPS, SIZE, STEPS = 4, 16, 20
+RANKS = (0, 8)
+"""Whole matrices, and adapters."""
 REWARDED = torch.arange(VOCABULARY) % 3 == 0
 PROMPTS = torch.randint(3, VOCABULARY, (GROUPS, 5), generator=torch.Generator().manual_seed(1))
 
@@ -51,34 +53,39 @@ def expected_reward(folder: Path) -> float:
     return float(next_tokens(folder)[:, REWARDED].sum(-1).mean())
 
 
-def run(kind: str, items: list[Item], folder: Path, out: Path, world: World) -> list[dict[str, float]]:
-    """Train on all items at each step; the metrics of the steps."""
-    config = config_of(kind, out, batch_size=len(items), lr=1e-3).model_copy(update={"steps": STEPS})
+def run(kind: str, items: list[Item], folder: Path, out: Path, world: World, rank: int) -> list[dict[str, float]]:
+    """Train on all items at each step, whole or an adapter of some rank; the metrics of the steps."""
+    lr = 1e-2 if rank else 1e-3
+    config = config_of(kind, out, batch_size=len(items), lr=lr, lora={"rank": rank}).model_copy(update={"steps": STEPS})
     assert tune(config, folder, Data(items, []), world, Stop())
     return [json.loads(line) for line in (out / "test" / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_imitating_what_was_rewarded_raises_the_reward(tiny_model: Path, world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", RANKS)
+def test_imitating_what_was_rewarded_raises_the_reward(
+    rank: int, tiny_model: Path, world: World, tmp_path: Path
+) -> None:
     items = recorded.conversations(rollout(tiny_model), SftDataConfig(run="r", min_reward=1.0))
-    metrics = run("sft", items, tiny_model, tmp_path, world)
+    metrics = run("sft", items, tiny_model, tmp_path, world, rank)
     assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
     assert expected_reward(tmp_path / "test" / "model") > expected_reward(tiny_model) + 0.2
 
 
-@pytest.mark.parametrize("kind", ["dpo", "ipo"])
+@pytest.mark.parametrize(("kind", "rank"), [("dpo", 0), ("ipo", 0), ("dpo", 8)])
 def test_preferring_what_was_rewarded_raises_the_reward(
-    kind: str, tiny_model: Path, world: World, tmp_path: Path
+    kind: str, rank: int, tiny_model: Path, world: World, tmp_path: Path
 ) -> None:
     items = recorded.pairs(rollout(tiny_model), PairDataConfig(run="r", pairs_per_group=4))
-    metrics = run(kind, items, tiny_model, tmp_path, world)
+    metrics = run(kind, items, tiny_model, tmp_path, world, rank)
     assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
     assert metrics[-1]["accuracy"] == 1
     assert expected_reward(tmp_path / "test" / "model") > expected_reward(tiny_model) + 0.1
 
 
-def test_the_reward_model_learns_which_was_rewarded(tiny_model: Path, world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", RANKS)
+def test_the_reward_model_learns_which_was_rewarded(rank: int, tiny_model: Path, world: World, tmp_path: Path) -> None:
     items = recorded.pairs(rollout(tiny_model), PairDataConfig(run="r", pairs_per_group=4))
-    metrics = run("reward-model", items, tiny_model, tmp_path, world)
+    metrics = run("reward-model", items, tiny_model, tmp_path, world, rank)
     assert metrics[0]["loss"] > 0.6
     assert metrics[-1]["loss"] < 0.3
     assert metrics[-1]["accuracy"] == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from tuning_setup import config_of, prepared, random_items
@@ -39,19 +40,22 @@ def lines(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in json.loads(line).items() if k != "time/train"} for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(kind: str, tiny_model: Path, world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "rank"), [*((kind, 0) for kind in KINDS), ("dpo", 4)])
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    kind: str, rank: int, tiny_model: Path, world: World, tmp_path: Path
+) -> None:
     straight, halting, stop = tmp_path / "straight", tmp_path / "halting", Stop()
-    assert tune(config(kind, straight), tiny_model, data(kind), world, stop)
+    lora = {"rank": rank}
+    assert tune(config(kind, straight, lora=lora), tiny_model, data(kind), world, stop)
 
     def interrupt(done: int, _total: int) -> None:
         if done == 1:
             stop.set()
 
-    assert not tune(config(kind, halting), tiny_model, data(kind), world, stop, interrupt)
+    assert not tune(config(kind, halting, lora=lora), tiny_model, data(kind), world, stop, interrupt)
     assert [line["step"] for line in lines(halting)] == [0, 1, 2]  # the step in hand is finished
     assert not (halting / "test" / "model").exists()
-    assert tune(config(kind, halting), tiny_model, data(kind), world, Stop())
+    assert tune(config(kind, halting, lora=lora), tiny_model, data(kind), world, Stop())
     assert lines(halting) == lines(straight)
     one, other = (load_file(folder / "test" / "model" / "model.safetensors") for folder in (straight, halting))
     assert one.keys() == other.keys()
@@ -144,6 +148,23 @@ def test_the_reward_model_is_a_classifier_of_transformers(
         plain = [model(input_ids=one[None]).logits.item() for one in ids]
     assert score["reward_chosen"] == pytest.approx(plain[0], abs=1e-5)
     assert score["reward_rejected"] == pytest.approx(plain[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward-model"])
+def test_an_adapter_is_merged_and_left_alone(kind: str, tiny_model: Path, world: World, tmp_path: Path) -> None:
+    tune(config(kind, tmp_path, lora={"rank": 4}, lr=1e-2), tiny_model, data(kind), world, Stop())
+    settings: dict[str, Any] = {"dtype": torch.float32} | ({"num_labels": 1} if kind == "reward-model" else {})
+    loader = AutoModelForCausalLM if kind == "sft" else AutoModelForSequenceClassification
+    merged, base = (loader.from_pretrained(f, **settings) for f in (tmp_path / "test" / "model", tiny_model))
+    before = {name: parameter.clone() for name, parameter in base.named_parameters()}
+    adapted = PeftModel.from_pretrained(base, str(tmp_path / "test" / "adapter")).merge_and_unload()
+    found = dict(adapted.named_parameters())
+    changed = set()
+    for name, parameter in merged.named_parameters():
+        torch.testing.assert_close(found[name], parameter, rtol=1e-5, atol=1e-6, msg=name)
+        changed |= {name.rpartition(".")[0].rpartition(".")[2]} if not torch.equal(parameter, before[name]) else set()
+    layers = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert changed == (layers if kind == "sft" else layers | {"score"})
 
 
 def test_an_epoch_is_every_item_once_in_an_order_of_its_own() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -141,6 +142,21 @@ def test_the_reference_is_the_model_itself_at_first(tiny_model: Path, world: Wor
     metrics = step.score(model, items, method, config.trainer, world)
     assert metrics["margin"] == pytest.approx(0, abs=1e-6)
     assert metrics["loss"] == pytest.approx(0.693147, abs=1e-5)
+
+
+def test_with_an_adapter_the_reference_is_the_base_model(tiny_model: Path, world: World) -> None:
+    items = random_items("dpo")
+    _, _, plain = prepared(config_of("dpo"), items, tiny_model, world)
+    method, model, adapted = prepared(config_of("dpo", lora={"rank": 4}), items, tiny_model, world)
+    pairs = [(a, b) for one, other in zip(plain, adapted, strict=True) for a, b in zip(one, other, strict=True)]
+    assert all(np.array_equal(a.tokens.logprobs, b.tokens.logprobs) for a, b in pairs)
+    config = config_of("dpo", lora={"rank": 4})
+    optimizer = make_optimizer(model, config.trainer)
+    first, second = (
+        step.train(model, optimizer, adapted, method, 1e-2, config.trainer, world)["margin"] for _ in range(2)
+    )
+    assert first == pytest.approx(0, abs=1e-6)
+    assert second > 0
 
 
 @pytest.mark.parametrize(
