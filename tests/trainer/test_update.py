@@ -90,7 +90,7 @@ def test_two_ranks_make_the_update_of_one_sharded_or_replicated(tiny_model: Path
     for replicas in (1, 2):
         two, right = by_ranks(tiny_model, tmp_path / f"two-{replicas}", 2, replicas)
         for a, b in zip(one, two, strict=True):
-            assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+            assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4, abs=1e-5)  # parts may cancel, to 0.05
             assert b["loss"] == pytest.approx(a["loss"], rel=1e-4, abs=1e-6)  # whitened advantages: about 0
             assert (b["tokens_trained"], b["masked_fraction"]) == (a["tokens_trained"], a["masked_fraction"])
         for name in ("kl_reference", "value_loss", "value_grad_norm", "explained_variance"):
