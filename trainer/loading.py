@@ -1,15 +1,18 @@
 """From a Hugging Face folder to a sharded model, without the whole of it in the memory of any rank.
 
 build     on the meta device: names and shapes, no memory; only the buffers that no file holds are computed
-          (then fully_shard decides which rows of each tensor this rank owns)
-fill      memory for those rows, and the rows from the safetensors files, tensor by tensor
+          (then fully_shard decides which part of each tensor this rank owns)
+fill      memory for those parts, and the parts from the safetensors files, tensor by tensor
+
+Where files hold the tensors of a parameter one by one (naming.py), a rank reads those that its part is made of.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.errors import ModelFolderError
-from agentrl.trainer import attention
+from agentrl.trainer import attention, naming
+from agentrl.trainer.naming import Fused, Names
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -28,8 +32,9 @@ SHOWN = 3
 """Names in a message."""
 
 
-def build(folder: Path) -> Any:
-    """The causal LM of `folder/config.json`, float32, parameters on the meta device, buffers on the CPU.
+def build(folder: Path) -> tuple[Any, Names]:
+    """The causal LM of `folder/config.json`, float32, parameters on the meta device, buffers on the CPU; and what the
+    tensors of the folder's files are in it.
 
     Raises ModelFolderError when the folder's files lack a tensor or hold an unexpected one.
     """
@@ -41,12 +46,12 @@ def build(folder: Path) -> Any:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME)
-    _check_names(lm, folder)
+    names = _checked_names(lm, folder)
     _compute_buffers(lm)
-    return lm
+    return lm, names
 
 
-def fill(root: nn.Module, lm: Any, folder: Path, device: torch.device) -> None:
+def fill(root: nn.Module, lm: Any, folder: Path, names: Names, device: torch.device) -> None:
     """Give the meta parameters of `root` memory on `device`, and those of `lm` inside it the folder's weights.
 
     What of `lm` is not in `root`, or was put there since it was built, is left alone. Raises ModelFolderError when a
@@ -57,18 +62,33 @@ def fill(root: nn.Module, lm: Any, folder: Path, device: torch.device) -> None:
         lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
     )
     _tie(lm, shared)
-    parameters = {stored_name(name): lm.get_parameter(names[0]) for names in shared for name in names}
+    parameters = {stored_name(first): lm.get_parameter(first) for first, *_ in shared}
     targets = {name: tensor for name, tensor in (parameters | _stored_buffers(lm)).items() if not tensor.is_meta}
+    read(_files(folder), names, targets, str(folder))
+
+
+def read(files: Mapping[str, Path], names: Names, targets: Mapping[str, Tensor], what: str) -> None:
+    """This rank's parts of `targets` from the files that hold tensors by the names in `names`.
+
+    Raises ModelFolderError, which begins with `what`, when a tensor does not fit its target.
+    """
     filled: set[Tensor] = set()
-    for name, source in stored(folder, targets.keys()):
-        _read(source, targets[name], f"{folder}: {name}", again=targets[name] in filled)
-        filled.add(targets[name])
+    for stored_as, source in _stored(files, {f for f, name in names.plain.items() if name in targets}):
+        target = targets[names.plain[stored_as]]
+        _read(source, target, f"{what}: {stored_as}", again=target in filled)
+        filled.add(target)
+    with _opened(files) as open_slice:
+        for fused in names.fused:
+            _make(fused, lambda name: open_slice(name)[...], targets, what)
 
 
 def stored(folder: Path, names: Set[str]) -> Iterator[tuple[str, Any]]:
     """Those of the folder's tensors, as slices that read only what is asked of them, file by file."""
-    files = _files(folder)
-    for path in sorted(set(files.values())):
+    yield from _stored(_files(folder), names)
+
+
+def _stored(files: Mapping[str, Path], names: Set[str]) -> Iterator[tuple[str, Any]]:
+    for path in sorted({path for name, path in files.items() if name in names}):
         yield from _tensors(path, [name for name, file in files.items() if file == path and name in names])
 
 
@@ -111,7 +131,30 @@ def _files(folder: Path) -> dict[str, Path]:
         return {name: folder / file for name, file in json.loads((folder / INDEX).read_text())["weight_map"].items()}
     if not (folder / SINGLE).is_file():
         raise ModelFolderError(f"model folder {folder} has neither {SINGLE} nor {INDEX}")
-    return {name: folder / SINGLE for name, _ in _tensors(folder / SINGLE)}
+    return dict.fromkeys(tensor_names(folder / SINGLE), folder / SINGLE)
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Of a safetensors file. Raises ModelFolderError when it cannot be read."""
+    return [name for name, _ in _tensors(path)]
+
+
+@contextmanager
+def _opened(files: Mapping[str, Path]) -> Iterator[Callable[[str], Any]]:
+    """A function from a tensor's name to a slice of it; files stay open until the end."""
+    with ExitStack() as stack:
+        handles: dict[Path, Any] = {}
+
+        def open_slice(name: str) -> Any:
+            path = files[name]
+            try:
+                if path not in handles:
+                    handles[path] = stack.enter_context(safe_open(path, framework="pt"))
+                return handles[path].get_slice(name)
+            except (OSError, SafetensorError) as error:
+                raise ModelFolderError(f"{path} cannot be read: {error}") from error
+
+        yield open_slice
 
 
 def _tensors(path: Path, names: Iterable[str] | None = None) -> Iterator[tuple[str, Any]]:
@@ -130,20 +173,41 @@ def _stored_buffers(lm: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in lm.named_buffers() if name in held}
 
 
-def _check_names(lm: Any, folder: Path) -> None:
-    files, shared, buffers = _files(folder), _shared_names(lm), _stored_buffers(lm)
-    known = {name for names in shared for name in names} | buffers.keys()
-    computed = {name.rpartition(".")[2] for name, _ in lm.named_buffers() if name not in buffers}
+def known_names(lm: Any) -> dict[str, str]:
+    """Of parameters, and of buffers that files hold → what each goes by: of tied ones, the name of the first."""
+    names: dict[Tensor, str] = {}
+    tensors = dict(lm.named_parameters(remove_duplicate=False)) | _stored_buffers(lm)
+    return {stored_name(name): names.setdefault(tensor, stored_name(name)) for name, tensor in tensors.items()}
+
+
+def given(names: Names, files: Mapping[str, Path]) -> set[str]:
+    """The model's tensors that the files hold; also names of files that are none."""
+    with _opened(files) as open_slice:
+
+        def shape_only(name: str) -> Tensor:
+            return torch.empty(open_slice(name).get_shape(), device="meta")
+
+        made = {name for fused in names.fused for name in fused.made(shape_only)}
+    return made | set(names.plain.values())
+
+
+def _checked_names(lm: Any, folder: Path) -> Names:
+    files, known = _files(folder), known_names(lm)
+    names = naming.match(lm, files, known)
+    missing = sorted(set(known.values()) - given(names, files))
+    computed = {name.rpartition(".")[2] for name, _ in lm.named_buffers() if name not in known}
     ignored = lm._keys_to_ignore_on_load_unexpected or ()
-    missing = [names[0] for names in shared if files.keys().isdisjoint(names)] + sorted(buffers.keys() - files.keys())
     unexpected = [
-        name
-        for name in sorted(files.keys() - known)
-        if name.rpartition(".")[2] not in computed and not any(re.search(pattern, name) for pattern in ignored)
+        stored_as
+        for stored_as, name in sorted(names.plain.items())
+        if name not in known
+        and name.rpartition(".")[2] not in computed
+        and not any(re.search(pattern, name) for pattern in ignored)
     ]
     wrong = [f"{what} {_some(names)}" for what, names in (("without", missing), ("with", unexpected)) if names]
     if wrong:
         raise ModelFolderError(f"model folder {folder}: {type(lm).__name__} {' and '.join(wrong)}")
+    return names
 
 
 def _some(names: list[str]) -> str:
@@ -154,8 +218,7 @@ def _some(names: list[str]) -> str:
 @torch.no_grad()
 def _read(source: Any, target: Tensor, what: str, *, again: bool) -> None:
     """This rank's part of `source` into `target`; with `again` it is there already and must be the same."""
-    if tuple(source.get_shape()) != tuple(target.shape):
-        raise ModelFolderError(f"{what} has shape {tuple(source.get_shape())}, the model has {tuple(target.shape)}")
+    _check_shape(tuple(source.get_shape()), target, what)
     local, part = owned(target)
     if not local.numel():
         return
@@ -163,6 +226,32 @@ def _read(source: Any, target: Tensor, what: str, *, again: bool) -> None:
         local.copy_(source[part])
     elif not torch.equal(local, source[part].to(local)):
         raise ModelFolderError(f"{what} differs from the tensor that the model ties it to")
+
+
+@torch.no_grad()
+def _make(fused: Fused, whole: Callable[[str], Tensor], targets: Mapping[str, Tensor], what: str) -> None:
+    """This rank's parts of the parameters that tensors of the files make up."""
+    if fused.first in targets and fused.stacked:
+        target = targets[fused.first]
+        local, part = owned(target)
+        lengths = {len(names) for names in fused.parts.values()}
+        if lengths != {len(target)}:
+            raise ModelFolderError(f"{what}: {fused.first} is {len(target)} tensors, not {sorted(lengths)[0]}")
+        if local.numel():
+            made = fused.made(whole, part[0])[fused.first]
+            _check_shape((len(target), *made.shape[1:]), target, f"{what}: {fused.first}")
+            local.copy_(made[(slice(None), *part[1:])])
+        return
+    for name, made in fused.made(whole).items():
+        if name in targets:
+            _check_shape(tuple(made.shape), targets[name], f"{what}: {name}")
+            local, part = owned(targets[name])
+            local.copy_(made[part])
+
+
+def _check_shape(shape: tuple[int, ...], target: Tensor, what: str) -> None:
+    if shape != tuple(target.shape):
+        raise ModelFolderError(f"{what} has shape {shape}, the model has {tuple(target.shape)}")
 
 
 def owned(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:

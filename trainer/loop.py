@@ -152,7 +152,8 @@ def resume(t: Trainer) -> None:
         if found:
             known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
             folder = t.weights / Path(known).name if known else weights_folder(t, found.record)
-            publishable = weights.publishable(folder, found.weights, t.base_model, t.config.trainer.lora)
+            names, adapter = t.policy.names, t.config.trainer.lora
+            publishable = weights.publishable(folder, found.weights, t.base_model, names, adapter)
             if plan.roll_forward:
                 t.lineage.complete(found.record, *publishable)
                 t.version = republish = found.record.version
@@ -276,7 +277,8 @@ def save(t: Trainer, record: StepRecord) -> Saved:
         tensors = weights.trainable(t.policy)
     if not t.lineage:
         return Saved(record, Path(), "", made)
-    path, checksum = weights.publishable(weights_folder(t, record), tensors, t.base_model, t.config.trainer.lora)
+    folder, names = weights_folder(t, record), t.policy.names
+    path, checksum = weights.publishable(folder, tensors, t.base_model, names, t.config.trainer.lora)
     record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
     return Saved(record, path, checksum, made)
 

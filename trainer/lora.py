@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from agentrl.config import LoraConfig
-from agentrl.errors import UserError
+from agentrl.errors import ModelFolderError, UserError
 from agentrl.files import atomic_folder
 from agentrl.trainer import loading
+from agentrl.trainer.naming import Names
 
 if TYPE_CHECKING:
     import peft
@@ -64,13 +65,22 @@ def initialise(lm: nn.Module) -> None:
             parameter.zero_()
 
 
-def merged(adapter: dict[str, Tensor], base_model: Path, config: LoraConfig) -> dict[str, Tensor]:
-    """The matrices that an adapter changes, with it, float32, by the names of the base model's files."""
+def merged(adapter: dict[str, Tensor], base_model: Path, names: Names, config: LoraConfig) -> dict[str, Tensor]:
+    """The matrices that an adapter changes, with it, float32. `names`: of the base model's files.
+
+    Raises ModelFolderError when one is not a tensor of those files.
+    """
     changes = {
         f"{layer}.weight": (config.alpha / config.rank) * (adapter[layer + B].float() @ adapter[layer + A].float())
         for layer in _layers(adapter)
     }
-    return {name: base[:].float() + changes[name] for name, base in loading.stored(base_model, set(changes))}
+    if fused := sorted(changes.keys() - set(names.plain.values())):
+        raise ModelFolderError(f"{base_model} holds {fused[0]} with others or in parts: trainer.lora cannot be merged")
+    wanted = {stored for stored, name in names.plain.items() if name in changes}
+    return {
+        names.plain[stored]: base[:].float() + changes[names.plain[stored]]
+        for stored, base in loading.stored(base_model, wanted)
+    }
 
 
 def write(

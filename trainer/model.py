@@ -23,11 +23,15 @@ from agentrl.trainer import loading, lora, onednn, tensor_parallel
 from agentrl.trainer.attention import Rows, tree_mask
 from agentrl.trainer.distributed import Mesh
 from agentrl.trainer.head import token_logprobs
+from agentrl.trainer.naming import Names
 from agentrl.trainer.packing import Microbatch
 
 
 class Body(nn.Module):
     """A model of transformers that reads packed rows."""
+
+    names: Names
+    """What the tensors of the folder that it was loaded from are in it."""
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
@@ -84,7 +88,8 @@ def load_sharded(
     device = mesh.whole.device_type
     if cpu_offload and device == "cpu":
         raise UserError("trainer.cpu_offload moves parameters off a GPU, and the trainer runs on the CPU")
-    lm = loading.build(folder).eval()  # no dropout: the recomputed logprobs are of the policy that sampled
+    lm, names = loading.build(folder)
+    lm.eval()  # no dropout: the recomputed logprobs are of the policy that sampled
     _refuse_unsupported(lm, folder)
     blocks = _blocks(lm)
     if train_layers is not None:
@@ -98,6 +103,7 @@ def load_sharded(
     elif device == "cpu":
         onednn.adopt(lm)
     model = wrap(lm)
+    model.names = names
     if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # else FSDP would only copy
         shard: dict[str, Any] = {
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
@@ -107,7 +113,7 @@ def load_sharded(
         for block in blocks:
             fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=mesh.split.shape[-1] > 1)
         fully_shard(model, **shard, mesh=mesh.whole, reshard_after_forward=False)
-    loading.fill(model, lm, folder, torch.device("cpu" if cpu_offload else device))
+    loading.fill(model, lm, folder, names, torch.device("cpu" if cpu_offload else device))
     if adapter and adapter.rank:
         lora.initialise(lm)
     return model

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from agentrl.errors import ModelFolderError
+from agentrl.trainer import loading, naming
 from agentrl.trainer.checkpoint import like
-from agentrl.trainer.loading import owned, stored_name
 from agentrl.trainer.model import Policy, reshard
 
 
@@ -35,23 +34,15 @@ class Reference:
         Raises ModelFolderError when the folder holds none of the policy's, or one of another shape.
         """
         reshard(self._policy)
-        parameters = {stored_name(name): (name, p) for name, p in self._policy.lm.named_parameters()}
-        taken = 0
-        for path in _tensor_files(folder):
-            with safe_open(path, framework="pt") as file:
-                for name in sorted(parameters.keys() & file.keys()):
-                    own, parameter = parameters[name]
-                    source, tensor = file.get_slice(name), parameter.detach().clone()
-                    found, wanted = tuple(source.get_shape()), tuple(tensor.shape)
-                    if found != wanted:
-                        raise ModelFolderError(f"reference {folder}: {name} has shape {found}, the model {wanted}")
-                    mine, part = owned(tensor)
-                    if mine.numel():
-                        mine.copy_(source[part])
-                    self.tensors[own] = tensor
-                    taken += 1
+        lm, files = self._policy.lm, _tensor_files(folder)
+        names = naming.match(lm, files, loading.known_names(lm))
+        found = loading.given(names, files)
+        taken = {name: p.detach().clone() for name, p in lm.named_parameters() if loading.stored_name(name) in found}
         if not taken:
             raise ModelFolderError(f"reference {folder} has none of the model's tensors")
+        targets = {loading.stored_name(name): tensor for name, tensor in taken.items()}
+        loading.read(files, names, targets, f"reference {folder}")
+        self.tensors |= taken
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take whole tensors that a checkpoint kept."""
@@ -84,7 +75,8 @@ class Reference:
                 self.tensors[name].copy_(own)
 
 
-def _tensor_files(folder: Path) -> list[Path]:
-    """A checkpoint has its moments beside its weights."""
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Where each tensor is. A checkpoint has its moments beside its weights."""
     weights = folder / "weights.safetensors"
-    return [weights] if weights.is_file() else sorted(folder.glob("*.safetensors"))
+    paths = [weights] if weights.is_file() else sorted(folder.glob("*.safetensors"))
+    return {name: path for path in paths for name in loading.tensor_names(path)}

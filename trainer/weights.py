@@ -28,6 +28,7 @@ from agentrl.trainer import lora
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.model import Policy
+from agentrl.trainer.naming import Names
 from agentrl.weights import TENSORS, checksum
 
 
@@ -37,15 +38,16 @@ def folder_name(version: int, step_id: str) -> str:
 
 
 def publishable(
-    folder: Path, tensors: Path | dict[str, Tensor], base_model: Path, adapter: LoraConfig
+    folder: Path, tensors: Path | dict[str, Tensor], base_model: Path, names: Names, adapter: LoraConfig
 ) -> tuple[Path, str]:
     """Make `folder` from trained tensors or a safetensors file of them; its absolute path and its tensors' checksum.
 
+    Tensors get the names that the base model's files have for them.
     A folder that is there already, with the same tensors, is left as it is: engines may be reading it.
     """
-    if adapter.rank:
+    if adapter.rank or not names.same:
         trained = load_file(tensors) if isinstance(tensors, Path) else tensors
-        tensors = lora.merged(trained, base_model, adapter)
+        tensors = _as_stored(trained, base_model, names, adapter)
     digest = checksum(tensors) if isinstance(tensors, Path) else _digest(tensors)
     if not _holds(folder, digest):
         with atomic_folder(folder) as draft:
@@ -85,7 +87,7 @@ def export(run_dir: Path, policy: Policy, base_model: Path, adapter: LoraConfig,
         return
     if adapter.rank:
         lora.write(run_dir / "adapter", trained, base_model, adapter)
-        trained = lora.merged(trained, base_model, adapter)
+    changed = _as_stored(trained, base_model, policy.names, adapter)
     with atomic_folder(run_dir / "model") as draft:
         copy_sidecars(base_model, draft)
         index = base_model / "model.safetensors.index.json"
@@ -96,8 +98,13 @@ def export(run_dir: Path, policy: Policy, base_model: Path, adapter: LoraConfig,
                 merged = {}
                 for name in tensors.keys():  # noqa: SIM118 - not a mapping
                     base: Tensor = tensors.get_tensor(name)
-                    merged[name] = trained[name].to(base.dtype) if name in trained else base
+                    merged[name] = changed[name].to(base.dtype) if name in changed else base
                 save_file(merged, draft / shard.name, metadata={"format": "pt"})
+
+
+def _as_stored(trained: dict[str, Tensor], base_model: Path, names: Names, adapter: LoraConfig) -> dict[str, Tensor]:
+    """What the base model's files have otherwise, by their names."""
+    return names.in_files(lora.merged(trained, base_model, names, adapter) if adapter.rank else trained)
 
 
 def copy_sidecars(base_model: Path, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,8 +19,15 @@ KINDS = {
         "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
                             "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
     }),
+    "qwen3-experts": ("Qwen3Moe", {
+        "tie_word_embeddings": False, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+        "norm_topk_prob": True, "mlp_only_layers": [1], "head_dim": 12,
+    }),
+    "mixtral": ("Mixtral", {
+        "tie_word_embeddings": False, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 44,
+    }),
 }  # fmt: skip
-"""Name → family of transformers, configuration."""
+"""Name → family of transformers, configuration. The files of the last two hold experts one by one."""
 
 
 def save_kind(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "5GB") -> Path:
@@ -28,10 +36,11 @@ def save_kind(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, sh
 
     family, settings = KINDS[kind]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=97, hidden_size=36, intermediate_size=50, num_hidden_layers=3, num_attention_heads=3,
-        num_key_value_heads=1, max_position_embeddings=512, initializer_range=0.2, **settings,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "vocab_size": 97, "hidden_size": 36, "intermediate_size": 50, "num_hidden_layers": 3, "num_attention_heads": 3,
+        "num_key_value_heads": 1, "max_position_embeddings": 512, "initializer_range": 0.2,
+    }  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**(sizes | settings))
     model = getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
     model.save_pretrained(folder, max_shard_size=shard)
     return folder

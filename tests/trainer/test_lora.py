@@ -109,7 +109,7 @@ def test_engines_get_whole_matrices_and_a_folder_in_use_stays(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     adapter = weights.trainable(trained[0])
-    folder, digest = weights.publishable(tmp_path / "v1", adapter, base, ADAPTER)
+    folder, digest = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER)
     assert checksum(folder / TENSORS) == digest
     assert {name: tuple(t.shape) for name, t in load_file(folder / TENSORS).items()} == {
         f"model.layers.{i}.{layer}.weight": shape
@@ -117,7 +117,7 @@ def test_engines_get_whole_matrices_and_a_folder_in_use_stays(
         for layer, shape in {"self_attn.q_proj": (36, 36), "mlp.down_proj": (36, 50)}.items()
     }
     before = folder.stat().st_ino
-    assert weights.publishable(tmp_path / "v1", adapter, base, ADAPTER) == (folder, digest)
+    assert weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER) == (folder, digest)
     assert folder.stat().st_ino == before
 
 

@@ -99,7 +99,7 @@ def test_a_folder_that_does_not_fit_is_refused(tiny_model: Path, world: World, t
     with pytest.raises(ModelFolderError, match="none of the model's tensors"):
         reference.overlay(tmp_path)
     save_file({"model.norm.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelFolderError, match=r"model\.norm\.weight has shape \(3,\), the model \(32,\)"):
+    with pytest.raises(ModelFolderError, match=r"model\.norm\.weight has shape \(3,\), the model has \(32,\)"):
         reference.overlay(tmp_path)
 
 

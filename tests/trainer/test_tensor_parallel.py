@@ -132,7 +132,7 @@ def test_what_cannot_be_split_is_named(tmp_path: Path, family: str, ranks: int, 
 
 
 def test_both_nearest_sizes_are_named(tmp_path: Path) -> None:
-    lm = loading.build(
+    lm, _ = loading.build(
         save("Llama", tmp_path, num_attention_heads=12, num_key_value_heads=12, intermediate_size=48, hidden_size=48)
     )
     lora.attach(lm, LoraConfig(rank=2))

@@ -113,8 +113,9 @@ def export(run_dir: Path, model: RewardModel, base_model: Path, adapter: LoraCon
         trained = {name: tensors[name] for name, _ in model.trainable()}
         lora.write(run_dir / "adapter", trained, base_model, adapter, head="score")
         tensors = {stored_name(name): tensor for name, tensor in tensors.items() if ".lora_" not in name}
-        tensors |= lora.merged(trained, base_model, adapter)
-    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        tensors |= lora.merged(trained, base_model, model.names, adapter)
+    stored = {name: t for name, t in model.names.in_files(tensors).items() if name.startswith(f"{model.prefix}.")}
+    tensors = {n: t.to(dtype) for n, t in (stored | {"score.weight": tensors["score.weight"]}).items()}
     if config["model_type"] in BIASED_IN_SGLANG:
         tensors["score.bias"] = torch.zeros(1, dtype=dtype)
     config |= {"architectures": [model.classifier], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}

@@ -1,0 +1,111 @@
+"""Folders whose files name tensors otherwise than transformers' modules do: experts one by one, for example, where a
+module holds those of a block in one parameter. How they correspond is what transformers itself goes by when it loads
+and saves (`transformers.conversion_mapping`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from agentrl.errors import ModelFolderError
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Tensors of files that make up a parameter together; or one that makes up several, of which `first` is one."""
+
+    first: str
+    parts: dict[str, list[str]]  # names in the files by the pattern of the rule that they match, in their order
+    rule: Any  # transformers' WeightConverter
+
+    @property
+    def stacked(self) -> bool:
+        """Whether element i of the parameter's first dimension is made of the i-th name of each pattern alone."""
+        from transformers.core_model_loading import MergeModulelist
+
+        first, *others = self.rule.operations
+        return isinstance(first, MergeModulelist) and first.dim == 0 and all(getattr(o, "dim", 0) for o in others)
+
+    def made(self, read: Callable[[str], Tensor], chosen: slice = slice(None)) -> dict[str, Tensor]:
+        """The parameters by their names; of a stacked one the `chosen` elements. `read` gives a tensor of the files.
+
+        Raises ModelFolderError when the tensors do not fit together.
+        """
+        rule = copy.deepcopy(self.rule)
+        for pattern, names in self.parts.items():
+            for name in names[chosen]:
+                rule.add_tensor(self.first, name, pattern, read(name))
+        try:
+            made: dict[str, Any] = rule.convert(self.first)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ModelFolderError(f"{self.first} cannot be made of the files' tensors: {error}") from error
+        return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the tensors of a folder's files are in the model."""
+
+    plain: dict[str, str]  # name in the files → name in the model; of tied parameters, of the first
+    fused: list[Fused] = field(default_factory=list)
+    rules: list[Any] = field(default_factory=list)  # of transformers, that fused ones need
+    config: Any = None  # of the model
+
+    @property
+    def same(self) -> bool:
+        """Whether the files name tensors as the model does."""
+        return not self.fused and all(stored == name for stored, name in self.plain.items())
+
+    def in_files(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by their names in the model → as the files have them; a tied one under each of its names there.
+
+        What the files do not have is left out. Raises ModelFolderError when transformers cannot take a fused parameter
+        apart again.
+        """
+        found = {stored: tensors[name] for stored, name in self.plain.items() if name in tensors}
+        whole = {f.first: tensors[f.first] for f in self.fused if f.first in tensors}
+        if whole:
+            from transformers.core_model_loading import revert_weight_conversion
+
+            model: Any = SimpleNamespace(_weight_conversions=self.rules, config=self.config)
+            apart = revert_weight_conversion(model, whole)
+            expected = {n for f in self.fused if f.first in whole for names in f.parts.values() for n in names}
+            if apart.keys() != expected:
+                raise ModelFolderError(f"{', '.join(whole)} cannot be stored as the model's folder has them")
+            found |= {name: tensor.contiguous() for name, tensor in apart.items()}
+        return found
+
+
+def match(lm: Any, files: Iterable[str], known: Mapping[str, str]) -> Names:
+    """What the tensors named `files` are in `lm`. `known`: its parameters and buffers, and the names that they go by.
+
+    Files that the model has all names of are taken as they are. A name that leads to nothing stays what it is.
+    """
+    names = list(files)
+    if known.keys() >= set(names):
+        return Names({name: known[name] for name in names})
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    rules = get_model_conversion_mapping(lm)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+    plain: dict[str, str] = {}
+    fused: dict[str, Fused] = {}
+    for name in sorted(names, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters)
+        if target not in known:
+            plain[name] = known.get(name, name)
+        elif pattern is None:
+            plain[name] = known[target]
+        else:
+            made = fused.setdefault(target, Fused(target, {}, by_pattern[pattern]))
+            made.parts.setdefault(pattern, []).append(name)
+    return Names(plain, list(fused.values()), [rule for rule in rules if rule.was_used()], lm.config)
