@@ -10,7 +10,7 @@ import torch
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.model import Policy
 
-KINDS = {
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-untied": ("Qwen2", {"tie_word_embeddings": False}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True, "rope_theta": 5e5}),

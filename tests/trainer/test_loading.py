@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from folders import KINDS, differing, save_kind
 from safetensors.torch import load_file, save_file
+from support import torchrun
 
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.distributed import World
@@ -40,15 +39,7 @@ def test_each_of_two_shards_reads_its_half(tmp_path: Path, ranks: int, replicas:
     folders = [save_kind(kind, tmp_path / kind) for kind in KINDS]
     folders.append(save_kind("qwen2-tied", tmp_path / "files", dtype=torch.bfloat16, shard="20KB"))
     out = tmp_path / "out.json"
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    script = str(Path(__file__).with_name("rank_load.py"))
-    done = subprocess.run(
-        [sys.executable, *launch, script, str(out), str(replicas), *map(str, folders)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    torchrun("rank_load.py", ranks, out, replicas, *folders)
     found = json.loads(out.read_text())
     assert found.keys() == {f.name for f in folders}
     for name, report in found.items():

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.config import LoraConfig, TrainerConfig
 from agentrl.errors import ModelFolderError
 from agentrl.trainer import weights
+from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.model import Policy, load_policy
 from agentrl.trainer.packing import collate, make_units
@@ -78,7 +79,7 @@ def test_what_is_exported_and_published_has_the_names_of_the_base_model(
     reference = Reference(load_policy(base, world.mesh))
     reference.overlay(folder)
     assert reference.tensors.keys() == whole.keys()
-    assert all(torch.equal(reference.tensors[name].full_tensor(), whole[name]) for name in whole)
+    assert all(torch.equal(full(reference.tensors[name]), whole[name]) for name in whole)
 
 
 def test_adapters_beside_experts_are_merged(tmp_path: Path, world: World) -> None:

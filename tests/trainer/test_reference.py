@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import AGES, random_samples, save_tiny_model
+from support import AGES, random_samples
 
 from agentrl.algorithm import Algorithm
-from agentrl.config import TrainerConfig
+from agentrl.config import LoraConfig, TrainerConfig
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
@@ -24,11 +24,12 @@ from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy
 
 TRAJECTORIES = [s.tokens for s in random_samples()]
-
-
-@pytest.fixture(scope="module")
-def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("other"), seed=1)
+TRAINED: dict[str, dict[str, Any]] = {
+    "all": {},
+    "top layer": {"train_layers": 1},
+    "adapter": {"adapter": LoraConfig(rank=3, alpha=6)},
+}
+"""What of the policy is trained."""
 
 
 def batch() -> Microbatch:
@@ -45,11 +46,11 @@ def step(policy: Policy, world: World, **settings: Any) -> dict[str, float]:
     return update_policy(policy, make_optimizer(policy, config), random_samples(), 1, AGES, config, world)
 
 
-@pytest.mark.parametrize("train_layers", [None, 1])
+@pytest.mark.parametrize("how", TRAINED)
 def test_it_is_the_policy_of_the_start_and_changes_nothing_of_the_policy(
-    tiny_model: Path, world: World, train_layers: int | None
+    tiny_model: Path, world: World, how: str
 ) -> None:
-    policy = load_policy(tiny_model, world.mesh, train_layers=train_layers)
+    policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
     before, reference = logprobs(policy), Reference(policy)
     step(policy, world)
     moved = logprobs(policy)
@@ -69,9 +70,9 @@ def test_with_frozen_layers_it_holds_the_trained_ones_only(tiny_model: Path, wor
     assert Reference(policy).tensors.keys() == {name for name, _ in policy.trainable()}
 
 
-@pytest.mark.parametrize("train_layers", [None, 1])
-def test_another_models_folder(tiny_model: Path, other_model: Path, world: World, train_layers: int | None) -> None:
-    policy = load_policy(tiny_model, world.mesh, train_layers=train_layers)
+@pytest.mark.parametrize("how", TRAINED)
+def test_another_models_folder(tiny_model: Path, other_model: Path, world: World, how: str) -> None:
+    policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
     before, reference = logprobs(policy), Reference(policy)
     reference.overlay(other_model)
     with reference.in_place():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import torchrun
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -119,14 +118,8 @@ def test_a_pair_shares_its_prompt(tiny_model: Path, other_model: Path, world: Wo
 
 
 def test_two_ranks_make_the_step_of_one(tiny_model: Path, other_model: Path, tmp_path: Path) -> None:
-    script = str(Path(__file__).with_name("rank_tuning.py"))
     for ranks in (1, 2):
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        done = subprocess.run(
-            [sys.executable, *launch, script, str(tiny_model), str(other_model), str(tmp_path)],
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        torchrun("tuning/rank_tuning.py", ranks, tiny_model, other_model, tmp_path)
     one, two = (json.loads((tmp_path / f"ranks-{n}.json").read_text()) for n in (1, 2))
     for a, b in zip(one, two, strict=True):
         for name in ("loss", "grad_norm", "tokens_trained"):
