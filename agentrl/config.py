@@ -17,6 +17,8 @@ from agentrl.section import Section
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+ALL_LINEAR = "all-linear"
+"""Stands for every linear layer but the output head."""
 
 
 class SamplingConfig(Section):
@@ -147,8 +149,17 @@ class LoraConfig(Section):
     """Inner width of an adapter; 0 trains whole matrices, without adapters."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """An adapter's product is multiplied by alpha / rank."""
-    targets: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["all-linear"])
+    targets: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: [ALL_LINEAR])
     """Last names of the linear layers that get one, `q_proj` say; `all-linear`: each, but for the output head."""
+    publish: Literal["merged", "adapter"] = "merged"
+    """What engines get: `merged`, the changed matrices whole, which any engine takes; `adapter`, it alone, which they
+    load while they sample on, if they were started with room for it."""
+
+    @model_validator(mode="after")
+    def _only_an_adapter_is_published_as_one(self) -> LoraConfig:
+        if self.publish == "adapter" and not self.rank:
+            raise ValueError("publish: adapter needs a rank above 0")
+        return self
 
 
 class UpdateConfig(Section):

@@ -7,7 +7,8 @@
 
 Queued replies are given in order; with none left, `respond(input_ids, sampling_params)` decides, which by default is a
 fixed function of the prompt. Pauses, aborts and weight updates act on running replies as they do in SGLang, so version
-spans come out right. Nothing is timed: `Reply.hold_after` and `release` let a test act at an exact token.
+spans come out right; adapters are loaded, named, waited for and unloaded as there. Nothing is timed:
+`Reply.hold_after` and `release` let a test act at an exact token.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class FakeEngine:
         vocab_size: int | None = None,
         cumulative: bool = False,
         has_ready: bool = True,
+        takes_adapters: bool = True,
         token_delay_s: float = 0.0,
         port: int = 0,
     ) -> None:
@@ -86,11 +88,13 @@ class FakeEngine:
         self.vocab_size = vocab_size
         self.cumulative = cumulative
         self.has_ready = has_ready
+        self.takes_adapters = takes_adapters
         self.token_delay_s = token_delay_s
         self.port = port
         self.paused = False
         self.pause_mode = "abort"
-        self.fail_next_update: str | None = None
+        self.fail_next_update: str | None = None  # of weights, or the loading of an adapter
+        self.adapters: dict[str, str] = {}  # name → folder
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
         self.calls: list[tuple[str, Json]] = []
@@ -101,6 +105,9 @@ class FakeEngine:
         self._replies: deque[Reply] = deque()
         self._released = 0
         self._changed = asyncio.Condition()
+        self._once_loaded: dict[str, str] = {}
+        self._in_use: dict[str, str] = {}  # rid → adapter
+        self._adapters_change = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -138,7 +145,8 @@ class FakeEngine:
     def start(self) -> Self:
         """Serve base weights, unpaused: what a restarted engine does."""
         self.version, self.paused = self.base_version, False
-        self._changed = asyncio.Condition()
+        self.adapters, self._once_loaded, self._in_use = {}, {}, {}
+        self._changed, self._adapters_change = asyncio.Condition(), asyncio.Lock()
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(started,), name="fake-engine", daemon=True)
         self._thread.start()
@@ -179,11 +187,14 @@ class FakeEngine:
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/health", self._health)
         app.router.add_get("/model_info", self._model_info)
+        app.router.add_get("/v1/models", self._models)
         controls: dict[str, Callable[[Json], Awaitable[tuple[int, Json]]]] = {
             "/abort_request": self._abort_request,
             "/pause_generation": self._pause_generation,
             "/continue_generation": self._continue_generation,
             "/update_weights_from_disk": self._update_weights_from_disk,
+            "/load_lora_adapter": self._load_lora_adapter,
+            "/unload_lora_adapter": self._unload_lora_adapter,
             "/flush_cache": self._flush_cache,
             "/weights_checker": self._weights_checker,
         }
@@ -213,6 +224,11 @@ class FakeEngine:
     async def _model_info(self, request: web.Request) -> web.Response:
         return _json({"model_path": self.model_path, "weight_version": str(self.version)})
 
+    async def _models(self, request: web.Request) -> web.Response:
+        base = {"id": self.model_path, "root": self.model_path, "parent": None}
+        loaded = [{"id": name, "root": path, "parent": self.model_path} for name, path in self.adapters.items()]
+        return _json({"object": "list", "data": [base, *loaded]})
+
     async def _abort_request(self, body: Json) -> tuple[int, Json]:
         rid = body.get("rid", "")
         self._aborted |= {r for r in self.running if body.get("abort_all") or r.startswith(rid)}
@@ -237,6 +253,44 @@ class FakeEngine:
         self.version = body.get("weight_version") or self.version
         return 200, {"success": True, "message": "Succeeded to update model weights."}
 
+    async def _load_lora_adapter(self, body: Json) -> tuple[int, Json]:
+        async with self._adapters_change:
+            problem = self._load(body["lora_name"], body["lora_path"])
+        return (200 if problem is None else 400), {"success": problem is None, "error_message": problem or ""}
+
+    def _load(self, name: str, path: str) -> str | None:
+        """Why an adapter is not loaded."""
+        problem, self.fail_next_update = self.fail_next_update, None
+        if not self.takes_adapters:
+            problem = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+        elif name in self.adapters:
+            problem = f"Failed to load LoRA adapter {name} because it is already loaded"
+        problem = problem or _missing(path)
+        if problem is None:
+            self.adapters[name] = self._once_loaded[name] = path
+        return problem
+
+    async def _unload_lora_adapter(self, body: Json) -> tuple[int, Json]:
+        name = body["lora_name"]
+        async with self._adapters_change:
+            if self.adapters.pop(name, None) is None:
+                return 400, {"success": False, "error_message": f"LoRA with name {name} does not exist."}
+            async with self._changed:
+                await self._changed.wait_for(lambda: name not in self._in_use.values())
+        return 200, {"success": True, "error_message": ""}
+
+    async def _name_adapter(self, rid: str, name: str) -> str | None:
+        """Let a request use an adapter, which is loaded again if it was unloaded; why it cannot."""
+        if name not in self._once_loaded:
+            return f"Got LoRA adapter that has never been loaded: {name}"
+        if name not in self.adapters:
+            async with self._adapters_change:
+                problem = self._load(name, self._once_loaded[name])
+            if problem is not None:
+                return f"Failed to implicitly load LoRA adapter {name}: {problem}"
+        self._in_use[rid] = name
+        return None
+
     async def _flush_cache(self, body: Json) -> tuple[int, Json]:
         return (400, {"message": "requests are running"}) if self.running and not self.paused else (200, {})
 
@@ -255,7 +309,9 @@ class FakeEngine:
             return _json({"error": {"message": reply.error or "scripted failure"}}, reply.status)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        rid = body["rid"]
+        rid, adapter = body["rid"], body.get("lora_path")
+        if adapter is not None and (problem := await self._name_adapter(rid, adapter)) is not None:
+            reply = Reply(error=problem)
         self.running.add(rid)
         try:
             await self._stream(request, response, rid, body, reply)
@@ -265,6 +321,9 @@ class FakeEngine:
         finally:
             self.running.discard(rid)
             self._aborted.discard(rid)
+            async with self._changed:
+                self._in_use.pop(rid, None)
+                self._changed.notify_all()
         return response
 
     def _default_reply(self, body: Json) -> Reply:

@@ -1,19 +1,37 @@
-"""A weights folder as the trainer writes it and the proxy checks it; without torch."""
+"""A weights folder as the trainer writes it and the proxy checks it; without torch.
+
+`v12-STEP_ID/` holds version 12: the tensors that training changes, whole (TENSORS), or a low-rank adapter as peft
+writes it (ADAPTER). A step id belongs to one lease, so two sets of weights never share a name.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 TENSORS = "model.safetensors"
 """The file of tensors in a weights folder."""
+ADAPTER = "adapter_model.safetensors"
+"""The same, of one that holds an adapter."""
 CHUNK = 1 << 20
 LENGTH_BYTES = 8
 TYPES = {"F32": "torch.float32", "F16": "torch.float16", "BF16": "torch.bfloat16"}
 """Names of types as they enter the checksum."""
+
+
+def folder_name(version: int, step_id: str) -> str:
+    """The folder of the version that a step made."""
+    return f"v{version}-{step_id}"
+
+
+def version_of(name: str) -> int | None:
+    """The version in a folder's name; None when it is not a version's folder."""
+    match = re.fullmatch(r"v(\d+)(-\w+)?", name)
+    return int(match[1]) if match else None
 
 
 def checksum(path: Path) -> str:

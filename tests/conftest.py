@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: databases, two models, a fake engine, one real SGLang server per test session."""
+"""Fixtures that every test may use: databases, two models, a fake engine, real SGLang servers, one of a kind."""
 
 from __future__ import annotations
 
@@ -122,6 +122,32 @@ def sglang_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def sglang_server_for_adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A second one, which takes adapters."""
+    log_file = tmp_path_factory.mktemp("sglang-adapters") / "engine.log"
+    spec = EngineSpec(model=tiny_model, port=free_port(), log_file=log_file, max_running_requests=32, lora_rank=8)
+    server = launch(spec)
+    try:
+        asyncio.run(server.wait_healthy())
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+async def sglang_for_adapters(sglang_server_for_adapters: Server, tiny_model: Path) -> Server:
+    """That one with base weights as version 0, without adapters, empty."""
+    async with aiohttp.ClientSession() as http:
+        client = EngineClient(sglang_server_for_adapters.url, http)
+        await client.abort_all()
+        for name in await client.adapters():
+            await client.unload_adapter(name)
+        if (await client.model_info()).weight_version:
+            await client.update_weights_from_disk(tiny_model, 0)
+    return sglang_server_for_adapters
 
 
 @pytest.fixture

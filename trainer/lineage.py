@@ -26,7 +26,7 @@ from agentrl.store.codec import new_id
 from agentrl.tables import weight_versions
 from agentrl.trainer.checkpoint import Ignored, StepRecord
 from agentrl.trainer.packing import Sample
-from agentrl.trainer.weights import version_of
+from agentrl.weights import version_of
 
 POLL_S = 0.2
 KEEP_VERSIONS = 3

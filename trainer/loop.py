@@ -44,6 +44,7 @@ from agentrl.trainer.models import Models, after_step, make_models, parts, resto
 from agentrl.trainer.publish import Publisher
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.weights import folder_name
 
 CHECKPOINTS = "checkpoints"
 HEARTBEAT_S = 60.0
@@ -185,7 +186,7 @@ def find_checkpoint(
 
 def weights_folder(t: Trainer, record: StepRecord) -> Path:
     """Where the version that a step makes goes."""
-    return t.weights / weights.folder_name(record.version, record.batch.step_id)
+    return t.weights / folder_name(record.version, record.batch.step_id)
 
 
 def next_batch(t: Trainer) -> tuple[Batch | None, float]:

@@ -2,7 +2,7 @@
 train.
 
 Checkpoints hold A and B. Engines get whole matrices, merged on the CPU from the base model's files, so that they need
-know nothing of adapters. A finished run also leaves the adapter alone, as peft stores it.
+know nothing of adapters; or, told to publish the adapter, A and B as peft stores them. So does a finished run.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from agentrl.config import LoraConfig
+from agentrl.config import ALL_LINEAR, LoraConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.files import atomic_folder
 from agentrl.trainer import loading
 from agentrl.trainer.naming import Names
+from agentrl.weights import ADAPTER
 
 if TYPE_CHECKING:
     import peft
 
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"
 """How the names of an adapter's tensors end; what comes before is the linear layer's name."""
+COMPUTED_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that engines fuse into one. SGLang takes an adapter for all of a group, or for none: for some alone it refuses
+the adapter, or dies when it first uses it."""
 
 
 def attach(lm: Any, config: LoraConfig) -> None:
@@ -39,8 +43,8 @@ def attach(lm: Any, config: LoraConfig) -> None:
         from peft import inject_adapter_in_model
     except ImportError as error:
         raise UserError("trainer.lora needs peft: pip install 'agentrl[lora]'") from error
-    targets = "all-linear" if config.targets == ["all-linear"] else config.targets
-    absent = [t for t in config.targets if targets != "all-linear" and not _linear_layers(lm, t)]
+    targets = ALL_LINEAR if config.targets == [ALL_LINEAR] else config.targets
+    absent = [t for t in config.targets if targets != ALL_LINEAR and not _linear_layers(lm, t)]
     if absent:
         raise UserError(f"trainer.lora.targets: {type(lm).__name__} has no linear layer {', '.join(absent)}")
     inject_adapter_in_model(_peft_config(config, targets), lm, low_cpu_mem_usage=True)
@@ -83,6 +87,27 @@ def merged(adapter: dict[str, Tensor], base_model: Path, names: Names, config: L
     }
 
 
+def for_engines(adapter: dict[str, Tensor], base_model: Path) -> dict[str, Tensor]:
+    """The adapter, and one of zeros for each layer that engines compute together with an adapted one."""
+    beside: dict[str, Tensor] = {}
+    for layer in _layers(adapter):
+        parent, _, last = layer.rpartition(".")
+        for name in next((group for group in COMPUTED_TOGETHER if last in group), ()):
+            beside.setdefault(f"{parent}.{name}", adapter[layer + A])
+    absent = {f"{layer}.weight": a for layer, a in beside.items() if layer + A not in adapter}
+    zeros = {}
+    for name, base in loading.stored(base_model, set(absent)):
+        layer, a = name.removesuffix(".weight"), absent[name]
+        zeros[layer + A] = torch.zeros_like(a)
+        zeros[layer + B] = torch.zeros(base.get_shape()[0], len(a), dtype=a.dtype)
+    return adapter | zeros
+
+
+def stored(adapter: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by the names that peft stores them under."""
+    return {f"base_model.model.{name.replace('.default.', '.')}": tensor for name, tensor in adapter.items()}
+
+
 def write(
     folder: Path, adapter: dict[str, Tensor], base_model: Path, config: LoraConfig, head: str | None = None
 ) -> None:
@@ -95,8 +120,7 @@ def write(
         peft_config.base_model_name_or_path = str(base_model)
         peft_config.inference_mode = True
         peft_config.save_pretrained(str(draft))
-        tensors = {f"base_model.model.{name.replace('.default.', '.')}": tensor for name, tensor in adapter.items()}
-        save_file(tensors, draft / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(stored(adapter), draft / ADAPTER, metadata={"format": "pt"})
 
 
 def _peft_config(config: LoraConfig, targets: str | list[str]) -> peft.LoraConfig:

@@ -2,7 +2,7 @@
 
 SGLang's `/update_weights_from_disk` accepts a folder with a part of the tensors; every version holds the same part, so
 an engine with the base weights and any one version on top is at that version. The file is a hard link to the
-checkpoint's where there is one: nothing is written twice.
+checkpoint's where there is one: nothing is written twice. An adapter that is published as such is written as by peft.
 
 A step id belongs to one lease, so two trainers never write other tensors under one name, and a folder never changes
 while an engine reads it. The store knows each version's folder; a folder goes when the store no longer needs it.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,12 +28,7 @@ from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.model import Policy
 from agentrl.trainer.naming import Names
-from agentrl.weights import TENSORS, checksum
-
-
-def folder_name(version: int, step_id: str) -> str:
-    """The folder of the version that a step made."""
-    return f"v{version}-{step_id}"
+from agentrl.weights import ADAPTER, TENSORS, checksum, version_of
 
 
 def publishable(
@@ -47,15 +41,26 @@ def publishable(
     """
     if adapter.rank or not names.same:
         trained = load_file(tensors) if isinstance(tensors, Path) else tensors
+        if adapter.publish == "adapter":
+            return _publishable_adapter(folder, lora.for_engines(trained, base_model), base_model, adapter)
         tensors = _as_stored(trained, base_model, names, adapter)
     digest = checksum(tensors) if isinstance(tensors, Path) else _digest(tensors)
-    if not _holds(folder, digest):
+    if not _holds(folder / TENSORS, digest):
         with atomic_folder(folder) as draft:
             if isinstance(tensors, Path):
                 _link(tensors, draft / TENSORS)
             else:
                 save_file(tensors, draft / TENSORS)
             copy_sidecars(base_model, draft)
+    return folder.resolve(), digest
+
+
+def _publishable_adapter(
+    folder: Path, tensors: dict[str, Tensor], base_model: Path, adapter: LoraConfig
+) -> tuple[Path, str]:
+    digest = _digest(lora.stored(tensors))
+    if not _holds(folder / ADAPTER, digest):
+        lora.write(folder, tensors, base_model, adapter)
     return folder.resolve(), digest
 
 
@@ -69,12 +74,6 @@ def remove(root: Path, unneeded: Callable[[list[str]], set[str]]) -> None:
     names = [path.name for path in root.glob("v*") if version_of(path.name) is not None]
     for name in unneeded(names):
         shutil.rmtree(root / name)
-
-
-def version_of(name: str) -> int | None:
-    """The version in a folder's name; None when it is not a version's folder."""
-    match = re.fullmatch(r"v(\d+)(-\w+)?", name)
-    return int(match[1]) if match else None
 
 
 def export(run_dir: Path, policy: Policy, base_model: Path, adapter: LoraConfig, world: World) -> None:
@@ -130,8 +129,8 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _holds(folder: Path, digest: str) -> bool:
+def _holds(file: Path, digest: str) -> bool:
     try:
-        return checksum(folder / TENSORS) == digest
+        return checksum(file) == digest
     except (OSError, ValueError):  # not there, or damaged
         return False

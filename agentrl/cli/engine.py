@@ -28,6 +28,10 @@ def engine(
     log_file: Annotated[Path | None, typer.Option(help="SGLang's output; by default runs/engine-PORT.log.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Load this folder's weights after each start.")] = None,
     version: Annotated[int | None, typer.Option(min=1, help="The version of --weights.")] = None,
+    lora_rank: Annotated[int, typer.Option(min=0, help="Take adapters up to this rank while it runs.")] = 0,
+    lora_target: Annotated[
+        list[str] | None, typer.Option(help="Last name of a linear layer that adapters may change; default: all.")
+    ] = None,
 ) -> None:
     """Start a real SGLang server, on a GPU or a plain CPU, restart it when it dies, end it on Ctrl-C.
 
@@ -35,6 +39,7 @@ def engine(
     """
     from rich.console import Console
 
+    from agentrl.config import ALL_LINEAR
     from agentrl.engine.server import EngineSpec, check_port, free_port, pick_device
     from agentrl.engine.supervisor import EngineSupervisor, Weights
     from agentrl.models import check_model_folder, resolve_model
@@ -58,6 +63,8 @@ def engine(
         max_total_tokens=max_total_tokens,
         max_running_requests=max_running_requests,
         log_file=log_file or Path("runs") / f"engine-{port}.log",
+        lora_rank=lora_rank,
+        lora_targets=tuple(lora_target or [ALL_LINEAR]),
     )
     loaded = Weights(path=weights, version=version) if weights is not None and version is not None else None
     observer = _Screen(console, spec.log_file)

@@ -19,13 +19,13 @@ from typing import Any, Literal
 import aiohttp
 import orjson
 
-from agentrl.engine.stream import Chunk, ChunkReader, EventBuffer, parse_version
+from agentrl.engine.stream import BASE, Adapter, Chunk, ChunkReader, EventBuffer, parse_version
 from agentrl.engine.wire import Wire
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json
 from agentrl.tokens import TokenIds
 
-__all__ = ["Chunk", "EngineClient", "EngineInfo", "Health", "PauseMode"]
+__all__ = ["BASE", "Adapter", "Chunk", "EngineClient", "EngineInfo", "Health", "PauseMode"]
 
 PauseMode = Literal["retract", "in_place", "abort"]
 ROUTING_HEADER = "X-SMG-Routing-Key"
@@ -73,14 +73,16 @@ class EngineClient:
         routing_key: str | None = None,
         timeout_s: float | None = None,
         top_logprobs: int = 0,
+        adapter: Adapter | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """Sample; yields chunks until one has a finish reason.
+        """Sample, by base weights or with an `adapter` over them; yields chunks until one has a finish reason.
 
         `rid` must be unique and of fixed length, because the server aborts by prefix. Closing the generator drops the
         connection, upon which the server aborts the request. `timeout_s` bounds the whole call, also while paused.
+        A server that does not have the adapter (any more) raises EngineUnavailable, and samples nothing.
         """
         ids = input_ids if isinstance(input_ids, TokenIds) else TokenIds(input_ids)
-        body = {
+        body: Json = {
             "rid": rid,
             "input_ids": orjson.Fragment(ids.json()),
             "sampling_params": sampling_params,
@@ -89,9 +91,11 @@ class EngineClient:
         }
         if top_logprobs:
             body["top_logprobs_num"] = top_logprobs
+        if adapter is not None:
+            body["lora_path"] = adapter.name
         headers = {ROUTING_HEADER: routing_key} if routing_key is not None else {}
         where, seconds = f"{self.url}/generate", timeout_s or self._timeout_s
-        events, reader, response, ended = EventBuffer(), ChunkReader(), None, False
+        events, reader, response, ended = EventBuffer(), ChunkReader(adapter), None, False
         try:
             response = await self._wire.post("/generate", orjson.dumps(body), headers, seconds)
             if response.status >= 400:
@@ -105,6 +109,10 @@ class EngineClient:
                     yield chunk
                     if ended:
                         return
+        except EngineRejected as error:
+            if adapter is not None and adapter.name in str(error):
+                raise EngineUnavailable(f"{self.url} has lost adapter {adapter.name}: {error}") from error
+            raise
         except TimeoutError as error:
             raise _late(where, seconds) from error
         except OSError as error:
@@ -147,6 +155,25 @@ class EngineClient:
         answer = await self._post("/update_weights_from_disk", body)
         if not answer.get("success"):
             raise EngineRejected(f"{self.url} did not load {path}: {answer.get('message')}")
+
+    async def adapters(self) -> dict[str, str]:
+        """The adapters that the server has: name → folder."""
+        models = (await self._call("GET", "/v1/models")).get("data", [])
+        return {model["id"]: model["root"] for model in models if model.get("parent") is not None}
+
+    async def load_adapter(self, name: str, path: Path | str) -> None:
+        """Take in a folder as peft writes it, while requests run. Raises EngineRejected with the server's message.
+
+        A server reads it without looking closely: tensors of a wrong shape kill it when the adapter is first used.
+        """
+        await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter, once no request uses it any more: until then no other is loaded or unloaded.
+
+        Raises EngineRejected for a name that the server does not have.
+        """
+        await self._post("/unload_lora_adapter", {"lora_name": name})
 
     async def flush_cache(self) -> None:
         """Forget all cached prefixes. Raises EngineRejected while requests run."""
@@ -254,10 +281,13 @@ def _decode(raw: bytes) -> Json:
 
 
 def _error_message(raw: bytes) -> str:
-    """SGLang words its errors as {"error": "…"}, {"error": {"message": "…"}} or {"message": "…"}; else the raw text."""
+    """SGLang words its errors as {"error": "…"}, {"error": {"message": "…"}}, {"error_message": "…"} or
+    {"message": "…"}; else the raw text."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return raw.decode(errors="replace").strip()[:500] or "no message"
     error = value.get("error", value) if isinstance(value, dict) else value
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("error_message") or error
+    return str(error)[:500]

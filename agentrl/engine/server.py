@@ -22,11 +22,12 @@ from typing import Literal
 
 import aiohttp
 
+from agentrl.config import ALL_LINEAR
 from agentrl.engine import guard
 from agentrl.engine.client import EngineClient, Health
 from agentrl.environment import without_secrets
 from agentrl.errors import EngineUnavailable, UserError
-from agentrl.models import check_model_folder
+from agentrl.models import check_model_folder, linear_layers
 
 STOP_TIMEOUT_S = guard.GRACE_S + 10
 POLL_S = 0.25
@@ -51,6 +52,8 @@ class EngineSpec:
     max_total_tokens: int = 16384
     max_running_requests: int = 64
     weight_version: int = 0
+    lora_rank: int = 0  # takes adapters up to this rank while it runs; 0 takes none
+    lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # last names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
 
     @property
@@ -60,7 +63,10 @@ class EngineSpec:
 
 
 def argv(spec: EngineSpec) -> list[str]:
-    """The command line of `spec`; later arguments win, so `extra_args` can override any of ours."""
+    """The command line of `spec`; later arguments win, so `extra_args` can override any of ours.
+
+    Raises ModelFolderError when the layers that adapters may change cannot be read from the model's files.
+    """
     options = {
         "--model-path": str(spec.model),
         "--host": spec.host,
@@ -79,8 +85,19 @@ def argv(spec: EngineSpec) -> list[str]:
         "--sleep-on-idle",
         "--constrained-json-disable-any-whitespace",  # a small model would fill its budget with line breaks
     ]
+    if spec.lora_rank:
+        options["--max-lora-rank"] = str(spec.lora_rank)
+        if spec.device == "cpu":
+            options["--lora-backend"] = "torch_native"
+        flags += ["--enable-lora", "--lora-target-modules", *_lora_targets(spec)]
     pairs = [part for option in options.items() for part in option]
     return [sys.executable, "-m", "sglang.launch_server", *pairs, *flags, *spec.extra_args]
+
+
+def _lora_targets(spec: EngineSpec) -> list[str]:
+    if spec.lora_targets == (ALL_LINEAR,):
+        return linear_layers(spec.model)
+    return sorted({target.rpartition(".")[2] for target in spec.lora_targets})
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
+import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
@@ -22,6 +24,14 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang 
         """There is no device to pin host memory for."""
         return False
 
+    def init_backend(self) -> None:
+        """SGLang's LoRA modules pin memory whatever `is_pin_memory_available` says: here they get it unpinned."""
+        from sglang.srt.lora import layers
+        from sglang.srt.lora.backend import torch_backend
+
+        layers.torch = torch_backend.torch = _Unpinned("torch")
+        torch.Tensor.pin_memory = _as_it_is  # type: ignore[assignment, method-assign]
+
     def get_default_attention_backend(self) -> str:
         """Attention through torch's scaled_dot_product_attention."""
         return "torch_native"
@@ -29,3 +39,22 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang 
     def get_dispatch_key_name(self) -> str:
         """Fused operators run their `forward_native`."""
         return "native"
+
+
+def _as_it_is(tensor: Any, device: Any = None) -> Any:
+    return tensor
+
+
+class _Unpinned(ModuleType):
+    """torch, whose tensors are made in plain memory."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def tensor(*args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return torch.tensor(*args, **options)
+
+    @staticmethod
+    def zeros(*args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return torch.zeros(*args, **options)

@@ -9,6 +9,8 @@ from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json, VersionSpan
 
 T = TypeVar("T")
+BASE = 0
+"""The version of base weights. A server that samples by an adapter reports this one all the same."""
 FINISH_REASONS = frozenset({"stop", "length", "abort"})
 
 
@@ -28,10 +30,22 @@ class Chunk:
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache
 
 
-class ChunkReader:
-    """Reads the events of one response in order, from a server that streams increments or everything so far."""
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A version's low-rank adapter on a server: beside base weights, next to other versions' adapters."""
 
-    def __init__(self) -> None:
+    name: str  # no two sets of weights ever share one
+    version: int
+
+
+class ChunkReader:
+    """Reads the events of one response in order, from a server that streams increments or everything so far.
+
+    The tokens of a request that names an `adapter` are of its version, as long as what lies beneath is the base.
+    """
+
+    def __init__(self, adapter: Adapter | None = None) -> None:
+        self._adapter = adapter
         self._n_read = 0  # output tokens seen so far
 
     def read(self, event: Json) -> Chunk:
@@ -61,13 +75,19 @@ class ChunkReader:
             raise EngineError("the engine's logprobs belong to other tokens than its output ids")
         self._n_read = total
         kind = None if reason is None else reason["type"]
+        versions = _spans(meta.get("weight_versions"), total, required=reason is not None)
+        label = _label(meta.get("weight_version"))
+        if self._adapter is not None:
+            _check_base(label, versions)
+            label = self._adapter.version
+            versions = versions and [VersionSpan(version=label, start=0, end=total)]
         return Chunk(
             output_ids=ids,
             logprobs=[triple[0] for triple in triples],
             finish_reason=kind,
             matched_stop=None if reason is None else reason.get("matched"),
-            versions=_spans(meta.get("weight_versions"), total, required=reason is not None),
-            version_label=_label(meta.get("weight_version")),
+            versions=versions,
+            version_label=label,
             top_logprobs=_top(rows, n_new, total),
             cached_tokens=meta.get("cached_tokens", 0),
         )
@@ -94,6 +114,13 @@ def _check_reason(reason: Json) -> None:
         raise EngineError(f"unknown finish reason {reason['type']!r}")
     if reason["type"] == "abort" and reason.get("status_code") is not None:  # refused by the scheduler, not stopped
         raise _stream_error({"message": reason.get("message"), "code": reason["status_code"]})
+
+
+def _check_base(label: int | None, versions: list[VersionSpan] | None) -> None:
+    """Raise EngineUnavailable where an adapter was on other weights than those that it was trained on."""
+    found = {span.version for span in versions or ()} | {BASE if label is None else label}
+    if found != {BASE}:
+        raise EngineUnavailable(f"the engine serves version {max(found)} whole, beneath the adapters: it has no base")
 
 
 def _spans(raw: list[Json] | None, total: int, *, required: bool) -> list[VersionSpan] | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from agentrl.errors import ModelFolderError, did_you_mean
 
@@ -74,6 +77,21 @@ def check_model_folder(folder: Path) -> None:
     ]
     if missing:
         raise ModelFolderError(f"model folder {folder} has no {', no '.join(missing)}")
+
+
+def linear_layers(folder: Path) -> list[str]:
+    """Last names of the linear layers in the blocks of a model, the output head's not among them, by its files."""
+    found = set()
+    for path in folder.glob("*.safetensors"):
+        try:
+            with safe_open(path, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                    in_block = re.fullmatch(r".*\.\d+\.(?:.*\.)?(\w+)\.weight", name)
+                    if in_block and len(tensors.get_slice(name).get_shape()) == 2:
+                        found.add(in_block[1])
+        except (OSError, SafetensorError) as error:
+            raise ModelFolderError(f"{path} cannot be read: {error}") from error
+    return sorted(found)
 
 
 def _builder(name: str) -> Callable[[Path], None]:

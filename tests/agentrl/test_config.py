@@ -43,6 +43,7 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
             {"trainer": {"ranks": 4, "replicas": 2, "tensor_parallel": 4}},
             "ranks 4 is no multiple of replicas × tensor_parallel = 8",
         ),
+        ({"trainer": {"lora": {"publish": "adapter"}}}, "publish: adapter needs a rank above 0"),
         ({"name": "../x"}, "config key 'name'"),
         ({"model": None}, "config key 'model'"),
     ],

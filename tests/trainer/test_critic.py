@@ -19,6 +19,7 @@ from agentrl.schemas import TrajectoryTokens
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.critic import Critic, Learner, explained_variance, gae_advantages, token_rewards
 from agentrl.trainer.distributed import World
+from agentrl.trainer.loading import owned
 from agentrl.trainer.model import load_policy, load_sharded
 from agentrl.trainer.models import Models
 from agentrl.trainer.packing import collate, make_units
@@ -140,7 +141,7 @@ def critic_of(model: Path, world: World, **options: Any) -> Critic:
     torch.manual_seed(0)
     with torch.no_grad():
         for p in critic.value.parameters():
-            p.to_local().copy_(torch.randn(p.shape) * 0.1)
+            owned(p)[0].copy_(torch.randn(p.shape) * 0.1)
     return critic
 
 

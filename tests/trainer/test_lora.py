@@ -21,6 +21,7 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.model import Policy, load_policy, load_sharded
 from agentrl.trainer.packing import Microbatch, collate, make_units
 from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.weights import ADAPTER as ADAPTER_TENSORS
 from agentrl.weights import TENSORS, checksum
 
 ADAPTER = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])
@@ -119,6 +120,44 @@ def test_engines_get_whole_matrices_and_a_folder_in_use_stays(
     before = folder.stat().st_ino
     assert weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER) == (folder, digest)
     assert folder.stat().st_ino == before
+
+
+def test_engines_that_are_sent_the_adapter_get_zeros_for_what_they_compute_with_it(
+    base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    """SGLang fuses q, k and v: it takes an adapter for all of them or for none."""
+    config = ADAPTER.model_copy(update={"publish": "adapter"})
+    adapter = weights.trainable(trained[0])
+    folder, digest = weights.publishable(tmp_path / "v1", adapter, base, config)
+    assert checksum(folder / ADAPTER_TENSORS) == digest
+    sent = load_file(folder / ADAPTER_TENSORS)
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", ADAPTER_TENSORS]
+    layers = {"self_attn.q_proj": (36, 36), "self_attn.k_proj": (36, 12), "self_attn.v_proj": (36, 12)}
+    assert {name: tuple(tensor.shape) for name, tensor in sent.items()} == {
+        f"base_model.model.model.layers.{i}.{layer}.lora_{part}.weight": (4, into) if part == "A" else (out, 4)
+        for i in range(3)
+        for layer, (into, out) in {**layers, "mlp.down_proj": (50, 36)}.items()
+        for part in "AB"
+    }
+    changed = {name.split(".")[-3] for name, tensor in sent.items() if tensor.any()}
+    assert changed == {"q_proj", "down_proj"}
+
+    weights.export(tmp_path, trained[0], base, config, world)
+    merged, served = (_with_adapter(base, at) for at in (tmp_path / "adapter", folder))
+    assert all(torch.equal(merged[name], tensor) for name, tensor in served.items())
+
+    before = folder.stat().st_ino
+    assert weights.publishable(tmp_path / "v1", adapter, base, config) == (folder, digest)
+    assert folder.stat().st_ino == before
+
+
+def _with_adapter(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    lm = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged: dict[str, torch.Tensor] = PeftModel.from_pretrained(lm, str(adapter)).merge_and_unload().state_dict()
+    return merged
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_restores_it(

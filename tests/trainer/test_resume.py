@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from agentrl.trainer import checkpoint, loop
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.publish import Publisher
-from agentrl.weights import TENSORS, checksum
+from agentrl.weights import ADAPTER, TENSORS, checksum
 
 STEPS = 8
 
@@ -297,18 +297,26 @@ def _copy(source: Path, target: Path) -> None:
         old.backup(new)
 
 
+@pytest.mark.parametrize(("publish", "tensors"), [("merged", TENSORS), ("adapter", ADAPTER)])
 def test_a_run_of_an_adapter_resumes_and_leaves_its_engines_folder(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, publish: Literal["merged", "adapter"], tensors: str
 ) -> None:
-    adapter = LoraConfig(rank=2, targets=["q_proj"])
+    adapter = LoraConfig(rank=2, targets=["q_proj"], publish=publish)
     die_before(monkeypatch, setup, 3, lora=adapter)
     (_, (folder, _)) = max(weights_of(setup).items())
-    before = (folder.stat().st_ino, (folder / TENSORS).stat().st_ino)
+    before = (folder.stat().st_ino, (folder / tensors).stat().st_ino)
     die_before(monkeypatch, setup, 4, lora=adapter)
-    assert (folder.stat().st_ino, (folder / TENSORS).stat().st_ino) == before
+    assert (folder.stat().st_ino, (folder / tensors).stat().st_ino) == before
     assert setup.train(lora=adapter)
-    (_, (newest, _)) = max(weights_of(setup).items())
-    served, final = load_file(newest / TENSORS), load_file(setup.config.run_dir / "model" / "model.safetensors")
-    assert len(served) == 3
-    assert all(torch.equal(final[name], tensor) for name, tensor in served.items())
-    assert (setup.config.run_dir / "adapter" / "adapter_config.json").is_file()
+    (_, (newest, digest)) = max(weights_of(setup).items())
+    assert checksum(newest / tensors) == digest
+    served, run_dir = load_file(newest / tensors), setup.config.run_dir
+    if publish == "adapter":
+        final = load_file(run_dir / "adapter" / ADAPTER)
+        assert final.keys() < served.keys()
+        assert all(torch.equal(served[name], tensor) for name, tensor in final.items())
+    else:
+        final = load_file(run_dir / "model" / TENSORS)
+        assert len(served) == 3
+        assert all(torch.equal(final[name], tensor) for name, tensor in served.items())
+    assert (run_dir / "adapter" / "adapter_config.json").is_file()

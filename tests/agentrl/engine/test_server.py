@@ -1,13 +1,15 @@
-"""Ports for servers."""
+"""Command lines of servers, and ports for them."""
 
 from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.engine import server
+from agentrl.engine.server import EngineSpec
 from agentrl.errors import UserError
 
 
@@ -46,3 +48,15 @@ def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_that_is_not_ours_is_told_at_once() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1"):
         server.free_port("192.0.2.1")
+
+
+def test_room_for_adapters_is_made_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
+    def options(**settings: Any) -> list[str]:
+        argv = server.argv(EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "log", **settings))
+        return [argument for argument in argv if "lora" in argument or argument.endswith("_proj")]
+
+    assert options() == []
+    rank = ["--max-lora-rank", "--lora-backend", "--enable-lora", "--lora-target-modules"]
+    assert options(lora_rank=4, lora_targets=("self_attn.q_proj", "o_proj")) == [*rank, "o_proj", "q_proj"]
+    on_gpu = options(lora_rank=4, device="cuda")  # SGLang's own choice of a backend
+    assert on_gpu[:4] == ["--max-lora-rank", "--enable-lora", "--lora-target-modules", "down_proj"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.engine.stream import ChunkReader, EventBuffer, parse_version
-from agentrl.errors import EngineError, EngineRejected
+from agentrl.engine.stream import Adapter, ChunkReader, EventBuffer, parse_version
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json, VersionSpan
 
 
@@ -44,6 +44,27 @@ def test_the_last_chunk_carries_reason_and_spans() -> None:
     chunk = ChunkReader().read(event([7, 8], 2, weight_versions=spans, **LAST))
     assert (chunk.finish_reason, chunk.matched_stop) == ("stop", 8)
     assert chunk.versions == [VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)]
+
+
+def test_what_an_adapter_samples_is_of_its_version_whatever_the_server_calls_its_base() -> None:
+    reader = ChunkReader(Adapter("v5-a", 5))
+    first = reader.read(event([7], 1, weight_version="0"))
+    assert (first.version_label, first.versions) == (5, None)
+    spans = [{"version": "0", "start": 0, "end": 2}]
+    last = reader.read(event([8], 2, weight_version="0", weight_versions=spans, **LAST))
+    assert (last.version_label, last.versions) == (5, [VersionSpan(version=5, start=0, end=2)])
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"weight_version": "3"},
+        LAST | {"weight_version": "0", "weight_versions": [{"version": "3", "start": 0, "end": 2}]},
+    ],
+)
+def test_an_adapter_over_other_weights_than_the_base_is_told(meta: Json) -> None:
+    with pytest.raises(EngineUnavailable, match="version 3 whole, beneath the adapters"):
+        ChunkReader(Adapter("v5-a", 5)).read(event([7, 8], 2, **meta))
 
 
 def test_a_request_that_was_aborted_before_its_first_token_has_no_spans() -> None:

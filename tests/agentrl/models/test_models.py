@@ -33,6 +33,15 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         check_model_folder(tmp_path)
 
 
+def test_linear_layers_are_the_matrices_of_the_blocks(tiny_model: Path, tmp_path: Path) -> None:
+    assert models.linear_layers(tiny_model) == [
+        "down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"
+    ]  # fmt: skip
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ModelFolderError, match=r"model.safetensors cannot be read"):
+        models.linear_layers(tmp_path)
+
+
 def test_a_model_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Path] = []
 

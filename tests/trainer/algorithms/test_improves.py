@@ -62,7 +62,7 @@ def test_the_expected_reward_rises(tiny_model: Path, world: World, preset: str) 
     for _ in range(STEPS):
         samples = make_samples(trajectories, config.algorithm, models, config.tokens_per_microbatch, world)
         update_policy(models.policy, optimizer, samples, 1, AGES, config, world, models.critic)
-    trained = {name: p.full_tensor().detach() for name, p in models.policy.lm.named_parameters()}
+    trained = {name: full(p) for name, p in models.policy.lm.named_parameters()}
     plain.load_state_dict(trained, strict=False)
     gain = (expected_reward(plain, prompts) - before).mean()
     assert gain > 0.1

@@ -1,0 +1,147 @@
+"""What we rely on in an engine that takes adapters, asserted on the fake one and on real SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+from adapters import write_adapter
+
+from agentrl.engine.client import Adapter, Chunk, EngineClient
+from agentrl.engine.server import Server
+from agentrl.errors import EngineRejected, EngineUnavailable
+from agentrl.schemas import Json, VersionSpan
+from agentrl.testing import FakeEngine
+
+PROMPT = [1, 87, 85, 71, 84, 201, 67, 68, 69, 70, 2, 201, 1, 67, 85, 85, 75, 85, 86, 67, 80, 86, 201]
+LONG: Json = {"max_new_tokens": 1000, "ignore_eos": True, "temperature": 1.0}
+SHORT: Json = {"max_new_tokens": 5, "ignore_eos": True}
+V1, V2 = Adapter("v1-a", 1), Adapter("v2-b", 2)
+
+
+def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
+    return [3 + i % 200 for i in range(sampling_params["max_new_tokens"])]
+
+
+@pytest.fixture(params=["fake", pytest.param("sglang", marks=pytest.mark.engine)])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "sglang":
+        server: Server = request.getfixturevalue("sglang_for_adapters")
+        yield server.url
+        return
+    with FakeEngine(endless, token_delay_s=0.002) as engine:
+        yield engine.url
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[EngineClient]:
+    async with aiohttp.ClientSession() as http:
+        client = EngineClient(url, http)
+        yield client
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of two adapters, by name; SGLang computes some of their layers together with layers that have none."""
+    root = tmp_path_factory.mktemp("weights")
+    return {
+        V1.name: write_adapter(root / V1.name, tiny_model, seed=1, rank=4, targets=["q_proj", "up_proj", "o_proj"]),
+        V2.name: write_adapter(root / V2.name, tiny_model, seed=2, rank=8),
+    }
+
+
+def stream(client: EngineClient, params: Json, adapter: Adapter | None, rid: str | None = None) -> AsyncIterator[Chunk]:
+    return client.generate(rid=rid or uuid.uuid4().hex, input_ids=PROMPT, sampling_params=params, adapter=adapter)
+
+
+async def spans(client: EngineClient, adapter: Adapter | None) -> list[VersionSpan] | None:
+    chunks = [chunk async for chunk in stream(client, SHORT, adapter)]
+    assert {chunk.version_label for chunk in chunks} == {adapter.version if adapter else 0}
+    return chunks[-1].versions
+
+
+async def test_requests_that_name_adapters_and_such_that_name_none_run_side_by_side(
+    client: EngineClient, folders: dict[str, Path]
+) -> None:
+    assert await client.adapters() == {}
+    for adapter in (V1, V2):
+        await client.load_adapter(adapter.name, folders[adapter.name])
+    assert await client.adapters() == {name: str(folder) for name, folder in folders.items()}
+    assert await asyncio.gather(*(spans(client, adapter) for adapter in (V1, None, V2, V1))) == [
+        [VersionSpan(version=version, start=0, end=5)] for version in (1, 0, 2, 1)
+    ]
+    assert (await client.model_info()).weight_version == 0
+
+
+async def test_an_adapter_that_was_never_loaded_is_refused_before_anything_is_sampled(client: EngineClient) -> None:
+    with pytest.raises(EngineUnavailable, match=r"has lost adapter v9-z: .*never been loaded"):
+        await spans(client, Adapter("v9-z", 9))
+    with pytest.raises(EngineRejected, match="does not exist"):
+        await client.unload_adapter("v9-z")
+
+
+async def test_a_folder_that_cannot_be_read_and_a_name_that_is_taken_are_refused(
+    client: EngineClient, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(EngineRejected, match="none"):
+        await client.load_adapter(V1.name, tmp_path / "none")
+    assert await client.adapters() == {}
+    await client.load_adapter(V1.name, folders[V1.name])
+    with pytest.raises(EngineRejected, match="v1-a because it is already loaded"):
+        await client.load_adapter(V1.name, folders[V2.name])
+    assert await client.adapters() == {V1.name: str(folders[V1.name])}
+
+
+async def test_a_request_goes_on_with_its_adapter_while_others_come_and_its_own_goes(
+    client: EngineClient, folders: dict[str, Path]
+) -> None:
+    """Unloading waits for it, and so does who loads meanwhile."""
+    await client.load_adapter(V1.name, folders[V1.name])
+    rid, chunks, waiting = uuid.uuid4().hex, [], []
+    async for chunk in stream(client, LONG, V1, rid):
+        chunks.append(chunk)
+        if len(chunks) == 2:
+            await client.load_adapter(V2.name, folders[V2.name])
+            assert await spans(client, V2) == [VersionSpan(version=2, start=0, end=5)]
+            await client.unload_adapter(V2.name)
+        if len(chunks) == 3:
+            waiting.append(asyncio.create_task(client.unload_adapter(V1.name)))
+            while V1.name in await client.adapters():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            waiting.append(asyncio.create_task(client.load_adapter(V2.name, folders[V2.name])))
+            await asyncio.wait(waiting, timeout=0.2)
+        if len(chunks) == 6:
+            assert not any(task.done() for task in waiting)
+            await client.abort(rid)
+    n_tokens = sum(len(chunk.output_ids) for chunk in chunks)
+    assert 6 <= n_tokens < 1000
+    assert chunks[-1].versions == [VersionSpan(version=1, start=0, end=n_tokens)]
+    await asyncio.gather(*waiting)
+    assert list(await client.adapters()) == [V2.name]
+
+
+async def test_an_adapter_that_was_unloaded_is_loaded_again_for_who_names_it(
+    client: EngineClient, folders: dict[str, Path]
+) -> None:
+    await client.load_adapter(V1.name, folders[V1.name])
+    await client.unload_adapter(V1.name)
+    assert await client.adapters() == {}
+    assert await spans(client, V1) == [VersionSpan(version=1, start=0, end=5)]
+    assert list(await client.adapters()) == [V1.name]
+
+
+async def test_an_adapter_over_other_weights_than_the_base_samples_nothing_that_counts(
+    client: EngineClient, folders: dict[str, Path], tiny_model: Path
+) -> None:
+    await client.load_adapter(V1.name, folders[V1.name])
+    await client.update_weights_from_disk(tiny_model, 7)
+    with suppress(EngineRejected):
+        await client.flush_cache()
+    with pytest.raises(EngineUnavailable, match="version 7 whole, beneath"):
+        await spans(client, V1)
