@@ -54,6 +54,7 @@ from agentrl.proxy import (
     unknown,
     upstreams,
 )
+from agentrl.proxy.adapters import Adapters
 from agentrl.proxy.folders import WeightFolders
 from agentrl.proxy.front import FrontDoor, Handler
 from agentrl.proxy.keyring import Keyring
@@ -67,6 +68,7 @@ from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, heartbeats, interactions, runs
 from agentrl.store.sessions import Limits
 from agentrl.tables import engines
+from agentrl.weights import ADAPTER, TENSORS
 
 log = logging.getLogger(__name__)
 LOOKS: list[tuple[str, str, Handler]] = [
@@ -149,7 +151,8 @@ async def _running(
     async def wanted(reported: int | None) -> int:
         return await state.read(publish.wanted, run.id, reported)
 
-    folders = WeightFolders()
+    by_adapter = config.trainer.lora.publish == "adapter"
+    folders = WeightFolders(ADAPTER if by_adapter else TENSORS)
 
     async def weights(version: int) -> str:
         row = await state.read(runs.version, run.id, version)
@@ -166,6 +169,9 @@ async def _running(
     async def undone(version: int) -> bool:
         return await state.read(publish.undone, run.id, version)
 
+    async def oldest_call() -> float | None:
+        return await state.read(interactions.oldest_running, run.id)
+
     async def load_tree(
         session_id: str, after: int, known: Mapping[str, interactions.Node]
     ) -> tuple[int, list[interactions.Node]]:
@@ -175,7 +181,10 @@ async def _running(
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         clients = [EngineClient(url, http) for url in settings.engine_urls]
-        pool = EnginePool(clients, wanted=wanted, weights=weights, changed=changed, drained=drained, undone=undone)
+        pool = EnginePool(
+            clients, wanted=wanted, weights=weights, changed=changed, drained=drained, undone=undone,
+            adapters=Adapters(oldest_call) if by_adapter else None,
+        )  # fmt: skip
         state = ProxyState(
             database=database, run_id=run.id, run_name=run.name, run_created_at=run.created_at,
             keyring=Keyring(settings.admin_key), replica=settings.replica, renderer=renderer,

@@ -12,9 +12,10 @@ Signature = tuple[str, int, int]
 
 
 class WeightFolders:
-    """Compares each folder once in this process, and again only when its file has changed."""
+    """Compares each folder once in this process, and again only when its file, called `tensors`, has changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: str = TENSORS) -> None:
+        self._tensors = tensors
         self._checksums: dict[int, tuple[Signature, str]] = {}
 
     async def checked(self, version: int, path: str, expected: str | None) -> str:
@@ -23,7 +24,7 @@ class WeightFolders:
         A file that cannot be seen from here passes: engines may share a disk with the trainer that the proxy does not
         have, and an engine that cannot read it says so.
         """
-        file = Path(path) / TENSORS
+        file = Path(path) / self._tensors
         try:
             stat = file.stat()
             signature = (path, stat.st_mtime_ns, stat.st_size)

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from agentrl.engine.client import EngineClient, PauseMode
+from agentrl.engine.client import BASE, Adapter, EngineClient, PauseMode
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
+from agentrl.proxy.adapters import Adapters
 from agentrl.proxy.recent import Recent
 from agentrl.proxy.retry_budget import RetryBudget
 
@@ -45,13 +46,18 @@ class Engine:
     client: EngineClient
     state: EngineState = EngineState.DEAD
     version: int | None = None
+    label: int | None = None  # of its whole weights, as it reports them
+    adapter: Adapter | None = None  # what makes base weights that version
+    loaded: dict[str, str] = field(default_factory=dict)  # adapters that it has: name → folder
+    folder: str | None = None  # that the run's adapters are in
+    replaced_at: dict[str, float] = field(default_factory=dict)  # adapters that new calls no longer get, since when
     running: int = 0  # calls of ours
     draining: bool = False  # finishes what it has
     tainted: bool = False  # an update did not finish: its label says nothing about its weights
     error: str | None = None
     last_seen_at: float = 0.0
     holds: bool = False  # it is paused: calls that it gets now wait
-    reported: bool = False  # the store knows of its state
+    reported: bool = False  # the store knows of its state and version
     unanswered: int = 0  # probes in a row
     paused_since: float | None = None  # by somebody else; monotonic
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who asks it or changes its weights
@@ -69,7 +75,7 @@ class EnginePool:
     `wanted` tells which version an engine that reports one should serve: the store knows, because any replica may
     publish. `weights` names the folder of a version, `changed` records a changed state, `drained` names the engines
     that take no calls, `undone` tells whether a version newer than this one was rolled back. All may raise StoreError,
-    which stops neither the watch nor an update.
+    which stops neither the watch nor an update. With `adapters`, versions are adapters over base weights.
     """
 
     pause_mode: PauseMode = "retract"
@@ -83,6 +89,7 @@ class EnginePool:
         changed: Callable[[Engine], Awaitable[None]],
         drained: Callable[[], Awaitable[set[str]]],
         undone: Callable[[int], Awaitable[bool]],
+        adapters: Adapters | None = None,
     ) -> None:
         self.engines = [Engine(client) for client in clients]
         self.update_lock = asyncio.Lock()  # one publisher at a time
@@ -93,6 +100,7 @@ class EnginePool:
         self._changed = changed
         self._drained = drained
         self._undone = undone
+        self._adapters = adapters
         self._sticky: Recent[Engine] = Recent()
         self._deaths: Recent[int] = Recent()  # of engines, by the call that they were sampling
         self._news = asyncio.Event()
@@ -145,6 +153,8 @@ class EnginePool:
                     reported, paused = await self._ask(engine)  # another replica may have brought it there just now
                 if not (paused and await self._held(engine)):
                     await self._bring(engine, reported, stuck=paused)
+                    if self._adapters is not None:
+                        await self._adapters.retire(engine)
             except TimeoutError:
                 await self._no_answer(engine)
             except EngineError as error:
@@ -155,13 +165,16 @@ class EnginePool:
     async def _ask(self, engine: Engine) -> tuple[int | None, bool]:
         """The version that an engine reports, and whether it is paused. Raises EngineError, TimeoutError."""
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            info = await engine.client.model_info()
+            label = (await engine.client.model_info()).version
+            reported = engine.label = int(label) if label.isdecimal() else None
+            if self._adapters is not None:
+                reported = await self._adapters.reported(engine, reported)
             paused = await engine.client.paused()
         engine.last_seen_at = time.time()
         engine.unanswered = 0
         if not paused:
             engine.paused_since = None
-        return int(info.version) if info.version.isdecimal() else None, paused
+        return reported, paused
 
     async def _held(self, engine: Engine) -> bool:
         """Whether a paused engine is to be left to whoever paused it, which is another replica: not we, nor a fault."""
@@ -207,7 +220,19 @@ class EnginePool:
             return stall_s
 
     async def _put(self, engine: Engine, version: int) -> float:
-        """Pause, update, check, continue; the engine's lock is held. Returns the seconds that it stood still."""
+        """Have an engine that answers serve `version`; its lock is held. Returns the seconds that it stood still."""
+        started = time.monotonic()
+        if self._adapters is None:
+            return await self._replace(engine, version)
+        path = await self._weights(version)
+        if engine.label != BASE or engine.tainted:
+            await self._replace(engine, BASE)
+        await self._adapters.put(engine, version, path)
+        engine.paused_since = None
+        return time.monotonic() - started
+
+    async def _replace(self, engine: Engine, version: int) -> float:
+        """Pause, update, check, continue. Returns the seconds that the engine stood still."""
         path = await self._weights(version)
         await self.set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
@@ -229,7 +254,8 @@ class EnginePool:
             await engine.client.continue_generation()
             raise
         await engine.client.continue_generation()
-        engine.version, engine.tainted, engine.paused_since = version, False, None
+        engine.version = engine.label = version
+        engine.adapter, engine.tainted, engine.paused_since = None, False, None
         return time.monotonic() - started
 
     # -- the choice ------------------------------------------------------------------------------------------------

@@ -33,15 +33,18 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None) -> 
     if row.state == VersionState.ROLLED_BACK:
         raise RequestError(409, f"version {version} was rolled back", code="version_rolled_back")
     stalls: dict[str, float] = {}
+    problem: EngineError | None = None
     started = time.time()
     async with state.pool.update_lock:
         for engine in state.pool.engines:
             try:
                 stalls[engine.url] = await state.pool.load(engine, version)
             except EngineError as error:
+                problem = error
                 await state.pool.set_state(engine, EngineState.DEAD, error=str(error))
         if not stalls:
-            raise RequestError(503, f"no engine took version {version}", code="publish_failed", retry_after_s=1.0)
+            message = f"no engine took version {version}: {problem or 'there is none'}"
+            raise RequestError(503, message, code="publish_failed", retry_after_s=1.0) from problem
         await state.write(_move, state.run_id, version, epoch, stalls, started)
     return {"version": version, "stall_s": stalls}
 

@@ -3,7 +3,8 @@
 A segment that ends without its own end (the engine died, a publish aborted it) is continued by prompt + tokens so far
 on whichever engine serves next. The version spans say who sampled what. SGLang gives them with a segment's last event;
 the events before name only the version that it serves as it sends them. So of a segment that broke off the tokens are
-known to be of version v only if the engine served v when it was asked and named v in every event.
+known to be of version v only if the engine served v when it was asked and named v in every event. A segment that names
+an adapter is of the adapter's version from its first token to its last.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ async def sample(
                 routing_key=session_id,
                 timeout_s=max(deadline - time.monotonic(), 0.0) + BEHIND_DEADLINE_S,
                 top_logprobs=top_logprobs,
+                adapter=engine.adapter,
             )
             try:
                 async with aclosing(chunks):

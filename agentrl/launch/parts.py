@@ -64,7 +64,7 @@ def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...
 
 def engines(plan: Plan) -> list[Part]:
     """One part per SGLang server of ours. Each starts on base weights; the proxy brings it to the run's version."""
-    config = plan.config.engine
+    config, lora = plan.config.engine, plan.config.trainer.lora
     parts = []
     for index, port in enumerate(plan.engine_ports):
         spec = server.EngineSpec(
@@ -75,6 +75,8 @@ def engines(plan: Plan) -> list[Part]:
             dtype=config.dtype,
             max_total_tokens=config.max_total_tokens,
             max_running_requests=config.max_running_requests,
+            lora_rank=lora.rank if lora.publish == "adapter" else 0,
+            lora_targets=tuple(lora.targets),
             extra_args=tuple(config.extra_args),
         )
         parts.append(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, Row, bindparam, case, literal_column, select, update
+from sqlalchemy import Connection, Row, bindparam, case, func, literal_column, select, update
 
 from agentrl.errors import RequestError, StoreError
 from agentrl.schemas import Delivery, InteractionStatus, Json, Role, SessionStatus, VersionSpan
@@ -385,6 +385,16 @@ def load_contents(conn: Connection, hashes: Iterable[str]) -> dict[str | None, A
     """What calls share (tools, system messages), by hash."""
     rows = conn.execute(select(contents.c.hash, contents.c.body).where(contents.c.hash.in_(list(hashes))))
     return {row.hash: codec.unpack_json(row.body) for row in rows}
+
+
+def oldest_running(conn: Connection, run_id: str) -> float | None:
+    """When the oldest of a run's calls under way began (seconds since the epoch); None when there is none."""
+    oldest: float | None = conn.execute(
+        select(func.min(interactions.c.created_at)).where(
+            interactions.c.status == InteractionStatus.RUNNING, interactions.c.run_id == run_id
+        )
+    ).scalar_one()
+    return oldest
 
 
 def running_of(conn: Connection, run_id: str, replica: str, before: float) -> list[str]:

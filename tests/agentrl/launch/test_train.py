@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,20 @@ def test_ports_are_distinct_and_none_is_opened_for_engines_that_already_run(tmp_
     proxy, engines = parts.choose_ports(config(tmp_path, model, engine={"count": 3}))
     assert len({proxy, *engines}) == 4
     assert parts.choose_ports(config(tmp_path, model, engine={"urls": ["http://e"]}))[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("lora", "room"), [({}, []), ({"rank": 8}, []), ({"rank": 8, "publish": "adapter", "targets": ["o_proj"]}, ["8"])]
+)
+def test_engines_have_room_for_the_adapters_that_they_will_be_sent(
+    tmp_path: Path, model: Path, lora: dict[str, Any], room: list[str]
+) -> None:
+    plan = Plan(
+        config=config(tmp_path, model, trainer={"lora": lora}), model=model, database_url="sqlite://", admin_key="a",
+        run_key="r", proxy_port=1, engine_ports=(2,),
+    )  # fmt: skip
+    (engine,) = parts.engines(plan)
+    assert [rank for option, rank in pairwise(engine.argv) if option == "--max-lora-rank"] == room
 
 
 def test_only_a_run_that_is_told_to_may_start_over_without_its_checkpoints(tmp_path: Path, model: Path) -> None:
