@@ -128,7 +128,7 @@ def test_engines_that_are_sent_the_adapter_get_zeros_for_what_they_compute_with_
     """SGLang fuses q, k and v: it takes an adapter for all of them or for none."""
     config = ADAPTER.model_copy(update={"publish": "adapter"})
     adapter = weights.trainable(trained[0])
-    folder, digest = weights.publishable(tmp_path / "v1", adapter, base, config)
+    folder, digest = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, config)
     assert checksum(folder / ADAPTER_TENSORS) == digest
     sent = load_file(folder / ADAPTER_TENSORS)
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", ADAPTER_TENSORS]
@@ -147,7 +147,7 @@ def test_engines_that_are_sent_the_adapter_get_zeros_for_what_they_compute_with_
     assert all(torch.equal(merged[name], tensor) for name, tensor in served.items())
 
     before = folder.stat().st_ino
-    assert weights.publishable(tmp_path / "v1", adapter, base, config) == (folder, digest)
+    assert weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, config) == (folder, digest)
     assert folder.stat().st_ino == before
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.config import TrainerConfig
 from agentrl.presets import PRESETS
 from agentrl.schemas import TrajectoryTokens
+from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import make_models
 from agentrl.trainer.scoring import make_samples
