@@ -20,6 +20,7 @@ from agentrl.proxy.adapters import Adapters
 from agentrl.proxy.pool import Engine, EnginePool, EngineState
 from agentrl.proxy.sampling import Sampled, sample
 from agentrl.testing import FakeEngine, Reply
+from agentrl.tokens import TokenIds
 
 
 class Store:
@@ -105,7 +106,7 @@ async def publish(pool: EnginePool, store: Store, version: int) -> None:
 async def answer(pool: EnginePool, session_id: str = "s") -> Sampled:
     sampled = Sampled()
     await sample(
-        pool, sampled, lambda tokens: None, session_id=session_id, rid="r" * 32, prompt_ids=[1],
+        pool, sampled, lambda tokens: None, session_id=session_id, rid="r" * 32, prompt_ids=TokenIds([1]),
         params={"max_new_tokens": 10, "temperature": 1.0, "stop_token_ids": [2]}, deadline=time.monotonic() + 10,
     )  # fmt: skip
     return sampled
