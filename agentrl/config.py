@@ -142,7 +142,7 @@ class RolloutConfig(Section):
         return self
 
 
-class LoraConfig(Section):
+class AdapterConfig(Section):
     """Low-rank adapters in place of full training (needs the extra `lora`)."""
 
     rank: NonNegative = 0
@@ -151,6 +151,11 @@ class LoraConfig(Section):
     """An adapter's product is multiplied by alpha / rank."""
     targets: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: [ALL_LINEAR])
     """Last names of the linear layers that get one, `q_proj` say; `all-linear`: each, but for the output head."""
+
+
+class LoraConfig(AdapterConfig):
+    """An adapter of the policy, and how engines get it."""
+
     publish: Literal["merged", "adapter"] = "merged"
     """What engines get: `merged`, the changed matrices whole, which any engine takes; `adapter`, it alone, which they
     load while they sample on, if they were started with room for it."""
@@ -175,11 +180,11 @@ class UpdateConfig(Section):
     """Global gradient norm is clipped to this."""
     train_layers: Positive | None = None
     """Train only the top N decoder blocks (and the final norm); null trains everything."""
-    lora: LoraConfig = LoraConfig()
+    lora: AdapterConfig = AdapterConfig()
     tokens_per_microbatch: Positive = 4096
     """Packing budget: tokens of one forward pass."""
     ranks: Positive = 1
-    """Processes (torchrun); 1 runs the same FSDP2 code in one."""
+    """Processes (torchrun) that share the model and the data."""
     replicas: Positive = 1
     """Whole copies of the model among the ranks, each sharded over ranks / replicas of them; 1 shards over all."""
     tensor_parallel: Positive = 1
@@ -240,6 +245,7 @@ class TrainerConfig(UpdateConfig):
     minibatches: Positive = 1
     """Optimizer updates per step; the batch is split by whole groups."""
     algorithm: Algorithm = Algorithm()
+    lora: LoraConfig = LoraConfig()
     critic_lr: Annotated[float, Field(gt=0)] = 1e-4
     """AdamW learning rate of a critic; the other options of the optimizer are shared."""
     reference: Path | None = None

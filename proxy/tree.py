@@ -49,7 +49,8 @@ class Tree:
         """Whether calls go on from `node`, none of them with this prompt: it is neither a retry nor a parallel one."""
         calls = self.by_id.values()
         below = [call.own_ids for call in calls if call.parent is not None and call.parent.id == node.id]
-        return bool(below) and not any(ids.startswith(packed(delta)) for ids in below)
+        prompt = packed(delta)
+        return bool(below) and not any(ids.startswith(prompt) for ids in below)
 
     def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
         """The call whose whole sequence begins `ids` and is longest, and how long it is."""
@@ -92,12 +93,14 @@ class Tree:
             if start is None:
                 continue
             part = first(node, None)
-            if whole.startswith(part, start):
+            begins = whole.startswith(part, start)
+            if begins:
                 ends[node.id] = start + len(part)
             if not answered:
                 part = first(node, node.n_delta)
+                begins = begins or whole.startswith(part, start)
             end = start + len(part)
-            if whole.startswith(part, start) and (best is None or end > best[1]):
+            if begins and (best is None or end > best[1]):
                 best = node, end
         return best
 

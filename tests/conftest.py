@@ -18,9 +18,10 @@ import uvicorn.server
 sys.path.insert(0, str(Path(__file__).parent))  # for `import databases` and so on
 
 from databases import KINDS, Databases
+from serving import serving
 
 from agentrl.engine.client import EngineClient
-from agentrl.engine.server import EngineSpec, Server, free_port, launch
+from agentrl.engine.server import Server
 from agentrl.errors import EngineRejected
 from agentrl.models import resolve_model
 from agentrl.testing import FakeEngine
@@ -116,25 +117,16 @@ def sglang_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     if os.environ.get("PYTEST_XDIST_WORKER"):  # all processes of a session have folders in one
         (tmp_path_factory.getbasetemp().parent / "sglang").touch(exist_ok=False)  # see spread.py: one process starts it
     log_file = tmp_path_factory.mktemp("sglang") / "engine.log"
-    server = launch(EngineSpec(model=tiny_model, port=free_port(), log_file=log_file, max_running_requests=32))
-    try:
-        asyncio.run(server.wait_healthy())
+    with serving(tiny_model, log_file, max_running_requests=32) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="session")
 def sglang_server_for_adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A second one, which takes adapters."""
     log_file = tmp_path_factory.mktemp("sglang-adapters") / "engine.log"
-    spec = EngineSpec(model=tiny_model, port=free_port(), log_file=log_file, max_running_requests=32, lora_rank=8)
-    server = launch(spec)
-    try:
-        asyncio.run(server.wait_healthy())
+    with serving(tiny_model, log_file, max_running_requests=32, lora_rank=8) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from agentrl.files import atomic_folder
 from agentrl.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loading import owned
-from agentrl.trainer.model import Body
+from agentrl.trainer.policy import Body
 
 FORMAT = 2
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

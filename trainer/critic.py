@@ -20,8 +20,8 @@ from agentrl.schemas import Float32, TrajectoryTokens
 from agentrl.trainer.advantages import Float64, overlong_penalties, own_returns, whitened
 from agentrl.trainer.algorithms.critic import gae
 from agentrl.trainer.algorithms.rows import Rows
-from agentrl.trainer.model import Body
 from agentrl.trainer.packing import Microbatch, Sample
+from agentrl.trainer.policy import Body
 
 
 class Critic(Body):

@@ -39,8 +39,8 @@ from agentrl.trainer import checkpoint, weights
 from agentrl.trainer.checkpoint import Checkpoint, Ignored, StepRecord
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import CHECKPOINTED, Lineage, batch_metrics, trained_trajectories
-from agentrl.trainer.model import Policy
 from agentrl.trainer.models import Models, after_step, make_models, parts, restore
+from agentrl.trainer.policy import Policy
 from agentrl.trainer.publish import Publisher
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy

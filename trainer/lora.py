@@ -17,7 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from agentrl.config import ALL_LINEAR, LoraConfig
+from agentrl.config import ALL_LINEAR, AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.files import atomic_folder
 from agentrl.trainer import loading
@@ -34,7 +34,7 @@ COMPUTED_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 the adapter, or dies when it first uses it."""
 
 
-def attach(lm: Any, config: LoraConfig) -> None:
+def attach(lm: Any, config: AdapterConfig) -> None:
     """Put adapters, on the meta device, beside the linear layers of `lm`, and freeze all else.
 
     Raises UserError without peft, and when a target is not in the model or is not a plain linear layer.
@@ -69,7 +69,7 @@ def initialise(lm: nn.Module) -> None:
             parameter.zero_()
 
 
-def merged(adapter: dict[str, Tensor], base_model: Path, names: Names, config: LoraConfig) -> dict[str, Tensor]:
+def merged(adapter: dict[str, Tensor], base_model: Path, names: Names, config: AdapterConfig) -> dict[str, Tensor]:
     """The matrices that an adapter changes, with it, float32. `names`: of the base model's files.
 
     Raises ModelFolderError when one is not a tensor of those files.
@@ -109,7 +109,7 @@ def stored(adapter: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write(
-    folder: Path, adapter: dict[str, Tensor], base_model: Path, config: LoraConfig, head: str | None = None
+    folder: Path, adapter: dict[str, Tensor], base_model: Path, config: AdapterConfig, head: str | None = None
 ) -> None:
     """The adapter as `peft.PeftModel.from_pretrained` reads it; with the new `head` of a classifier, if that is one."""
     names = sorted({layer.rpartition(".")[2] for layer in _layers(adapter)})
@@ -123,7 +123,7 @@ def write(
         save_file(stored(adapter), draft / ADAPTER, metadata={"format": "pt"})
 
 
-def _peft_config(config: LoraConfig, targets: str | list[str]) -> peft.LoraConfig:
+def _peft_config(config: AdapterConfig, targets: str | list[str]) -> peft.LoraConfig:
     """No dropout: the recomputed logprobs are of the policy that sampled."""
     import peft
 

@@ -19,8 +19,9 @@ from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import Checkpoint
 from agentrl.trainer.critic import Critic, Learner
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import AnyBody, Policy, load_sharded
+from agentrl.trainer.policy import Policy
 from agentrl.trainer.reference import Reference
+from agentrl.trainer.sharding import AnyBody, load_sharded
 from agentrl.trainer.update import make_optimizer
 
 

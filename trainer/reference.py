@@ -16,7 +16,8 @@ from torch import Tensor
 from agentrl.errors import ModelFolderError
 from agentrl.trainer import loading, naming
 from agentrl.trainer.checkpoint import like
-from agentrl.trainer.model import Policy, reshard
+from agentrl.trainer.policy import Policy
+from agentrl.trainer.sharding import reshard
 
 
 class Reference:

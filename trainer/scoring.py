@@ -21,9 +21,9 @@ from agentrl.trainer.advantages import penalized_advantages, token_advantages, t
 from agentrl.trainer.algorithms.kl import kl_divergence
 from agentrl.trainer.critic import gae_advantages
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import reshard
 from agentrl.trainer.models import Models
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
+from agentrl.trainer.sharding import reshard
 
 Scores = list[Float32]
 """(T,) per trajectory of a batch, 0 but at loss tokens."""

@@ -30,8 +30,9 @@ from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.critic import Critic, Learner, explained_variance
 from agentrl.trainer.distributed import World
 from agentrl.trainer.losses import LossTokens, mismatch_sums, policy_loss
-from agentrl.trainer.model import Body, Policy, reshard
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
+from agentrl.trainer.policy import Body, Policy
+from agentrl.trainer.sharding import reshard
 
 PER_TOKEN = (
     "clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction",

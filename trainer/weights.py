@@ -21,13 +21,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agentrl.config import LoraConfig
+from agentrl.config import AdapterConfig, LoraConfig
 from agentrl.files import atomic_folder
 from agentrl.trainer import lora
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import Policy
 from agentrl.trainer.naming import Names
+from agentrl.trainer.policy import Policy
 from agentrl.weights import ADAPTER, TENSORS, checksum, version_of
 
 
@@ -56,7 +56,7 @@ def publishable(
 
 
 def _publishable_adapter(
-    folder: Path, tensors: dict[str, Tensor], base_model: Path, adapter: LoraConfig
+    folder: Path, tensors: dict[str, Tensor], base_model: Path, adapter: AdapterConfig
 ) -> tuple[Path, str]:
     digest = _digest(lora.stored(tensors))
     if not _holds(folder / ADAPTER, digest):
@@ -76,7 +76,7 @@ def remove(root: Path, unneeded: Callable[[list[str]], set[str]]) -> None:
         shutil.rmtree(root / name)
 
 
-def export(run_dir: Path, policy: Policy, base_model: Path, adapter: LoraConfig, world: World) -> None:
+def export(run_dir: Path, policy: Policy, base_model: Path, adapter: AdapterConfig, world: World) -> None:
     """`model/`, a Hugging Face folder: the base model with what was trained in place. Collective; rank 0 writes.
 
     Tensors keep the type that the base model stores them in. Where an adapter was trained, `adapter/` holds it alone.
@@ -101,7 +101,7 @@ def export(run_dir: Path, policy: Policy, base_model: Path, adapter: LoraConfig,
                 save_file(merged, draft / shard.name, metadata={"format": "pt"})
 
 
-def _as_stored(trained: dict[str, Tensor], base_model: Path, names: Names, adapter: LoraConfig) -> dict[str, Tensor]:
+def _as_stored(trained: dict[str, Tensor], base_model: Path, names: Names, adapter: AdapterConfig) -> dict[str, Tensor]:
     """What the base model's files have otherwise, by their names."""
     return names.in_files(lora.merged(trained, base_model, names, adapter) if adapter.rank else trained)
 

@@ -13,8 +13,8 @@ import torch
 from agentrl.engine.client import EngineClient
 from agentrl.rendering import load_renderer
 from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
-from agentrl.trainer.model import Policy
 from agentrl.trainer.packing import Sample, collate, make_units
+from agentrl.trainer.policy import Policy
 
 CLOSE = 1e-4
 """Mean |recorded − computed| logprob, in float32."""

@@ -19,13 +19,12 @@ from adapters import write_adapter
 from borrowed import proxy_fixtures
 from databases import Databases
 from peft import PeftModel
-from sqlalchemy import insert
+from serving import add_version
 from transformers import AutoModelForCausalLM
 
 from agentrl.engine.server import Server, free_port
-from agentrl.schemas import Json, VersionState
+from agentrl.schemas import Json
 from agentrl.store import Database, audit, events, interactions, runs
-from agentrl.tables import weight_versions
 from agentrl.testing import END_OF_TURN
 from agentrl.weights import ADAPTER, checksum
 
@@ -65,13 +64,7 @@ class Versions:
         path = self.paths[version] = write_adapter(
             self.folder / f"v{version}-step", self.base, seed=version, **settings
         )
-        with self.database.write() as conn:
-            conn.execute(
-                insert(weight_versions).values(
-                    run_id=self.run_id, version=version, parent_version=version - 1, step=version, path=str(path),
-                    checksum=checksum(path / ADAPTER), state=VersionState.PENDING, created_at=0.0,
-                )
-            )  # fmt: skip
+        add_version(self.database, self.run_id, version, path, checksum(path / ADAPTER))
         published = await self.http.post("/admin/publish", json={"version": version}, headers=proxy.ADMIN)
         (seconds,) = published.raise_for_status().json()["stall_s"].values()
         return float(seconds)

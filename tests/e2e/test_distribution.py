@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,15 @@ import pytest
 from borrowed import proxy_fixtures
 from databases import Databases
 from sampling import ASKED, CLOSE, gaps, sampled
+from serving import serving
 from sqlalchemy import select
 
-from agentrl.engine.server import EngineSpec, Server, free_port, launch
+from agentrl.engine.server import Server, free_port
 from agentrl.schemas import TrajectoryTokens
 from agentrl.store import Database, runs, trajectories
 from agentrl.tables import trajectories as trajectory_rows
 from agentrl.trainer.distributed import Mesh, World
-from agentrl.trainer.model import load_policy
+from agentrl.trainer.sharding import load_policy
 
 pytestmark = pytest.mark.engine
 proxy = proxy_fixtures("proxy_fixtures_of_distribution")
@@ -88,10 +88,8 @@ async def test_the_temperature_is_honoured_and_another_distribution_kept_out_of_
     assert gaps(load_policy(tiny_model, mesh), found).mean() <= CLOSE
     at_one = [replace(t, temperatures=np.ones_like(t.temperatures)) for t in found]
     assert gaps(load_policy(tiny_model, mesh), at_one).mean() > 100 * CLOSE
-    second = [replace(t, loss_mask=t.turn_ids == 1) for t in found]
-    assert (
-        gaps(load_policy(tiny_model, mesh), second).mean() <= CLOSE
-    )  # recorded before top-p: the ratio would not be 1 / 0.9
+    second = [replace(t, loss_mask=t.turn_ids == 1) for t in found]  # recorded before top-p: no ratio of 1 / 0.9
+    assert gaps(load_policy(tiny_model, mesh), second).mean() <= CLOSE
 
 
 @pytest.mark.slow
@@ -115,9 +113,5 @@ async def test_logprobs_of_the_tiny_model(
 def demo_server(smollm2_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of its own for the demo model."""
     log_file = tmp_path_factory.mktemp("demo") / "engine.log"
-    server = launch(EngineSpec(model=smollm2_model, port=free_port(), log_file=log_file, max_running_requests=8))
-    try:
-        asyncio.run(server.wait_healthy())
+    with serving(smollm2_model, log_file) as server:
         yield server
-    finally:
-        server.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +12,17 @@ import numpy as np
 import pytest
 import torch
 from sampling import ASKED, CLOSE, gaps, sampled
+from serving import serving
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import validated
 from agentrl.engine.client import EngineClient
-from agentrl.engine.server import EngineSpec, Server, free_port, launch
+from agentrl.engine.server import Server
 from agentrl.schemas import TrajectoryTokens
 from agentrl.trainer import checkpoint
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loop import CHECKPOINTS, Stop
-from agentrl.trainer.model import Policy
+from agentrl.trainer.policy import Policy
 from agentrl.trainer.tuning.loop import tune
 from agentrl.trainer.tuning.methods import method_of
 from agentrl.trainer.tuning.source import load_data
@@ -69,12 +69,8 @@ def runs(tiny_model: Path, world: World, tmp_path_factory: pytest.TempPathFactor
 def server(runs: dict[str, tuple[Path, Policy]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that was started on the imitating model."""
     log_file = tmp_path_factory.mktemp("tuned") / "engine.log"
-    made = launch(EngineSpec(model=runs["sft"][0], port=free_port(), log_file=log_file, max_running_requests=8))
-    try:
-        asyncio.run(made.wait_healthy())
+    with serving(runs["sft"][0], log_file) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from serving import add_version
 
 from agentrl.engine.client import EngineClient
 from agentrl.errors import EngineError
@@ -399,23 +400,11 @@ def write(folder: Path, value: float) -> str:
     return weights.checksum(folder / weights.ADAPTER)
 
 
-def add_version(proxy: Any, version: int, folder: Path, checksum: str) -> None:
-    from agentrl.tables import weight_versions
-
-    with proxy.database.write() as conn:
-        conn.execute(
-            weight_versions.insert().values(
-                run_id=proxy.run_id, version=version, parent_version=version - 1, step=version, path=str(folder),
-                checksum=checksum, state="pending", created_at=0.0,
-            )
-        )  # fmt: skip
-
-
 def test_a_published_adapter_is_recorded_with_each_call(proxy: Any, tmp_path: Path) -> None:
     admin = {"Authorization": "Bearer admin-key"}
     for version in (1, 2):
         folder = tmp_path / f"v{version}-s"
-        add_version(proxy, version, folder, write(folder, version))
+        add_version(proxy.database, proxy.run_id, version, folder, write(folder, version))
         assert proxy.post("/admin/publish", {"version": version}, headers=admin).status_code == 200
         session = proxy.session()
         proxy.engine.enqueue(proxy.says("ab"))
@@ -430,7 +419,7 @@ def test_a_published_adapter_is_recorded_with_each_call(proxy: Any, tmp_path: Pa
 
 def test_an_adapter_that_was_exchanged_is_not_loaded(proxy: Any, tmp_path: Path) -> None:
     folder = tmp_path / "v1-s"
-    add_version(proxy, 1, folder, write(folder, 1.0))
+    add_version(proxy.database, proxy.run_id, 1, folder, write(folder, 1.0))
     write(folder, 2.0)
     refused = proxy.post("/admin/publish", {"version": 1}, headers={"Authorization": "Bearer admin-key"})
     assert refused.status_code == 503
@@ -441,7 +430,7 @@ def test_an_adapter_that_was_exchanged_is_not_loaded(proxy: Any, tmp_path: Path)
 
 def test_why_no_engine_took_it_is_told(proxy: Any, tmp_path: Path) -> None:
     folder = tmp_path / "v1-s"
-    add_version(proxy, 1, folder, write(folder, 1.0))
+    add_version(proxy.database, proxy.run_id, 1, folder, write(folder, 1.0))
     proxy.engine.fail_next_update = "the disk is away"
     refused = proxy.post("/admin/publish", {"version": 1}, headers={"Authorization": "Bearer admin-key"})
     assert refused.status_code == 503

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from serving import add_version
 
 from agentrl import weights
 from agentrl.errors import StoreError
@@ -59,17 +60,10 @@ async def test_a_disk_that_the_proxy_does_not_have_is_the_engines_business(tmp_p
 
 def test_an_engine_is_not_asked_to_load_other_tensors(proxy, tmp_path) -> None:
     from agentrl.store import runs
-    from agentrl.tables import weight_versions
 
     recorded = write(tmp_path / "v1", 1.0)
-    with proxy.database.write() as conn:
-        assert runs.version(conn, proxy.run_id, 1) is None
-        conn.execute(
-            weight_versions.insert().values(
-                run_id=proxy.run_id, version=1, parent_version=0, step=1, path=str(tmp_path / "v1"),
-                checksum=recorded, state="pending", created_at=0.0,
-            )
-        )  # fmt: skip
+    assert proxy.database.query(runs.version, proxy.run_id, 1) is None
+    add_version(proxy.database, proxy.run_id, 1, tmp_path / "v1", recorded)
     write(tmp_path / "v1", 2.0)
     admin = {"Authorization": "Bearer admin-key"}
     refused = proxy.post("/admin/publish", {"version": 1}, headers=admin)

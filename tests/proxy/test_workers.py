@@ -19,13 +19,14 @@ import httpx
 import psutil
 import pytest
 from databases import KINDS
+from serving import add_version
 from sqlalchemy import select
 
 from agentrl.engine.server import free_port
 from agentrl.proxy import workers
 from agentrl.rendering import load_renderer
 from agentrl.store import Database, audit, runs
-from agentrl.tables import engines, heartbeats, interactions, weight_versions
+from agentrl.tables import engines, heartbeats, interactions
 
 RUN = {"Authorization": "Bearer run-key"}
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -236,13 +237,7 @@ def test_what_any_worker_publishes_the_others_take_as_it_is(two, fake_engine, un
     for number in (1, 2, 3):
         folder = tmp_path / f"v{number}"
         folder.mkdir()
-        with two.database.write() as conn:
-            conn.execute(
-                weight_versions.insert().values(
-                    run_id=two.run_id, version=number, parent_version=number - 1, step=number, path=str(folder),
-                    checksum=None, state="pending", created_at=0.0,
-                )
-            )  # fmt: skip
+        add_version(two.database, two.run_id, number, folder)
         answer = two.post("/admin/publish", {"version": number}, ADMIN)
         assert answer.status_code == 200, answer.text
         for turn in range(12):

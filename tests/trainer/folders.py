@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from agentrl.trainer.checkpoint import full
-from agentrl.trainer.model import Policy
+from agentrl.trainer.policy import Policy
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),

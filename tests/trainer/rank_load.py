@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from agentrl.trainer import loading
 from agentrl.trainer.distributed import World, join_world
-from agentrl.trainer.model import load_policy
+from agentrl.trainer.sharding import load_policy
 
 
 class CountingFile:

@@ -18,8 +18,8 @@ from agentrl.schemas import TrainedBatch
 from agentrl.trainer import checkpoint, models
 from agentrl.trainer.checkpoint import StepRecord, full
 from agentrl.trainer.distributed import World, join_world
-from agentrl.trainer.model import Body
 from agentrl.trainer.models import Models, make_models
+from agentrl.trainer.policy import Body
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy
 

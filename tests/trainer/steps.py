@@ -21,8 +21,8 @@ from agentrl.schemas import Int32, TrainedBatch, TrajectoryTokens
 from agentrl.trainer import checkpoint, models, packing
 from agentrl.trainer.checkpoint import Checkpoint, StepRecord, full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import Body
 from agentrl.trainer.packing import Sample
+from agentrl.trainer.policy import Body
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy
 

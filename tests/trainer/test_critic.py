@@ -20,10 +20,10 @@ from agentrl.trainer.checkpoint import full
 from agentrl.trainer.critic import Critic, Learner, explained_variance, gae_advantages, token_rewards
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loading import owned
-from agentrl.trainer.model import load_policy, load_sharded
 from agentrl.trainer.models import Models
 from agentrl.trainer.packing import collate, make_units
 from agentrl.trainer.scoring import make_samples
+from agentrl.trainer.sharding import load_policy, load_sharded
 from agentrl.trainer.update import update_policy
 
 PPO = Algorithm(preset="ppo")

@@ -14,7 +14,7 @@ from support import torchrun
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loading import INDEX, SINGLE
-from agentrl.trainer.model import load_policy
+from agentrl.trainer.sharding import load_policy
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,8 +18,9 @@ from agentrl.trainer import checkpoint, weights
 from agentrl.trainer.checkpoint import StepRecord, full
 from agentrl.trainer.critic import Critic
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import Policy, load_policy, load_sharded
 from agentrl.trainer.packing import Microbatch, collate, make_units
+from agentrl.trainer.policy import Policy
+from agentrl.trainer.sharding import load_policy, load_sharded
 from agentrl.trainer.update import make_optimizer, update_policy
 from agentrl.weights import ADAPTER as ADAPTER_TENSORS
 from agentrl.weights import TENSORS, checksum

@@ -16,9 +16,10 @@ from agentrl.errors import ModelFolderError
 from agentrl.trainer import weights
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import Policy, load_policy
 from agentrl.trainer.packing import collate, make_units
+from agentrl.trainer.policy import Policy
 from agentrl.trainer.reference import Reference
+from agentrl.trainer.sharding import load_policy
 from agentrl.trainer.update import make_optimizer, update_policy
 
 KINDS = ("qwen3-experts", "mixtral")

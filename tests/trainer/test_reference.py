@@ -16,11 +16,12 @@ from agentrl.config import LoraConfig, TrainerConfig
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import Policy, load_policy
 from agentrl.trainer.models import Models
 from agentrl.trainer.packing import Microbatch, collate, make_units
+from agentrl.trainer.policy import Policy
 from agentrl.trainer.reference import Reference
 from agentrl.trainer.scoring import make_samples
+from agentrl.trainer.sharding import load_policy
 from agentrl.trainer.update import make_optimizer, update_policy
 
 TRAJECTORIES = [s.tokens for s in random_samples()]

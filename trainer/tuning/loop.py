@@ -32,7 +32,7 @@ from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import Checkpoint, StepRecord
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loop import CHECKPOINTS, Stop
-from agentrl.trainer.model import Body
+from agentrl.trainer.policy import Body
 from agentrl.trainer.tuning.items import Data, Item
 from agentrl.trainer.tuning.methods import Dpo, Method, method_of
 from agentrl.trainer.tuning.step import learning_rate, score, train, with_reference

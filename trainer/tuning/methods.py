@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from agentrl.config import LoraConfig
+from agentrl.config import AdapterConfig
 from agentrl.trainer import models, weights
 from agentrl.trainer.algorithms.preference import bradley_terry_losses, dpo_losses, ipo_losses
 from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.distributed import World
 from agentrl.trainer.losses import Sums
-from agentrl.trainer.model import Body, Policy
 from agentrl.trainer.packing import Microbatch, Sample, Unit, make_units
+from agentrl.trainer.policy import Body, Policy
 from agentrl.trainer.tuning import reward_model
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.reward_model import RewardModel
@@ -59,7 +59,7 @@ class Method(ABC):
     def loss(self, model: Body, m: Microbatch) -> tuple[Tensor, Sums]:
         """The sum of the losses of all that is counted, and sums for the metrics."""
 
-    def export(self, run_dir: Path, model: Body, base_model: Path, adapter: LoraConfig, world: World) -> None:
+    def export(self, run_dir: Path, model: Body, base_model: Path, adapter: AdapterConfig, world: World) -> None:
         """Write `model/`, a whole Hugging Face folder, and of a trained adapter `adapter/`. Collective."""
         assert isinstance(model, Policy)
         weights.export(run_dir, model, base_model, adapter, world)
@@ -125,7 +125,7 @@ class RewardModeling(Method):
         losses_N = bradley_terry_losses(margins_N)
         return losses_N.sum() + 0.0 * rewards_P.sum(), pair_sums(losses_N, margins_N, m, rewards_S)
 
-    def export(self, run_dir: Path, model: Body, base_model: Path, adapter: LoraConfig, world: World) -> None:
+    def export(self, run_dir: Path, model: Body, base_model: Path, adapter: AdapterConfig, world: World) -> None:
         """Folders of transformers' sequence classifier with one label."""
         assert isinstance(model, RewardModel)
         reward_model.export(run_dir, model, base_model, adapter, world)

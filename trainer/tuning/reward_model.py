@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from agentrl.config import LoraConfig
+from agentrl.config import AdapterConfig
 from agentrl.errors import ModelFolderError
 from agentrl.files import atomic_folder
 from agentrl.schemas import PROMPT_VERSION
@@ -24,8 +24,8 @@ from agentrl.trainer import lora, weights
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loading import stored_name
-from agentrl.trainer.model import Body
 from agentrl.trainer.packing import Microbatch, Sample
+from agentrl.trainer.policy import Body
 
 BIASED_IN_SGLANG = ("qwen2", "qwen3")
 """Model types."""
@@ -94,7 +94,7 @@ def at_the_end(sample: Sample) -> Sample:
     return Sample(tokens, np.where(last, sign, 0).astype(np.float32))
 
 
-def export(run_dir: Path, model: RewardModel, base_model: Path, adapter: LoraConfig, world: World) -> None:
+def export(run_dir: Path, model: RewardModel, base_model: Path, adapter: AdapterConfig, world: World) -> None:
     """`model/`, a Hugging Face folder of the classifier, in the base model's type. Collective; rank 0 writes.
 
     Where an adapter was trained, it is merged there, and `adapter/` holds it and the head.

@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from agentrl.schemas import Float32
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import Body, reshard
 from agentrl.trainer.packing import Microbatch, Sample, collate, plan
+from agentrl.trainer.policy import Body
+from agentrl.trainer.sharding import reshard
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.methods import Method
 from agentrl.trainer.update import clip_gradients

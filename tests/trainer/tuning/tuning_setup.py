@@ -10,7 +10,7 @@ from support import VOCABULARY
 
 from agentrl.config import validated
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import Body
+from agentrl.trainer.policy import Body
 from agentrl.trainer.tuning import step
 from agentrl.trainer.tuning.items import Item, make_sample, pair
 from agentrl.trainer.tuning.methods import Dpo, Method, method_of

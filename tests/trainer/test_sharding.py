@@ -1,4 +1,4 @@
-"""What a policy costs. What it computes: test_invariance.py."""
+"""What a sharded policy costs, and what is refused. What it computes: test_invariance.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from support import random_samples
 from agentrl.errors import UserError
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.model import Policy, load_policy
 from agentrl.trainer.packing import Microbatch, collate, make_units
+from agentrl.trainer.policy import Policy
+from agentrl.trainer.sharding import load_policy
 
 
 def microbatch(seed: int = 0) -> Microbatch:
