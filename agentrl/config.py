@@ -197,6 +197,9 @@ class UpdateConfig(Section):
     """CPU threads per rank; 0 leaves torch's choice."""
     activation_checkpointing: bool = False
     """Keep only the input of each decoder block and compute the block again in the backward: less memory, more time."""
+    keep_gathered: bool = False
+    """Several ranks gather weights once an update, keep them until its last microbatch, and reduce gradients only then:
+    faster, where the whole model with its gradients fits in each rank's memory."""
     cpu_offload: bool = False
     """Keep parameters, gradients and AdamW's moments in the CPU's memory, a block at a time on the GPU: CUDA only."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
@@ -226,6 +229,7 @@ CHANGEABLE_OF_TRAINER = (
     "trainer.threads",
     "trainer.tokens_per_microbatch",
     "trainer.activation_checkpointing",
+    "trainer.keep_gathered",
     "trainer.cpu_offload",
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",

@@ -16,7 +16,8 @@ for one forward pass; the weights are random, of SmolLM2-135M's shape, unless a 
   behind the last prediction. `of_theory/SHAPE/VARIANT`: our speed over that variant's, over this ratio.
 - `peak_memory/SHAPE/VARIANT`: of the whole process (resident), on a GPU what torch allocated.
 - `time/SHAPE/VARIANT/PHASE`: where the seconds of a step go, of wall time.
-- `ranks/N`: tokens per second of N ranks of one thread each (of one GPU each), shape `even`.
+- `ranks/N`: tokens per second of N ranks of one thread each (of one GPU each), shape `even`; `2_kept`: with
+  `trainer.keep_gathered`.
 - `mfu/SHAPE/VARIANT`, on a GPU: matrix products of what must be computed over what the device could do in the time.
 
 docs/trainer-benchmark.md says how each variant is set up.
@@ -46,6 +47,8 @@ from training.worker import VARIANTS, WARM_UP, Order
 
 HERE = Path(__file__).parent
 BASE = "trl"
+RANKS = "ranks"
+"""Among the shapes: the scaling over them."""
 TIMED = ("agentrl", "trl")
 """Whose seconds are told apart."""
 MINIBATCHES = 2
@@ -67,9 +70,9 @@ def main() -> None:
             options.device == "cuda",
         )  # fmt: skip
         report.notes |= about(order, config, options)
-        for shape in options.shapes:
+        for shape in (shape for shape in options.shapes if shape != RANKS):
             measure(report, shape, replace(order, shape=shapes[shape]), config, options)
-        if options.ranks and (options.device == "cpu" or torch.cuda.device_count() > 1):
+        if RANKS in options.shapes and (options.device == "cpu" or torch.cuda.device_count() > 1):
             scale(report, order, config, options)
     harness.finish(report, options.out)
 
@@ -85,12 +88,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each process (all cores)")
     parser.add_argument("--budget", type=int, help="tokens of one forward pass (1024; 16384 on a GPU)")
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS), help="only these")
-    parser.add_argument("--shapes", type=lambda text: text.split(","), default=list(SHAPES), help="only these")
+    parser.add_argument("--shapes", type=lambda text: text.split(","), default=[*SHAPES, RANKS], help="only these")
     parser.add_argument("--cpu-time", action="store_true", help="not wall time: for busy machines")
-    parser.add_argument("--no-ranks", dest="ranks", action="store_false", help="leave out the scaling over ranks")
     parser.add_argument("--peak-tflops", type=float, help="of the GPU in bfloat16, for MFU (known for some)")
     options = parser.parse_args()
-    for wanted, known in ((options.variants, VARIANTS), (options.shapes, SHAPES)):
+    for wanted, known in ((options.variants, VARIANTS), (options.shapes, (*SHAPES, RANKS))):
         if unknown := set(wanted) - set(known):
             parser.error(f"no {', '.join(sorted(unknown))}: there are {', '.join(known)}")
     if options.quick:
@@ -171,11 +173,14 @@ def take_turns(
 
 
 def scale(report: harness.Report, order: Order, config: dict[str, Any], options: argparse.Namespace) -> None:
-    """One rank against two."""
+    """One rank against two, which shard the weights, or also keep them gathered during an update."""
     order = replace(order, variant="agentrl", threads=1 if options.device == "cpu" else order.threads)
     counts = count(make_samples(order.shape, config["vocab_size"]), order.minibatches, order.budget)
     with ExitStack() as stack:
-        workers = {str(n): stack.enter_context(running(order, ranks=n)) for n in (1, 2)}
+        workers = {
+            name: stack.enter_context(running(replace(order, keep_gathered=keeps), ranks=n))
+            for name, n, keeps in (("1", 1, False), ("2", 2, False), ("2_kept", 2, True))
+        }
         for worker in workers.values():
             worker.hear()
         answers = take_turns("ranks", workers, options.rounds, options.device == "cpu")

@@ -44,6 +44,7 @@ def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig,
         dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
         activation_checkpointing=config.activation_checkpointing,
         cpu_offload=config.cpu_offload,
+        keep_gathered=config.keep_gathered,
         adapter=config.lora,
     )
 

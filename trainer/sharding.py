@@ -27,7 +27,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 def load_sharded(
     wrap: Callable[[Any], AnyBody], folder: Path, mesh: Mesh, *, train_layers: int | None = None,
     dtype: torch.dtype = torch.float32, activation_checkpointing: bool = False, cpu_offload: bool = False,
-    adapter: AdapterConfig | None = None,
+    keep_gathered: bool = False, adapter: AdapterConfig | None = None,
 ) -> AnyBody:  # fmt: skip
     """Build, freeze, wrap, shard, load this rank's part. Master weights are float32; the forward computes in `dtype`.
 
@@ -35,6 +35,7 @@ def load_sharded(
     nothing below it asks for a gradient, so nothing below it is kept.
 
     With `activation_checkpointing` a trained block keeps its input only, and is computed again in the backward.
+    With `keep_gathered` a block's whole weights stay until `accumulate` lets them go.
     With `cpu_offload` parameters, gradients and thus moments stay in the CPU's memory; a GPU gets one block at a time.
     With an `adapter` of some rank nothing but it trains.
     With tensor ranks in the mesh, what they split is sharded over their groups, and the rest over all ranks.
@@ -64,8 +65,9 @@ def load_sharded(
             "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
         }
         # A rank that owns everything anyway would only copy, gathering again for the backward.
+        gives_up = mesh.split.shape[-1] > 1 and not keep_gathered
         for block in blocks:
-            fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=mesh.split.shape[-1] > 1)
+            fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=gives_up)
         fully_shard(model, **shard, mesh=mesh.whole, reshard_after_forward=False)
     loading.fill(model, lm, folder, names, torch.device("cpu" if cpu_offload else device))
     if adapter and adapter.rank:
@@ -74,6 +76,14 @@ def load_sharded(
 
 
 load_policy = partial(load_sharded, Policy)
+
+
+def accumulate(model: Body, more: bool) -> None:
+    """Whether `more` backwards follow the next one before the update: it then neither reduces gradients nor gives up
+    gathered weights."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(not more)
+        model.set_reshard_after_backward(not more)
 
 
 def reshard(model: Body) -> None:

@@ -32,7 +32,7 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.losses import LossTokens, mismatch_sums, policy_loss
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
 from agentrl.trainer.policy import Body, Policy
-from agentrl.trainer.sharding import reshard
+from agentrl.trainer.sharding import accumulate, reshard
 
 PER_TOKEN = (
     "clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction",
@@ -104,10 +104,11 @@ def update_policy(
     for done, microbatches in enumerate(learning):
         totals = _plus(_totals(microbatches, world), rest, 1 / len(learning))
         _leave_out_outliers(policy, microbatches, step.algorithm, world)
-        for m in microbatches:
-            _backward(_forward(policy, m, totals, done / len(learning), step), world)
+        for i, m in enumerate(microbatches, 1):
+            more = config.keep_gathered and i < len(microbatches)
+            backward(policy, _forward(policy, m, totals, done / len(learning), step), world, more=more)
             if learner:
-                _backward(_value_loss(learner.critic, m, totals, step), world)
+                backward(learner.critic, _value_loss(learner.critic, m, totals, step), world, more=more)
         grad_norms.append(_descend(policy, optimizer, config))
         if learner:
             value_grad_norms.append(_descend(learner.critic, learner.optimizer, config))
@@ -119,8 +120,12 @@ def update_policy(
     return metrics
 
 
-def _backward(loss: Tensor, world: World) -> None:
-    """Of this rank's share of a loss: FSDP averages over data ranks."""
+def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
+    """Of this rank's share of a loss: FSDP averages over data ranks. Collective.
+
+    While `more` follow before the update, gradients are not reduced, and gathered weights stay.
+    """
+    accumulate(model, more)
     (loss * world.data_size).backward()  # type: ignore[no-untyped-call]
 
 

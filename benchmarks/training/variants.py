@@ -40,6 +40,7 @@ class Setting:
     budget: int = 1024  # tokens of one forward pass
     group_size: int = 4
     bfloat16: bool = False
+    keep_gathered: bool = False  # by several ranks
     make_optimizer: MakeOptimizer | None = None  # None: AdamW, as each variant makes it
 
     @property
@@ -50,6 +51,7 @@ class Setting:
             tokens_per_microbatch=self.budget,
             algorithm=ALGORITHM,
             dtype="bfloat16" if self.bfloat16 else "float32",
+            keep_gathered=self.keep_gathered,
         )
 
 
@@ -76,7 +78,7 @@ class Ours:
         self._config = setting.trainer
         self._world = world
         dtype = torch.bfloat16 if setting.bfloat16 else torch.float32
-        self.model = load_policy(setting.model, world.mesh, dtype=dtype)
+        self.model = load_policy(setting.model, world.mesh, dtype=dtype, keep_gathered=setting.keep_gathered)
         self.optimizer = (
             setting.make_optimizer([p for _, p in self.model.trainable()])
             if setting.make_optimizer

@@ -41,6 +41,7 @@ class Order:
     device: str
     threads: int
     bfloat16: bool
+    keep_gathered: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Order:
@@ -55,7 +56,9 @@ class Order:
     @property
     def setting(self) -> Setting:
         """What all variants share."""
-        return Setting(Path(self.model), self.minibatches, self.budget, self.shape.group_size, self.bfloat16)
+        return Setting(
+            Path(self.model), self.minibatches, self.budget, self.shape.group_size, self.bfloat16, self.keep_gathered
+        )
 
 
 def main() -> None:

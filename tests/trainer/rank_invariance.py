@@ -20,7 +20,7 @@ from steps import ALGORITHMS, CASES, NO_CLIP, Computed, Run
 from agentrl.trainer import checkpoint
 from agentrl.trainer.distributed import World, join_world
 
-BUDGET = 300
+BUDGET = 300  # tokens: each rank has several microbatches
 
 
 def write(folder: Path, found: Computed, world: World) -> None:
@@ -34,12 +34,13 @@ def write(folder: Path, found: Computed, world: World) -> None:
 def main(model: Path, reference: Path, out: Path, replicas: int, checkpoints: list[Path]) -> None:
     first, second = (long_tailed(model, seed) for seed in (0, 1))
     with join_world("cpu", threads=1, replicas=replicas) as world:
+        carried_out = {"tokens_per_microbatch": BUDGET, "keep_gathered": world.size > replicas > 1}
         for name, algorithm in ALGORITHMS.items():
-            run = Run(model, world, algorithm=algorithm, grad_clip=NO_CLIP, tokens_per_microbatch=BUDGET)
+            run = Run(model, world, algorithm=algorithm, grad_clip=NO_CLIP, **carried_out)
             write(out / f"first-{name}", run.update(paid(first)), world)
         for folder in checkpoints:
             case = folder.parent.name
-            run = Run(model, world, reference, **CASES[case], tokens_per_microbatch=BUDGET)
+            run = Run(model, world, reference, **CASES[case], **carried_out)
             run.restore(checkpoint.read(folder))
             write(out / case, run.step(second), world)
         run.save(out / "saved")

@@ -228,7 +228,7 @@ def read(folder: Path) -> Computed:
     return Computed(metrics, *(load_file(folder / f"{name}.safetensors") for name in Computed._fields[1:]))
 
 
-@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (2, 2), (4, 2)], ids=["sharded", "replicated", "hybrid"])
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (2, 2), (4, 2)], ids=["sharded", "replicated", "hybrid-gathered"])
 def test_several_ranks_make_the_step_of_one(
     tiny_model: Path, other_model: Path, tmp_path: Path, start: Start, batches: Batches,
     expected: dict[str, list[Plain | Computed]], begun: Callable[[str], Begun], ranks: int, replicas: int,

@@ -18,7 +18,7 @@ from agentrl.trainer.policy import Body
 from agentrl.trainer.sharding import reshard
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.methods import Method
-from agentrl.trainer.update import clip_gradients
+from agentrl.trainer.update import backward, clip_gradients
 from agentrl.tuning import TuningTrainerConfig
 
 Work = list[tuple[list[Sample], Microbatch]]
@@ -48,9 +48,9 @@ def train(
     """One update; its metrics, equal on every rank. Collective."""
     count, work = method.count(items), _work(items, method, config, world)
     sums: dict[str, float] = defaultdict(float)
-    for _, m in work:
+    for i, (_, m) in enumerate(work, 1):
         loss, parts = method.loss(model, m)
-        (loss * (world.data_size / count)).backward()  # type: ignore[no-untyped-call]  # FSDP averages over data ranks
+        backward(model, loss / count, world, more=config.keep_gathered and i < len(work))
         _add(sums, parts, m)
     grad_norm = clip_gradients(model, config.grad_clip)
     for group in optimizer.param_groups:
