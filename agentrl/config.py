@@ -171,7 +171,11 @@ class UpdateConfig(Section):
     """What every kind of training takes: its optimizer, and how its work is carried out."""
 
     lr: Annotated[float, Field(gt=0)] = 5e-5
-    """AdamW learning rate."""
+    """AdamW learning rate, at its highest."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How it goes on after the warm-up: `linear` and `cosine` fall to 0 at the end of the last step."""
+    warmup_steps: NonNegative = 0
+    """Steps over which it rises."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW moment decays."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -204,6 +208,9 @@ class UpdateConfig(Section):
     """Keep parameters, gradients and AdamW's moments in the CPU's memory, a block at a time on the GPU: CUDA only."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """Newest checkpoints kept on disk."""
+    keep_best: str | None = None
+    """A metric of steps: the checkpoint with its largest value is kept beside the newest; with `-` in front of it, the
+    smallest. null: none."""
 
     @model_validator(mode="after")
     def _ranks_are_shared_out(self) -> Self:
@@ -233,6 +240,7 @@ CHANGEABLE_OF_TRAINER = (
     "trainer.cpu_offload",
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
+    "trainer.keep_best",
 )
 """Keys of any training that may change when it is resumed: they say how it is carried out, not what it computes."""
 

@@ -14,21 +14,30 @@ from uuid import uuid4
 def atomic_folder(target: Path) -> Iterator[Path]:
     """A draft that becomes `target`, durably, when the block ends without an error; an existing one is replaced.
 
-    The old one is renamed away, not emptied: who has its files open keeps them. Raises OSError when that cannot be.
+    Raises OSError when that cannot be.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft, old = draft_of(target), draft_of(target)
+    draft = draft_of(target)
     try:
         draft.mkdir()
         yield draft
-        for inner in [*draft.rglob("*"), draft]:
-            sync(inner)
+        settle(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def settle(draft: Path, target: Path) -> None:
+    """Sync what is in a draft, then give it its name. The old one is renamed away first, not emptied: who has its files
+    open keeps them. Raises OSError when that cannot be."""
+    for inner in [*draft.rglob("*"), draft]:
+        sync(inner)
+    old = draft_of(target)
+    try:
         if target.exists():
             target.rename(old)
         draft.rename(target)
         sync(target.parent)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 

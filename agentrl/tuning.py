@@ -83,10 +83,6 @@ class TuningTrainerConfig(UpdateConfig):
     """Items (conversations, trajectories, pairs) of one optimizer step."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
     """AdamW learning rate, at its highest."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How it goes on after the warm-up: `linear` and `cosine` fall to 0 at the last step."""
-    warmup_steps: NonNegative = 0
-    """Steps over which it rises."""
     checkpoint_every: Positive = 50
     """Steps between durable checkpoints; the last step, and one that was told to stop, always leave one."""
 

@@ -1,15 +1,17 @@
 """Durable checkpoints: `checkpoints/step-000012-STEP_ID/`, complete or absent.
 
-    meta.json               what the step was: ids, version, trained trajectories, metrics, and the sizes of the files
-    weights.safetensors     trained parameters, float32, Hugging Face names
-    optimizer.safetensors   AdamW's moments
-    reference.safetensors   where the reference policy moves: its tensors that are not the base model's
-    critic.safetensors      where there is a critic: its trained parameters, float32, and critic_optimizer.safetensors
-    rng.pt                  random states of every rank
+    meta.json    what the step was: ids, version, trained trajectories, metrics, and the sizes of the files
+    state/       tensors, by torch.distributed.checkpoint: every rank writes and reads its own part, and a run may be
+                 resumed on other ranks than it was saved by
 
-A checkpoint is written before its step is completed in the store, and holds all that completing it needs. The step id
-in the name keeps an overtaken trainer from replacing what its successor wrote for the same step. Older ones are deleted
-only after the step is in the store, and then only those of earlier steps.
+Tensors are named PART/NAME: `policy`, its trained parameters, float32, by their Hugging Face names; `policy_optimizer`,
+AdamW's moments; `reference`, where the reference policy moves; `critic` and `critic_optimizer`, where there is one; and
+`rng`, each rank's random state.
+
+A checkpoint is begun once its step is made. It is waited for before the step is completed in the store, or written
+behind the next steps (`Writing`): what it holds was copied first. Either way it holds all that completing its step
+needs. The step id in the name keeps an overtaken trainer from replacing what its successor wrote for the same step.
+Older ones are deleted only after the step is in the store, and then only those of earlier steps.
 
 At a start, whatever is newer than the checkpoint that is resumed from was damaged, rolled back or made with another
 database. It is renamed to `stray-step-…`: it must not outlive new checkpoints as the newest, and may be wanted back.
@@ -18,28 +20,39 @@ database. It is renamed to `stray-step-…`: it must not outlive new checkpoints
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import PickleError
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+from torch.distributed.checkpoint.state_dict_saver import async_save as save_state_behind
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.tensor import DTensor
 
-from agentrl.errors import StoreError
-from agentrl.files import atomic_folder
+from agentrl.config import UpdateConfig
+from agentrl.errors import StoreError, UserError, did_you_mean
+from agentrl.files import draft_of, settle
 from agentrl.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.trainer.distributed import World
-from agentrl.trainer.loading import owned
 from agentrl.trainer.policy import Body
 
-FORMAT = 2
+FORMAT = 3
+STATE = "state"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+Parts = Mapping[str, Mapping[str, Tensor]]
+"""Tensors by part and name, as sharded as they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +72,6 @@ class Checkpoint:
     folder: Path
     record: StepRecord
 
-    @property
-    def weights(self) -> Path:
-        """The trained parameters."""
-        return self.folder / "weights.safetensors"
-
 
 def full(tensor: Tensor) -> Tensor:
     """The whole tensor of a sharded one, on the CPU. Collective."""
@@ -78,6 +86,77 @@ class Ignored:
     why: str
 
 
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A checkpoint that this rank has begun to write."""
+
+    checkpoint: Checkpoint
+    draft: Path
+    future: Future[Any] | None  # None: it is written
+    leads: bool
+
+    def done(self) -> bool:
+        """Whether `finish` does not wait."""
+        return self.future is None or self.future.done()
+
+    def finish(self) -> Checkpoint:
+        """Wait until every rank has written its part; rank 0 then gives the folder its name.
+
+        Raises StoreError when one could not.
+        """
+        folder, record = self.checkpoint.folder, self.checkpoint.record
+        if self.future is not None:
+            try:
+                self.future.result()
+            except CheckpointException as error:
+                raise _not_written(folder, error) from error
+        if self.leads:
+            files = [path for path in self.draft.rglob("*") if path.is_file()]
+            sizes = {str(path.relative_to(self.draft)): path.stat().st_size for path in files}
+            meta = {"format": FORMAT, "files": sizes, **asdict(record)}
+            (self.draft / "meta.json").write_text(json.dumps(meta))
+            settle(self.draft, folder)
+        return self.checkpoint
+
+
+def begin(root: Path, record: StepRecord, parts: Parts, world: World, *, wait: bool) -> Writing:
+    """Begin to write a checkpoint; `wait` until all ranks have, or let them go on at once. Collective.
+
+    One that is not waited for must be finished before another is begun. Raises StoreError.
+    """
+    folder = root / f"step-{record.step:06d}-{record.batch.step_id}"
+    draft: Path = world.share(draft_of(folder))
+    if world.leads:
+        (draft / STATE).mkdir(parents=True)
+    state = {f"{part}/{name}": tensor.detach() for part, tensors in parts.items() for name, tensor in tensors.items()}
+    state[f"rng/{world.rank}"] = torch.get_rng_state()
+    world.barrier()  # the folder is there
+    future: Future[Any] | None = None
+    writer = FileSystemWriter(draft / STATE)
+    try:
+        if wait:
+            save_state(state, storage_writer=writer, process_group=world.files)
+        else:
+            response = save_state_behind(state, storage_writer=writer, process_group=world.files)
+            future = response.upload_completion if isinstance(response, AsyncSaveResponse) else response
+    except CheckpointException as error:
+        raise _not_written(folder, error) from error
+    return Writing(Checkpoint(folder, record), draft, future, world.leads)
+
+
+def _not_written(folder: Path, error: CheckpointException) -> StoreError:
+    rank, (reason, _) = next(iter(error.failures.items()))
+    return StoreError(f"checkpoint {folder} cannot be written (rank {rank}: {reason})")
+
+
+def state_of(part: str, model: Body, optimizer: torch.optim.Optimizer) -> Parts:
+    """A model's trained parameters and what AdamW knows of them, as parts of a checkpoint."""
+    return {part: dict(model.trainable()), f"{part}_optimizer": moments(model, optimizer)}
+
+
 def moments(model: Body, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """AdamW's state of the trained parameters, as sharded as they are."""
     return {
@@ -88,35 +167,36 @@ def moments(model: Body, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def save(
-    root: Path, record: StepRecord, policy: Body, optimizer: torch.optim.Optimizer, world: World,
-    parts: Mapping[str, Mapping[str, Tensor]] | None = None,
-) -> Checkpoint:  # fmt: skip
-    """Write a checkpoint, each of `parts` (name → tensors) as one more file. Collective; rank 0 writes."""
-    named: dict[str, Mapping[str, Tensor]] = {
-        "weights": dict(policy.trainable()), "optimizer": moments(policy, optimizer), **(parts or {}),
-    }  # fmt: skip
-    whole = {file: {name: full(t) for name, t in tensors.items()} for file, tensors in named.items()}
-    states: list[Tensor | None] = [None] * world.size
-    dist.all_gather_object(states, torch.get_rng_state())
-    folder = root / f"step-{record.step:06d}-{record.batch.step_id}"
-    if world.leads:
-        with atomic_folder(folder) as draft:
-            for file, tensors in whole.items():
-                save_file(tensors, draft / f"{file}.safetensors")
-            torch.save(states, draft / "rng.pt")
-            sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
-            meta = {"format": FORMAT, "files": sizes, **asdict(record)}
-            (draft / "meta.json").write_text(json.dumps(meta))
-    dist.barrier()
-    return Checkpoint(folder, record)
+# -- finding ----------------------------------------------------------------------------------------------------------
 
 
-def remove_older(newest: Path, keep: int) -> None:
-    """Delete the checkpoints before `newest`, but for the last `keep - 1` of them."""
-    older = [folder for folder in _folders(newest.parent) if _order(folder) < _order(newest)]
-    for folder in older[: max(0, len(older) - (keep - 1))]:
-        shutil.rmtree(folder)
+def remove_older(newest: Checkpoint, config: UpdateConfig) -> None:
+    """Delete the checkpoints before `newest`, but for the last `keep_checkpoints - 1`, and the best by `keep_best`.
+
+    Raises UserError when the newest one's step has no such metric, before anything is deleted.
+    """
+    older = [folder for folder in _folders(newest.folder.parent) if _order(folder) < _order(newest.folder)]
+    last = older[len(older) - (config.keep_checkpoints - 1) :] if len(older) >= config.keep_checkpoints else older
+    best = None if config.keep_best is None else _best([*older, newest.folder], newest, config.keep_best)
+    for folder in older:
+        if folder not in last and folder != best:
+            shutil.rmtree(folder)
+
+
+def _best(folders: list[Path], newest: Checkpoint, asked: str) -> Path:
+    """The later one, of equal ones."""
+    name, sign = asked.removeprefix("-"), -1 if asked.startswith("-") else 1
+    known = newest.record.metrics
+    if name not in known:
+        raise UserError(f"trainer.keep_best: steps have no metric {name!r}{did_you_mean(name, known)}")
+
+    def value(folder: Path) -> float:
+        try:
+            return sign * read(folder).record.metrics.get(name, -sign * math.inf)
+        except StoreError:  # damaged: it is no checkpoint to keep
+            return -math.inf
+
+    return max(reversed(folders), key=value)
 
 
 def set_aside(ignored: Ignored) -> Path:
@@ -164,67 +244,72 @@ def read(folder: Path) -> Checkpoint:
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
             raise StoreError(f"{name} is missing or truncated")
-        if path.suffix == ".safetensors":
-            _check_header(path)
     return Checkpoint(folder, record)
 
 
-def _check_header(path: Path) -> None:
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def shapes(folder: Path, part: str) -> dict[str, torch.Size]:
+    """The tensors of a part; none where the checkpoint was saved without it. Raises StoreError."""
     try:
-        with safe_open(path, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise StoreError(f"{path.name} is damaged: {error}") from error
+        known = FileSystemReader(folder / STATE).read_metadata().state_dict_metadata
+    except (OSError, EOFError, ValueError, AttributeError, ImportError, PickleError) as error:
+        raise StoreError(f"{folder / STATE} is damaged: {error!r}") from error
+    prefix = f"{part}/"
+    return {
+        key.removeprefix(prefix): entry.size
+        for key, entry in known.items()
+        if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
 
 
-def load(checkpoint: Checkpoint, policy: Body, optimizer: torch.optim.Optimizer, world: World) -> None:
-    """Restore weights, moments and random states. Every rank reads its part.
+def fill(folder: Path, part: str, targets: Mapping[str, Tensor], world: World) -> None:
+    """Read this rank's parts of the targets, which the checkpoint has by these names. Collective.
+
+    Raises StoreError when one has another shape.
+    """
+    known = shapes(folder, part)
+    for name, tensor in targets.items():
+        if known[name] != tensor.shape:
+            raise StoreError(
+                f"{folder}: {part}/{name} has shape {tuple(known[name])}, the model has {tuple(tensor.shape)}"
+            )
+    state = {f"{part}/{name}": tensor.detach() for name, tensor in targets.items()}
+    load_state(state, storage_reader=FileSystemReader(folder / STATE), process_group=world.files)
+
+
+def load(found: Checkpoint, policy: Body, optimizer: torch.optim.Optimizer, world: World) -> None:
+    """Restore weights, moments and random states. Every rank reads its part. Collective.
 
     Raises StoreError when the checkpoint was made with another model or another `train_layers`.
     """
-    weights = load_file(checkpoint.weights)
-    names = {name for name, _ in policy.trainable()}
-    if set(weights) != names:
+    restore(found, "policy", policy, optimizer, world)
+    size = shapes(found.folder, "rng").get(str(world.rank))  # None on a rank that was not there
+    states = {} if size is None else {str(world.rank): torch.empty(size, dtype=torch.uint8)}
+    fill(found.folder, "rng", states, world)
+    for state in states.values():
+        torch.set_rng_state(state)
+
+
+def restore(found: Checkpoint, part: str, model: Body, optimizer: torch.optim.Optimizer, world: World) -> None:
+    """Set a model's trained parameters and AdamW's state of them, `part` and `part_optimizer`. Collective.
+
+    Raises StoreError as `load` does.
+    """
+    weights, names = dict(model.trainable()), shapes(found.folder, part).keys()
+    if names != weights.keys():
         raise StoreError(
-            f"checkpoint {checkpoint.folder} holds {len(weights)} trained tensors, this configuration trains "
-            f"{len(names)}: model, trainer.train_layers or trainer.lora changed"
+            f"checkpoint {found.folder} holds {len(names)} trained tensors, this configuration trains "
+            f"{len(weights)}: model, trainer.train_layers or trainer.lora changed"
         )
-    restore(policy, optimizer, weights, load_file(checkpoint.folder / "optimizer.safetensors"), checkpoint.folder)
-    states = torch.load(checkpoint.folder / "rng.pt", weights_only=True)
-    if world.rank < len(states):
-        torch.set_rng_state(states[world.rank])
-
-
-def part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor] | None:
-    """The whole tensors of one of the `parts` that it was saved with; None when it was saved without it."""
-    path = checkpoint.folder / f"{name}.safetensors"
-    return load_file(path) if path.is_file() else None
-
-
-def restore(
-    model: Body, optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor],
-    what: Path,
-) -> None:  # fmt: skip
-    """Set the trained parameters and AdamW's state of them from whole tensors."""
-    for name, p in model.trainable():
-        with torch.no_grad():
-            p.copy_(like(weights[name], p, what / name))
-        if f"{name}/step" in moments:
-            optimizer.state[p] = {
-                "step": moments[f"{name}/step"],
-                "exp_avg": like(moments[f"{name}/exp_avg"], p, what / name),
-                "exp_avg_sq": like(moments[f"{name}/exp_avg_sq"], p, what / name),
-            }
-
-
-def like(tensor: Tensor, parameter: Tensor, what: object) -> Tensor:
-    """`tensor`, sharded and placed as `parameter` is. Raises StoreError when it has another shape."""
-    if tensor.shape != parameter.shape:
-        raise StoreError(f"{what} has shape {tuple(tensor.shape)}, the model has {tuple(parameter.shape)}")
-    made = torch.empty_like(parameter, requires_grad=False)
-    local, rows = owned(made)
-    local.copy_(tensor[rows])
-    return made
+    fill(found.folder, part, weights, world)
+    saved = shapes(found.folder, f"{part}_optimizer")
+    for name, p in weights.items():
+        if f"{name}/step" in saved:
+            first, second = torch.zeros_like(p), torch.zeros_like(p)
+            optimizer.state[p] = {"step": torch.zeros((), device=p.device), "exp_avg": first, "exp_avg_sq": second}
+    fill(found.folder, f"{part}_optimizer", moments(model, optimizer), world)
 
 
 def _folders(root: Path) -> list[Path]:

@@ -51,6 +51,8 @@ class World:
     size: int
     device: torch.device
     mesh: Mesh
+    files: dist.ProcessGroup
+    """All ranks once more, on the CPU: who writes in the background speaks over it."""
 
     @property
     def data_rank(self) -> int:
@@ -77,6 +79,10 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        dist.barrier(self.files)
 
     def total(self, values: dict[str, float]) -> dict[str, float]:
         """Sums over data ranks, by name. Collective; every rank passes the same names."""
@@ -117,7 +123,8 @@ def join_world(
         dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{_free_port()}", rank=0, world_size=1)
     try:
         size = dist.get_world_size()
-        yield World(dist.get_rank(), size, chosen, _mesh(kind, size, replicas, tensor_parallel))
+        mesh = _mesh(kind, size, replicas, tensor_parallel)
+        yield World(dist.get_rank(), size, chosen, mesh, dist.new_group(backend="gloo"))
     finally:
         dist.destroy_process_group()
 

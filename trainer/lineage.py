@@ -127,6 +127,10 @@ class Lineage:
             version=record.version, path=str(path), checksum=checksum,
         )  # fmt: skip
 
+    def checkpointed(self, record: StepRecord) -> None:
+        """The step, which was completed before, is durable now."""
+        self.database.transact(steps.note, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})
+
     def record(self, kind: str, start: float, end: float, **data: object) -> None:
         """Put something that took time on the timeline."""
         facts: Json = {"start": start, "end": end, **data}

@@ -34,14 +34,15 @@ import torch
 
 from agentrl.config import RunConfig
 from agentrl.files import remove_drafts
-from agentrl.schemas import Batch, TrainedBatch
+from agentrl.schemas import Batch, ResumePlan, TrainedBatch
 from agentrl.trainer import checkpoint, weights
-from agentrl.trainer.checkpoint import Checkpoint, Ignored, StepRecord
+from agentrl.trainer.checkpoint import Checkpoint, Ignored, StepRecord, Writing
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import CHECKPOINTED, Lineage, batch_metrics, trained_trajectories
 from agentrl.trainer.models import Models, after_step, make_models, parts, restore
 from agentrl.trainer.policy import Policy
 from agentrl.trainer.publish import Publisher
+from agentrl.trainer.schedule import learning_rate, set_learning_rate
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy
 from agentrl.weights import folder_name
@@ -94,6 +95,7 @@ class Trainer:
     step: int = 0
     version: int = 0
     checkpointed: int = 0  # the step of the newest checkpoint
+    writing: Writing | None = None  # a checkpoint on its way to the disk
     publish_s: float = 0.0
 
     @property
@@ -129,8 +131,12 @@ def train(
     while t.step < config.steps:
         batch, waited_s = next_batch(t)
         if batch is None:
+            collect(t, wait=True)
+            if t.checkpointed < t.step:
+                say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
             return False
         train_step(t, batch, waited_s)
+    collect(t, wait=True)
     weights.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
     if t.lineage:
         t.lineage.finish()
@@ -141,36 +147,45 @@ def train(
 def resume(t: Trainer) -> None:
     """Bring store, checkpoint and engines to one step. Collective."""
     found: Checkpoint | None = None
+    plan: ResumePlan | None = None
     if t.lineage:
         for parent in (t.checkpoints, t.weights):
             remove_drafts(parent)
         found, ignored = find_checkpoint(t.config, t.lineage, from_base=t.from_base)
         plan = t.lineage.reconcile(found.record.batch.step_id if found else None)
-        t.step, t.version, republish = plan.step, plan.version, plan.republish
         for unusable in ignored:
             aside = checkpoint.set_aside(unusable)
             say(t, f"ignoring checkpoint {unusable.folder}: {unusable.why} (set aside as {aside.name})")
-        if found:
-            known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
-            folder = t.weights / Path(known).name if known else weights_folder(t, found.record)
-            names, adapter = t.policy.names, t.config.trainer.lora
-            publishable = weights.publishable(folder, found.weights, t.base_model, names, adapter)
-            if plan.roll_forward:
-                t.lineage.complete(found.record, *publishable)
-                t.version = republish = found.record.version
-                say(t, f"step {t.step} was checkpointed but not recorded: completed it")
-        weights.remove(t.weights, partial(t.lineage.unneeded, strangers=True))
-        if plan.rolled_back_steps:
-            say(t, f"rolled back steps {plan.rolled_back_steps}: they have no checkpoint")
-        if t.step:
-            say(t, f"resuming after step {t.step}, version {t.version}")
-        if republish is not None:
-            publish(t, republish)
-    found, t.step, t.version = t.world.share((found, t.step, t.version))
-    t.checkpointed = t.step
+    found, plan = t.world.share((found, plan))
+    assert plan is not None
+    t.step = t.checkpointed = plan.step
+    t.version = found.record.version if found and plan.roll_forward else plan.version
     if found:
-        checkpoint.load(found, t.policy, t.optimizer, t.world)
-        restore(found, t.models, t.config.trainer)
+        restore(found, t.models, t.optimizer, t.config.trainer, t.world)
+    trained = weights.trainable(t.policy, t.world) if found else {}
+    if t.lineage:
+        take_up(t, found, plan, trained)
+
+
+def take_up(t: Trainer, found: Checkpoint | None, plan: ResumePlan, trained: dict[str, torch.Tensor]) -> None:
+    """Bring store and engines to the checkpoint, whose parameters are in `trained`."""
+    assert t.lineage is not None
+    republish = plan.republish
+    if found:
+        known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
+        folder = t.weights / Path(known).name if known else weights_folder(t, found.record)
+        made = weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora)
+        if plan.roll_forward:
+            t.lineage.complete(found.record, *made)
+            republish = t.version
+            say(t, f"step {t.step} was checkpointed but not recorded: completed it")
+    weights.remove(t.weights, partial(t.lineage.unneeded, strangers=True))
+    if plan.rolled_back_steps:
+        say(t, f"rolled back steps {plan.rolled_back_steps}: they have no checkpoint")
+    if t.step:
+        say(t, f"resuming after step {t.step}, version {t.version}")
+    if republish is not None:
+        publish(t, republish)
 
 
 def find_checkpoint(
@@ -200,8 +215,6 @@ def next_batch(t: Trainer) -> tuple[Batch | None, float]:
                 batch = t.lineage.wait_for_batch(t.step + 1, HEARTBEAT_S, t.stop.wait)
         batch, stopping = t.world.share((batch, stopping))
         if stopping:
-            if t.checkpointed < t.step:
-                say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
             return None, 0.0
         if batch is not None:
             end = time.time()
@@ -216,6 +229,10 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
     config = t.config.trainer
     samples = make_samples(batch.trajectories, config.algorithm, t.models, config.tokens_per_microbatch, t.world)
     trained = trained_trajectories(batch, samples)
+    lr = learning_rate(batch.step, t.config.steps, config)
+    set_learning_rate(t.optimizer, lr)
+    if t.models.critic:
+        set_learning_rate(t.models.critic.optimizer, config.critic_lr * lr / config.lr)
     metrics = update_policy(t.policy, t.optimizer, samples, batch.version, batch.ages, config, t.world, t.models.critic)
     after_step(t.models, batch.step, config)
     updated = time.time()
@@ -237,6 +254,7 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
             "time/wait_for_batch": waited_s,
             "time/train": updated - start,
             "time/publish": t.publish_s,
+            "lr": lr,
         },
     )
     saved = save(t, record)
@@ -261,34 +279,54 @@ class Saved:
 
 
 def save(t: Trainer, record: StepRecord) -> Saved:
-    """Checkpoint when it is due (or the last chance), and write what engines load. Collective."""
+    """Checkpoint when it is due (or the last chance), and write what engines load. Collective.
+
+    With `checkpoint_every: 1` no step is completed before its checkpoint is durable. With more, steps without one are
+    trained again after a crash anyway, and a checkpoint is written while the next steps go on.
+    """
     start = time.time()
-    due = record.step % t.config.trainer.checkpoint_every == 0 or record.step == t.config.steps
+    every = t.config.trainer.checkpoint_every
     if t.lineage:
         t.lineage.check()
     last_chance = t.stop.is_set() or (t.lineage is not None and t.lineage.is_stopping())
-    due = t.world.share(due or last_chance)
-    record = replace(record, metrics=record.metrics | {CHECKPOINTED: float(due)})
+    last = t.world.share(last_chance or record.step == t.config.steps)
+    due, wait = last or record.step % every == 0, last or every == 1
+    record = replace(record, metrics=record.metrics | {CHECKPOINTED: float(due and wait)})
+    collect(t, wait=due)
     made: Checkpoint | None = None
-    tensors: Path | dict[str, torch.Tensor]
     if due:
-        made = checkpoint.save(t.checkpoints, record, t.policy, t.optimizer, t.world, parts(t.models, t.config.trainer))
-        t.checkpointed, tensors = record.step, made.weights
-    else:
-        tensors = weights.trainable(t.policy)
+        everything = parts(t.models, t.optimizer, t.config.trainer)
+        writing = checkpoint.begin(t.checkpoints, record, everything, t.world, wait=wait)
+        if wait:
+            made, t.checkpointed = writing.finish(), record.step
+        else:
+            t.writing = writing
+    trained = weights.trainable(t.policy, t.world)
     if not t.lineage:
         return Saved(record, Path(), "", made)
-    folder, names = weights_folder(t, record), t.policy.names
-    path, checksum = weights.publishable(folder, tensors, t.base_model, names, t.config.trainer.lora)
+    path, checksum = weights.publishable(
+        weights_folder(t, record), trained, t.base_model, t.policy.names, t.config.trainer.lora
+    )
     record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
     return Saved(record, path, checksum, made)
+
+
+def collect(t: Trainer, *, wait: bool) -> None:
+    """Finish the checkpoint that is being written, if it is ready or is to be waited for; older ones go."""
+    if t.writing is None or not (wait or t.writing.done()):
+        return
+    made, t.writing = t.writing.finish(), None
+    t.checkpointed = made.record.step
+    if t.lineage:
+        t.lineage.checkpointed(made.record)
+        checkpoint.remove_older(made, t.config.trainer)
 
 
 def remove_old(t: Trainer, made: Checkpoint | None) -> None:
     """Delete checkpoints and weights that a completed step makes superfluous."""
     assert t.lineage is not None
     if made:
-        checkpoint.remove_older(made.folder, t.config.trainer.keep_checkpoints)
+        checkpoint.remove_older(made, t.config.trainer)
     weights.remove(t.weights, partial(t.lineage.unneeded, strangers=False))
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from agentrl.config import TrainerConfig, UpdateConfig
 from agentrl.errors import StoreError
 from agentrl.trainer import checkpoint
-from agentrl.trainer.checkpoint import Checkpoint
+from agentrl.trainer.checkpoint import Checkpoint, Parts
 from agentrl.trainer.critic import Critic, Learner
 from agentrl.trainer.distributed import World
 from agentrl.trainer.policy import Policy
@@ -56,7 +55,7 @@ def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models
     if config.algorithm.needs_reference:
         reference = Reference(policy)
         if config.reference:
-            reference.overlay(config.reference)
+            reference.overlay(config.reference, world)
     if config.algorithm.needs_critic:
         model = load(Critic, base_model, config, world)
         critic = Learner(model, make_optimizer(model, config, config.critic_lr))
@@ -70,25 +69,25 @@ def after_step(models: Models, step: int, config: TrainerConfig) -> None:
         models.reference.refresh()
 
 
-def parts(models: Models, config: TrainerConfig) -> dict[str, dict[str, Tensor]]:
-    """What a checkpoint holds besides the policy and its optimizer."""
-    found: dict[str, dict[str, Tensor]] = {}
+def parts(models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> Parts:
+    """What a checkpoint holds: the policy, its optimizer, and what else moves."""
+    found = dict(checkpoint.state_of("policy", models.policy, optimizer))
     if models.reference and config.algorithm.kl_refresh_steps:
         found["reference"] = models.reference.tensors
     if models.critic:
-        critic, optimizer = models.critic.critic, models.critic.optimizer
-        found["critic"] = dict(critic.trainable())
-        found["critic_optimizer"] = checkpoint.moments(critic, optimizer)
+        found |= checkpoint.state_of("critic", models.critic.critic, models.critic.optimizer)
     return found
 
 
-def restore(found: Checkpoint, models: Models, config: TrainerConfig) -> None:
-    """Bring back `parts`. Raises StoreError where one that is needed was not saved."""
-    for name in parts(models, config):
-        if checkpoint.part(found, name) is None:
+def restore(
+    found: Checkpoint, models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig, world: World
+) -> None:
+    """Bring back `parts` and random states. Collective. Raises StoreError where one that is needed was not saved."""
+    for name in parts(models, optimizer, config):
+        if not name.endswith("_optimizer") and not checkpoint.shapes(found.folder, name):
             raise StoreError(f"checkpoint {found.folder} has no {name}: trainer.algorithm changed")
+    checkpoint.load(found, models.policy, optimizer, world)
     if models.reference and config.algorithm.kl_refresh_steps:
-        models.reference.restore(checkpoint.part(found, "reference") or {})
+        checkpoint.fill(found.folder, "reference", models.reference.tensors, world)
     if models.critic:
-        weights, moments = (checkpoint.part(found, name) or {} for name in ("critic", "critic_optimizer"))
-        checkpoint.restore(models.critic.critic, models.critic.optimizer, weights, moments, found.folder)
+        checkpoint.restore(found, "critic", models.critic.critic, models.critic.optimizer, world)

@@ -6,7 +6,7 @@ policy's, and for its forward passes they change places. Layers that nobody trai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ModelFolderError
-from agentrl.trainer import loading, naming
-from agentrl.trainer.checkpoint import like
+from agentrl.trainer import checkpoint, loading, naming
+from agentrl.trainer.distributed import World
 from agentrl.trainer.policy import Policy
 from agentrl.trainer.sharding import reshard
 
@@ -29,26 +29,31 @@ class Reference:
         self.tensors = {name: p.detach().clone() for name, p in policy.trainable()}
 
     @torch.no_grad()
-    def overlay(self, folder: Path) -> None:
-        """Take the tensors of a model folder, of a checkpoint or of a published version; others stay.
+    def overlay(self, folder: Path, world: World) -> None:
+        """Take the tensors of a model folder, of a checkpoint or of a published version; others stay. Collective.
 
-        Raises ModelFolderError when the folder holds none of the policy's, or one of another shape.
+        Raises ModelFolderError when the folder holds none of the policy's, and that or StoreError when one has another
+        shape.
         """
         reshard(self._policy)
-        lm, files = self._policy.lm, _tensor_files(folder)
-        names = naming.match(lm, files, loading.known_names(lm))
-        found = loading.given(names, files)
-        taken = {name: p.detach().clone() for name, p in lm.named_parameters() if loading.stored_name(name) in found}
-        if not taken:
-            raise ModelFolderError(f"reference {folder} has none of the model's tensors")
-        targets = {loading.stored_name(name): tensor for name, tensor in taken.items()}
-        loading.read(files, names, targets, f"reference {folder}")
+        if (folder / checkpoint.STATE).is_dir():
+            taken = self._own(checkpoint.shapes(folder, "policy"), folder)
+            checkpoint.fill(folder, "policy", taken, world)
+        else:
+            lm, files = self._policy.lm, _tensor_files(folder)
+            names = naming.match(lm, files, loading.known_names(lm))
+            taken = self._own(loading.given(names, files), folder)
+            targets = {loading.stored_name(name): tensor for name, tensor in taken.items()}
+            loading.read(files, names, targets, f"reference {folder}")
         self.tensors |= taken
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take whole tensors that a checkpoint kept."""
-        for name, tensor in tensors.items():
-            self.tensors[name] = like(tensor, self.tensors[name], f"reference {name}")
+    def _own(self, found: Collection[str], folder: Path) -> dict[str, Tensor]:
+        """Room for those of the policy's tensors that a folder has."""
+        named = self._policy.lm.named_parameters()
+        own = {name: p.detach().clone() for name, p in named if {name, loading.stored_name(name)} & set(found)}
+        if not own:
+            raise ModelFolderError(f"reference {folder} has none of the model's tensors")
+        return own
 
     def refresh(self) -> None:
         """Become the policy of now."""
@@ -77,7 +82,5 @@ class Reference:
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Where each tensor is. A checkpoint has its moments beside its weights."""
-    weights = folder / "weights.safetensors"
-    paths = [weights] if weights.is_file() else sorted(folder.glob("*.safetensors"))
-    return {name: path for path in paths for name in loading.tensor_names(path)}
+    """Where each tensor is."""
+    return {name: path for path in sorted(folder.glob("*.safetensors")) for name in loading.tensor_names(path)}

@@ -1,8 +1,8 @@
 """What engines load: `weights/v12-STEP_ID/`, the tensors that training changes, under Hugging Face names.
 
 SGLang's `/update_weights_from_disk` accepts a folder with a part of the tensors; every version holds the same part, so
-an engine with the base weights and any one version on top is at that version. The file is a hard link to the
-checkpoint's where there is one: nothing is written twice. An adapter that is published as such is written as by peft.
+an engine with the base weights and any one version on top is at that version. An adapter that is published as such is
+written as by peft.
 
 A step id belongs to one lease, so two trainers never write other tensors under one name, and a folder never changes
 while an engine reads it. The store knows each version's folder; a folder goes when the store no longer needs it.
@@ -11,14 +11,13 @@ while an engine reads it. The store knows each version's folder; a folder goes w
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from agentrl.config import AdapterConfig, LoraConfig
@@ -27,30 +26,25 @@ from agentrl.trainer import lora
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.naming import Names
-from agentrl.trainer.policy import Policy
+from agentrl.trainer.policy import Body, Policy
 from agentrl.weights import ADAPTER, TENSORS, checksum, version_of
 
 
 def publishable(
-    folder: Path, tensors: Path | dict[str, Tensor], base_model: Path, names: Names, adapter: LoraConfig
+    folder: Path, trained: dict[str, Tensor], base_model: Path, names: Names, adapter: LoraConfig
 ) -> tuple[Path, str]:
-    """Make `folder` from trained tensors or a safetensors file of them; its absolute path and its tensors' checksum.
+    """Make `folder` from the trained parameters; its absolute path and its tensors' checksum.
 
     Tensors get the names that the base model's files have for them.
     A folder that is there already, with the same tensors, is left as it is: engines may be reading it.
     """
-    if adapter.rank or not names.same:
-        trained = load_file(tensors) if isinstance(tensors, Path) else tensors
-        if adapter.publish == "adapter":
-            return _publishable_adapter(folder, lora.for_engines(trained, base_model), base_model, adapter)
-        tensors = _as_stored(trained, base_model, names, adapter)
-    digest = checksum(tensors) if isinstance(tensors, Path) else _digest(tensors)
+    if adapter.publish == "adapter":
+        return _publishable_adapter(folder, lora.for_engines(trained, base_model), base_model, adapter)
+    tensors = _as_stored(trained, base_model, names, adapter)
+    digest = _digest(tensors)
     if not _holds(folder / TENSORS, digest):
         with atomic_folder(folder) as draft:
-            if isinstance(tensors, Path):
-                _link(tensors, draft / TENSORS)
-            else:
-                save_file(tensors, draft / TENSORS)
+            save_file(tensors, draft / TENSORS)
             copy_sidecars(base_model, draft)
     return folder.resolve(), digest
 
@@ -64,9 +58,14 @@ def _publishable_adapter(
     return folder.resolve(), digest
 
 
-def trainable(policy: Policy) -> dict[str, Tensor]:
-    """The trained parameters, whole, on the CPU. Collective."""
-    return {name: full(p) for name, p in policy.trainable()}
+def trainable(policy: Body, world: World) -> dict[str, Tensor]:
+    """The trained parameters, whole, in rank 0's memory; none on others. Collective."""
+    trained = {}
+    for name, p in policy.trainable():
+        whole = full(p)
+        if world.leads:
+            trained[name] = whole
+    return trained
 
 
 def remove(root: Path, unneeded: Callable[[list[str]], set[str]]) -> None:
@@ -81,7 +80,7 @@ def export(run_dir: Path, policy: Policy, base_model: Path, adapter: AdapterConf
 
     Tensors keep the type that the base model stores them in. Where an adapter was trained, `adapter/` holds it alone.
     """
-    trained = trainable(policy)
+    trained = trainable(policy, world)
     if not world.leads:
         return
     if adapter.rank:
@@ -111,13 +110,6 @@ def copy_sidecars(base_model: Path, folder: Path) -> None:
     for path in base_model.iterdir():
         if path.suffix in (".json", ".jinja", ".model", ".txt") and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system
-        shutil.copyfile(source, target)
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

@@ -218,6 +218,13 @@ def complete(
     leases.move(conn, facts.step_id, TrajectoryState.TRAINED)
 
 
+def note(conn: Connection, run_id: str, epoch: int, step_id: str, metrics: Json) -> None:
+    """Add to a completed step's metrics. Raises FencedError for an older epoch."""
+    check_epoch(conn, run_id, epoch)
+    known = conn.execute(select(steps.c.metrics).where(steps.c.id == step_id, steps.c.run_id == run_id)).scalar_one()
+    conn.execute(update(steps).where(steps.c.id == step_id).values(metrics={**known, **metrics}))
+
+
 def mark_published(conn: Connection, run_id: str, version: int, epoch: int | None = None) -> None:
     """Every serving engine has `version`: the run moves to it, its step is published.
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import full
+from agentrl.trainer.distributed import World
 from agentrl.trainer.policy import Policy
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,3 +58,10 @@ def differing(policy: Policy, folder: Path) -> list[str]:
     )
     mine = {name: full(tensor) for name, tensor in right.items()}
     return sorted(n for n in left.keys() | mine.keys() if n not in left or not torch.equal(left[n], mine[n]))
+
+
+def read_part(folder: Path, part: str, world: World) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint's part."""
+    tensors = {name: torch.empty(size) for name, size in checkpoint.shapes(folder, part).items()}
+    checkpoint.fill(folder, part, tensors, world)
+    return tensors

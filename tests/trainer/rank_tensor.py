@@ -69,7 +69,7 @@ def measured(folder: Path, kind: str, out: Path, world: World) -> Found:
     found = {f"1/{name}": tensor for name, tensor in updates(made, optimizer, config, 1, world).items()}
     batch = TrainedBatch(step_id=kind, digest="d", estimator="ppo", wasted_tokens=0, trained=[])
     record = StepRecord(step=1, version=1, batch=batch, metrics={})
-    checkpoint.save(out, record, made.policy, optimizer, world, models.parts(made, config))
+    checkpoint.begin(out, record, models.parts(made, optimizer, config), world, wait=True).finish()
     return found | {f"2/{name}": tensor for name, tensor in updates(made, optimizer, config, 2, world).items()}
 
 

@@ -109,13 +109,13 @@ class Run:
 
     def save(self, folder: Path) -> Checkpoint:
         """All that moves."""
-        record, parts = StepRecord(step=1, version=1, batch=FACTS, metrics={}), models.parts(self.models, self.config)
-        return checkpoint.save(folder, record, self.models.policy, self.optimizer, self.world, parts)
+        record = StepRecord(step=1, version=1, batch=FACTS, metrics={})
+        parts = models.parts(self.models, self.optimizer, self.config)
+        return checkpoint.begin(folder, record, parts, self.world, wait=True).finish()
 
     def restore(self, saved: Checkpoint) -> None:
         """Be the run that was saved."""
-        checkpoint.load(saved, self.models.policy, self.optimizer, self.world)
-        models.restore(saved, self.models, self.config)
+        models.restore(saved, self.models, self.optimizer, self.config, self.world)
 
     def _learners(self) -> list[tuple[str, Body, torch.optim.Optimizer]]:
         policy, critic = ("", self.models.policy, self.optimizer), self.models.critic

@@ -82,7 +82,7 @@ def test_a_death_at_any_point_of_a_step_changes_nothing(
         raise Died
 
     owner, name = {
-        "before checkpoint": (checkpoint, "save"),
+        "before checkpoint": (checkpoint, "begin"),
         "after checkpoint": (Lineage, "complete"),
         "after complete": (Publisher, "publish"),
     }[point]
@@ -114,8 +114,8 @@ def test_a_partial_checkpoint_is_ignored_with_a_message_and_its_step_repeated(
     monkeypatch.undo()
     (newest,) = (setup.config.run_dir / "checkpoints").glob("step-000002-*")
     if damage == "truncated":
-        data = (newest / "optimizer.safetensors").read_bytes()
-        (newest / "optimizer.safetensors").write_bytes(data[: len(data) // 2])
+        (file,) = (newest / checkpoint.STATE).glob("*.distcp")
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     elif damage == "no meta":
         (newest / "meta.json").unlink()
     else:
@@ -152,6 +152,13 @@ def test_steps_between_checkpoints_publish_too(setup: Setup, undisturbed: dict[s
     kept = sorted((setup.config.run_dir / "checkpoints").iterdir())
     assert [p.name[:11] for p in kept] == ["step-000002", "step-000003"]
     assert same(undisturbed, setup.config.run_dir / "model")
+
+
+def test_the_learning_rate_follows_its_schedule_over_the_runs_steps(setup: Setup) -> None:
+    assert setup.train(lr=0.3, lr_schedule="linear")
+    with setup.database.read() as conn:
+        rates = [step.metrics["lr"] for step in steps.of_run(conn, setup.run_id)]
+    assert rates == pytest.approx([0.3, 0.2, 0.1])
 
 
 def test_run_status_stopping_ends_the_wait(setup: Setup) -> None:
@@ -252,5 +259,5 @@ def test_the_divergence_from_a_named_reference_is_a_metric(setup: Setup, tmp_pat
     with setup.database.read() as conn:
         far = [s.metrics["kl_reference"] for s in steps.of_run(conn, setup.run_id)]
     assert min(far) > 0.1  # with the base model as reference the first step has none
-    checkpoints = setup.config.run_dir / "checkpoints"
-    assert not list(checkpoints.glob("*/reference.safetensors"))  # it does not move
+    for folder in (setup.config.run_dir / "checkpoints").iterdir():
+        assert not checkpoint.shapes(folder, "reference")  # it does not move

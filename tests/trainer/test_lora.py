@@ -110,7 +110,7 @@ def test_peft_reads_the_adapter_folder(
 def test_engines_get_whole_matrices_and_a_folder_in_use_stays(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
-    adapter = weights.trainable(trained[0])
+    adapter = weights.trainable(trained[0], world)
     folder, digest = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER)
     assert checksum(folder / TENSORS) == digest
     assert {name: tuple(t.shape) for name, t in load_file(folder / TENSORS).items()} == {
@@ -128,7 +128,7 @@ def test_engines_that_are_sent_the_adapter_get_zeros_for_what_they_compute_with_
 ) -> None:
     """SGLang fuses q, k and v: it takes an adapter for all of them or for none."""
     config = ADAPTER.model_copy(update={"publish": "adapter"})
-    adapter = weights.trainable(trained[0])
+    adapter = weights.trainable(trained[0], world)
     folder, digest = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, config)
     assert checksum(folder / ADAPTER_TENSORS) == digest
     sent = load_file(folder / ADAPTER_TENSORS)
@@ -166,8 +166,10 @@ def test_a_checkpoint_holds_the_adapter_alone_and_restores_it(
 ) -> None:
     policy, optimizer = trained
     batch = TrainedBatch(step_id="s", digest="d", estimator="grpo", wasted_tokens=0, trained=[])
-    saved = checkpoint.save(tmp_path, StepRecord(step=1, version=1, batch=batch, metrics={}), policy, optimizer, world)
-    assert load_file(saved.weights).keys() == {name for name, _ in policy.trainable()}
+    record = StepRecord(step=1, version=1, batch=batch, metrics={})
+    parts = checkpoint.state_of("policy", policy, optimizer)
+    saved = checkpoint.begin(tmp_path, record, parts, world, wait=True).finish()
+    assert checkpoint.shapes(saved.folder, "policy").keys() == {name for name, _ in policy.trainable()}
     fresh = load_policy(base, world.mesh, adapter=ADAPTER)
     checkpoint.load(saved, fresh, make_optimizer(fresh, CONFIG), world)
     assert torch.equal(logprobs(fresh), logprobs(policy))

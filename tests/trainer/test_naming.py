@@ -71,14 +71,12 @@ def test_what_is_exported_and_published_has_the_names_of_the_base_model(
     assert not torch.allclose(ours(policy), theirs(base), atol=1e-2)
     weights.export(tmp_path, policy, base, LoraConfig(), world)
     torch.testing.assert_close(ours(policy), theirs(tmp_path / "model"), rtol=1e-5, atol=1e-5)
-    whole = weights.trainable(policy)
-    save_file(whole, tmp_path / "weights.safetensors")
+    whole = weights.trainable(policy, world)
     named = {name for file in base.glob("*.safetensors") for name in load_file(file)}
-    for tensors in (whole, tmp_path / "weights.safetensors"):
-        folder, _ = weights.publishable(tmp_path / "v1", tensors, base, policy.names, LoraConfig())
-        assert load_file(folder / "model.safetensors").keys() == named
+    folder, _ = weights.publishable(tmp_path / "v1", whole, base, policy.names, LoraConfig())
+    assert load_file(folder / "model.safetensors").keys() == named
     reference = Reference(load_policy(base, world.mesh))
-    reference.overlay(folder)
+    reference.overlay(folder, world)
     assert reference.tensors.keys() == whole.keys()
     assert all(torch.equal(full(reference.tensors[name]), whole[name]) for name in whole)
 

@@ -14,7 +14,9 @@ from support import AGES, random_samples
 from agentrl.algorithm import Algorithm
 from agentrl.config import LoraConfig, TrainerConfig
 from agentrl.errors import ModelFolderError
-from agentrl.trainer.checkpoint import full
+from agentrl.schemas import TrainedBatch
+from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoint import StepRecord, full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import Models
 from agentrl.trainer.packing import Microbatch, collate, make_units
@@ -75,7 +77,7 @@ def test_with_frozen_layers_it_holds_the_trained_ones_only(tiny_model: Path, wor
 def test_another_models_folder(tiny_model: Path, other_model: Path, world: World, how: str) -> None:
     policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
     before, reference = logprobs(policy), Reference(policy)
-    reference.overlay(other_model)
+    reference.overlay(other_model, world)
     with reference.in_place():
         assert torch.equal(logprobs(policy), logprobs(load_policy(other_model, world.mesh)))
     assert torch.equal(logprobs(policy), before)
@@ -85,24 +87,39 @@ def test_a_folder_with_a_part_of_the_tensors_is_the_base_with_them(
     tiny_model: Path, other_model: Path, world: World, tmp_path: Path
 ) -> None:
     name = "model.norm.weight"
-    save_file({name: load_file(other_model / "model.safetensors")[name] * 2}, tmp_path / "weights.safetensors")
-    save_file({f"{name}/exp_avg": torch.zeros(3)}, tmp_path / "optimizer.safetensors")  # as in a checkpoint
+    save_file({name: load_file(other_model / "model.safetensors")[name] * 2}, tmp_path / "model.safetensors")
     policy = load_policy(tiny_model, world.mesh)
     reference = Reference(policy)
-    reference.overlay(tmp_path)
+    reference.overlay(tmp_path, world)
     with reference.in_place():
         found = {n: full(p).clone() for n, p in policy.lm.named_parameters()}
     base = load_file(tiny_model / "model.safetensors")
     assert {n for n in base if not torch.equal(found[n], base[n])} == {name}
 
 
+@pytest.mark.parametrize("how", TRAINED)
+def test_a_checkpoint(tiny_model: Path, world: World, tmp_path: Path, how: str) -> None:
+    policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
+    step(policy, world)
+    parts = checkpoint.state_of("policy", policy, make_optimizer(policy, TrainerConfig()))
+    batch = TrainedBatch(step_id="s", digest="d", estimator="grpo", wasted_tokens=0, trained=[])
+    record = StepRecord(step=1, version=1, batch=batch, metrics={})
+    saved = checkpoint.begin(tmp_path, record, parts, world, wait=True).finish()
+    fresh = load_policy(tiny_model, world.mesh, **TRAINED[how])
+    reference = Reference(fresh)
+    assert not torch.equal(logprobs(fresh), logprobs(policy))
+    reference.overlay(saved.folder, world)
+    with reference.in_place():
+        assert torch.equal(logprobs(fresh), logprobs(policy))
+
+
 def test_a_folder_that_does_not_fit_is_refused(tiny_model: Path, world: World, tmp_path: Path) -> None:
     reference = Reference(load_policy(tiny_model, world.mesh))
     with pytest.raises(ModelFolderError, match="none of the model's tensors"):
-        reference.overlay(tmp_path)
+        reference.overlay(tmp_path, world)
     save_file({"model.norm.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelFolderError, match=r"model\.norm\.weight has shape \(3,\), the model has \(32,\)"):
-        reference.overlay(tmp_path)
+        reference.overlay(tmp_path, world)
 
 
 # -- in the loss and in the reward ---------------------------------------------------------------------------------
@@ -113,7 +130,7 @@ def judged(
 ) -> tuple[Policy, list[Any]]:
     policy = load_policy(model, world.mesh)
     reference = Reference(policy)
-    reference.overlay(other)
+    reference.overlay(other, world)
     return policy, make_samples(TRAJECTORIES, algorithm, Models(policy=policy, reference=reference), budget, world)
 
 

@@ -90,8 +90,7 @@ def goes_on_alone(folder: Path, kind: str, checkpoints: Path, expected: Found, w
     """One rank makes the second step from the checkpoint that several made of the first."""
     made, optimizer = start(folder, CONFIGS[kind], world)
     saved = checkpoint.read(checkpoints / f"step-000001-{kind}")
-    checkpoint.load(saved, made.policy, optimizer, world)
-    models.restore(saved, made, CONFIGS[kind])
+    models.restore(saved, made, optimizer, CONFIGS[kind], world)
     found = {f"2/{name}": tensor for name, tensor in updates(made, optimizer, CONFIGS[kind], 2, world).items()}
     assert_same(found, {name: tensor for name, tensor in expected.items() if name.startswith("2/")})
 

@@ -33,9 +33,10 @@ from agentrl.trainer.checkpoint import Checkpoint, StepRecord
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loop import CHECKPOINTS, Stop
 from agentrl.trainer.policy import Body
+from agentrl.trainer.schedule import learning_rate
 from agentrl.trainer.tuning.items import Data, Item
 from agentrl.trainer.tuning.methods import Dpo, Method, method_of
-from agentrl.trainer.tuning.step import learning_rate, score, train, with_reference
+from agentrl.trainer.tuning.step import score, train, with_reference
 from agentrl.trainer.update import make_optimizer
 from agentrl.tuning import AnyConfig
 
@@ -177,9 +178,10 @@ def save(t: Tuning, metrics: dict[str, float]) -> None:
         step_id=t.config.method, digest=t.digest, estimator=t.config.method, wasted_tokens=0, trained=[]
     )
     record = StepRecord(step=t.step, version=t.step, batch=facts, metrics=metrics)
-    made = checkpoint.save(t.checkpoints, record, t.model, t.optimizer, t.world)
+    parts = checkpoint.state_of("policy", t.model, t.optimizer)
+    made = checkpoint.begin(t.checkpoints, record, parts, t.world, wait=True).finish()
     if t.world.leads:
-        checkpoint.remove_older(made.folder, t.config.trainer.keep_checkpoints)
+        checkpoint.remove_older(made, t.config.trainer)
 
 
 def keep_lines(t: Tuning) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +14,7 @@ from agentrl.schemas import Float32
 from agentrl.trainer.distributed import World
 from agentrl.trainer.packing import Microbatch, Sample, collate, plan
 from agentrl.trainer.policy import Body
+from agentrl.trainer.schedule import set_learning_rate
 from agentrl.trainer.sharding import reshard
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.methods import Method
@@ -23,22 +23,6 @@ from agentrl.tuning import TuningTrainerConfig
 
 Work = list[tuple[list[Sample], Microbatch]]
 """Microbatches of one rank, each with its samples in their order."""
-
-
-def learning_rate(step: int, steps: int, config: TuningTrainerConfig) -> float:
-    """Of step 1 … `steps`. It rises linearly over w warm-up steps; then lr, lr (1 − x) or lr (1 + cos πx)/2,
-    x = (step − 1 − w)/(steps − w)."""
-    done, warmup = step - 1, config.warmup_steps
-    if done < warmup:
-        return config.lr * step / (warmup + 1)
-    x = (done - warmup) / max(1, steps - warmup)
-    match config.lr_schedule:
-        case "constant":
-            return config.lr
-        case "linear":
-            return config.lr * (1 - x)
-        case "cosine":
-            return config.lr * (1 + math.cos(math.pi * x)) / 2
 
 
 def train(
@@ -53,8 +37,7 @@ def train(
         backward(model, loss / count, world, more=config.keep_gathered and i < len(work))
         _add(sums, parts, m)
     grad_norm = clip_gradients(model, config.grad_clip)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    set_learning_rate(optimizer, lr)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return _metrics(world.total(sums), count) | {"grad_norm": grad_norm, "lr": lr}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from folders import read_part
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -100,7 +101,7 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_model: Path, world: World, tmp
     made = config("sft", tmp_path)
     tune(made, tiny_model, data("sft"), world, Stop())
     newest = tmp_path / "test" / "checkpoints" / "step-000004-sft"
-    (newest / "weights.safetensors").write_bytes(b"")
+    (newest / checkpoint.STATE / ".metadata").write_bytes(b"")
     before = lines(tmp_path)
     assert tune(made, tiny_model, data("sft"), world, Stop())
     assert lines(tmp_path) == before
@@ -117,7 +118,7 @@ def test_other_data_and_fewer_steps_are_refused(tiny_model: Path, world: World, 
 
 def test_the_model_is_a_folder_of_transformers(tiny_model: Path, world: World, tmp_path: Path) -> None:
     tune(config("sft", tmp_path), tiny_model, data("sft"), world, Stop())
-    trained = load_file(tmp_path / "test" / "checkpoints" / "step-000004-sft" / "weights.safetensors")
+    trained = read_part(tmp_path / "test" / "checkpoints" / "step-000004-sft", "policy", world)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "test" / "model")
     loaded = dict(model.named_parameters())
     assert all(torch.equal(loaded[name], value) for name, value in trained.items())

@@ -22,7 +22,6 @@ from agentrl.trainer.packing import Sample
 from agentrl.trainer.tuning import step
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.update import make_optimizer
-from agentrl.tuning import TuningTrainerConfig
 
 BETA = 0.1
 
@@ -150,17 +149,3 @@ def test_with_an_adapter_the_reference_is_the_base_model(tiny_model: Path, world
     )
     assert first == pytest.approx(0, abs=1e-6)
     assert second > 0
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        ("constant", [0.5, 1, 1, 1, 1]),
-        ("linear", [0.5, 1, 0.75, 0.5, 0.25]),
-        ("cosine", [0.5, 1, 0.853553, 0.5, 0.146447]),
-    ],
-)
-def test_the_learning_rate_rises_and_falls(schedule: str, expected: list[float]) -> None:
-    config = TuningTrainerConfig(lr=1.0, lr_schedule=schedule, warmup_steps=1)
-    rates = [step.learning_rate(n, 5, config) for n in range(1, 6)]
-    assert rates == pytest.approx(expected, abs=1e-6)

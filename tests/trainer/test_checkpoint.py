@@ -1,0 +1,207 @@
+"""Checkpoints that are written while training goes on, and those that cannot be written. Resuming: test_resume.py."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop_setup import Died, Setup, same
+from safetensors.torch import load_file
+from support import AGES, random_samples
+
+from agentrl.config import TrainerConfig
+from agentrl.errors import StoreError, UserError
+from agentrl.schemas import TrainedBatch
+from agentrl.store import steps
+from agentrl.trainer import checkpoint, loop
+from agentrl.trainer.checkpoint import StepRecord, Writing
+from agentrl.trainer.distributed import World
+from agentrl.trainer.policy import Policy
+from agentrl.trainer.sharding import load_policy
+from agentrl.trainer.update import make_optimizer, update_policy
+
+FACTS = TrainedBatch(step_id="s", digest="d", estimator="grpo", wasted_tokens=0, trained=[])
+RECORD = StepRecord(step=1, version=1, batch=FACTS, metrics={})
+CONFIG = TrainerConfig(lr=1e-2)
+
+
+class Run:
+    """A policy that is trained."""
+
+    def __init__(self, model: Path, world: World) -> None:
+        self.world = world
+        self.policy: Policy = load_policy(model, world.mesh)
+        self.optimizer = make_optimizer(self.policy, CONFIG)
+
+    def step(self) -> None:
+        update_policy(self.policy, self.optimizer, random_samples(), 1, AGES, CONFIG, self.world)
+
+    def begin(self, root: Path, *, wait: bool) -> Writing:
+        parts = checkpoint.state_of("policy", self.policy, self.optimizer)
+        return checkpoint.begin(root, RECORD, parts, self.world, wait=wait)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        parts = checkpoint.state_of("policy", self.policy, self.optimizer)
+        return {f"{part}/{name}": t.detach().clone() for part, tensors in parts.items() for name, t in tensors.items()}
+
+
+@pytest.fixture
+def run(tiny_model: Path, world: World) -> Run:
+    made = Run(tiny_model, world)
+    made.step()
+    return made
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_it_holds_what_was_when_it_was_begun(
+    run: Run, tiny_model: Path, world: World, tmp_path: Path, wait: bool
+) -> None:
+    before = run.state()
+    torch.manual_seed(5)
+    writing = run.begin(tmp_path, wait=wait)
+    drawn = torch.rand(3)
+    run.step()
+    saved = writing.finish()
+    assert not list(tmp_path.glob(".*"))
+    other = Run(tiny_model, world)
+    checkpoint.load(checkpoint.read(saved.folder), other.policy, other.optimizer, world)
+    found = other.state()
+    assert found.keys() == before.keys()
+    assert all(torch.equal(found[name], before[name]) for name in before)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_until_it_is_finished_there_is_none(run: Run, tmp_path: Path) -> None:
+    writing = run.begin(tmp_path, wait=False)
+    assert writing.future is not None
+    writing.future.result()
+    assert checkpoint.newest(tmp_path) == (None, [])
+    assert writing.finish() == checkpoint.newest(tmp_path)[0]
+
+
+@contextmanager
+def full_disk(at_bytes: int) -> Iterator[None]:
+    """No file grows beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (at_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_one_that_cannot_be_written_is_an_error_and_leaves_none(run: Run, tmp_path: Path, wait: bool) -> None:
+    with full_disk(100_000), pytest.raises(StoreError, match=r"step-000001-s cannot be written \(rank 0: .*too large"):
+        run.begin(tmp_path, wait=wait).finish()
+    assert checkpoint.newest(tmp_path) == (None, [])
+
+
+def test_a_file_that_is_no_state_is_named(run: Run, tmp_path: Path) -> None:
+    folder = run.begin(tmp_path, wait=True).finish().folder
+    (folder / checkpoint.STATE / ".metadata").write_bytes(b"\x80no pickle")
+    with pytest.raises(StoreError, match=r"state is damaged"):
+        checkpoint.shapes(folder, "policy")
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"), [(None, [4, 5]), ("reward_mean", [2, 4, 5]), ("-reward_mean", [1, 4, 5]), ("loss", [4, 5])]
+)
+def test_the_newest_stay_and_the_best(run: Run, tmp_path: Path, asked: str | None, kept: list[int]) -> None:
+    for number, reward in enumerate([0.1, 0.9, 0.2, 0.9 - 1e-9, 0.3], 1):
+        record = StepRecord(step=number, version=number, batch=FACTS, metrics={"reward_mean": reward, "loss": number})
+        made = checkpoint.begin(tmp_path, record, {}, run.world, wait=True).finish()
+        checkpoint.remove_older(made, CONFIG.model_copy(update={"keep_best": asked}))
+    assert [int(folder.name[5:11]) for folder in sorted(tmp_path.iterdir())] == kept
+
+
+def test_an_unknown_metric_deletes_nothing(run: Run, tmp_path: Path) -> None:
+    record = StepRecord(step=1, version=1, batch=FACTS, metrics={"reward_mean": 1.0})
+    made = checkpoint.begin(tmp_path, record, {}, run.world, wait=True).finish()
+    with pytest.raises(UserError, match=r"keep_best: steps have no metric 'reward'; did you mean 'reward_mean'"):
+        checkpoint.remove_older(made, CONFIG.model_copy(update={"keep_best": "-reward"}))
+
+
+# -- in the loop ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
+    s = Setup(tmp_path, tiny_model, world, steps=5)
+    with s.proxy:
+        yield s
+    s.database.close()
+
+
+def checkpointed(setup: Setup) -> list[float]:
+    """Whether each completed step is said to have a checkpoint."""
+    with setup.database.read() as conn:
+        return [s.metrics["checkpointed"] for s in steps.of_run(conn, setup.run_id) if s.metrics]
+
+
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> list[Future[Any]]:
+    """What is written behind is never ready, but for who waits for it."""
+    asked: list[Future[Any]] = []
+
+    def done(self: Writing) -> bool:
+        if self.future is not None:
+            asked.append(self.future)
+        return self.future is None
+
+    monkeypatch.setattr(Writing, "done", done)
+    return asked
+
+
+def test_steps_go_on_while_one_is_written(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = slow_disk(monkeypatch)
+    known: list[list[float]] = []
+    real = loop.publish
+
+    def publish(t: loop.Trainer, version: int) -> None:
+        real(t, version)
+        known.append(checkpointed(setup))
+
+    monkeypatch.setattr(loop, "publish", publish)
+    assert setup.train(checkpoint_every=2)
+    assert setup.proxy.published == [1, 2, 3, 4, 5]
+    assert known == [[0], [0, 0], [0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 1, 1]]  # the next one waits for the one before
+    assert asked
+    assert checkpointed(setup) == known[-1]
+
+
+def test_who_dies_while_one_is_written_goes_on_from_the_one_before(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = Setup(tmp_path_factory.mktemp("whole"), setup.model, setup.world, steps=5)
+    with whole.proxy:
+        assert whole.train()
+    whole.database.close()
+    real = loop.train_step
+
+    def train_step(t: loop.Trainer, batch: Any, waited_s: float) -> None:
+        if batch.step == 5:
+            assert t.writing is not None
+            assert t.writing.future is not None
+            t.writing.future.result()  # a thread of a process that dies would be dead too
+            raise Died
+        real(t, batch, waited_s)
+
+    with monkeypatch.context() as patch:
+        slow_disk(patch)
+        patch.setattr(loop, "train_step", train_step)
+        with pytest.raises(Died):
+            setup.train(checkpoint_every=2)
+    assert checkpointed(setup) == [0, 1, 0, 0]
+    assert setup.train(checkpoint_every=2)
+    rolled_back = setup.query("SELECT step FROM steps WHERE state = 'rolled_back' ORDER BY step")
+    assert [step for (step,) in rolled_back] == [3, 4, 5]
+    assert not list((setup.config.run_dir / "checkpoints").glob(".*"))
+    assert same(load_file(whole.config.run_dir / "model" / "model.safetensors"), setup.config.run_dir / "model")
+    assert setup.query("SELECT trajectory_id FROM step_trajectories JOIN steps ON steps.id = step_id "
+                       "WHERE state != 'rolled_back' GROUP BY 1 HAVING count(*) > 1") == []  # fmt: skip
