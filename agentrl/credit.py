@@ -45,14 +45,16 @@ class SessionRewards:
         return self.session is not None or bool(self.branches) or bool(self.calls)
 
 
+def newest(facts: Iterable[tuple[str | None, str, str, float]]) -> dict[tuple[str | None, str, str], float]:
+    """Of `(call id, scope, name, value)`, oldest first, what counts of each (call id, scope, name): the last value."""
+    return {(call_id, scope, name): value for call_id, scope, name, value in facts}
+
+
 def counting(facts: Iterable[tuple[str | None, str, str, float]]) -> SessionRewards:
-    """The rewards that count among `(call id, scope, name, value)`, oldest first: a later one supersedes."""
-    newest: dict[tuple[str | None, str, str], float] = {}
-    for call_id, scope, name, value in facts:
-        newest[call_id, scope, name] = value
+    """The rewards of a session that count, summed; `facts` as `newest` takes them."""
     session: float | None = None
     totals: dict[str, dict[str, float]] = {"branch": {}, "call": {}}
-    for (call_id, scope, _), value in newest.items():
+    for (call_id, scope, _), value in newest(facts).items():
         if call_id is None:
             session = value + (session or 0.0)
         else:

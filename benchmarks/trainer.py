@@ -42,8 +42,10 @@ import harness
 import torch
 from training.batches import ON_GPU, QUICK, SHAPES, Counts, count, make_samples
 from training.clock import PHASES
-from training.models import PEAK_TFLOPS, matmul_flops, save_random_model
+from training.models import save_random_model
 from training.worker import VARIANTS, WARM_UP, Order
+
+from agentrl.trainer.flops import matmul_flops, peak_flops
 
 HERE = Path(__file__).parent
 BASE = "trl"
@@ -193,14 +195,14 @@ def add_mfu(
     config: dict[str, Any], options: argparse.Namespace,
 ) -> None:  # fmt: skip
     """Model FLOP utilisation, where the device's peak is known."""
-    known = next((tflops for part, tflops in PEAK_TFLOPS.items() if part in torch.cuda.get_device_name()), None)
-    peak = options.peak_tflops or known
+    known = peak_flops(torch.device("cuda"))
+    peak = options.peak_tflops * 1e12 if options.peak_tflops else known
     if peak is None:
         report.notes["mfu"] = "unknown device: give --peak-tflops"
         return
-    work = matmul_flops(config, counts.distinct, counts.loss_tokens)
+    work = 4 * matmul_flops(config, counts.distinct, counts.loss_tokens)  # recompute, forward, backward
     for v, taken in answers.items():
-        report.add(f"mfu/{name}/{v}", [100 * work / a["seconds"] / (peak * 1e12) for a in taken], "%")
+        report.add(f"mfu/{name}/{v}", [100 * work / a["seconds"] / peak for a in taken], "%")
 
 
 @dataclass

@@ -21,7 +21,8 @@ from agentrl.schemas import (
     TrainedTrajectory,
     VersionState,
 )
-from agentrl.store import Database, events, runs, steps
+from agentrl.store import Database, batch_facts, events, runs, steps
+from agentrl.store.batch_facts import BatchFacts
 from agentrl.store.codec import new_id
 from agentrl.tables import weight_versions
 from agentrl.trainer.checkpoint import Ignored, StepRecord
@@ -102,6 +103,10 @@ class Lineage:
             if pause(POLL_S):
                 return None
         return None
+
+    def facts(self, batch: Batch) -> BatchFacts:
+        """What else the store knows of a batch."""
+        return self.database.query(batch_facts.read, batch.step_id)
 
     def next_version(self) -> int:
         """A version number that was never used."""
@@ -186,17 +191,3 @@ def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[Traine
                 )
             )
     return out
-
-
-def batch_metrics(batch: Batch, trained: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    """Rewards (one return per episode), staleness and waste of a batch."""
-    returns = {t.episode_id: t.episode_return for t in batch.trajectories}
-    tokens = sum(t.tokens_trained for t in trained)
-    return {
-        "reward_mean": float(np.mean(list(returns.values()))),
-        "reward_std": float(np.std(list(returns.values()))),
-        "sessions": float(len(returns)),
-        "staleness_max": float(max((t.staleness_max for t in trained), default=0)),
-        "staleness_mean": sum(t.staleness_mean * t.tokens_trained for t in trained) / max(1, tokens),
-        "wasted_tokens": float(batch.wasted_tokens),
-    }

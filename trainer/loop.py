@@ -25,6 +25,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,8 +39,11 @@ from agentrl.schemas import Batch, ResumePlan, TrainedBatch
 from agentrl.trainer import checkpoint, weights
 from agentrl.trainer.checkpoint import Checkpoint, Ignored, StepRecord, Writing
 from agentrl.trainer.distributed import World
-from agentrl.trainer.lineage import CHECKPOINTED, Lineage, batch_metrics, trained_trajectories
+from agentrl.trainer.flops import peak_flops
+from agentrl.trainer.lineage import CHECKPOINTED, Lineage, trained_trajectories
+from agentrl.trainer.metrics import Metrics, batch_metrics, finite, outcome_metrics
 from agentrl.trainer.models import Models, after_step, make_models, parts, restore
+from agentrl.trainer.packing import Sample
 from agentrl.trainer.policy import Policy
 from agentrl.trainer.publish import Publisher
 from agentrl.trainer.schedule import learning_rate, set_learning_rate
@@ -247,15 +251,7 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
             wasted_tokens=batch.wasted_tokens,
             trained=trained,
         ),
-        metrics=metrics
-        | batch_metrics(batch, trained)
-        | {
-            "tokens_per_s": metrics["tokens_trained"] / (updated - start),
-            "time/wait_for_batch": waited_s,
-            "time/train": updated - start,
-            "time/publish": t.publish_s,
-            "lr": lr,
-        },
+        metrics=finite(step_metrics(t, batch, samples, metrics | {"lr": lr}, waited_s, updated - start)),
     )
     saved = save(t, record)
     if t.lineage:
@@ -266,6 +262,24 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
         say(t, line(t, record))
         publish(t, version)
     t.step, t.version = batch.step, version
+
+
+def step_metrics(
+    t: Trainer, batch: Batch, samples: Sequence[Sample], update: Metrics, waited_s: float, train_s: float
+) -> Metrics:
+    """All that is known of a step before it is saved; what only the store knows, on rank 0 alone."""
+    peak = peak_flops(t.world.device)
+    mfu = {"mfu": update["flops"] / (train_s * peak * t.world.size)} if peak and "flops" in update else {}
+    return {
+        **update,
+        **batch_metrics(batch, samples),
+        **(outcome_metrics(batch, t.lineage.facts(batch)) if t.lineage else {}),
+        **mfu,
+        "tokens_per_s": update["tokens_trained"] / train_s,
+        "time/wait_for_batch": waited_s,
+        "time/wait_for_policy": t.publish_s,
+        "time/train": train_s,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,14 +360,16 @@ def line(t: Trainer, record: StepRecord) -> str:
     m = record.metrics
     mismatch = f"{m['logprob_mismatch_mean_abs']:.1e}" if "logprob_mismatch_mean_abs" in m else "-"
     parts = [
-        f"step {record.step}/{t.config.steps}  reward {m['reward_mean']:.3f}  loss {m['loss']:+.4f}",
+        f"step {record.step}/{t.config.steps}  reward {m['reward/mean']:.3f}  loss {m['loss']:+.4f}",
         f"grad {m['grad_norm']:.2f}  entropy {m['entropy']:.3f}  mismatch {mismatch} ({m['mismatch_tokens']:.0f})",
-        f"staleness {m['staleness_mean']:.2f} max {m['staleness_max']:.0f}  trained {m['tokens_trained']:.0f} tokens",
-        f"wait {m['time/wait_for_batch']:.1f}s train {m['time/train']:.1f}s save {m['time/checkpoint']:.1f}s",
+        f"staleness {m['off_policy/mean']:.2f} max {m['off_policy/max']:.0f}",
+        f"trained {m['tokens_trained']:.0f} tokens, {m['tokens_per_s']:.0f}/s",
+        f"wait {m['time/wait_for_batch']:.1f}s+{m['time/wait_for_policy']:.1f}s train {m['time/train']:.1f}s"
+        f" save {m['time/checkpoint']:.1f}s",
     ]
-    if m["wasted_tokens"]:
+    if m["off_policy/dropped"]:
         parts.append(
-            f"{m['wasted_tokens']:.0f} sampled tokens too old to train: raise trainer.max_staleness "
+            f"{m['off_policy/dropped']:.0f} sampled tokens too old to train: raise trainer.max_staleness "
             "or lower rollout.max_concurrent_groups"
         )
     return "  ".join(parts)

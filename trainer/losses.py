@@ -74,15 +74,3 @@ def _behavior_kl(tokens: LossTokens) -> Tensor:
     """(S,) k3 of the behaviour policy from the trained one: how far off-policy a token is."""
     log_ratio_S = (tokens.logprobs_S.detach() - tokens.behavior_S).double()
     return torch.expm1(log_ratio_S) - log_ratio_S
-
-
-def mismatch_sums(proximal_S: Tensor, behavior_S: Tensor, versions_S: Tensor, version: int) -> Sums:
-    """Σ|behaviour − recomputed| logprob: of tokens that `version` sampled (mismatch), of older ones (drift)."""
-    gap_S = (proximal_S - behavior_S).abs().double()
-    current_S = versions_S == version
-    return {
-        "mismatch": gap_S[current_S].sum(),
-        "mismatch_tokens": current_S.double().sum(),
-        "drift": gap_S[~current_S].sum(),
-        "drift_tokens": (~current_S).double().sum(),
-    }

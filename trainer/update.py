@@ -11,7 +11,6 @@ are computed, so they are the proximal ones: no second forward. A batch without 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,18 +28,16 @@ from agentrl.trainer.algorithms.critic import value_losses
 from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.critic import Critic, Learner, explained_variance
 from agentrl.trainer.distributed import World
-from agentrl.trainer.losses import LossTokens, mismatch_sums, policy_loss
+from agentrl.trainer.flops import Work, is_dense, update_flops
+from agentrl.trainer.losses import LossTokens, policy_loss
+from agentrl.trainer.metrics import Metrics
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
 from agentrl.trainer.policy import Body, Policy
 from agentrl.trainer.sharding import accumulate, reshard
+from agentrl.trainer.tally import Tally, mean
 
-PER_TOKEN = (
-    "clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction",
-    "kl_reference", "value_loss",
-)  # fmt: skip
-"""Metrics that are means over the loss tokens of all minibatches; the last two where there is such a model."""
-SUMMED = (*PER_TOKEN, "loss", "mismatch", "mismatch_tokens", "drift", "drift_tokens", "tokens", "tokens_computed")
-"""What every rank adds up."""
+PASSES = ("forward_tokens", "forward_predictions", "backward_tokens", "backward_predictions")
+"""What every rank adds up of the policy's passes."""
 
 
 @dataclass(slots=True)
@@ -50,7 +47,12 @@ class Step:
     algorithm: Algorithm
     version: int  # of the policy before the step
     ages: Mapping[int, int]  # of the versions that sampled, at this step
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    passes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PASSES, 0.0))
+
+    def passed(self, kind: str, m: Microbatch) -> None:
+        """Count a `forward` or `backward` of the policy."""
+        self.passes[f"{kind}_tokens"] += len(m.input_ids_N)
+        self.passes[f"{kind}_predictions"] += len(m.sources_P)
 
 
 def make_optimizer(model: Body, config: UpdateConfig, lr: float | None = None) -> torch.optim.AdamW:
@@ -93,31 +95,42 @@ def update_policy(
     learning = _microbatches([u for u in units if u.group_id in teach], config.minibatches, config, world)
     scored = _microbatches([u for u in units if u.group_id not in teach], 1, config, world)
     rest = _totals((m for microbatches in scored for m in microbatches), world)
+    tally = Tally()
     with torch.no_grad():
         for m in (m for microbatches in scored for m in microbatches):
-            _forward(policy, m, rest, 0.0, step)
+            _forward(policy, m, rest, 0.0, step, tally)
         if len(learning) > 1 and step.algorithm.proximal == "recompute" and samples[0].proximal is None:
             for m in (m for microbatches in learning for m in microbatches):
-                m.proximal_S = _logprobs(policy, m)
+                m.proximal_S = _logprobs(policy, m, step)
     grad_norms: list[float] = []
     value_grad_norms: list[float] = []
     for done, microbatches in enumerate(learning):
         totals = _plus(_totals(microbatches, world), rest, 1 / len(learning))
-        _leave_out_outliers(policy, microbatches, step.algorithm, world)
+        _leave_out_outliers(policy, microbatches, step, world)
         for i, m in enumerate(microbatches, 1):
             more = config.keep_gathered and i < len(microbatches)
-            backward(policy, _forward(policy, m, totals, done / len(learning), step), world, more=more)
+            backward(policy, _forward(policy, m, totals, done / len(learning), step, tally), world, more=more)
+            step.passed("backward", m)
             if learner:
-                backward(learner.critic, _value_loss(learner.critic, m, totals, step), world, more=more)
+                backward(learner.critic, _value_loss(learner.critic, m, totals, step, tally), world, more=more)
         grad_norms.append(_descend(policy, optimizer, config))
         if learner:
             value_grad_norms.append(_descend(learner.critic, learner.optimizer, config))
     reshard(policy)  # the optimizer and checkpoints know shards
-    metrics = _metrics(world.total({name: step.sums[name] for name in SUMMED}), grad_norms, step.algorithm)
+    metrics = tally.metrics(grad_norms, step.algorithm, world) | _flops(policy, step, config, world)
     if learner:
         reshard(learner.critic)
-        metrics |= {"value_grad_norm": _mean(value_grad_norms), "explained_variance": explained_variance(samples)}
+        metrics |= {"value_grad_norm": mean(value_grad_norms), "explained_variance": explained_variance(samples)}
     return metrics
+
+
+def _flops(policy: Policy, step: Step, config: TrainerConfig, world: World) -> Metrics:
+    """Of the update's passes, over all ranks, where the model's arithmetic is known."""
+    done, model = world.total(step.passes), policy.lm.config.to_dict()
+    if not is_dense(model):
+        return {}
+    passes = ((done[f"{kind}_tokens"], done[f"{kind}_predictions"]) for kind in ("forward", "backward"))
+    return {"flops": update_flops(model, Work(*passes), config)}
 
 
 def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
@@ -164,28 +177,30 @@ def _plus(totals: Totals, rest: Totals, share: float) -> Totals:
     return Totals(totals.tokens + share * rest.tokens, totals.sequences + share * rest.sequences)
 
 
-def _logprobs(policy: Policy, m: Microbatch) -> Tensor:
+def _logprobs(policy: Policy, m: Microbatch, step: Step) -> Tensor:
+    step.passed("forward", m)
     logprobs_P, _ = policy(m)
     logprobs_S: Tensor = logprobs_P[m.predictions_S]
     return logprobs_S
 
 
 @torch.no_grad()
-def _leave_out_outliers(policy: Policy, microbatches: Sequence[Microbatch], algorithm: Algorithm, world: World) -> None:
+def _leave_out_outliers(policy: Policy, microbatches: Sequence[Microbatch], step: Step, world: World) -> None:
     """Set `keep_S` by the second moment over the whole minibatch. Collective."""
-    if algorithm.m2_threshold is None:
+    if step.algorithm.m2_threshold is None:
         return
-    ratios = [_logprobs(policy, m) - m.behavior_S for m in microbatches]
-    limit = second_moment_limit(world.gather(torch.cat(ratios)), algorithm.m2_threshold)
+    ratios = [_logprobs(policy, m, step) - m.behavior_S for m in microbatches]
+    limit = second_moment_limit(world.gather(torch.cat(ratios)), step.algorithm.m2_threshold)
     for m, log_ratio_S in zip(microbatches, ratios, strict=True):
         m.keep_S = under_limit(log_ratio_S, limit)
 
 
-def _forward(policy: Policy, m: Microbatch, totals: Totals, progress: float, step: Step) -> Tensor:
-    """This microbatch's share of the minibatch's loss; its metrics are added to the step's.
+def _forward(policy: Policy, m: Microbatch, totals: Totals, progress: float, step: Step, tally: Tally) -> Tensor:
+    """This microbatch's share of the minibatch's loss; the tally counts what it finds out.
 
     `progress` is the share of the step's updates that are made.
     """
+    step.passed("forward", m)
     logprobs_P, entropy_P = policy(m, entropy_gradient=bool(step.algorithm.entropy_coef))
     logprobs_S, entropy_S = logprobs_P[m.predictions_S], entropy_P[m.predictions_S]
     proximal_S = _proximal(logprobs_S.detach(), m, progress, step)
@@ -201,25 +216,26 @@ def _forward(policy: Policy, m: Microbatch, totals: Totals, progress: float, ste
         entropy_S=entropy_S,
     )
     loss, parts = policy_loss(tokens, totals, step.algorithm)
-    if m.proximal_S is not None or not progress:  # known of the policy before the step
-        before_S = logprobs_S.detach() if m.proximal_S is None else m.proximal_S
-        parts |= mismatch_sums(before_S, m.behavior_S, m.versions_S, step.version)
     parts["entropy"] = entropy_S.detach().double().sum()
     for name, value in parts.items():
-        step.sums[name] += value.item()
-    step.sums["tokens"] += len(logprobs_S)
-    step.sums["tokens_computed"] += len(m.input_ids_N)
+        tally.sums[name] += value.item()
+    tally.sums["tokens"] += len(logprobs_S)
+    tally.sums["tokens_computed"] += len(m.input_ids_N)
+    tally.log_ratios.append((logprobs_S.detach() - m.behavior_S).cpu())
+    if m.proximal_S is not None or not progress:  # known of the policy before the step
+        before_S = logprobs_S if m.proximal_S is None else m.proximal_S
+        tally.compare(before_S, m.behavior_S, m.versions_S, step.version)
     total: Tensor = loss + 0.0 * logprobs_P.sum()  # without loss tokens, still part of the backward's collectives
     return total
 
 
-def _value_loss(critic: Critic, m: Microbatch, totals: Totals, step: Step) -> Tensor:
+def _value_loss(critic: Critic, m: Microbatch, totals: Totals, step: Step, tally: Tally) -> Tensor:
     """This microbatch's share of the minibatch's value loss, a mean over tokens."""
     assert m.values_S is not None
     assert m.targets_S is not None
     values_P = critic(m)
     losses_S = value_losses(values_P[m.predictions_S], m.values_S, m.targets_S, step.algorithm.value_clip)
-    step.sums["value_loss"] += losses_S.detach().double().sum().item()
+    tally.sums["value_loss"] += losses_S.detach().double().sum().item()
     total: Tensor = losses_S.sum() / max(1.0, totals.tokens) + 0.0 * values_P.sum()  # as in `_forward`
     return total
 
@@ -231,24 +247,3 @@ def _proximal(logprobs_S: Tensor, m: Microbatch, progress: float, step: Step) ->
         ages_S = torch.tensor([step.ages[v] for v in m.versions_S.tolist()], device=logprobs_S.device)
         return interpolated_proximal(logprobs_S, m.behavior_S, ages_S, progress)
     return logprobs_S if m.proximal_S is None else m.proximal_S
-
-
-def _metrics(sums: dict[str, float], grad_norms: Sequence[float], algorithm: Algorithm) -> dict[str, float]:
-    absent = {"kl_reference": not algorithm.needs_reference, "value_loss": not algorithm.needs_critic}
-    metrics = {name: sums[name] / max(1.0, sums["tokens"]) for name in PER_TOKEN if not absent.get(name)}
-    if sums["mismatch_tokens"]:
-        metrics["logprob_mismatch_mean_abs"] = sums["mismatch"] / sums["mismatch_tokens"]
-    if sums["drift_tokens"]:
-        metrics["drift"] = sums["drift"] / sums["drift_tokens"]
-    return metrics | {
-        "loss": sums["loss"] / max(1, len(grad_norms)),
-        "mismatch_tokens": sums["mismatch_tokens"],
-        "drift_tokens": sums["drift_tokens"],
-        "tokens_trained": sums["tokens"],
-        "tokens_computed": sums["tokens_computed"],
-        "grad_norm": _mean(grad_norms),
-    }
-
-
-def _mean(norms: Sequence[float]) -> float:
-    return sum(norms) / max(1, len(norms))

@@ -77,7 +77,7 @@ def _past_steps(conn: Connection, run_id: str, n_steps: int) -> list[str]:
              "version_after": i + 1, "max_staleness": 1, "turn_discount": 1.0, "estimator": "grpo",
              "batch_digest": "d", "groups": PER_STEP // GROUP, "trajectories": PER_STEP, "tokens_trained": 65536,
              "wasted_tokens": 0, "staleness_max": 1, "return_mean": 0.5,
-             "metrics": codec.json_text({"loss": 0.1, "grad_norm": 1.0, "reward_mean": 0.5, "time/train": 3.0}),
+             "metrics": codec.json_text({"loss": 0.1, "grad_norm": 1.0, "reward/mean": 0.5, "time/train": 3.0}),
              "started_at": now, "trained_at": now, "published_at": now}
             for i in range(n_steps)
         ],

@@ -184,7 +184,7 @@ def assert_alike(found: Computed, expected: Computed) -> None:
     assert_close(found.gradients, expected.gradients, ALLOWED)
     assert_close(found.moments, expected.moments, ALLOWED)
     assert apart(found.weights, expected.weights) <= ALLOWED
-    for name in expected.metrics.keys() - {"tokens_computed"}:
+    for name in expected.metrics.keys() - {"tokens_computed", "flops"}:
         assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=ALLOWED, abs=1e-6), name
 
 

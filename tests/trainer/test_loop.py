@@ -52,11 +52,11 @@ def test_a_run_finishes_with_every_step_recorded_published_and_exported(setup: S
         metrics = [s.metrics for s in steps.of_run(conn, setup.run_id)]
         version = runs.version(conn, setup.run_id, 3)
         kinds = [e.kind for e in events.of_run(conn, setup.run_id)]
-    assert [m["staleness_max"] for m in metrics] == [0, 1, 2]
+    assert [m["off_policy/max"] for m in metrics] == [0, 1, 2]
     assert metrics[0]["mismatch_tokens"] == metrics[0]["tokens_trained"] == 6 * 8
     assert "logprob_mismatch_mean_abs" not in metrics[1]  # all of its tokens are older: that is drift
     assert metrics[1]["drift"] > 0
-    assert metrics[0]["reward_mean"] == 1.0
+    assert metrics[0]["reward/mean"] == 1.0
     assert Path(version.path, "model.safetensors").is_file()
     assert len(version.checksum) == 64
     assert kinds.count("train_step") == kinds.count("wait_for_batch") == kinds.count("wait_for_publish") == 3

@@ -1,4 +1,4 @@
-"""Mismatch, and the logprobs that losses are computed from; the losses themselves: algorithms/."""
+"""The logprobs that losses are computed from; the losses themselves: algorithms/."""
 
 from __future__ import annotations
 
@@ -6,19 +6,6 @@ import pytest
 import torch
 
 from agentrl.trainer.head import token_logprobs
-from agentrl.trainer.losses import mismatch_sums
-
-
-def test_mismatch_counts_only_tokens_of_the_current_version() -> None:
-    sums = mismatch_sums(
-        torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.5, -2.0, -1.0]), torch.tensor([4, 4, 3]), version=4
-    )
-    assert {k: v.item() for k, v in sums.items()} == {
-        "mismatch": 0.5,
-        "mismatch_tokens": 2,
-        "drift": 2,
-        "drift_tokens": 1,
-    }
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])

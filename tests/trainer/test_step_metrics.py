@@ -1,0 +1,69 @@
+"""The metrics of real steps: all of them in the docs, and the docs' all made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loop_setup import Setup
+
+from agentrl.algorithm import Algorithm
+from agentrl.store import steps
+from agentrl.trainer.distributed import World
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+ON_SOME_GPUS = {"mfu"}
+
+
+@pytest.fixture
+def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
+    s = Setup(tmp_path, tiny_model, world, steps=2)
+    with s.proxy:
+        yield s
+    s.database.close()
+
+
+def made(setup: Setup, **settings: object) -> list[dict[str, float]]:
+    """The metrics of each step."""
+    assert setup.train(**settings)
+    return [row.metrics for row in setup.database.query(steps.of_run, setup.run_id)]
+
+
+def documented() -> set[str]:
+    """Names in the table of the docs."""
+    table = PAGE.read_text().partition("## Of every step")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def family(name: str) -> str:
+    """The name that the docs have for it."""
+    for prefix, stands_for in (("reward/name/", "NAME"), ("reward/source/", "SOURCE"), ("off_policy/age_", "AGE")):
+        if name.startswith(prefix):
+            return prefix + stands_for
+    return name
+
+
+def test_every_metric_of_a_step_is_documented_and_every_documented_one_is_made(setup: Setup) -> None:
+    with setup.database.write() as conn:
+        conn.exec_driver_sql("""UPDATE tasks SET data = '{"source": "sums"}'""")
+    found = made(setup, algorithm=Algorithm(preset="ppo", kl_coef=0.1))
+    assert {family(name) for metrics in found for name in metrics} == documented() - ON_SOME_GPUS
+
+
+def test_a_step_knows_its_rewards_lengths_and_ages(setup: Setup) -> None:
+    with setup.database.write() as conn:
+        conn.exec_driver_sql("""UPDATE tasks SET data = '{"source": "sums"}'""")
+        conn.exec_driver_sql("UPDATE interactions SET finish_reason = 'length' WHERE parent_id IS NULL")
+    first, second = made(setup)
+    assert first["reward/name/reward"] == first["reward/source/sums"] == first["reward/mean"] == 1.0
+    assert first["truncated_fraction"] == 0.5
+    assert (first["length/turns_mean"], first["length/prompt_mean"], first["length/output_mean"]) == (2, 6, 8)
+    assert first["off_policy/age_0"] == second["off_policy/age_1"] == 1
+    assert first["advantage/zero_groups"] == 0
+    assert first["mismatch_max"] >= first["logprob_mismatch_mean_abs"] > 0
+    assert first["mismatch_kl"] == pytest.approx(first["approx_kl"], rel=1e-4)  # nothing has moved
+    assert 0 < first["importance_ratio/ess"] < 1
+    assert second["time/wait_for_policy"] > 0
