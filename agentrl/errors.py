@@ -9,6 +9,7 @@ AgentRLError
 │   ├── StoreUnavailable          it cannot be reached or is locked, for longer than was waited: try later
 │   ├── ValueRefused              a value that it cannot hold: the caller's fault
 │   └── FencedError               an older trainer epoch met a newer one
+├── NonFiniteError                training met a loss or a gradient that is NaN or infinite
 └── EngineError                   an inference engine failed a call
     ├── EngineUnavailable         nobody answers, or no engine is in the pool
     └── EngineRejected            the engine refused the request (its own 4xx)
@@ -63,6 +64,10 @@ class ValueRefused(StoreError):
 
 class FencedError(StoreError):
     """This trainer's epoch is over: a newer trainer has started."""
+
+
+class NonFiniteError(AgentRLError):
+    """A loss or a gradient is NaN or infinite; the message names the trajectories that are to blame."""
 
 
 class EngineError(AgentRLError):

@@ -184,7 +184,7 @@ def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[Traine
             out.append(
                 TrainedTrajectory(
                     trajectory_id=sample.tokens.trajectory_id,
-                    advantage=float(sample.advantages[mask].mean()),
+                    advantage=float(np.nan_to_num(sample.advantages[mask].mean())),  # of NaN, nothing was learned
                     staleness_max=int(ages.max()),
                     staleness_mean=float(ages.mean()),
                     tokens_trained=int(mask.sum()),

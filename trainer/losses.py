@@ -39,9 +39,16 @@ class LossTokens:
 
 
 def policy_loss(tokens: LossTokens, totals: Totals, algorithm: Algorithm) -> tuple[Tensor, Sums]:
-    """Σ_t a_t (w_t L(ρ_t, A_t) + β KL_t − η H_t): this microbatch's share of the minibatch's loss, and metrics.
+    """Σ_t a_t l_t: this microbatch's share of the minibatch's loss, and metrics. a: aggregation, l: `token_losses`."""
+    loss_S, sums = token_losses(tokens, algorithm)
+    loss = (token_weights(loss_S, tokens.trajectories, totals, algorithm) * loss_S).sum()
+    return loss, sums | {"loss": loss.detach().double()}
 
-    a: aggregation, w: behaviour weight (no gradient), L: surrogate, β: `kl_coef` with `kl: loss`, η: `entropy_coef`.
+
+def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums]:
+    """(S,) w_t L(ρ_t, A_t) + β KL_t − η H_t, and metrics.
+
+    w: behaviour weight (no gradient), L: surrogate, β: `kl_coef` with `kl: loss`, η: `entropy_coef`.
     """
     of = (tokens.trajectories, tokens.turns)
     ratio_S = importance_ratio(tokens.logprobs_S, tokens.proximal_S, *of, algorithm.ratio)
@@ -66,8 +73,7 @@ def policy_loss(tokens: LossTokens, totals: Totals, algorithm: Algorithm) -> tup
     if algorithm.entropy_coef:
         assert tokens.entropy_S is not None
         loss_S = loss_S - algorithm.entropy_coef * tokens.entropy_S
-    loss = (token_weights(loss_S, tokens.trajectories, totals, algorithm) * loss_S).sum()
-    return loss, sums | {"loss": loss.detach().double()}
+    return loss_S, sums
 
 
 def _behavior_kl(tokens: LossTokens) -> Tensor:

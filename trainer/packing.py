@@ -7,7 +7,7 @@ P: distinct predictions, S: loss tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class Microbatch:
     versions_S: Tensor  # int64, weight versions that sampled
     trajectories_S: Tensor  # int64, the trajectory of each loss token, counted from 0; all of its tokens are here
     turns_S: Tensor  # int64, the turn of each loss token, counted from 0 over all trajectories
+    trajectory_ids: tuple[str, ...]  # of those trajectories, in their order
     proximal_S: Tensor | None = field(default=None)  # float32, set once it is known
     reference_S: Tensor | None = field(default=None)  # float32, where there is a reference policy
     values_S: Tensor | None = field(default=None)  # float32, where there is a critic: its values before the step
@@ -85,8 +86,12 @@ class Microbatch:
 
     def to(self, device: torch.device) -> Microbatch:
         """The same, on `device`."""
-        names = [n for n in self.__slots__ if isinstance(getattr(self, n), Tensor)]
-        return Microbatch(**{n: getattr(self, n).to(device, non_blocking=True) for n in names})
+        moved: dict[str, Any] = {
+            n: value.to(device, non_blocking=True)
+            for n in self.__slots__
+            if isinstance(value := getattr(self, n), Tensor)
+        }
+        return replace(self, **moved)
 
 
 def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
@@ -204,6 +209,7 @@ def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sa
         versions_S=joined((s.tokens.versions[w] for s, w in zip(samples, masks, strict=True)), np.int64),
         trajectories_S=joined((np.full(len(w), i) for i, w in enumerate(masks)), np.int64),
         turns_S=joined((t + n for t, n in zip(turns, first, strict=False)), np.int64),
+        trajectory_ids=tuple(s.tokens.trajectory_id for s in samples),
         proximal_S=known("proximal"),
         reference_S=known("reference"),
         values_S=known("values"),

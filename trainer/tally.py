@@ -15,6 +15,7 @@ from torch import Tensor
 from agentrl.algorithm import Algorithm
 from agentrl.trainer.distributed import World
 from agentrl.trainer.metrics import Metrics, drift_metrics, mismatch_metrics, ratio_metrics
+from agentrl.trainer.nonfinite import Seen
 
 PER_TOKEN = (
     "clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction",
@@ -33,6 +34,7 @@ class Tally:
     log_ratios: list[Tensor] = field(default_factory=list)  # (S,) log π/π_behaviour, π as a token's update begins
     gaps: list[Tensor] = field(default_factory=list)  # the same of π before the step, where π itself sampled
     drifts: list[Tensor] = field(default_factory=list)  # and where older weights did
+    seen: list[Seen] = field(default_factory=list)  # by microbatch
 
     def compare(self, before_S: Tensor, behavior_S: Tensor, versions_S: Tensor, version: int) -> None:
         """Note logprobs of the policy before the step, which is `version`."""
@@ -42,21 +44,20 @@ class Tally:
         self.drifts.append(gap_S[~current_S].cpu())
 
     def add(self, other: Tally) -> None:
-        """Count what `other` has."""
+        """Count what `other` has, whose figures are finite."""
         for name, value in other.sums.items():
             self.sums[name] += value
         self.log_ratios += other.log_ratios
         self.gaps += other.gaps
         self.drifts += other.drifts
 
-    def metrics(self, grad_norms: Sequence[float], algorithm: Algorithm, world: World) -> Metrics:
-        """Of all ranks and, by their gradient norms, all minibatches. Collective."""
+    def metrics(self, minibatches: int, algorithm: Algorithm, world: World) -> Metrics:
+        """Of all ranks and so many minibatches. Collective."""
         sums = world.total({name: self.sums[name] for name in SUMMED})
         absent = {"kl_reference": not algorithm.needs_reference, "value_loss": not algorithm.needs_critic}
         return {
             **{name: sums[name] / max(1.0, sums["tokens"]) for name in PER_TOKEN if not absent.get(name)},
-            "loss": sums["loss"] / max(1, len(grad_norms)),
-            "grad_norm": mean(grad_norms),
+            "loss": sums["loss"] / max(1, minibatches),
             "tokens_trained": sums["tokens"],
             "tokens_computed": sums["tokens_computed"],
             **ratio_metrics(_everyones(self.log_ratios, world)),

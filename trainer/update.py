@@ -11,8 +11,9 @@ are computed, so they are the proximal ones: no second forward. A batch without 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.flops import Work, is_dense, update_flops
 from agentrl.trainer.losses import LossTokens, policy_loss
 from agentrl.trainer.metrics import Metrics
+from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, Seen, culprits, stop
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
 from agentrl.trainer.policy import Body, Policy
 from agentrl.trainer.sharding import accumulate, reshard
@@ -83,11 +85,12 @@ def clip_gradients(model: Body, limit: float) -> float:
 
 def update_policy(
     policy: Policy, optimizer: torch.optim.Optimizer, samples: Sequence[Sample], version: int, ages: Mapping[int, int],
-    config: TrainerConfig, world: World, learner: Learner | None = None,
-) -> dict[str, float]:  # fmt: skip
+    config: TrainerConfig, world: World, learner: Learner | None = None, on_nonfinite: OnNonFinite = stop,
+) -> Metrics:  # fmt: skip
     """Train on `samples`, sampled by weights up to `version`; `ages` maps the versions that sampled to their ages.
 
-    A critic learns from the same minibatches. Returns the metrics, equal on every rank. Collective.
+    A critic learns from the same minibatches. A minibatch whose loss or gradient is not finite moves nothing and is
+    in no metric: `on_nonfinite` is told of it, and may raise. Returns the metrics, equal on every rank. Collective.
     """
     step = Step(config.algorithm, version, ages)
     units = make_units(samples, config.tokens_per_microbatch)
@@ -95,33 +98,64 @@ def update_policy(
     learning = _microbatches([u for u in units if u.group_id in teach], config.minibatches, config, world)
     scored = _microbatches([u for u in units if u.group_id not in teach], 1, config, world)
     rest = _totals((m for microbatches in scored for m in microbatches), world)
-    tally = Tally()
+    tally, silent, skipped = Tally(), Tally(), 0
     with torch.no_grad():
         for m in (m for microbatches in scored for m in microbatches):
-            _forward(policy, m, rest, 0.0, step, tally)
+            _forward(policy, m, rest, 0.0, step, silent)
         if len(learning) > 1 and step.algorithm.proximal == "recompute" and samples[0].proximal is None:
             for m in (m for microbatches in learning for m in microbatches):
                 m.proximal_S = _logprobs(policy, m, step)
-    grad_norms: list[float] = []
-    value_grad_norms: list[float] = []
+    if _is_finite(silent, {}, "groups without advantage", step, world, on_nonfinite):
+        tally.add(silent)
+    else:
+        skipped += 1
+    learners: list[tuple[str, Body, torch.optim.Optimizer]] = [("grad_norm", policy, optimizer)]
+    learners += [("value_grad_norm", learner.critic, learner.optimizer)] if learner else []
+    grad_norms: dict[str, list[float]] = {name: [] for name, *_ in learners}
     for done, microbatches in enumerate(learning):
+        mine = Tally()
         totals = _plus(_totals(microbatches, world), rest, 1 / len(learning))
         _leave_out_outliers(policy, microbatches, step, world)
         for i, m in enumerate(microbatches, 1):
             more = config.keep_gathered and i < len(microbatches)
-            backward(policy, _forward(policy, m, totals, done / len(learning), step, tally), world, more=more)
+            backward(policy, _forward(policy, m, totals, done / len(learning), step, mine), world, more=more)
             step.passed("backward", m)
             if learner:
-                backward(learner.critic, _value_loss(learner.critic, m, totals, step, tally), world, more=more)
-        grad_norms.append(_descend(policy, optimizer, config))
-        if learner:
-            value_grad_norms.append(_descend(learner.critic, learner.optimizer, config))
+                backward(learner.critic, _value_loss(learner.critic, m, totals, step, mine), world, more=more)
+        norms = {name: clip_gradients(model, config.grad_clip) for name, model, _ in learners}
+        finite = _is_finite(mine, norms, f"minibatch {done + 1} of {len(learning)}", step, world, on_nonfinite)
+        for name, _, its_optimizer in learners:
+            if finite:
+                its_optimizer.step()
+                grad_norms[name].append(norms[name])
+            its_optimizer.zero_grad(set_to_none=True)
+        if finite:
+            tally.add(mine)
+        else:
+            skipped += 1
     reshard(policy)  # the optimizer and checkpoints know shards
-    metrics = tally.metrics(grad_norms, step.algorithm, world) | _flops(policy, step, config, world)
+    metrics = tally.metrics(len(grad_norms["grad_norm"]), step.algorithm, world) | _flops(policy, step, config, world)
     if learner:
         reshard(learner.critic)
-        metrics |= {"value_grad_norm": mean(value_grad_norms), "explained_variance": explained_variance(samples)}
-    return metrics
+        metrics["explained_variance"] = explained_variance(samples)
+    return (
+        metrics | {name: mean(norms) for name, norms in grad_norms.items()} | {"nonfinite_minibatches": float(skipped)}
+    )
+
+
+def _is_finite(
+    tally: Tally, norms: Mapping[str, float], where: str, step: Step, world: World, on_nonfinite: OnNonFinite
+) -> bool:
+    """Whether a minibatch may be learned from: its loss, gradients and logprobs are finite. If not, `on_nonfinite` was
+    told. Collective."""
+    bad = sum(int((~log_ratio_S.isfinite()).sum()) for log_ratio_S in tally.log_ratios)
+    losses = ("loss", "value_loss") if step.algorithm.needs_critic else ("loss",)
+    figures = world.total({name: tally.sums[name] for name in losses} | {"infinite_logprobs": float(bad)}) | dict(norms)
+    if all(map(math.isfinite, figures.values())) and not figures["infinite_logprobs"]:
+        return True
+    blamed = culprits(tally.seen, step.algorithm, world)
+    on_nonfinite(NonFinite(where=where, figures=figures, trajectories=blamed))
+    return False
 
 
 def _flops(policy: Policy, step: Step, config: TrainerConfig, world: World) -> Metrics:
@@ -140,14 +174,6 @@ def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
     """
     accumulate(model, more)
     (loss * world.data_size).backward()  # type: ignore[no-untyped-call]
-
-
-def _descend(model: Body, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> float:
-    """One step; the norm of the gradient before it was clipped. Collective."""
-    norm = clip_gradients(model, config.grad_clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm
 
 
 def _teaching_groups(samples: Sequence[Sample], algorithm: Algorithm) -> set[str]:
@@ -216,6 +242,8 @@ def _forward(policy: Policy, m: Microbatch, totals: Totals, progress: float, ste
         entropy_S=entropy_S,
     )
     loss, parts = policy_loss(tokens, totals, step.algorithm)
+    seen = replace(tokens, logprobs_S=logprobs_S.detach(), entropy_S=entropy_S.detach())
+    tally.seen.append(Seen(m.trajectory_ids, seen))
     parts["entropy"] = entropy_S.detach().double().sum()
     for name, value in parts.items():
         tally.sums[name] += value.item()
@@ -235,6 +263,7 @@ def _value_loss(critic: Critic, m: Microbatch, totals: Totals, step: Step, tally
     assert m.targets_S is not None
     values_P = critic(m)
     losses_S = value_losses(values_P[m.predictions_S], m.values_S, m.targets_S, step.algorithm.value_clip)
+    tally.seen[-1].value_losses_S = losses_S.detach()  # of the microbatch that the policy has just seen
     tally.sums["value_loss"] += losses_S.detach().double().sum().item()
     total: Tensor = losses_S.sum() / max(1.0, totals.tokens) + 0.0 * values_P.sum()  # as in `_forward`
     return total

@@ -1,0 +1,80 @@
+"""A loss or a gradient that is NaN or infinite: what was found, and the trajectories that are to blame.
+
+S: loss tokens of one microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.algorithm import Algorithm
+from agentrl.errors import NonFiniteError
+from agentrl.trainer.distributed import World
+from agentrl.trainer.losses import LossTokens, token_losses
+
+NAMED = 5
+"""Trajectories that a message names; an event names all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NonFinite:
+    """What was found, equal on every rank."""
+
+    where: str
+    figures: dict[str, float]
+    trajectories: tuple[str, ...]
+
+    def __str__(self) -> str:
+        named = ", ".join(self.trajectories[:NAMED])
+        more = len(self.trajectories) - NAMED
+        return (
+            f"not finite in {self.where}: {', '.join(f'{name} {value:g}' for name, value in self.figures.items())}; "
+            f"trajectories: {named or 'none by itself'}{f' and {more} more' if more > 0 else ''}"
+        )
+
+
+OnNonFinite = Callable[[NonFinite], None]
+"""Raises, on every rank, to stop; where it returns, the minibatch is skipped."""
+
+
+def stop(found: NonFinite) -> None:
+    """Raise NonFiniteError."""
+    raise NonFiniteError(str(found))
+
+
+@dataclass(slots=True)
+class Seen:
+    """Loss tokens that went through a forward pass, without their graph."""
+
+    trajectory_ids: tuple[str, ...]
+    tokens: LossTokens
+    value_losses_S: Tensor | None = None
+
+
+@torch.no_grad()
+def culprits(seen: Iterable[Seen], algorithm: Algorithm, world: World) -> tuple[str, ...]:
+    """Trajectories of all ranks with logprobs that are not finite; without any, those with such losses. Collective."""
+    by_logprob: set[str] = set()
+    by_loss: set[str] = set()
+    for s in seen:
+        t = s.tokens
+        by_logprob |= _of(s, (t.logprobs_S, t.proximal_S, t.behavior_S, t.reference_S, t.entropy_S))
+        by_loss |= _of(s, (t.advantages_S, token_losses(t, algorithm)[0], s.value_losses_S))
+    everyones: list[tuple[set[str], set[str]]] = [(by_logprob, by_loss)] * world.size
+    dist.all_gather_object(everyones, (by_logprob, by_loss))
+    named = set().union(*(own for own, _ in everyones)) or set().union(*(loss for _, loss in everyones))
+    return tuple(sorted(named))
+
+
+def _of(seen: Seen, figures: Iterable[Tensor | None]) -> set[str]:
+    """Trajectories with a token of which one of the figures is not finite."""
+    bad_S = torch.zeros(len(seen.tokens.logprobs_S), dtype=torch.bool, device=seen.tokens.logprobs_S.device)
+    for figure_S in figures:
+        if figure_S is not None:
+            bad_S |= ~figure_S.isfinite()
+    return {seen.trajectory_ids[i] for i in set(seen.tokens.trajectories.of_S[bad_S].tolist())}
