@@ -94,6 +94,9 @@ class FakeEngine:
         self.paused = False
         self.pause_mode = "abort"
         self.fail_next_update: str | None = None  # of weights, or the loading of an adapter
+        self.groups: set[str] = set()  # that it has joined; nothing is received over them
+        self.updating = False  # between begin and end of an update by tensors
+        self.digests: dict[str, str] | None = None  # of its weights; None: of where they are from
         self.adapters: dict[str, str] = {}  # name → folder
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
@@ -146,6 +149,7 @@ class FakeEngine:
         """Serve base weights, unpaused: what a restarted engine does."""
         self.version, self.paused = self.base_version, False
         self.adapters, self._once_loaded, self._in_use = {}, {}, {}
+        self.groups, self.updating = set(), False
         self._changed, self._adapters_change = asyncio.Condition(), asyncio.Lock()
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(started,), name="fake-engine", daemon=True)
@@ -188,11 +192,18 @@ class FakeEngine:
         app.router.add_get("/health", self._health)
         app.router.add_get("/model_info", self._model_info)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/server_info", self._server_info)
         controls: dict[str, Callable[[Json], Awaitable[tuple[int, Json]]]] = {
             "/abort_request": self._abort_request,
             "/pause_generation": self._pause_generation,
             "/continue_generation": self._continue_generation,
             "/update_weights_from_disk": self._update_weights_from_disk,
+            "/init_weights_update_group": self._init_weights_update_group,
+            "/destroy_weights_update_group": self._destroy_weights_update_group,
+            "/begin_weight_update": self._begin_weight_update,
+            "/end_weight_update": self._end_weight_update,
+            "/update_weights_from_distributed": self._update_weights_from_distributed,
+            "/update_weights_from_tensor": self._update_weights_from_tensor,
             "/load_lora_adapter": self._load_lora_adapter,
             "/unload_lora_adapter": self._unload_lora_adapter,
             "/flush_cache": self._flush_cache,
@@ -253,6 +264,39 @@ class FakeEngine:
         self.version = body.get("weight_version") or self.version
         return 200, {"success": True, "message": "Succeeded to update model weights."}
 
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return _json({"tp_size": 1})
+
+    async def _init_weights_update_group(self, body: Json) -> tuple[int, Json]:
+        self.groups.add(body["group_name"])
+        return _done(None)
+
+    async def _destroy_weights_update_group(self, body: Json) -> tuple[int, Json]:
+        known = body["group_name"] in self.groups
+        self.groups.discard(body["group_name"])
+        return _done(None if known else "The group to be destroyed does not exist.")
+
+    async def _begin_weight_update(self, body: Json) -> tuple[int, Json]:
+        was, self.updating = self.updating, True
+        return _done("a weight-update session is already open" if was else None)
+
+    async def _end_weight_update(self, body: Json) -> tuple[int, Json]:
+        was, self.updating = self.updating, False
+        return _done(None if was else "no weight-update session is open")
+
+    async def _update_weights_from_distributed(self, body: Json) -> tuple[int, Json]:
+        if self.updating and body["group_name"] not in self.groups:
+            return _done(f"Failed to receive weights: Group {body['group_name']} not in {sorted(self.groups)}.")
+        return await self._update_weights_from_tensor(body)
+
+    async def _update_weights_from_tensor(self, body: Json) -> tuple[int, Json]:
+        problem, self.fail_next_update = self.fail_next_update, None
+        if not self.updating:
+            problem = "must run between begin_weight_update() and end_weight_update()"
+        if problem is None:
+            self.version = body.get("weight_version") or self.version
+        return _done(problem)
+
     async def _load_lora_adapter(self, body: Json) -> tuple[int, Json]:
         async with self._adapters_change:
             problem = self._load(body["lora_name"], body["lora_path"])
@@ -295,7 +339,8 @@ class FakeEngine:
         return (400, {"message": "requests are running"}) if self.running and not self.paused else (200, {})
 
     async def _weights_checker(self, body: Json) -> tuple[int, Json]:
-        return 200, {"success": True, "ranks": [{"checksums": {"weights": f"{self.model_path}@{self.version}"}}]}
+        digests = self.digests or {"weights": f"{self.model_path}@{self.version}"}
+        return 200, {"success": True, "ranks": [{"checksums": digests}]}
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
@@ -469,6 +514,10 @@ def spans_of(labels: Sequence[str]) -> list[Json]:
     """["0", "0", "1"] → [{"version": "0", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}]."""
     starts = [i for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
     return [{"version": labels[s], "start": s, "end": e} for s, e in pairwise([*starts, len(labels)])]
+
+
+def _done(problem: str | None) -> tuple[int, Json]:
+    return (200 if problem is None else 400), {"success": problem is None, "message": problem or "Success"}
 
 
 def _missing(folder: str) -> str | None:

@@ -183,7 +183,7 @@ async def _running(
         clients = [EngineClient(url, http) for url in settings.engine_urls]
         pool = EnginePool(
             clients, wanted=wanted, weights=weights, changed=changed, drained=drained, undone=undone,
-            adapters=Adapters(oldest_call) if by_adapter else None,
+            adapters=Adapters(oldest_call) if by_adapter else None, pause_mode=config.publish.pause,
         )  # fmt: skip
         state = ProxyState(
             database=database, run_id=run.id, run_name=run.name, run_created_at=run.created_at,

@@ -20,7 +20,9 @@ from agentrl.proxy import exchanges, keys, publish
 from agentrl.proxy.admission import admitted
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.keys import Power
+from agentrl.proxy.pool import Delivery
 from agentrl.proxy.state import ProxyState
+from agentrl.proxy.transfer import Transfer, members
 from agentrl.schemas import Json, SessionStatus
 from agentrl.store import heartbeats, interactions, rewards, sessions
 from agentrl.store.codec import hash_key
@@ -110,10 +112,17 @@ class EndBody(Body):
 
 
 class PublishBody(Body):
-    """The version to publish; its folder is in the store. A trainer names its epoch: refused when that is over."""
+    """The version to publish; its folder is in the store. A trainer names its epoch: refused when that is over.
+
+    `transfer` says how engines get its tensors otherwise, `digests` what they should have then, by the engine's names,
+    `bytes` how many the version has.
+    """
 
     version: int = Field(ge=0, le=MAX_INT32)
     epoch: int | None = Field(default=None, ge=0, le=MAX_INT32)
+    transfer: Transfer | None = None
+    digests: dict[str, str] = Field(default_factory=dict)
+    bytes: int | None = Field(default=None, ge=0)
 
 
 def _state(request: Request) -> ProxyState:
@@ -304,7 +313,16 @@ async def publish_version(body: PublishBody, request: Request) -> Json:
     """Bring every engine to a version and move the run to it."""
     state = _state(request)
     keys.require(await keys.authenticate(request, state), Power.ADMIN)
-    return await publish.publish(state, body.version, body.epoch)
+    delivery = Delivery(body.transfer, body.digests, body.bytes)
+    return await publish.publish(state, body.version, body.epoch, delivery)
+
+
+@router.get("/admin/publish/members", tags=["admin"])
+async def publish_members(request: Request) -> list[Json]:
+    """The engines that a trainer may send tensors to now, with the number of tensor ranks of each."""
+    state = _state(request)
+    keys.require(await keys.authenticate(request, state), Power.ADMIN)
+    return await members([engine.client for engine in state.pool.engines])
 
 
 def session_json(conn: Any, session_id: str) -> Json:

@@ -21,6 +21,7 @@ from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.adapters import Adapters
 from agentrl.proxy.recent import Recent
 from agentrl.proxy.retry_budget import RetryBudget
+from agentrl.proxy.transfer import Transfer, close_open_update, verify
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
@@ -37,6 +38,27 @@ class EngineState(StrEnum):
     SERVING = "serving"
     UPDATING = "updating"  # alive, holds its calls back
     DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a version comes from its trainer: if not by a transfer, from its folder."""
+
+    transfer: Transfer | None = None
+    digests: dict[str, str] = field(default_factory=dict)  # of its tensors, by the engines' names
+    n_bytes: int | None = None
+
+
+BY_FOLDER = Delivery()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What loading a version took."""
+
+    stall_s: float  # that the engine stood still
+    transport: str
+    verified: int = 0  # tensors that were compared with the trainer's
 
 
 @dataclass(slots=True)
@@ -78,8 +100,6 @@ class EnginePool:
     which stops neither the watch nor an update. With `adapters`, versions are adapters over base weights.
     """
 
-    pause_mode: PauseMode = "retract"
-
     def __init__(
         self,
         clients: list[EngineClient],
@@ -90,7 +110,9 @@ class EnginePool:
         drained: Callable[[], Awaitable[set[str]]],
         undone: Callable[[int], Awaitable[bool]],
         adapters: Adapters | None = None,
+        pause_mode: PauseMode = "retract",
     ) -> None:
+        self.pause_mode = pause_mode
         self.engines = [Engine(client) for client in clients]
         self.update_lock = asyncio.Lock()  # one publisher at a time
         self.budget = RetryBudget()
@@ -205,34 +227,35 @@ class EnginePool:
             engine.client.hang_up()
             await self.set_state(engine, EngineState.DEAD, error="no answer in time")
 
-    async def load(self, engine: Engine, version: int) -> float:
-        """Put `version` on an engine that answers, and let it serve. Returns the seconds that it stood still.
+    async def load(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+        """Put `version` on an engine that answers, and let it serve.
 
-        Raises EngineError when it does not answer, or does not report the version afterwards, and StoreError.
+        Raises EngineError when it does not answer, or does not report the version afterwards, or has other tensors than
+        the trainer, and StoreError.
         """
         async with engine.lock:
             try:
                 await self._ask(engine)
             except TimeoutError as error:
                 raise EngineUnavailable(f"{engine.url} does not answer") from error
-            stall_s = await self._put(engine, version)
+            loaded = await self._put(engine, version, delivery)
             await self.set_state(engine, EngineState.SERVING)
-            return stall_s
+            return loaded
 
-    async def _put(self, engine: Engine, version: int) -> float:
-        """Have an engine that answers serve `version`; its lock is held. Returns the seconds that it stood still."""
+    async def _put(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+        """Have an engine that answers serve `version`; its lock is held."""
         started = time.monotonic()
         if self._adapters is None:
-            return await self._replace(engine, version)
+            return await self._replace(engine, version, delivery)
         path = await self._weights(version)
         if engine.label != BASE or engine.tainted:
             await self._replace(engine, BASE)
         await self._adapters.put(engine, version, path)
         engine.paused_since = None
-        return time.monotonic() - started
+        return Loaded(time.monotonic() - started, "adapter")
 
-    async def _replace(self, engine: Engine, version: int) -> float:
-        """Pause, update, check, continue. Returns the seconds that the engine stood still."""
+    async def _replace(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+        """Pause, update, check, continue."""
         path = await self._weights(version)
         await self.set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
@@ -241,11 +264,7 @@ class EnginePool:
             await engine.client.pause(self.pause_mode)
             engine.holds = True
             self._tell()
-            keeps_cache = self.pause_mode == "in_place"  # a flush is refused while requests hold their places
-            await engine.client.update_weights_from_disk(path, version, flush_cache=not keeps_cache)
-            reported = (await engine.client.model_info()).version
-            if reported != str(version):
-                raise EngineError(f"{engine.url} reports version {reported!r} after an update to {version}")
+            transport, verified = await self._fill(engine.client, version, path, delivery)
         except EngineError:
             # Weights are unknown now, whatever the label says: nothing may go on with them. What waits is aborted
             # before it samples, which only a retracted request is, and continued elsewhere.
@@ -256,7 +275,30 @@ class EnginePool:
         await engine.client.continue_generation()
         engine.version = engine.label = version
         engine.adapter, engine.tainted, engine.paused_since = None, False, None
-        return time.monotonic() - started
+        return Loaded(time.monotonic() - started, transport, verified)
+
+    async def _fill(self, client: EngineClient, version: int, path: str, delivery: Delivery) -> tuple[str, int]:
+        """Update a paused engine: by the delivery's transfer if it can, else from the folder. Raises EngineError.
+
+        Returns how, and how many tensors were compared with the trainer's.
+        """
+        flush = self.pause_mode != "in_place"  # refused while requests hold their places
+        transfer = delivery.transfer
+        if transfer is not None and transfer.reaches(client.url):
+            try:
+                await transfer.load(client, version, flush_cache=flush)
+                return transfer.transport, await self._check(client, version, delivery)
+            except EngineError as error:
+                log.warning("engine %s reads version %d from its folder: %s", client.url, version, error)
+                await close_open_update(client)
+        await client.update_weights_from_disk(path, version, flush_cache=flush)
+        return "disk", await self._check(client, version, delivery)
+
+    async def _check(self, client: EngineClient, version: int, delivery: Delivery) -> int:
+        reported = (await client.model_info()).version
+        if reported != str(version):
+            raise EngineError(f"{client.url} reports version {reported!r} after an update to {version}")
+        return await verify(client, delivery.digests)
 
     # -- the choice ------------------------------------------------------------------------------------------------
 

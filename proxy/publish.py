@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
 from sqlalchemy import Connection, select
 
 from agentrl.errors import EngineError, RequestError
-from agentrl.proxy.pool import EngineState
+from agentrl.proxy.pool import BY_FOLDER, Delivery, Engine, EngineState, Loaded
 from agentrl.proxy.state import ProxyState
+from agentrl.proxy.transfer import Broadcast
 from agentrl.schemas import Json, VersionState
 from agentrl.store import events, runs, steps
 from agentrl.tables import runs as runs_table
@@ -18,8 +20,10 @@ from agentrl.tables import weight_versions
 log = logging.getLogger(__name__)
 
 
-async def publish(state: ProxyState, version: int, epoch: int | None = None) -> Json:
+async def publish(state: ProxyState, version: int, epoch: int | None = None, delivery: Delivery = BY_FOLDER) -> Json:
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
+
+    Engines go one after another, so that some always serve, but for the members of a group, which stand still together.
 
     An engine that fails is ejected; any replica's pool brings it to the run's version when it answers again.
     Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it. Raises
@@ -32,21 +36,34 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None) -> 
         raise RequestError(404, f"run {state.run_name} has no version {version}", code="version_not_found")
     if row.state == VersionState.ROLLED_BACK:
         raise RequestError(409, f"version {version} was rolled back", code="version_rolled_back")
-    stalls: dict[str, float] = {}
-    problem: EngineError | None = None
+    loaded: dict[str, Loaded] = {}
+    problems: list[EngineError] = []
     started = time.time()
+
+    async def load(engine: Engine) -> None:
+        try:
+            loaded[engine.url] = await state.pool.load(engine, version, delivery)
+        except EngineError as error:
+            problems.append(error)
+            await state.pool.set_state(engine, EngineState.DEAD, error=str(error))
+
     async with state.pool.update_lock:
-        for engine in state.pool.engines:
-            try:
-                stalls[engine.url] = await state.pool.load(engine, version)
-            except EngineError as error:
-                problem = error
-                await state.pool.set_state(engine, EngineState.DEAD, error=str(error))
-        if not stalls:
-            message = f"no engine took version {version}: {problem or 'there is none'}"
-            raise RequestError(503, message, code="publish_failed", retry_after_s=1.0) from problem
-        await state.write(_move, state.run_id, version, epoch, stalls, started)
-    return {"version": version, "stall_s": stalls}
+        together = isinstance(delivery.transfer, Broadcast)
+        engines = state.pool.engines
+        for part in [engines] if together else [[engine] for engine in engines]:
+            await asyncio.gather(*(load(engine) for engine in part))
+        if not loaded:
+            message = f"no engine took version {version}: {problems[-1] if problems else 'there is none'}"
+            raise RequestError(503, message, code="publish_failed", retry_after_s=1.0)
+        facts = {
+            "version": version,
+            "stall_s": {url: each.stall_s for url, each in loaded.items()},
+            "transport": {url: each.transport for url, each in loaded.items()},
+            "verified": {url: each.verified for url, each in loaded.items()},
+            "bytes": delivery.n_bytes,
+        }
+        await state.write(_move, state.run_id, version, epoch, facts, started)
+    return facts
 
 
 async def resume(state: ProxyState) -> None:
@@ -90,12 +107,9 @@ def undone(conn: Connection, run_id: str, version: int) -> bool:
     return conn.execute(newer.limit(1)).first() is not None
 
 
-def _move(
-    conn: Connection, run_id: str, version: int, epoch: int | None, stalls: dict[str, float], started: float
-) -> None:
+def _move(conn: Connection, run_id: str, version: int, epoch: int | None, facts: Json, started: float) -> None:
     steps.mark_published(conn, run_id, version, epoch)
-    data = {"version": version, "stall_s": stalls, "start": started, "end": time.time()}
-    events.record(conn, run_id, "publish", data, "proxy")
+    events.record(conn, run_id, "publish", {**facts, "start": started, "end": time.time()}, "proxy")
 
 
 def _pending(conn: Connection, run_id: str) -> int | None:

@@ -49,6 +49,7 @@ from agentrl.trainer.publish import Publisher
 from agentrl.trainer.schedule import learning_rate, set_learning_rate
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.weights import Published
 from agentrl.weights import folder_name
 
 CHECKPOINTS = "checkpoints"
@@ -174,13 +175,14 @@ def resume(t: Trainer) -> None:
 def take_up(t: Trainer, found: Checkpoint | None, plan: ResumePlan, trained: dict[str, torch.Tensor]) -> None:
     """Bring store and engines to the checkpoint, whose parameters are in `trained`."""
     assert t.lineage is not None
-    republish = plan.republish
+    republish, tensors = plan.republish, {}
     if found:
         known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
         folder = t.weights / Path(known).name if known else weights_folder(t, found.record)
         made = weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora)
+        tensors = made.tensors
         if plan.roll_forward:
-            t.lineage.complete(found.record, *made)
+            t.lineage.complete(found.record, made.path, made.checksum)
             republish = t.version
             say(t, f"step {t.step} was checkpointed but not recorded: completed it")
     weights.remove(t.weights, partial(t.lineage.unneeded, strangers=True))
@@ -189,7 +191,7 @@ def take_up(t: Trainer, found: Checkpoint | None, plan: ResumePlan, trained: dic
     if t.step:
         say(t, f"resuming after step {t.step}, version {t.version}")
     if republish is not None:
-        publish(t, republish)
+        publish(t, republish, tensors if republish == t.version else {})
 
 
 def find_checkpoint(
@@ -256,11 +258,11 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
     saved = save(t, record)
     if t.lineage:
         record = saved.record
-        t.lineage.complete(record, saved.path, saved.checksum)
+        t.lineage.complete(record, saved.published.path, saved.published.checksum)
         remove_old(t, saved.checkpoint)  # only now: a trainer that was overtaken has no business with them
         t.lineage.record("train_step", start, time.time(), step=batch.step, version=version, updated=updated)
         say(t, line(t, record))
-        publish(t, version)
+        publish(t, version, saved.published.tensors)
     t.step, t.version = batch.step, version
 
 
@@ -287,8 +289,7 @@ class Saved:
     """A step on disk: its record, the folder that engines load, and the checkpoint, if one was due."""
 
     record: StepRecord
-    path: Path
-    checksum: str
+    published: Published
     checkpoint: Checkpoint | None
 
 
@@ -317,12 +318,12 @@ def save(t: Trainer, record: StepRecord) -> Saved:
             t.writing = writing
     trained = weights.trainable(t.policy, t.world)
     if not t.lineage:
-        return Saved(record, Path(), "", made)
-    path, checksum = weights.publishable(
+        return Saved(record, Published(Path(), "", {}), made)
+    published = weights.publishable(
         weights_folder(t, record), trained, t.base_model, t.policy.names, t.config.trainer.lora
     )
     record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
-    return Saved(record, path, checksum, made)
+    return Saved(record, published, made)
 
 
 def collect(t: Trainer, *, wait: bool) -> None:
@@ -344,12 +345,12 @@ def remove_old(t: Trainer, made: Checkpoint | None) -> None:
     weights.remove(t.weights, partial(t.lineage.unneeded, strangers=False))
 
 
-def publish(t: Trainer, version: int) -> None:
-    """Bring the engines to `version`. When stopped first, the next start republishes it."""
+def publish(t: Trainer, version: int, tensors: dict[str, torch.Tensor]) -> None:
+    """Bring the engines to `version`, which has these tensors. When stopped first, the next start republishes it."""
     assert t.lineage is not None
     assert t.publisher is not None
     start = time.time()
-    done = t.publisher.publish(version, t.lineage.epoch)
+    done = t.publisher.publish(version, t.lineage.epoch, tensors)
     t.publish_s = time.time() - start
     if done:
         t.lineage.record("wait_for_publish", start, time.time(), version=version)

@@ -1,13 +1,23 @@
-"""Ask the proxy to bring its engines to a weight version, however long the proxy takes to come back."""
+"""Ask the proxy to bring its engines to a weight version, however long the proxy takes to come back.
+
+With a transport other than `disk` the version's tensors are offered to the engines that answer. An engine that cannot
+get them so reads the version's folder, and a publish that is tried again goes by folders alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import httpx
+import torch
+from torch import Tensor
 
+from agentrl.config import PublishConfig
 from agentrl.errors import AgentRLError, FencedError
+from agentrl.schemas import Json
+from agentrl.trainer.transfer import Buckets, NoRoom, broadcast, digests, in_buckets, shared
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
@@ -23,19 +33,29 @@ class Publisher:
     admin_key: str
     pause: Callable[[float], bool]
     say: Callable[[str], None] = print
+    config: PublishConfig = field(default_factory=PublishConfig)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    compares: bool = False  # whether engines tell the digests that we compute
 
-    def publish(self, version: int, epoch: int) -> bool:
+    def publish(self, version: int, epoch: int, tensors: Mapping[str, Tensor]) -> bool:
         """True once every serving engine has `version`; false when stopped first. Publishing twice is harmless.
+
+        `tensors` are the version's, by the names of the base model's files; empty: they are in its folder only.
 
         Raises FencedError when a trainer newer than `epoch` has started, AgentRLError when the proxy refuses.
         """
         pause_s = FIRST_PAUSE_S
         told = False
+        body: Json = {"version": version, "epoch": epoch, "bytes": sum(t.nbytes for t in tensors.values())}
+        if self.compares and self.config.verify:
+            body["digests"] = digests(tensors)
+        offer = in_buckets(tensors, self.config.bucket_bytes) if self.config.transport != "disk" else []
         with httpx.Client(timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=5.0), trust_env=False) as http:
             while True:
-                problem = self._try(http, version, epoch)
+                problem = self._try(http, body, offer)
                 if problem is None:
                     return True
+                offer = []
                 if not told:
                     self.say(f"publishing version {version}: {problem}; trying again until it works")
                     told = True
@@ -43,14 +63,15 @@ class Publisher:
                     return False
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _try(self, http: httpx.Client, version: int, epoch: int) -> str | None:
+    def _try(self, http: httpx.Client, body: Json, offer: Buckets) -> str | None:
         """None, or why it is worth another try."""
+        headers = {"Authorization": f"Bearer {self.admin_key}"}
+        version, epoch = body["version"], body["epoch"]
         try:
-            answer = http.post(
-                f"{self.url}/admin/publish",
-                json={"version": version, "epoch": epoch},
-                headers={"Authorization": f"Bearer {self.admin_key}"},
-            )
+            with self._offered(http, headers, offer) as transfer:
+                answer = http.post(f"{self.url}/admin/publish", json={**body, "transfer": transfer}, headers=headers)
+        except NoRoom as error:
+            return str(error)
         except httpx.TransportError as error:
             return f"the proxy at {self.url} does not answer ({type(error).__name__})"
         if answer.is_success:
@@ -61,3 +82,20 @@ class Publisher:
         if "epoch_over" in answer.text:
             raise FencedError(f"trainer epoch {epoch} is over: version {version} is not published")
         raise AgentRLError(f"version {version} cannot be published: {reason}")
+
+    @contextmanager
+    def _offered(self, http: httpx.Client, headers: dict[str, str], offer: Buckets) -> Iterator[Json | None]:
+        """How engines get the tensors while the block runs; None: from the folder."""
+        if not offer:
+            yield None
+            return
+        asked = http.get(f"{self.url}/admin/publish/members", headers=headers)
+        members = asked.json() if asked.is_success else []
+        if not members:
+            yield None
+        elif self.config.transport == "tensor":
+            with shared(offer, members, timeout_s=self.config.timeout_s) as transfer:
+                yield transfer
+        else:
+            with broadcast(offer, members, device=self.device, timeout_s=self.config.timeout_s) as transfer:
+                yield transfer

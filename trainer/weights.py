@@ -14,6 +14,7 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -30,23 +31,32 @@ from agentrl.trainer.policy import Body, Policy
 from agentrl.weights import ADAPTER, TENSORS, checksum, version_of
 
 
+class Published(NamedTuple):
+    """A version's folder, made absolute, its tensors' checksum, and the tensors that engines may also be sent."""
+
+    path: Path
+    checksum: str
+    tensors: dict[str, Tensor]
+
+
 def publishable(
     folder: Path, trained: dict[str, Tensor], base_model: Path, names: Names, adapter: LoraConfig
-) -> tuple[Path, str]:
-    """Make `folder` from the trained parameters; its absolute path and its tensors' checksum.
+) -> Published:
+    """Make `folder` from the trained parameters.
 
     Tensors get the names that the base model's files have for them.
     A folder that is there already, with the same tensors, is left as it is: engines may be reading it.
     """
     if adapter.publish == "adapter":
-        return _publishable_adapter(folder, lora.for_engines(trained, base_model), base_model, adapter)
+        path, digest = _publishable_adapter(folder, lora.for_engines(trained, base_model), base_model, adapter)
+        return Published(path, digest, {})
     tensors = _as_stored(trained, base_model, names, adapter)
     digest = _digest(tensors)
     if not _holds(folder / TENSORS, digest):
         with atomic_folder(folder) as draft:
             save_file(tensors, draft / TENSORS)
             copy_sidecars(base_model, draft)
-    return folder.resolve(), digest
+    return Published(folder.resolve(), digest, tensors)
 
 
 def _publishable_adapter(

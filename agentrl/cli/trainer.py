@@ -64,7 +64,10 @@ def trainer(
             return
         database = Database(database_url(run))
         try:
-            publisher = Publisher(url.rstrip("/"), key, stop.wait)
+            compares = run.engine.dtype == "float32" and run.engine.device != "cuda" and world.device.type == "cpu"
+            publisher = Publisher(
+                url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device, compares=compares
+            )
             train(run, model, world, Lineage.begin(database, run), publisher, stop, from_base=from_base)
         except FencedError as error:
             print(f"agentrl trainer: {error}", file=sys.stderr)

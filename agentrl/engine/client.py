@@ -8,7 +8,6 @@ What a server leaves out (ids, logprobs, versions) is an EngineError here, never
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -156,6 +155,57 @@ class EngineClient:
         if not answer.get("success"):
             raise EngineRejected(f"{self.url} did not load {path}: {answer.get('message')}")
 
+    async def join_group(
+        self, group: str, *, host: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float
+    ) -> None:
+        """Become ranks `rank`, … of a process group whose rank 0 listens there; returns once all members have joined.
+
+        A server of several tensor ranks joins with each of them. It answers nothing else meanwhile.
+        """
+        body = {
+            "master_address": host, "master_port": port, "rank_offset": rank, "world_size": world_size,
+            "group_name": group, "backend": backend,
+        }  # fmt: skip
+        await self._call("POST", "/init_weights_update_group", body, timeout_s)
+
+    async def leave_group(self, group: str) -> None:
+        """Give the process group up. Raises EngineRejected where there is none of the name."""
+        await self._post("/destroy_weights_update_group", {"group_name": group})
+
+    async def begin_update(self) -> None:
+        """Open an update by tensors. Raises EngineRejected while one is open."""
+        await self._post("/begin_weight_update", {})
+
+    async def end_update(self) -> None:
+        """Close it. Raises EngineRejected when none is open."""
+        await self._post("/end_weight_update", {})
+
+    async def receive_tensors(
+        self, group: str, bucket: Json, *, version: int | None, flush_cache: bool, timeout_s: float
+    ) -> None:
+        """Take the next tensors that rank 0 of the group sends: `names`, `dtypes` and `shapes` of the bucket.
+
+        With a `version`, report it from now on. Raises EngineRejected; the weights are then unknown.
+        """
+        body = {**bucket, "group_name": group, "flush_cache": flush_cache, "weight_version": _label(version)}
+        await self._call("POST", "/update_weights_from_distributed", body, timeout_s)
+
+    async def take_tensors(
+        self, payloads: Sequence[str], *, version: int | None, flush_cache: bool, timeout_s: float
+    ) -> None:
+        """Take tensors from shared memory: for each tensor rank of the server, where they are (a base64 pickle).
+
+        With a `version`, report it from now on. Raises EngineRejected; the weights are then unknown.
+        """
+        body = {
+            "serialized_named_tensors": list(payloads), "flush_cache": flush_cache, "weight_version": _label(version),
+        }  # fmt: skip
+        await self._call("POST", "/update_weights_from_tensor", body, timeout_s)
+
+    async def tensor_ranks(self) -> int:
+        """How many processes of the server share each layer."""
+        return int((await self._call("GET", "/server_info")).get("tp_size", 1))
+
     async def adapters(self) -> dict[str, str]:
         """The adapters that the server has: name → folder."""
         models = (await self._call("GET", "/v1/models")).get("data", [])
@@ -187,11 +237,10 @@ class EngineClient:
         except KeyError as error:
             raise EngineError(f"{self.url}/model_info reports no {error}") from error
 
-    async def checksum(self) -> str:
-        """A digest of the weights in memory: equal for servers that serve equal weights. Takes a pass over them."""
+    async def checksums(self) -> list[dict[str, str]]:
+        """Digests of the weights in memory, by the server's own names, of each of its ranks. Takes a pass over them."""
         answer = await self._post("/weights_checker", {"action": "checksum"})
-        ranks = [rank["checksums"] for rank in answer["ranks"]]
-        return hashlib.sha256(orjson.dumps(ranks, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        return [rank["checksums"] for rank in answer["ranks"]]
 
     async def paused(self, timeout_s: float = 10.0) -> bool:
         """Whether the server holds requests back. An older one, which cannot say, counts as one that does not.
@@ -232,8 +281,8 @@ class EngineClient:
     async def _post(self, path: str, body: Json) -> Json:
         return await self._call("POST", path, body)
 
-    async def _call(self, method: str, path: str, body: Json | None = None) -> Json:
-        async with self._request(method, path, body, self._control_timeout_s) as response:
+    async def _call(self, method: str, path: str, body: Json | None = None, timeout_s: float | None = None) -> Json:
+        async with self._request(method, path, body, timeout_s or self._control_timeout_s) as response:
             raw = await response.read()
             return _decode(raw) if response.content_type == "application/json" and raw else {}
 
@@ -255,6 +304,10 @@ class EngineClient:
             raise _late(where, timeout_s) from error
         except aiohttp.ClientError as error:
             raise _failed(where, error) from error
+
+
+def _label(version: int | None) -> str | None:
+    return None if version is None else str(version)
 
 
 def _refusal(where: str, status: int, body: bytes) -> EngineError:

@@ -23,6 +23,7 @@ CHANGEABLE = (
     "database_url",
     "max_restarts",
     "engine",
+    "publish",
     "proxy",
     "rollout.max_concurrent_groups",
     "rollout.timeout_s",

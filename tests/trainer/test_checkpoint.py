@@ -163,8 +163,8 @@ def test_steps_go_on_while_one_is_written(setup: Setup, monkeypatch: pytest.Monk
     known: list[list[float]] = []
     real = loop.publish
 
-    def publish(t: loop.Trainer, version: int) -> None:
-        real(t, version)
+    def publish(t: loop.Trainer, version: int, tensors: Any) -> None:
+        real(t, version, tensors)
         known.append(checkpointed(setup))
 
     monkeypatch.setattr(loop, "publish", publish)

@@ -111,7 +111,7 @@ def test_engines_get_whole_matrices_and_a_folder_in_use_stays(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     adapter = weights.trainable(trained[0], world)
-    folder, digest = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER)
+    folder, digest, _ = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER)
     assert checksum(folder / TENSORS) == digest
     assert {name: tuple(t.shape) for name, t in load_file(folder / TENSORS).items()} == {
         f"model.layers.{i}.{layer}.weight": shape
@@ -119,7 +119,7 @@ def test_engines_get_whole_matrices_and_a_folder_in_use_stays(
         for layer, shape in {"self_attn.q_proj": (36, 36), "mlp.down_proj": (36, 50)}.items()
     }
     before = folder.stat().st_ino
-    assert weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER) == (folder, digest)
+    assert weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER)[:2] == (folder, digest)
     assert folder.stat().st_ino == before
 
 
@@ -129,7 +129,7 @@ def test_engines_that_are_sent_the_adapter_get_zeros_for_what_they_compute_with_
     """SGLang fuses q, k and v: it takes an adapter for all of them or for none."""
     config = ADAPTER.model_copy(update={"publish": "adapter"})
     adapter = weights.trainable(trained[0], world)
-    folder, digest = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, config)
+    folder, digest, _ = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, config)
     assert checksum(folder / ADAPTER_TENSORS) == digest
     sent = load_file(folder / ADAPTER_TENSORS)
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", ADAPTER_TENSORS]
@@ -148,7 +148,7 @@ def test_engines_that_are_sent_the_adapter_get_zeros_for_what_they_compute_with_
     assert all(torch.equal(merged[name], tensor) for name, tensor in served.items())
 
     before = folder.stat().st_ino
-    assert weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, config) == (folder, digest)
+    assert weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, config)[:2] == (folder, digest)
     assert folder.stat().st_ino == before
 
 

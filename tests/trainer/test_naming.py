@@ -73,7 +73,7 @@ def test_what_is_exported_and_published_has_the_names_of_the_base_model(
     torch.testing.assert_close(ours(policy), theirs(tmp_path / "model"), rtol=1e-5, atol=1e-5)
     whole = weights.trainable(policy, world)
     named = {name for file in base.glob("*.safetensors") for name in load_file(file)}
-    folder, _ = weights.publishable(tmp_path / "v1", whole, base, policy.names, LoraConfig())
+    folder, *_ = weights.publishable(tmp_path / "v1", whole, base, policy.names, LoraConfig())
     assert load_file(folder / "model.safetensors").keys() == named
     reference = Reference(load_policy(base, world.mesh))
     reference.overlay(folder, world)

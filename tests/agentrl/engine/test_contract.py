@@ -211,9 +211,30 @@ async def test_an_overlong_prompt_is_refused_in_the_stream(client: EngineClient)
         await collect(client, {"max_new_tokens": 2}, ids=[5] * 3000)
 
 
-async def test_the_checksum_is_stable_and_the_cache_can_be_flushed(client: EngineClient) -> None:
-    assert await client.checksum() == await client.checksum()
+async def test_digests_are_stable_and_the_cache_can_be_flushed(client: EngineClient) -> None:
+    (first,), (second,) = await client.checksums(), await client.checksums()
+    assert first == second != {}
     await client.flush_cache()
+
+
+async def test_tensors_are_taken_between_begin_and_end_only(client: EngineClient) -> None:
+    assert await client.tensor_ranks() == 1
+    with pytest.raises(EngineRejected, match="no weight-update session is open"):
+        await client.end_update()
+    bucket: Json = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
+    with pytest.raises(EngineRejected, match="begin_weight_update"):
+        await client.receive_tensors("g", bucket, version=3, flush_cache=True, timeout_s=10)
+    with pytest.raises(EngineRejected, match="begin_weight_update"):
+        await client.take_tensors([""], version=3, flush_cache=True, timeout_s=10)
+    await client.begin_update()
+    with pytest.raises(EngineRejected, match="already open"):
+        await client.begin_update()
+    with pytest.raises(EngineRejected, match="Failed to receive weights"):
+        await client.receive_tensors("g", bucket, version=3, flush_cache=True, timeout_s=10)
+    await client.end_update()
+    with pytest.raises(EngineRejected, match="does not exist"):
+        await client.leave_group("g")
+    assert (await client.model_info()).weight_version == 0
 
 
 async def test_the_deadline_holds_while_paused(client: EngineClient) -> None:
