@@ -263,6 +263,9 @@ class TrainerConfig(UpdateConfig):
     reference: Path | None = None
     """The reference policy of `kl_coef`: a model's folder, a checkpoint or one of a run's `weights/` folders, whose
     tensors replace the base model's; null: the base model."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """What a NaN or infinite loss or gradient does: `stop` fails the run, `skip` leaves its minibatch out. Either way
+    an event names the trajectories."""
     checkpoint_every: Positive = 1
     """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
 

@@ -34,6 +34,7 @@ from types import FrameType
 import torch
 
 from agentrl.config import RunConfig
+from agentrl.errors import NonFiniteError
 from agentrl.files import remove_drafts
 from agentrl.schemas import Batch, ResumePlan, TrainedBatch
 from agentrl.trainer import checkpoint, weights
@@ -43,6 +44,7 @@ from agentrl.trainer.flops import peak_flops
 from agentrl.trainer.lineage import CHECKPOINTED, Lineage, trained_trajectories
 from agentrl.trainer.metrics import Metrics, batch_metrics, finite, outcome_metrics
 from agentrl.trainer.models import Models, after_step, make_models, parts, restore
+from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.policy import Policy
 from agentrl.trainer.publish import Publisher
@@ -239,7 +241,10 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
     set_learning_rate(t.optimizer, lr)
     if t.models.critic:
         set_learning_rate(t.models.critic.optimizer, config.critic_lr * lr / config.lr)
-    metrics = update_policy(t.policy, t.optimizer, samples, batch.version, batch.ages, config, t.world, t.models.critic)
+    metrics = update_policy(
+        t.policy, t.optimizer, samples, batch.version, batch.ages, config, t.world, t.models.critic,
+        partial(on_nonfinite, t, batch.step),
+    )  # fmt: skip
     after_step(t.models, batch.step, config)
     updated = time.time()
     version = t.world.share(t.lineage.next_version() if t.lineage else 0)
@@ -264,6 +269,17 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
         say(t, line(t, record))
         publish(t, version, saved.published.tensors)
     t.step, t.version = batch.step, version
+
+
+def on_nonfinite(t: Trainer, step: int, found: NonFinite) -> None:
+    """Put it on the timeline, and stop or go on as configured."""
+    does = t.config.trainer.nonfinite
+    if t.lineage:
+        now, named = time.time(), list(found.trajectories)
+        t.lineage.record("nonfinite", now, now, step=step, does=does, message=str(found), trajectories=named)
+    if does == "stop":
+        raise NonFiniteError(f"step {step}: {found} (trainer.nonfinite: skip would leave this out)")
+    say(t, f"step {step}: {found}: skipped")
 
 
 def step_metrics(

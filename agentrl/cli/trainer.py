@@ -39,7 +39,7 @@ def trainer(
     if "RANK" not in os.environ:  # before any other trainer is fenced; and torchrun would hide the exit status
         _check_resume(run, from_base)
     if run.trainer.ranks > 1 and "RANK" not in os.environ:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        launcher = [sys.executable, "-m", "agentrl.trainer.torchrun", "--standalone"]
         ours = ["-m", "agentrl", "trainer", "--config", str(config), *(overrides or [])]
         ours += ["--from-base"] if from_base else []
         os.execv(sys.executable, [*launcher, f"--nproc-per-node={run.trainer.ranks}", *ours])
@@ -53,12 +53,13 @@ def trainer(
     from agentrl.trainer.lineage import Lineage
     from agentrl.trainer.loop import Stop, train
     from agentrl.trainer.publish import Publisher
+    from agentrl.trainer.torchrun import told
 
     stop = Stop()
     stop.install()
     model = resolve_model(run.model)
     ranks = run.trainer
-    with join_world(ranks.device, ranks.threads, ranks.replicas, ranks.tensor_parallel) as world:
+    with told(), join_world(ranks.device, ranks.threads, ranks.replicas, ranks.tensor_parallel) as world:
         if not world.leads:
             train(run, model, world, None, None, stop, from_base=from_base)
             return

@@ -28,6 +28,7 @@ CHANGEABLE = (
     "rollout.max_concurrent_groups",
     "rollout.timeout_s",
     *CHANGEABLE_OF_TRAINER,
+    "trainer.nonfinite",
     "evaluation.max_concurrent",
 )
 """Keys, or whole sections, that say how a run is carried out, not what it computes."""

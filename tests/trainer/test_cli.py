@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from poison import poison_store
 from proxy_stub import ADMIN_KEY, PublishStub, make_run, play_groups
 from safetensors.torch import load_file
 from sqlalchemy import text
 
 from agentrl.models import resolve_model
 from agentrl.schemas import TrainedBatch, TrainedTrajectory
-from agentrl.store import Database, runs, steps
+from agentrl.store import Database, events, runs, steps
 
 
 class Run:
@@ -126,3 +127,21 @@ def test_an_overtaken_trainer_exits_with_status_3(run: Run) -> None:
     assert process.returncode == 3
     assert "epoch 1 is over: epoch 2 has started" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stop_at_what_is_not_finite_is_the_last_word_whatever_the_ranks(run: Run, ranks: int) -> None:
+    play_groups(run.database, run.run_id, 2)
+    with run.database.read() as conn:
+        trajectory_id = conn.execute(text("SELECT min(id) FROM trajectories")).scalar_one()
+    poison_store(run.database, trajectory_id)
+    process = run.start(f"trainer.ranks={ranks}")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2, err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("agentrl: step 1: not finite in minibatch 1 of 1: infinite_logprobs 1, loss nan")
+    assert trajectory_id in last
+    with run.database.read() as conn:
+        assert [s.state for s in steps.of_run(conn, run.run_id)] == ["started"]
+        (event,) = events.of_run(conn, run.run_id, "nonfinite")
+    assert event.data["trajectories"] == [trajectory_id]

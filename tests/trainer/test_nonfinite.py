@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from poison import POISONED, poisoned
+from loop_setup import Setup, same
+from poison import POISONED, poison_store, poisoned, repair_store
+from safetensors.torch import load_file
 from support import AGES, random_samples, torchrun
 
 from agentrl.config import TrainerConfig
 from agentrl.errors import NonFiniteError
+from agentrl.store import events, steps
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import Models, make_models
 from agentrl.trainer.nonfinite import NonFinite
@@ -143,3 +147,56 @@ def test_ranks_agree_on_what_is_not_finite(tiny_model: Path, tmp_path: Path) -> 
     assert first["named"] == [[POISONED]]
     assert (first["skipped"], first["same"]) == (1, True)
     assert POISONED in first["stopped"]
+
+
+@pytest.fixture
+def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
+    s = Setup(tmp_path, tiny_model, world)
+    with s.proxy:
+        yield s
+    s.database.close()
+
+
+def of_step_two(setup: Setup) -> str:
+    """A trajectory that the second step will train."""
+    groups = [row[0] for row in setup.query("SELECT id FROM groups ORDER BY id")]
+    return setup.query(f"SELECT id FROM trajectories WHERE group_id = '{groups[2]}' ORDER BY id")[0][0]
+
+
+def events_of(setup: Setup) -> list[dict[str, Any]]:
+    return [event.data for event in setup.database.query(events.of_run, setup.run_id, "nonfinite")]
+
+
+def test_a_run_stops_and_goes_on_once_its_data_are_repaired(
+    setup: Setup, tiny_model: Path, world: World, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    undisturbed = Setup(tmp_path_factory.mktemp("undisturbed"), tiny_model, world)
+    with undisturbed.proxy:
+        assert undisturbed.train()
+    undisturbed.database.close()
+
+    trajectory_id = of_step_two(setup)
+    before = poison_store(setup.database, trajectory_id)
+    with pytest.raises(NonFiniteError, match=f"step 2: .*{trajectory_id}"):
+        setup.train()
+    assert [(s, state) for s, state, _, _ in setup.steps()] == [(1, "published"), (2, "started")]
+    (event,) = events_of(setup)
+    assert (event["step"], event["does"], event["trajectories"]) == (2, "stop", [trajectory_id])
+
+    repair_store(setup.database, before)
+    assert setup.train()
+    assert [(s, state) for s, state, _, _ in setup.steps()] == [(1, "published"), (2, "published"), (3, "published")]
+    assert same(load_file(undisturbed.config.run_dir / "model" / "model.safetensors"), setup.config.run_dir / "model")
+
+
+def test_a_run_that_skips_goes_on_and_says_so(setup: Setup, capsys: Any) -> None:
+    trajectory_id = of_step_two(setup)
+    poison_store(setup.database, trajectory_id)
+    assert setup.train(nonfinite="skip")
+    metrics = [row.metrics for row in setup.database.query(steps.of_run, setup.run_id)]
+    assert [m["nonfinite_minibatches"] for m in metrics] == [0, 1, 0]
+    (event,) = events_of(setup)
+    assert (event["step"], event["does"], event["trajectories"]) == (2, "skip", [trajectory_id])
+    assert f"trajectories: {trajectory_id}: skipped" in capsys.readouterr().out
+    first, second = (load_file(next(setup.config.run_dir.glob(f"weights/v{n}-*/model.safetensors"))) for n in (1, 2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
