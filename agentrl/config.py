@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
@@ -276,6 +277,37 @@ class TrainerConfig(UpdateConfig):
         return self
 
 
+class WandbConfig(Section):
+    """A run of Weights & Biases (needs the extra `wandb`; the key is in WANDB_API_KEY, or `wandb login` keeps it)."""
+
+    project: Annotated[str, Field(min_length=1)]
+    """Its project there."""
+    entity: Annotated[str, Field(min_length=1)] | None = None
+    """User or team that the project is of; null: your own."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes to the run's folder alone, for `wandb sync`."""
+
+
+class TrackioConfig(Section):
+    """A run of trackio (needs the extra `trackio`)."""
+
+    project: Annotated[str, Field(min_length=1)]
+    """Its project; `trackio show` shows it."""
+    space_id: Annotated[str, Field(min_length=1)] | None = None
+    """Hugging Face Space that it is logged to, `USER/SPACE`; null: this machine."""
+
+
+class MetricsConfig(Section):
+    """Where the metrics of every step go besides the store and the terminal."""
+
+    tensorboard: bool = False
+    """Write event files to `runs/NAME/tensorboard` (needs the extra `tensorboard`)."""
+    wandb: WandbConfig | None = None
+    """Weights & Biases; null: no."""
+    trackio: TrackioConfig | None = None
+    """trackio; null: no."""
+
+
 class EvalConfig(Section):
     """Held-out evaluation before and after training."""
 
@@ -338,6 +370,7 @@ class RunConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     publish: PublishConfig = PublishConfig()
     evaluation: EvalConfig = EvalConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @model_validator(mode="after")
     def _upstreams_do_not_hide_the_policy(self) -> RunConfig:
@@ -427,9 +460,16 @@ def validated(data: dict[str, Any], kind: type[Root]) -> Root:
         raise ConfigError(f"config key {where!r}: {first['msg']}") from None
 
 
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section that a field holds, or may hold."""
+    kinds = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+
+
 def _keys_at(kind: type[Section], path: tuple[int | str, ...]) -> list[str]:
     found: Any = kind
     for part in path:
         found = get_args(found)[1] if get_origin(found) is dict else found.model_fields[str(part)].annotation
+        found = section_of(found) or found
     assert issubclass(found, BaseModel)
     return list(found.model_fields)

@@ -9,7 +9,7 @@ from typing import get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from agentrl.config import RunConfig
+from agentrl.config import RunConfig, section_of
 
 HEAD = """# Configuration
 
@@ -35,9 +35,11 @@ def sections(prefix: str, section: type[BaseModel]) -> Iterator[str]:
     rows, children = [], []
     for name, field in section.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            children.append((f"{prefix}{name}.", kind))
-        elif get_origin(kind) is dict and issubclass(of := get_args(kind)[1], BaseModel):
+        if held := section_of(kind):
+            children.append((f"{prefix}{name}.", held))
+        if held is kind:
+            continue
+        if get_origin(kind) is dict and issubclass(of := get_args(kind)[1], BaseModel):
             children.append((f"{prefix}{name}.NAME.", of))
         else:
             default = _default(field.get_default(call_default_factory=True))

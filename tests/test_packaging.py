@@ -46,6 +46,10 @@ def test_light_parts_do_not_import_torch(code: str) -> None:
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
+SERVICES = {"wandb", "trackio"}
+"""Clients of services, and large: tests/trainer/test_sinks.py has stand-ins for them."""
+
+
 def test_the_lock_pins_everything_that_pyproject_asks_for() -> None:
     import re
 
@@ -54,6 +58,6 @@ def test_the_lock_pins_everything_that_pyproject_asks_for() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
-    names = {normalized(re.split(r"[\[<>=]", line)[0]) for line in asked} - {"agentrl"}
+    names = {normalized(re.split(r"[\[<>=]", line)[0]) for line in asked} - {"agentrl", *SERVICES}
     lock = (ROOT / "requirements" / "cpu.lock").read_text()
     assert names <= {normalized(line.split("==")[0]) for line in lock.splitlines() if "==" in line}

@@ -108,6 +108,10 @@ class Lineage:
         """What else the store knows of a batch."""
         return self.database.query(batch_facts.read, batch.step_id)
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """Of a completed step."""
+        return dict(self.database.query(steps.of_run, self.run_id, step - 1)[0].metrics)
+
     def next_version(self) -> int:
         """A version number that was never used."""
         return self.database.query(steps.next_version, self.run_id)

@@ -25,7 +25,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from agentrl.trainer.policy import Policy
 from agentrl.trainer.publish import Publisher
 from agentrl.trainer.schedule import learning_rate, set_learning_rate
 from agentrl.trainer.scoring import make_samples
+from agentrl.trainer.sinks import Sinks
 from agentrl.trainer.update import make_optimizer, update_policy
 from agentrl.trainer.weights import Published
 from agentrl.weights import folder_name
@@ -88,7 +90,7 @@ class Stop:
 
 @dataclass(slots=True)
 class Trainer:
-    """What the loop holds. `lineage` and `publisher` exist on rank 0 only."""
+    """What the loop holds. `lineage`, `publisher` and `sinks` exist on rank 0 only."""
 
     config: RunConfig
     base_model: Path
@@ -104,6 +106,7 @@ class Trainer:
     checkpointed: int = 0  # the step of the newest checkpoint
     writing: Writing | None = None  # a checkpoint on its way to the disk
     publish_s: float = 0.0
+    sinks: Sinks | None = None
 
     @property
     def policy(self) -> Policy:
@@ -135,14 +138,15 @@ def train(
     optimizer = make_optimizer(models.policy, config.trainer)
     t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base)
     resume(t)
-    while t.step < config.steps:
-        batch, waited_s = next_batch(t)
-        if batch is None:
-            collect(t, wait=True)
-            if t.checkpointed < t.step:
-                say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
-            return False
-        train_step(t, batch, waited_s)
+    with sinks_of(t):
+        while t.step < config.steps:
+            batch, waited_s = next_batch(t)
+            if batch is None:
+                collect(t, wait=True)
+                if t.checkpointed < t.step:
+                    say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
+                return False
+            train_step(t, batch, waited_s)
     collect(t, wait=True)
     weights.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
     if t.lineage:
@@ -267,6 +271,8 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
         remove_old(t, saved.checkpoint)  # only now: a trainer that was overtaken has no business with them
         t.lineage.record("train_step", start, time.time(), step=batch.step, version=version, updated=updated)
         say(t, line(t, record))
+        if t.sinks:
+            t.sinks.log(record.step, record.metrics)
         publish(t, version, saved.published.tensors)
     t.step, t.version = batch.step, version
 
@@ -370,6 +376,29 @@ def publish(t: Trainer, version: int, tensors: dict[str, torch.Tensor]) -> None:
     t.publish_s = time.time() - start
     if done:
         t.lineage.record("wait_for_publish", start, time.time(), version=version)
+
+
+@contextmanager
+def sinks_of(t: Trainer) -> Iterator[None]:
+    """Send metrics where they are wanted, beginning with the step that was resumed from: it may not have arrived."""
+    if t.lineage is None:
+        yield
+        return
+    t.sinks = Sinks.of(t.config, t.lineage.run_id, max(1, t.step), partial(report_sink, t))
+    try:
+        if t.step:
+            t.sinks.log(t.step, t.lineage.metrics(t.step))
+        yield
+    finally:
+        t.sinks.close()
+
+
+def report_sink(t: Trainer, name: str, error: str) -> None:
+    """Say that metrics do not arrive somewhere."""
+    assert t.lineage is not None
+    now = time.time()
+    t.lineage.record("sink_failed", now, now, sink=name, error=error)
+    say(t, f"metrics.{name}: {error}; training goes on")
 
 
 def line(t: Trainer, record: StepRecord) -> str:

@@ -30,6 +30,7 @@ CHANGEABLE = (
     *CHANGEABLE_OF_TRAINER,
     "trainer.nonfinite",
     "evaluation.max_concurrent",
+    "metrics",
 )
 """Keys, or whole sections, that say how a run is carried out, not what it computes."""
 

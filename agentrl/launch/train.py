@@ -36,6 +36,7 @@ from agentrl.schemas import Json
 from agentrl.store import Database, events, runs
 from agentrl.store.codec import new_id
 from agentrl.tables import engines
+from agentrl.trainer import sinks
 
 POLL_S = 1.0
 STOPPED = "stopped"
@@ -101,6 +102,7 @@ def check_agent(config: RunConfig) -> None:
     load_agent(config.agent, config.agent_args)
     load_tasks(config.tasks, seed=config.seed, limit=1)
     settings_of(config)
+    sinks.require(config.metrics)
 
 
 def open_run(database: Database, plan: Plan) -> tuple[str, str]:
