@@ -59,6 +59,12 @@ async def start_of(request: Request, state: ProxyState) -> Start:
     return Start(known.hexdigest(), caller)
 
 
+def claim_of(request: Request, state: ProxyState, claim: str) -> Start:
+    """What a start that claims a name is to be known by: the name alone, whoever claims it."""
+    known = hashlib.blake2b(f"{state.run_id}\0claim\0{claim}".encode(), digest_size=16)
+    return Start(known.hexdigest(), key_of(request))
+
+
 def repeat_key(request: Request) -> str | None:
     """The `Idempotency-Key` of a request. Raises RequestError 422 when it is too long to be kept."""
     key = request.headers.get("idempotency-key")

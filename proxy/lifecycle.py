@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, select
 
+from agentrl.config import EvalSampling
 from agentrl.errors import RequestError
 from agentrl.proxy import exchanges, keys, publish
 from agentrl.proxy.admission import admitted
@@ -62,8 +63,10 @@ def _parsed(body: bytes) -> Any:
 
 
 class GroupBody(Body):
-    """`task`, `size`, `metadata` and `sampling` are for evaluation; training groups get the run's next task.
+    """`task`, `size`, `metadata`, `sampling` and `claim` are for evaluation; training groups get the run's next task.
 
+    Of all workers that start a group under one `claim`, the first gets it, as often as it asks; the others get 409
+    `claimed`.
     `owner` names the worker, as NAME/INSTANCE: its heartbeats (`/heartbeat`) keep the sessions alive, and a later
     instance of the name abandons what this one left (`/groups/abandon`).
     """
@@ -73,7 +76,14 @@ class GroupBody(Body):
     task: dict[str, Any] | None = None
     size: int = Field(default=1, ge=1, le=1024)
     metadata: dict[str, Any] = Field(default_factory=dict)
-    sampling: dict[str, Any] | None = None
+    sampling: EvalSampling | None = None
+    claim: str | None = Field(default=None, min_length=1, max_length=200)
+
+    @model_validator(mode="after")
+    def _a_worker_claims(self) -> GroupBody:
+        if self.claim is not None and (self.owner is None or not self.is_eval):
+            raise ValueError("claim is of an evaluation that a worker plays: it needs is_eval and owner")
+        return self
 
 
 class OwnerBody(Body):
@@ -146,14 +156,15 @@ async def start_group(body: GroupBody, request: Request) -> Json:
     state = _state(request)
     keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
     size = body.size if body.is_eval else state.limits.group_size
-    start = await keys.start_of(request, state)
+    start = await keys.start_of(request, state) if body.claim is None else keys.claim_of(request, state, body.claim)
+    sampling = None if body.sampling is None else body.sampling.model_dump(exclude_none=True)
     new_keys = [start.session_key(i) for i in range(size)]
     hashes = [hash_key(key) for key in new_keys]
     if body.is_eval:
         if body.task is None:
             raise RequestError(422, "an evaluation group brings its own task", code="invalid_parameter", param="task")
         group = await state.write(
-            sessions.start_evaluation, state.run_id, state.limits, hashes, body.task, body.metadata, body.sampling,
+            sessions.start_evaluation, state.run_id, state.limits, hashes, body.task, body.metadata, sampling,
             owner=body.owner, start_digest=start.digest,
         )  # fmt: skip
     else:
@@ -162,7 +173,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
         )
     opened = list(zip(group.session_ids, new_keys, strict=True))
     for session_id, key in opened if group.new else ():
-        state.opened(session_id, key, is_eval=body.is_eval, sampling=body.sampling if body.is_eval else None)
+        state.opened(session_id, key, is_eval=body.is_eval, sampling=sampling if body.is_eval else None)
     return {
         "group_id": group.group_id,
         "task": {"id": group.task_id, "data": group.task},

@@ -14,7 +14,7 @@ from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.lifecycle import MAX_INT32, session_json
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
-from agentrl.store import activity, events, interactions, runs, sessions, steps
+from agentrl.store import activity, evaluations, events, interactions, runs, steps
 from agentrl.tables import engines
 
 router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
@@ -77,10 +77,10 @@ async def get_run(run_id: str, request: Request) -> Json:
 
 
 @router.get("/api/runs/{run_id}/steps")
-async def get_steps(run_id: str, request: Request) -> list[Json]:
-    """The run's optimizer steps with metrics and staleness."""
+async def get_steps(run_id: str, request: Request, after: Annotated[int, Query(ge=0, le=MAX_INT32)] = 0) -> list[Json]:
+    """The run's optimizer steps behind step `after`, with metrics and staleness."""
     state = await _authenticated(request)
-    return await state.read(_steps_json, run_id)
+    return await state.read(_steps_json, run_id, after)
 
 
 @router.get("/api/runs/{run_id}/steps/{step}/lineage")
@@ -100,9 +100,18 @@ async def get_events(run_id: str, request: Request, kind: str | None = None) -> 
 
 @router.get("/api/runs/{run_id}/evaluations")
 async def get_evaluations(run_id: str, request: Request) -> list[Json]:
-    """Ended evaluation sessions with their metadata and reward."""
+    """The run's evaluations by step: mean rewards with 95 % intervals, failures, versions, for each setting."""
     state = await _authenticated(request)
-    return await state.read(sessions.evaluations, run_id)
+    return [evaluation.as_json() for evaluation in await state.read(evaluations.of_run, run_id)]
+
+
+@router.get("/api/runs/{run_id}/evaluations/episodes")
+async def get_evaluation_episodes(
+    run_id: str, request: Request, version: Annotated[int | None, Query(ge=0, le=MAX_INT32)] = None
+) -> list[Json]:
+    """Ended evaluation sessions with their metadata and reward, of all versions (rolled back ones too) or of one."""
+    state = await _authenticated(request)
+    return await state.read(evaluations.episodes, run_id, version=version)
 
 
 @router.get("/api/sessions/{session_id}")
@@ -140,8 +149,8 @@ def _run_json(conn: Connection, row: Row[Any]) -> Json:
     return {**public, "steps": row.target_steps, **runs.state_counts(conn, row.id)}
 
 
-def _steps_json(conn: Connection, run_id: str) -> list[Json]:
-    return [_plain(step) for step in steps.of_run(conn, run_id)]
+def _steps_json(conn: Connection, run_id: str, after: int) -> list[Json]:
+    return [_plain(step) for step in steps.of_run(conn, run_id, after)]
 
 
 def _lineage_json(conn: Connection, run_id: str, step: int) -> list[Json]:

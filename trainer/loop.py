@@ -15,9 +15,10 @@
    run finished: the whole model is exported
 
 Who waits for whom: `lease` waits until enough groups are ready, which agents unblock; `publish` waits for the proxy,
-which waits for its engines; nobody waits for the trainer, except that admission stops new groups once they would be
-older than max_staleness. Stopping (SIGTERM, SIGINT, run status `stopping`) ends either wait, and never cuts a step
-short: the step in hand is finished, checkpointed and completed first.
+which waits for its engines, and with `evaluation.hold` for the evaluation of what they serve; nobody waits for the
+trainer, except that admission stops new groups once they would be older than max_staleness. Stopping (SIGTERM, SIGINT,
+run status `stopping`) ends any wait, and never cuts a step short: the step in hand is finished, checkpointed and
+completed first.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from agentrl.trainer import checkpoint, weights
 from agentrl.trainer.checkpoint import Checkpoint, Ignored, StepRecord, Writing
 from agentrl.trainer.distributed import World
 from agentrl.trainer.flops import peak_flops
+from agentrl.trainer.hold import wait_for_evaluation
 from agentrl.trainer.lineage import CHECKPOINTED, Lineage, trained_trajectories
 from agentrl.trainer.metrics import Metrics, batch_metrics, finite, outcome_metrics
 from agentrl.trainer.models import Models, after_step, make_models, parts, restore
@@ -174,14 +176,21 @@ def resume(t: Trainer) -> None:
     if found:
         restore(found, t.models, t.optimizer, t.config.trainer, t.world)
     trained = weights.trainable(t.policy, t.world) if found else {}
-    if t.lineage:
-        take_up(t, found, plan, trained)
+    republish, tensors = take_up(t, found, plan, trained) if t.lineage else (None, {})
+    republish = t.world.share(republish)
+    if republish is not None and wait_for_evaluation(t, republish) and t.lineage:
+        publish(t, republish, tensors)
 
 
-def take_up(t: Trainer, found: Checkpoint | None, plan: ResumePlan, trained: dict[str, torch.Tensor]) -> None:
-    """Bring store and engines to the checkpoint, whose parameters are in `trained`."""
+def take_up(
+    t: Trainer, found: Checkpoint | None, plan: ResumePlan, trained: dict[str, torch.Tensor]
+) -> tuple[int | None, dict[str, torch.Tensor]]:
+    """Bring the store to the checkpoint, whose parameters are in `trained`; returns the version to publish, if any.
+
+    With it its tensors, where they are known.
+    """
     assert t.lineage is not None
-    republish, tensors = plan.republish, {}
+    republish, tensors = plan.republish, dict[str, torch.Tensor]()
     if found:
         known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
         folder = t.weights / Path(known).name if known else weights_folder(t, found.record)
@@ -196,8 +205,7 @@ def take_up(t: Trainer, found: Checkpoint | None, plan: ResumePlan, trained: dic
         say(t, f"rolled back steps {plan.rolled_back_steps}: they have no checkpoint")
     if t.step:
         say(t, f"resuming after step {t.step}, version {t.version}")
-    if republish is not None:
-        publish(t, republish, tensors if republish == t.version else {})
+    return republish, tensors if republish == t.version else {}
 
 
 def find_checkpoint(
@@ -273,6 +281,7 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
         say(t, line(t, record))
         if t.sinks:
             t.sinks.log(record.step, record.metrics)
+    if wait_for_evaluation(t, version) and t.lineage:
         publish(t, version, saved.published.tensors)
     t.step, t.version = batch.step, version
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl import evaluation
 from agentrl.errors import UserError
 from agentrl.schemas import Json
 
@@ -141,6 +142,8 @@ def screen(found: Json, now: float) -> RenderableType:
     if run["error"]:
         head.append(f"\n{_line(run['error'])}", "red")
     parts: list[RenderableType] = [head, Text(), _facts(found), Text(), _parts(found, now)]
+    if found["evaluations"]:
+        parts += [Text(), *(Text(evaluation.line(one)) for one in found["evaluations"])]
     if calls["forks"]:
         parts += [Text(), Text.assemble(("forks  ", "bold"), _counts(calls["forks"]))]
     if found["events"]:

@@ -66,8 +66,8 @@ def prune(
 ) -> None:
     """Remove rejected, stale and evaluated groups that no lineage needs, and old events. The run may go on meanwhile.
 
-    Whatever a step has leased or trained stays, so that every past batch can still be rebuilt; so does the newest
-    evaluation of each kind.
+    Whatever a step has leased or trained stays, so that every past batch can still be rebuilt; so do the first
+    and the newest evaluation.
     """
     from agentrl.cli.progress import bar
     from agentrl.store import Database, retention, runs

@@ -7,12 +7,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-Marks = dict[str, tuple[float | None, float | None]]
-"""Evaluation setting → mean reward before and after."""
+from agentrl.schemas import Json
+
+ENDS = ("low", "high")
 
 
-def save_png(path: Path, title: str, rewards: Sequence[float], marks: Marks) -> None:
-    """Mean reward per step, with each evaluation as a dashed line from before to after."""
+def save_png(path: Path, title: str, rewards: Sequence[float], evaluations: Sequence[Json]) -> None:
+    """Mean reward per step, and that of each complete evaluation with its interval (`summary.json`'s)."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -21,9 +22,14 @@ def save_png(path: Path, title: str, rewards: Sequence[float], marks: Marks) -> 
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.plot(range(1, len(rewards) + 1), rewards, marker="o", markersize=3, label="training")
-    for name, (before, after) in marks.items():
-        if before is not None and after is not None:
-            axes.plot([0, len(rewards)], [before, after], linestyle="--", marker="D", label=f"held out, {name}")
+    complete = [evaluation for evaluation in evaluations if evaluation["complete"]]
+    for name in sorted({name for evaluation in complete for name in evaluation["settings"]}):
+        points = [(one["step"], one["settings"][name]) for one in complete if name in one["settings"]]
+        steps, means = [step for step, _ in points], [found["reward"] for _, found in points]
+        arms = [
+            [0.0 if found[end] is None else abs(found["reward"] - found[end]) for _, found in points] for end in ENDS
+        ]
+        axes.errorbar(steps, means, yerr=arms, linestyle="--", marker="D", capsize=3, label=f"held out, {name}")
     axes.set(title=title, xlabel="step", ylabel="mean reward")
     axes.grid(alpha=0.3)
     axes.legend()

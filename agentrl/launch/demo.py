@@ -11,9 +11,10 @@ from rich.table import Table
 from sqlalchemy import Connection
 
 from agentrl.config import RunConfig, load_config
+from agentrl.evaluation import Label, figure
 from agentrl.launch import curve, folder, summary
 from agentrl.schemas import Json
-from agentrl.store import Database, interactions, runs, sessions
+from agentrl.store import Database, evaluations, interactions, runs
 
 SAMPLES = 3
 
@@ -41,14 +42,14 @@ def free_name(base: str, seed: int, runs_dir: Path) -> str:
 
 def show_results(config: RunConfig, result: Json, console: Console) -> None:
     """Print what a finished run learned and where its files are."""
-    if any(result["evaluations"].values()):
+    if result["gains"]:
         console.print(before_after(result))
     if len(result["rewards"]) > 1:
         console.print(curve.as_text(result["rewards"]), markup=False, highlight=False)
     database = Database(folder.database_url(config))
     try:
         with database.read() as conn:
-            for text in transcripts(conn, runs.by_name(conn, config.name).id):
+            for text in transcripts(conn, runs.by_name(conn, config.name).id, config.evaluation.main_setting):
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
     finally:
         database.close()
@@ -66,35 +67,38 @@ def show_results(config: RunConfig, result: Json, console: Console) -> None:
 
 
 def before_after(result: Json) -> Table:
-    """Held-out results before and after, one row per setting."""
+    """Held-out results before the first step and after the last, with 95 % intervals, one row per setting."""
+    before, *_, after = (found for found in result["evaluations"] if found["complete"])
     table = Table("held-out tasks", "before", "after", "gain", "perfect before", "perfect after")
-    for setting in summary.marks(result):
-        before, after = (result["evaluations"][when].get(setting) for when in ("before", "after"))
-        if before and after:
-            table.add_row(
-                f"{setting} ({after['tasks']})",
-                f"{before['reward']:.3f}",
-                f"{after['reward']:.3f}",
-                f"{after['reward'] - before['reward']:+.3f}",
-                f"{before['perfect']:.0%}",
-                f"{after['perfect']:.0%}",
-            )
+    for name, gain in result["gains"].items():
+        old, new = before["settings"][name], after["settings"][name]
+        table.add_row(
+            f"{name} ({new['tasks']})",
+            figure(old),
+            figure(new),
+            figure(gain, "+.3f"),
+            f"{old['perfect']:.0%}",
+            f"{new['perfect']:.0%}",
+        )
     return table
 
 
-def transcripts(conn: Connection, run_id: str) -> list[str]:
-    """The first held-out tasks as the model played them before and after."""
-    played = {
-        (row["index"], row["eval"]): row
-        for row in sessions.evaluations(conn, run_id)
-        if row.get("setting") == summary.MAIN_SETTING
-    }
+def transcripts(conn: Connection, run_id: str, setting: str) -> list[str]:
+    """The first held-out tasks as the model played them before the first step and after the last."""
+    ends = [found for found in summary.ends(evaluations.of_run(conn, run_id)) if found is not None]
+    played: dict[tuple[int, int], Json] = {}
+    for found in ends:
+        for row in evaluations.episodes(conn, run_id, version=found.version):
+            label = Label.of(row)
+            if label is not None and (label.episode.setting, label.episode.sample) == (setting, 0):
+                played[label.episode.index, label.step] = row
     texts = []
     for index in range(SAMPLES):
-        for when in ("before", "after"):
-            if (row := played.get((index, when))) is not None:
+        for found in ends:
+            if (index, found.step) in played:
+                row = played[index, found.step]
                 lines = conversation(interactions.trace(conn, row["session_id"]))
-                texts.append("\n".join([f"── task {index}, {when}: reward {row['reward']:g}", *lines]))
+                texts.append("\n".join([f"── task {index}, step {found.step}: reward {row['reward']:g}", *lines]))
     return texts
 
 

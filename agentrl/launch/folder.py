@@ -31,6 +31,9 @@ CHANGEABLE = (
     "trainer.nonfinite",
     "evaluation.max_concurrent",
     "metrics",
+    "evaluation.every",
+    "evaluation.hold",
+    "evaluation.hold_timeout_s",
 )
 """Keys, or whole sections, that say how a run is carried out, not what it computes."""
 

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentrl import evaluation
 from agentrl.config import RunConfig
 from agentrl.launch.snapshot import Snapshot, StepPoint
 
@@ -18,23 +19,25 @@ LINE_EVERY_S = 30.0
 
 def waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
     """What the run does or waits for, in a few words."""
-    evaluation = config.evaluation
-    settings = (2 if evaluation.tasks else 0) + (1 if evaluation.unseen_tasks else 0)
+    evaluated = config.evaluation.tasks is not None or config.evaluation.unseen_tasks is not None
     if "serving" not in snapshot.engines.values():
         return "an engine to serve"
-    done = {
-        when: sum(len(v) for (w, _), v in snapshot.evaluations.items() if w == when) for when in ("before", "after")
-    }
     if snapshot.published_step >= snapshot.target_steps:
-        return f"evaluation after: {done['after']} episodes" if settings else "the end"
+        return evaluating(snapshot, snapshot.target_steps) if evaluated else "the end"
     if snapshot.newest_step_state == "started":
         return "the trainer's update"
     if snapshot.newest_step_state == "trained":
         return "engines to load the new weights"
-    if settings and snapshot.newest_step_state is None and not snapshot.running_groups and not snapshot.ready_groups:
-        return f"evaluation before: {done['before']} episodes"
+    if evaluated and snapshot.newest_step_state is None and not snapshot.running_groups and not snapshot.ready_groups:
+        return evaluating(snapshot, 0)
     ready = f"{snapshot.ready_groups} of {config.trainer.groups_per_step} groups ready"
     return f"rollouts: {ready}, {snapshot.running_groups} running"
+
+
+def evaluating(snapshot: Snapshot, step: int) -> str:
+    """How far the evaluation of a step is."""
+    found = next((evaluation for evaluation in snapshot.evaluations if evaluation.step == step), None)
+    return f"evaluation of step {step}: " + (f"{found.ended} of {found.episodes} episodes" if found else "its start")
 
 
 class Display:
@@ -45,6 +48,7 @@ class Display:
         self.console = console
         self._started = time.monotonic()
         self._shown_step = -1
+        self._shown_evaluation: int | None = None
         self._newest: StepPoint | None = None
         self._shown_line, self._line_at = "", 0.0
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
@@ -83,6 +87,12 @@ class Display:
             if self._shown_step < point.step <= snapshot.published_step:
                 self.note(step_line(point, snapshot.target_steps))
                 self._shown_step, self._newest = point.step, point
+        if self._shown_evaluation is None:  # those of before this start
+            self._shown_evaluation = max((e.step for e in snapshot.evaluations if e.complete), default=-1)
+        for found in snapshot.evaluations:
+            if found.complete and found.step > self._shown_evaluation:
+                self.note(evaluation.line(found.as_json()))
+                self._shown_evaluation = found.step
         waits = waiting_for(snapshot, self.config)
         if self._live is not None:
             self._live.update(self._panel(snapshot, rate, waits))
@@ -102,7 +112,9 @@ class Display:
             f"staleness {point.staleness_max}" if point else "staleness –",
             f"{rate:.0f} tokens/s",
         )
-        return Group(table, Text(f"waiting for {waits}", style="dim"))
+        beside = [evaluation.line(found.as_json()) for found in snapshot.evaluations if not found.complete]
+        texts = [f"waiting for {waits}", *(line for line in beside if line != waits)]
+        return Group(table, *(Text(text, style="dim") for text in texts))
 
 
 def step_line(point: StepPoint, target: int) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from agentrl.store import codec, runs, sessions, steps
+from agentrl.evaluation import Evaluation
+from agentrl.store import codec, evaluations, runs, steps
 from agentrl.tables import engines, interactions
 
 RATE_WINDOW_S = 20.0
@@ -41,11 +42,11 @@ class Snapshot:
     engines: dict[str, str]  # url → state
     tokens_per_s: float  # sampled, over the last seconds
     points: list[StepPoint] = field(default_factory=list)
-    evaluations: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # (before|after, setting) → rewards
+    evaluations: list[Evaluation] = field(default_factory=list)  # by step
 
 
 def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
-    """Read it in one transaction; `points` are those of the steps after `after_step`.
+    """Read it in one transaction: `points` of the steps after `after_step`; if that is given, the newest evaluations.
 
     Whoever looks again and again asks for what is new: then the cost does not grow with the run.
     """
@@ -61,7 +62,7 @@ def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
         engines={row.url: row.state for row in conn.execute(select(engines).where(engines.c.run_id == run_id))},
         tokens_per_s=_tokens_per_s(conn, run_id),
         points=_points(steps.of_run(conn, run_id, after_step)),
-        evaluations=_evaluations(conn, run_id),
+        evaluations=evaluations.newest(conn, run) if after_step else evaluations.of_run(conn, run_id),
     )
 
 
@@ -100,16 +101,3 @@ def _points(lineage: list[Row[Any]]) -> list[StepPoint]:
         for row in lineage
         if row.return_mean is not None and row.staleness_max is not None
     ]
-
-
-def _evaluations(conn: Connection, run_id: str) -> dict[tuple[str, str], list[float]]:
-    """Rewards by task of the newest evaluation of each kind: the completed episode's, or 0."""
-    rows = [row for row in sessions.evaluations(conn, run_id) if "eval" in row]
-    newest = {when: max(row["step"] for row in rows if row["eval"] == when) for when in {row["eval"] for row in rows}}
-    rewards: dict[tuple[str, str], dict[int, float]] = {}
-    for row in rows:
-        if row["step"] == newest[row["eval"]]:
-            of_setting = rewards.setdefault((row["eval"], row["setting"]), {})
-            reward = row["reward"] if row["status"] == "completed" else 0.0
-            of_setting[row["index"]] = max(reward, of_setting.get(row["index"], 0.0))
-    return {key: [by_index[index] for index in sorted(by_index)] for key, by_index in rewards.items()}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
+from agentrl.evaluation import Evaluation, gains
 from agentrl.launch.snapshot import Snapshot
 from agentrl.schemas import Json
 
-MAIN_SETTING = "sampled"
 
-
-def summarize(snapshot: Snapshot, wall_s: float, output_tokens: int) -> Json:
+def summarize(snapshot: Snapshot, main_setting: str, wall_s: float, output_tokens: int) -> Json:
     """What `summary.json` holds. Rewards are means over the evaluation's tasks; null where nothing was evaluated."""
     points = snapshot.points
     matched = [
@@ -22,20 +21,14 @@ def summarize(snapshot: Snapshot, wall_s: float, output_tokens: int) -> Json:
         if p.metrics.get("mismatch_tokens")
     ]
     matched_tokens = sum(tokens for _, tokens in matched)
-    evaluations = {
-        when: {
-            setting: {"reward": fmean(values), "perfect": fmean(v >= 1.0 for v in values), "tasks": len(values)}
-            for (phase, setting), values in sorted(snapshot.evaluations.items())
-            if phase == when
-        }
-        for when in ("before", "after")
-    }
+    before, after = ends(snapshot.evaluations)
     return {
         "steps": snapshot.published_step,
         "wall_s": round(wall_s, 1),
-        "eval_before": evaluations["before"].get(MAIN_SETTING, {}).get("reward"),
-        "eval_after": evaluations["after"].get(MAIN_SETTING, {}).get("reward"),
-        "evaluations": evaluations,
+        "eval_before": _reward(before, main_setting),
+        "eval_after": _reward(after, main_setting),
+        "gains": gains(before, after) if before and after else {},
+        "evaluations": [evaluation.as_json() for evaluation in snapshot.evaluations],
         "trajectories_trained": sum(p.trajectories for p in points),
         "tokens_trained": sum(p.tokens_trained for p in points),
         "max_staleness_seen": max((p.staleness_max for p in points), default=0),
@@ -53,10 +46,15 @@ def write(summary: Json, path: Path) -> None:
     os.replace(staging, path)
 
 
-def marks(summary: Json) -> dict[str, tuple[float | None, float | None]]:
-    """Evaluation setting → mean reward before and after."""
-    before, after = summary["evaluations"]["before"], summary["evaluations"]["after"]
-    return {
-        name: (before.get(name, {}).get("reward"), after.get(name, {}).get("reward"))
-        for name in sorted(before.keys() | after.keys())
-    }
+def ends(evaluations: Sequence[Evaluation]) -> tuple[Evaluation | None, Evaluation | None]:
+    """The evaluations before the first step and after the newest, where they are complete."""
+    complete = [evaluation for evaluation in evaluations if evaluation.complete]
+    before = next((evaluation for evaluation in complete if evaluation.step == 0), None)
+    after = next((evaluation for evaluation in reversed(complete) if evaluation.step > 0), None)
+    return before, after
+
+
+def _reward(evaluation: Evaluation | None, setting: str) -> float | None:
+    if evaluation is None or setting not in evaluation.settings:
+        return None
+    return float(evaluation.settings[setting].as_json()["reward"])

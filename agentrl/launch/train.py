@@ -132,10 +132,11 @@ def report(plan: Plan, database: Database, run_id: str) -> Json:
     """Write `summary.json` and `curve.png` from what the store holds."""
     now = database.query(snapshot.take, run_id)
     wall_s = sum(row.data["wall_s"] for row in database.query(events.of_run, run_id, STOPPED))
-    result = summary.summarize(now, wall_s, database.query(snapshot.total_output_tokens, run_id))
+    tokens = database.query(snapshot.total_output_tokens, run_id)
+    result = summary.summarize(now, plan.config.evaluation.main_setting, wall_s, tokens)
     run_dir = plan.config.run_dir
     summary.write(result, run_dir / "summary.json")
-    curve.save_png(run_dir / "curve.png", plan.config.name, result["rewards"], summary.marks(result))
+    curve.save_png(run_dir / "curve.png", plan.config.name, result["rewards"], result["evaluations"])
     return result
 
 

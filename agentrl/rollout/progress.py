@@ -27,7 +27,13 @@ class Progress:
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.waiting_for: str | None = None
         self.phase = "rollouts"
+        self._beside: list[Progress] = []
         self._started = time.monotonic()
+
+    def beside(self) -> Progress:
+        """The counters of something else that goes on: they end the line while any of it runs."""
+        self._beside.append(Progress())
+        return self._beside[-1]
 
     def group_done(self) -> None:
         """Count a group whose sessions have all ended."""
@@ -64,6 +70,7 @@ class Progress:
             parts.append(f"{self.errors.total()} failed, {times}× {worst[:120]}")
         if self.waiting_for:
             parts.append(f"waiting: {self.waiting_for}")
+        parts += [other.line() for other in self._beside if other.running]
         return " · ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""One worker of a run: evaluation before, rollouts until the run is finished, evaluation after."""
+"""One worker of a run: rollouts until the run is finished, and evaluations beside them; that of step 0 comes first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.client import AsyncClient
 from agentrl.config import RunConfig
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.episode import agent_http_client
-from agentrl.rollout.evaluate import evaluate, settings_of
+from agentrl.rollout.evaluate import Evaluator, settings_of
 from agentrl.rollout.heart import beating
 from agentrl.rollout.progress import Progress, shown
 from agentrl.rollout.runner import is_finished, run_groups
@@ -39,36 +39,34 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
         shown(progress, console),
         beating(client, owner),
     ):
-
-        async def evaluation(when: str) -> None:
-            await evaluate(
-                client,
-                agent,
-                settings,
-                when=when,
-                owner=owner,
-                http=http,
-                timeout_s=config.rollout.timeout_s,
-                max_concurrent=config.evaluation.max_concurrent,
-                progress=progress,
-            )
-
+        evaluator = Evaluator(
+            client,
+            agent,
+            settings,
+            samples=config.evaluation.samples,
+            every=config.evaluation.every,
+            owner=owner,
+            http=http,
+            timeout_s=config.rollout.timeout_s,
+            max_concurrent=config.evaluation.max_concurrent,
+            progress=progress.beside(),
+        )
         await client.request("POST", "/groups/abandon", {"owner": owner})
         run = await client.request("GET", "/api/run")
-        if int(run["published_step"]) == 0:
-            await evaluation("before")
-        progress.phase = "rollouts"
-        if not is_finished(run):
-            await run_groups(
-                client,
-                agent,
-                http=http,
-                timeout_s=config.rollout.timeout_s,
-                max_concurrent_groups=config.rollout.max_concurrent_groups,
-                owner=owner,
-                progress=progress,
-            )
-        await evaluation("after")
+        if int(run["published_step"]) == 0:  # nothing trains before the base weights are evaluated
+            await evaluator.catch_up(run)
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(evaluator.follow())
+            if not is_finished(run):
+                await run_groups(
+                    client,
+                    agent,
+                    http=http,
+                    timeout_s=config.rollout.timeout_s,
+                    max_concurrent_groups=config.rollout.max_concurrent_groups,
+                    owner=owner,
+                    progress=progress,
+                )
 
 
 def run_worker(

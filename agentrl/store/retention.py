@@ -3,7 +3,7 @@
 A group goes as a whole, with its sessions, calls, rewards and trajectories, when it is rejected, stale or evaluated,
 finished before the cut, and none of its trajectories was ever leased or trained, not even by a step that was rolled
 back. What a past batch is rebuilt from therefore stays, and so do the run, its tasks, steps and weight versions.
-The newest evaluation of each kind stays too: the run's summary shows it, and a resumed run would else repeat it.
+The evaluations of the base weights and of the newest step stay too: the run's summary compares them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from sqlalchemy import (
 )
 
 from agentrl.errors import StoreError, UserError
+from agentrl.evaluation import Label
 from agentrl.schemas import InteractionStatus, StepState
-from agentrl.store import faults
+from agentrl.store import evaluations, faults
 from agentrl.store.database import Database
 from agentrl.tables import (
     contents,
@@ -187,21 +188,15 @@ def _candidates(conn: Connection, run_id: str, cut: float, kept: Set[str], after
 
 
 def _kept_evaluations(conn: Connection, run_id: str) -> set[str]:
-    """The groups of the newest evaluation of each kind, as rollout workers name them in their sessions' metadata."""
-    rows = [
-        row
-        for row in conn.execute(
-            select(sessions.c.group_id, sessions.c.metadata).where(
-                sessions.c.run_id == run_id, sessions.c.is_eval.is_(True)
-            )
-        )
-        if "eval" in row.metadata and "step" in row.metadata
-    ]
-    newest: dict[str, int] = {}
-    for row in rows:
-        kind = row.metadata["eval"]
-        newest[kind] = max(row.metadata["step"], newest.get(kind, row.metadata["step"]))
-    return {row.group_id for row in rows if row.metadata["step"] == newest[row.metadata["eval"]]}
+    """The groups of the surviving lineage's first evaluation, of its newest complete one, and of those after that."""
+    found = evaluations.of_run(conn, run_id)
+    newest = max((one.step for one in found if one.complete), default=0)
+    kept = {one.version for one in found if one.step == found[0].step or one.step >= newest}
+    of_run = select(sessions.c.group_id, sessions.c.metadata).where(
+        sessions.c.run_id == run_id, sessions.c.is_eval.is_(True)
+    )
+    labels = {row.group_id: Label.of(row.metadata) for row in conn.execute(of_run)}
+    return {group_id for group_id, label in labels.items() if label is not None and label.version in kept}
 
 
 def _of_groups(group_ids: Sequence[str]) -> dict[Table, ColumnElement[bool]]:

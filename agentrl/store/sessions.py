@@ -16,7 +16,6 @@ from typing import Any, Self
 from sqlalchemy import Column, Connection, Row, func, insert, select, update
 
 from agentrl.config import RunConfig
-from agentrl.credit import SessionRewards
 from agentrl.errors import RequestError
 from agentrl.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import NO_BOUND, capacity
@@ -75,13 +74,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group with its task's data: `new`, or one that an earlier request like this one has started."""
+    """A group with its task's data: `new`, or one that an earlier request like this one has started for `owner`."""
 
     group_id: str
     task_id: str | None
     task: Json | None
     session_ids: list[str]
     new: bool = field(default=True, compare=False)
+    owner: str | None = field(default=None, compare=False)
 
 
 def admit(conn: Connection, run_id: str, limits: Limits, *, outside: bool) -> tuple[int, int]:
@@ -190,8 +190,13 @@ def start_evaluation(
     conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], task: Json, metadata: Json,
     sampling: Json | None, *, owner: str | None = None, start_digest: str | None = None,
 ) -> NewGroup:  # fmt: skip
-    """Create a group that is never trained and never counted."""
+    """Create a group that is never trained and never counted.
+
+    Raises RequestError 409 `claimed` when the `start_digest` was used before by another owner.
+    """
     if (earlier := _started(conn, run_id, start_digest)) is not None:
+        if earlier.owner != owner:
+            raise RequestError(409, f"{earlier.owner} plays it, or has played it", code="claimed")
         return earlier
     return _insert_group(
         conn, run_id, limits, key_hashes, task=task, data=task, metadata=metadata, is_eval=True, sampling=sampling,
@@ -275,7 +280,8 @@ def _started(conn: Connection, run_id: str, start_digest: str | None) -> NewGrou
         return None
     of_group = select(sessions.c.id).where(sessions.c.group_id == group.id, sessions.c.parent_session_id.is_(None))
     ids = list(conn.execute(of_group.order_by(sessions.c.sample_index)).scalars())
-    return NewGroup(group.id, group.task_id, group.data if group.task_id else group.task, ids, new=False)
+    data = group.data if group.task_id else group.task
+    return NewGroup(group.id, group.task_id, data, ids, new=False, owner=group.owner)
 
 
 def _first_look(limits: Limits, owner: str | None, now: float) -> float:
@@ -480,29 +486,6 @@ def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: floa
     why = f"its worker {owner} fell silent" if owner else "nobody used the session any more"
     end(conn, session_id, SessionStatus.ABANDONED, why, limits)
     return True
-
-
-def evaluations(conn: Connection, run_id: str) -> list[Json]:
-    """Ended evaluation sessions with their metadata and reward, oldest first."""
-    rows = conn.execute(
-        select(sessions.c.id, sessions.c.metadata, sessions.c.status)
-        .where(
-            sessions.c.run_id == run_id,
-            sessions.c.is_eval.is_(True),
-            sessions.c.status.in_([SessionStatus.COMPLETED, SessionStatus.FAILED]),
-        )
-        .order_by(sessions.c.id)
-    ).all()
-    of_run = select(sessions.c.id).where(sessions.c.run_id == run_id, sessions.c.is_eval.is_(True))
-    facts = returns.applied(conn, of_run)
-    return [
-        {**dict(row.metadata), "session_id": row.id, "status": row.status, "reward": _total(facts[row.id])}
-        for row in rows
-    ]
-
-
-def _total(rewards: SessionRewards) -> float:
-    return (rewards.session or 0.0) + sum(rewards.branches.values()) + sum(rewards.calls.values())
 
 
 def _locked(conn: Connection, session_id: str) -> Row[Any]:

@@ -35,6 +35,8 @@ class StandIn:
         self.history: list[tuple[str, Json, str]] = []  # (path, body, key) of every request that starts or beats
         self.faults: dict[str, list[JSONResponse]] = {}
         self.steps, self.published_step = 1, 0
+        self.versions: dict[int, int] = {}  # published step → version, where it is another number
+        self.claims: dict[str, str] = {}  # what evaluation groups are claimed as → by whom
         self.url = ""
 
     def _new_session(self, is_eval: bool, metadata: Json) -> Json:
@@ -59,6 +61,8 @@ class StandIn:
     async def groups(self, request: Request) -> JSONResponse:
         body = await self.note(request)
         if body["is_eval"]:
+            if self.claims.setdefault(body["claim"], body["owner"]) != body["owner"]:
+                return refusal(409, "claimed")
             task, sessions = body["task"], [self._new_session(True, body["metadata"] | {"sampling": body["sampling"]})]
         elif self.groups_left == 0:
             self.published_step = self.steps
@@ -93,14 +97,38 @@ class StandIn:
 
     async def run(self, request: Request) -> JSONResponse:
         body = {"id": "run", "status": "running", "published_step": self.published_step, "steps": self.steps}
+        body["current_version"] = self.version_of(self.published_step)
         return JSONResponse(body)
+
+    def version_of(self, step: int) -> int:
+        return self.versions.get(step, step)
+
+    def publish(self, *steps: int, version: int | None = None) -> None:
+        """These steps, one after another; their versions are numbered from `version`, else as they are."""
+        for number, step in enumerate(steps):
+            self.versions[step] = step if version is None else version + number
+        self.published_step = steps[-1]
+
+    def roll_back(self, step: int) -> None:
+        """To a step, which is served again."""
+        self.versions = {known: version for known, version in self.versions.items() if known <= step}
+        self.published_step = step
+
+    async def lineage(self, request: Request) -> JSONResponse:
+        after = int(request.query_params["after"])
+        steps = [step for step in sorted(self.versions) if step > after]
+        return JSONResponse(
+            [{"step": step, "state": "published", "version_after": self.versions[step]} for step in steps]
+        )
 
     async def evaluations(self, request: Request) -> JSONResponse:
         rewards = {reward["session_id"]: reward["value"] for reward in self.rewards}
         rows = [
             {**s["metadata"], "status": s["status"], "session_id": sid, "reward": rewards.get(sid, 0.0)}
             for sid, s in self.sessions.items()
-            if s["is_eval"] and s["status"] in ("completed", "failed")
+            if s["is_eval"]
+            and s["status"] in ("completed", "failed", "abandoned")
+            and s["metadata"]["evaluation"]["version"] == int(request.query_params["version"])
         ]
         return JSONResponse(rows)
 
@@ -126,7 +154,8 @@ class StandIn:
                 faulty("/sessions/{sid}/end", self.end, "POST"),
                 faulty("/sessions/{sid}", self.delete, "DELETE"),
                 faulty("/api/run", self.run, "GET"),
-                faulty("/api/runs/run/evaluations", self.evaluations, "GET"),
+                faulty("/api/runs/run/steps", self.lineage, "GET"),
+                faulty("/api/runs/run/evaluations/episodes", self.evaluations, "GET"),
             ]
         )
 

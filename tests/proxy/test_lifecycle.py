@@ -71,7 +71,7 @@ def test_evaluation_touches_neither_admission_nor_training_data(proxy):
     assert {k: before[k] for k in ("admitted", "running", "returned", "trajectories")} == {
         k: after[k] for k in ("admitted", "running", "returned", "trajectories")
     }
-    (row,) = proxy.get(f"/api/runs/{proxy.run_id}/evaluations")
+    (row,) = proxy.get(f"/api/runs/{proxy.run_id}/evaluations/episodes")
     assert (row["eval"], row["setting"], row["index"], row["reward"]) == ("before", "sampled", 3, 0.5)
 
 

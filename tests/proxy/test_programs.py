@@ -1,4 +1,4 @@
-"""Programs as users write them, against a real proxy: the external one, the packaged agents, a rollout worker."""
+"""Programs as users write them, against a real proxy: the external one, the packaged agents."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from agentrl.agents.calculator import CalculatorAgent
 from agentrl.agents.reverse import ReverseAgent
 from agentrl.client import AsyncClient
 from agentrl.rollout.episode import Outcome, agent_http_client, play
-from agentrl.rollout.evaluate import Setting, evaluate
-from agentrl.rollout.progress import Progress
 from agentrl.testing import Reply
 
 EXTERNAL = Path(__file__).parents[2] / "agents" / "external.py"
@@ -85,21 +83,3 @@ async def test_a_reward_for_no_call_of_it_fails_the_session(proxy: Any, client: 
     session = proxy.get(f"/sessions/{outcome.session_id}")
     assert (session["status"], session["error"]) == ("failed", outcome.error)
     assert "wrong id" in session["error"]
-
-
-async def test_an_evaluation_is_asked_for_once_and_sampled_as_set(proxy: Any, client: AsyncClient) -> None:
-    proxy.engine.respond = lambda ids, params: proxy.says("dcba")
-    settings = [
-        Setting(name="sampled", tasks=[{"words": ["abcd"]}], temperature=1.0),
-        Setting(name="greedy", tasks=[{"words": ["abcd"]}], temperature=0.0),
-    ]
-    for _ in range(2):
-        async with agent_http_client(20) as http:
-            await evaluate(
-                client, ReverseAgent(), settings, when="before", owner="me", http=http, timeout_s=20,
-                max_concurrent=2, progress=Progress(),
-            )  # fmt: skip
-    rows = proxy.get(f"/api/runs/{proxy.run_id}/evaluations")
-    assert sorted((row["setting"], row["reward"]) for row in rows) == [("greedy", 1.0), ("sampled", 1.0)]
-    temperatures = [request["sampling_params"]["temperature"] for request in proxy.engine.requests]
-    assert sorted(temperatures) == [0.0, 1.0]

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.config import parse_config
+from agentrl.evaluation import Evaluation, Result
 from agentrl.launch import curve, demo, progress, summary
 from agentrl.launch.snapshot import Snapshot, StepPoint
 
@@ -24,6 +25,12 @@ def point(step: int, **metrics: float) -> StepPoint:
     )
 
 
+def evaluation(step: int, **rewards: list[float]) -> Evaluation:
+    """Of two tasks."""
+    results = {name: Result({i: [r] for i, r in enumerate(of)}, 0, [step]) for name, of in rewards.items()}
+    return Evaluation(step, step, 2 * len(rewards), results)
+
+
 SNAPSHOT = Snapshot(
     status="running",
     target_steps=3,
@@ -35,17 +42,21 @@ SNAPSHOT = Snapshot(
     engines={"http://e": "serving"},
     tokens_per_s=10.0,
     points=[point(1, logprob_mismatch_mean_abs=1e-6, mismatch_tokens=300), point(2, mismatch_tokens=0)],
-    evaluations={("before", "sampled"): [0.0, 1.0], ("after", "sampled"): [1.0, 1.0], ("before", "greedy"): [0.5, 0.5]},
+    evaluations=[
+        evaluation(0, sampled=[0.0, 0.5], greedy=[0.5, 0.5]),
+        evaluation(2, sampled=[0.5, 1.0], greedy=[1.0, 1.0]),
+        replace(evaluation(3, sampled=[1.0]), episodes=4),
+    ],
 )
 
 
 def test_the_summary_has_every_promised_figure() -> None:
-    result = summary.summarize(SNAPSHOT, 12.34, 1000)
+    result = summary.summarize(SNAPSHOT, "sampled", 12.34, 1000)
     assert {
         "steps": 2,
         "wall_s": 12.3,
-        "eval_before": 0.5,
-        "eval_after": 1.0,
+        "eval_before": 0.25,
+        "eval_after": 0.75,
         "trajectories_trained": 16,
         "tokens_trained": 200,
         "max_staleness_seen": 1,
@@ -53,11 +64,15 @@ def test_the_summary_has_every_promised_figure() -> None:
         "mismatch_tokens": 300,
         "rewards": [0.1, 0.2],
     }.items() <= result.items()
-    assert result["evaluations"]["before"]["greedy"] == {"reward": 0.5, "perfect": 0.0, "tasks": 2}
+    assert [(e["step"], e["complete"]) for e in result["evaluations"]] == [(0, True), (2, True), (3, False)]
+    sampled = result["evaluations"][1]["settings"]["sampled"]
+    assert {"reward": 0.75, "perfect": 0.5, "tasks": 2, "failed": 0, "version_min": 2}.items() <= sampled.items()
+    assert sampled["low"] < 0.75 < sampled["high"]
+    assert result["gains"]["sampled"] == {"reward": 0.5, "low": 0.5, "high": 0.5}  # of each task
 
 
 def test_a_run_without_evaluation_has_a_summary_too() -> None:
-    result = summary.summarize(replace(SNAPSHOT, points=[], evaluations={}), 1, 0)
+    result = summary.summarize(replace(SNAPSHOT, points=[], evaluations=[]), "sampled", 1, 0)
     assert (result["eval_before"], result["logprob_mismatch_mean_abs"], result["max_staleness_seen"]) == (None, None, 0)
 
 
@@ -68,8 +83,12 @@ def test_a_run_without_evaluation_has_a_summary_too() -> None:
         ({"newest_step_state": "started"}, "the trainer's update"),
         ({"newest_step_state": "trained"}, "engines to load the new weights"),
         ({}, "rollouts: 1 of 8 groups ready, 2 running"),
-        ({"published_step": 3}, "evaluation after: 2 episodes"),
-        ({"points": [], "ready_groups": 0, "running_groups": 0, "newest_step_state": None}, "evaluation before: 4"),
+        ({"published_step": 3}, "evaluation of step 3: 1 of 4 episodes"),
+        (
+            {"points": [], "ready_groups": 0, "running_groups": 0, "newest_step_state": None},
+            "evaluation of step 0: 4 of 4 episodes",
+        ),
+        ({"published_step": 3, "evaluations": []}, "evaluation of step 3: its start"),
     ],
 )
 def test_progress_says_what_is_waited_for(changes: dict[str, object], text: str) -> None:
@@ -87,9 +106,31 @@ def test_without_a_terminal_each_step_leaves_a_line() -> None:
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_complete_evaluation_leaves_a_line_with_its_intervals() -> None:
+    out = io.StringIO()
+    with progress.Display(CONFIG, Console(file=out)) as display:
+        display.update(replace(SNAPSHOT, published_step=0, points=[], evaluations=SNAPSHOT.evaluations[:1]))
+        display.update(SNAPSHOT)
+        display.update(SNAPSHOT)
+    (line,) = [line for line in out.getvalue().splitlines() if "evaluation of step" in line]
+    assert "evaluation of step 2: greedy 1.000 [0.342, 1.000], sampled 0.750 [-2.427, 3.927], version 2" in line
+
+
+def test_the_final_table_compares_before_and_after_with_intervals() -> None:
+    out = io.StringIO()
+    result = summary.summarize(SNAPSHOT, "sampled", 1, 0)
+    Console(file=out, width=200).print(demo.before_after(result))
+    (row,) = [line for line in out.getvalue().splitlines() if "greedy" in line]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells[:3] == ["greedy (2)", "0.500 [0.500, 0.500]", "1.000 [0.342, 1.000]"]
+    assert cells[3:] == ["+0.500 [+0.500, +0.500]", "0%", "100%"]
+
+
 def test_the_curve_is_a_picture_and_a_text(tmp_path: Path) -> None:
     rewards = [0.1, 0.5, 0.9]
-    curve.save_png(tmp_path / "curve.png", "r", rewards, {"sampled": (0.1, 0.9), "greedy": (None, 1.0)})
+    alone = Evaluation(0, 0, 1, {"sampled": Result({0: [0.5]})})  # one task has no interval
+    evaluations = [alone.as_json(), *(e.as_json() for e in SNAPSHOT.evaluations[1:])]
+    curve.save_png(tmp_path / "curve.png", "r", rewards, evaluations)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
     assert "step" in curve.as_text(rewards)

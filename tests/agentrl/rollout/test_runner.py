@@ -1,4 +1,4 @@
-"""Groups are played to the end of the run; an agent that fails or hangs fails alone; evaluation resumes."""
+"""Groups are played to the end of the run; an agent that fails or hangs fails alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse
 
 from agentrl.client import AsyncClient
 from agentrl.rollout.episode import agent_http_client, play
-from agentrl.rollout.evaluate import Setting, evaluate, missing
 from agentrl.rollout.progress import Progress, shown
 from agentrl.rollout.runner import run_groups
 
@@ -159,50 +158,6 @@ async def test_cancelling_abandons_the_session(proxy: Any, client: AsyncClient, 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert proxy.sessions[session["session_id"]]["status"] == "abandoned"
-
-
-async def test_evaluation_plays_each_task_once_per_setting_and_resumes(
-    proxy: Any, client: AsyncClient, http: httpx.AsyncClient
-) -> None:
-    tasks = [{"n": 0}, {"n": 1}]
-    settings = [
-        Setting(name="sampled", tasks=tasks, temperature=1.0),
-        Setting(name="greedy", tasks=tasks, temperature=0.0),
-    ]
-
-    async def go(agent: Scripted, when: str) -> None:
-        await evaluate(
-            client,
-            agent,
-            settings,
-            when=when,
-            owner="me",
-            http=http,
-            timeout_s=5,
-            max_concurrent=2,
-            progress=Progress(),
-        )
-
-    await go(Scripted(RuntimeError("once")), "before")
-    played = [s["metadata"] for s in proxy.sessions.values() if s["status"] == "completed"]
-    assert sorted((m["eval"], m["setting"], m["index"], m["sampling"]["temperature"]) for m in played) == [
-        ("before", "greedy", 0, 0.0),
-        ("before", "greedy", 1, 0.0),
-        ("before", "sampled", 0, 1.0),
-        ("before", "sampled", 1, 1.0),
-    ]
-    again = Scripted()
-    await go(again, "before")
-    assert again.calls == []
-    await go(again, "after")
-    assert len(again.calls) == 4
-
-
-def test_failed_episodes_are_tried_again_only_so_often() -> None:
-    settings = [Setting(name="s", tasks=[{}], temperature=1.0)]
-    row = {"eval": "before", "step": 0, "setting": "s", "index": 0, "status": "failed", "reward": 0.0}
-    assert len(list(missing(settings, "before", 0, [row]))) == 1
-    assert list(missing(settings, "before", 0, [row] * 3)) == []
 
 
 async def test_without_a_terminal_progress_is_plain_lines() -> None:

@@ -47,12 +47,13 @@ async def run(config: RunConfig, proxy: Any) -> None:
 
 
 def played(proxy: Any) -> Counter[tuple[Any, ...]]:
-    return Counter((s["metadata"].get("eval"), s["metadata"].get("setting")) for s in proxy.sessions.values())
+    labels = [s["metadata"].get("evaluation", {}) for s in proxy.sessions.values()]
+    return Counter((label.get("step"), label.get("setting")) for label in labels)
 
 
 async def test_a_fresh_run_is_evaluated_played_and_evaluated(config: RunConfig, proxy: Any) -> None:
     await run(config, proxy)
-    settings = {(when, name): 2 for when in ("before", "after") for name in ("sampled", "greedy", "unseen")}
+    settings = {(step, name): 2 for step in (0, 1) for name in ("sampled", "greedy", "unseen")}
     assert played(proxy) == settings | {(None, None): proxy.size * 2}
     assert {s["status"] for s in proxy.sessions.values()} == {"completed"}
     (abandoner,) = proxy.abandoned
@@ -77,7 +78,7 @@ async def test_a_finished_run_only_lacks_its_last_evaluation(config: RunConfig, 
     proxy.published_step = proxy.steps
     await run(config, proxy)
     await run(config, proxy)
-    assert played(proxy) == {("after", name): 2 for name in ("sampled", "greedy", "unseen")}
+    assert played(proxy) == {(1, name): 2 for name in ("sampled", "greedy", "unseen")}
 
 
 SPY = """

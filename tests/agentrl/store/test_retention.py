@@ -8,6 +8,7 @@ from history import LIMITS, TOOLS, History
 from sqlalchemy import func, inspect, select, text
 
 from agentrl.errors import RequestError, UserError
+from agentrl.evaluation import Episode, Label
 from agentrl.store import Database, audit, codec, events, retention, rewards, runs, sessions, steps
 from agentrl.tables import contents, groups, heartbeats, metadata, trajectories
 from agentrl.tables import events as events_table
@@ -137,15 +138,23 @@ def test_what_a_rolled_back_step_trained_stays_though_it_became_stale(db) -> Non
     assert violations(db, history.run_id) == []
 
 
-def test_the_newest_evaluation_of_each_kind_stays(db) -> None:
+def test_the_first_and_the_newest_evaluation_stay(db) -> None:
     history = History(db)
-    kept = {
-        history.evaluation({"eval": "before", "step": 0, "setting": "s", "index": i}).group_id for i in range(2)
-    } | {history.evaluation({"eval": "after", "step": 9, "setting": "s", "index": 0}).group_id}
-    history.evaluation({"eval": "after", "step": 3, "setting": "s", "index": 0})
+
+    def evaluation(version: int) -> set[str]:
+        labels = [Label(version, version, Episode("s", index, 0), 2) for index in range(2)]
+        return {history.evaluation(label.metadata).group_id for label in labels}
+
+    kept = evaluation(0)
+    for _ in range(2):
+        history.group(), history.group()
+        history.complete(history.lease())
+    evaluation(1)
+    kept |= evaluation(2)
     history.evaluation({"who": "an outside program"})
+    trained = {group for group, state in group_states(history).items() if state == "trained"}
     retention.prune(db, history.run_id, later())
-    assert group_states(history).keys() == kept
+    assert group_states(history).keys() == kept | trained
 
 
 def test_contents_stay_while_any_call_of_any_run_refers_to_them(db) -> None:

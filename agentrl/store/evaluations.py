@@ -1,0 +1,91 @@
+"""Evaluations: their sessions, and what they come to. Nothing is stored but the sessions themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from agentrl import evaluation
+from agentrl.credit import SessionRewards
+from agentrl.evaluation import Evaluation, Label
+from agentrl.schemas import Json, SessionStatus, VersionState
+from agentrl.store import codec, returns, runs
+from agentrl.tables import interactions, sessions, weight_versions
+
+ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.ABANDONED)
+CLOCK_SLACK_S = 3600.0
+"""How much the clocks of trainer and proxy may differ: a version's sessions are looked for from so long before it."""
+
+
+def episodes(conn: Connection, run_id: str, *, version: int | None = None, since: float = 0.0) -> list[Json]:
+    """Ended evaluation sessions, oldest first, with their metadata, status, reward and the versions that sampled them.
+
+    Of one `version`, or of all, those of outside programs among them; begun not long before `since` or later.
+    """
+    if version is not None:
+        known = runs.version(conn, run_id, version)
+        if known is None:
+            return []
+        since = max(since, known.created_at)
+    of_run = (
+        sessions.c.run_id == run_id,
+        sessions.c.is_eval.is_(True),
+        sessions.c.id > codec.first_id(max(0.0, since - CLOCK_SLACK_S)),
+    )
+    rows = conn.execute(
+        select(sessions.c.id, sessions.c.group_id, sessions.c.metadata, sessions.c.status)
+        .where(*of_run, sessions.c.status.in_(ENDED), sessions.c.parent_session_id.is_(None))
+        .order_by(sessions.c.id)
+    ).all()
+    if version is not None:
+        rows = [row for row in rows if (label := Label.of(row.metadata)) is not None and label.version == version]
+    facts = returns.applied(conn, select(sessions.c.id).where(*of_run))
+    spans = conn.execute(
+        select(sessions.c.group_id, func.min(interactions.c.min_version), func.max(interactions.c.max_version))
+        .join(interactions, interactions.c.session_id == sessions.c.id)
+        .where(*of_run)
+        .group_by(sessions.c.group_id)
+    )
+    versions = {group_id: (low, high) for group_id, low, high in spans}  # sub-agents' calls among them
+    return [_row(row, facts[row.id], *versions.get(row.group_id, (None, None))) for row in rows]
+
+
+def _row(row: Row[Any, Any, Any, Any], rewards: SessionRewards, low: int | None, high: int | None) -> Json:
+    total = (rewards.session or 0.0) + sum(rewards.branches.values()) + sum(rewards.calls.values())
+    facts = {"session_id": row.id, "status": row.status, "reward": total, "version_min": low, "version_max": high}
+    return {**dict(row.metadata), **facts}
+
+
+def of_run(conn: Connection, run_id: str, since: float = 0.0) -> list[Evaluation]:
+    """The evaluations of the surviving lineage, by step; of versions made at `since` or later."""
+    found = evaluation.collect(episodes(conn, run_id, since=since))
+    survivors = {
+        row.version for row in _surviving(conn, run_id, [one.step for one in found]) if row.created_at >= since
+    }
+    return sorted((one for one in found if one.version in survivors), key=lambda one: one.step)
+
+
+def newest(conn: Connection, run: Row[Any]) -> list[Evaluation]:
+    """The newest evaluation that is due and the one before it, as far as they have begun: not the whole run is read."""
+    every = (run.config.get("evaluation") or {}).get("every")
+    due = [step for step in evaluation.schedule(every, run.target_steps) if step <= run.published_step][-2:]
+    made = min((row.created_at for row in _surviving(conn, run.id, due)), default=0.0)
+    return of_run(conn, run.id, made)
+
+
+def is_complete(conn: Connection, run_id: str, version: int) -> bool:
+    """Whether every episode of a version's evaluation is over."""
+    return any(one.complete for one in evaluation.collect(episodes(conn, run_id, version=version)))
+
+
+def _surviving(conn: Connection, run_id: str, of_steps: list[int]) -> list[Row[Any]]:
+    return list(
+        conn.execute(
+            select(weight_versions.c.version, weight_versions.c.created_at).where(
+                weight_versions.c.run_id == run_id,
+                weight_versions.c.step.in_(of_steps),
+                weight_versions.c.state != VersionState.ROLLED_BACK,
+            )
+        )
+    )
