@@ -22,7 +22,7 @@ def rollout(
         typer.Option(help="This worker's name. Restarted under the same one, it abandons what its dead process left."),
     ] = None,
 ) -> None:
-    """Play the run's tasks with its agent until the run is finished: evaluate, roll out, evaluate."""
+    """Play the run's tasks with its agent until the run is finished, and its evaluations beside them."""
     from agentrl.config import load_config
     from agentrl.rollout.worker import run_worker
 

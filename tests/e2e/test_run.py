@@ -56,7 +56,11 @@ steps: {STEPS}
 rollout: {{group_size: 8, max_concurrent_groups: 16}}
 trainer: {{groups_per_step: 16, max_staleness: 1, lr: 4.0e-4}}
 proxy: {{session_timeout_s: 60}}
-evaluation: {{tasks: "agentrl.agents.reverse:heldout_tasks", size: 64}}
+evaluation:
+  tasks: agentrl.agents.reverse:heldout_tasks
+  size: 64
+  every: 10
+  settings: {{sampled: {{temperature: 1.0}}}}
 """
 
 
@@ -143,6 +147,12 @@ def test_a_run_learns_survives_kill_9_and_resumes(run: Run, tiny_model: Path) ->
     assert learned(summary) > 0.02
     assert summary["max_staleness_seen"] <= 1
     assert summary["logprob_mismatch_mean_abs"] < 1e-4
+    assert [(e["step"], e["complete"]) for e in summary["evaluations"]] == [(0, True), (10, True), (STEPS, True)]
+    for evaluation in summary["evaluations"]:
+        sampled = evaluation["settings"]["sampled"]
+        assert sampled["low"] < sampled["reward"] < sampled["high"]
+        assert sampled["tasks"] == 64
+        assert evaluation["version"] <= sampled["version_min"] <= sampled["version_max"]
     assert (run.dir / "curve.png").stat().st_size > 1000
     check_promises(run)
     deaths = run.read(lambda conn, row: {e.data["part"] for e in events.of_run(conn, row.id, "part_died")})
