@@ -426,10 +426,10 @@ async def test_what_was_rolled_back_is_in_no_result_and_the_newest_are_enough_fo
             for version in range(1, 5):
                 add_version(run.database, run.id, version, run.folder)
             with run.database.write() as conn:
-                change, version = weight_versions.update(), weight_versions.c.version
-                conn.execute(change.where(version > 0).values(created_at=time.time()))
-                conn.execute(change.where(version == 2).values(state="rolled_back"))
-                conn.execute(change.where(version == 3).values(step=2))  # again
+                change, number = weight_versions.update(), weight_versions.c.version
+                conn.execute(change.where(number > 0).values(created_at=time.time()))
+                conn.execute(change.where(number == 2).values(state="rolled_back"))
+                conn.execute(change.where(number == 3).values(step=2))  # again
                 conn.execute(runs.runs.update().values(published_step=4, current_version=4))
             for step, version in ((0, 0), (2, 2), (2, 3), (4, 4)):
                 await evaluator(run, Calling(), 2).evaluate(step, version)
