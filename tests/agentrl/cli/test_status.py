@@ -18,6 +18,7 @@ from agentrl.cli import status
 from agentrl.cli.main import app
 from agentrl.engine.server import free_port
 from agentrl.errors import UserError
+from agentrl.evaluation import Evaluation, Result
 from agentrl.proxy.app import Settings, create_app
 from agentrl.store import Database, events, runs
 from agentrl.testing import FakeEngine
@@ -110,12 +111,27 @@ def test_the_screen_fits_into_80_columns(proxy: str) -> None:
          "error": "no answer in time " * 5, "last_seen_at": 0.0, "running": 0}
     )  # fmt: skip
     found["errors"] = [{"id": "01a", "status": "failed", "error": "a\nlong " * 40, "created_at": time.time() - 90}]
+    known = Result({0: [0.0], 1: [1.0]}, failed=1, versions=[8, 9])
+    found["evaluations"] = [
+        Evaluation(8, 8, 2, {"sampled": known}).as_json(), Evaluation(10, 10, 64, {"sampled": known}).as_json()
+    ]  # fmt: skip
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(status.screen(found, time.time()))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     shown = "\n".join(lines)
-    for said in ("test", "step 0 of 10", "3 complete", "1 new_conversation", "serving", "dead", "publish", "1 min ago"):
+    for said in (
+        "test",
+        "step 0 of 10",
+        "3 complete",
+        "1 new_conversation",
+        "serving",
+        "dead",
+        "publish",
+        "1 min ago",
+        "evaluation of step 10: 2 of 64 episodes",
+        "step 8: sampled 0.500 [0.095, 0.905], 1 episodes failed",
+    ):
         assert said in shown
     print(shown)
 
