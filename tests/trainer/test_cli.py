@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
+from commanded import Run
 from poison import poison_store
-from proxy_stub import ADMIN_KEY, PublishStub, make_run, play_groups
+from proxy_stub import play_groups
 from safetensors.torch import load_file
 from sqlalchemy import text
 
-from agentrl.models import resolve_model
 from agentrl.schemas import TrainedBatch, TrainedTrajectory
-from agentrl.store import Database, events, runs, steps
-
-
-class Run:
-    """A run of two steps with one group each, whose trainer is started by the command line."""
-
-    def __init__(self, folder: Path) -> None:
-        self.database = Database(f"sqlite:///{folder}/store.db")
-        self.database.upgrade()
-        self.run_id = make_run(self.database, steps=2)
-        self.proxy = PublishStub(self.database, self.run_id)
-        self.folder = folder / "test"
-        self.config = folder / "run.yaml"
-        model = {"model": str(resolve_model("tiny")), "agent": "a:B", "tasks": "t", "name": "test", "steps": 2}
-        trainer = {"groups_per_step": 1, "lr": 1e-3, "threads": 1}
-        self.config.write_text(yaml.safe_dump(model | {"runs_dir": str(folder), "trainer": trainer}))
-
-    def start(self, *overrides: str) -> subprocess.Popen[str]:
-        """The command."""
-        env = os.environ | {
-            "AGENTRL_DATABASE_URL": self.database.url,
-            "AGENTRL_PROXY_URL": self.proxy.url,
-            "AGENTRL_ADMIN_KEY": ADMIN_KEY,
-        }
-        return subprocess.Popen(
-            [sys.executable, "-m", "agentrl", "trainer", "--config", str(self.config), *overrides],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+from agentrl.store import events, runs, steps
 
 
 @pytest.fixture

@@ -1,0 +1,168 @@
+"""What a publish takes, by transport and size: until it is done, and how long the engine stands still.
+
+    python benchmarks/publish.py --out benchmarks/results/publish.json
+    python benchmarks/publish.py --models tiny
+
+One real SGLang engine per model, behind the real proxy; the trainer's own publisher, in this process, publishes version
+after version of all of the model's weights, each with other values. The transports take turns. A folder is written
+before its publish is timed, as the trainer writes it in any case: `write_s` is what that takes.
+
+- `publish_s/MODEL/TRANSPORT`: from the trainer's request to its answer. `disk_unverified`: without comparing digests.
+- `stall_s/MODEL/TRANSPORT`: the engine's part of it, paused.
+- `mib_per_s/MODEL/TRANSPORT`: the version's size over the seconds of its publish.
+- `write_s/MODEL`: the folder, its checksum included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import harness
+import torch
+from proxied import start_proxy, until_healthy
+
+from agentrl.config import LoraConfig, PublishConfig
+from agentrl.engine.server import EngineSpec, free_port, launch
+from agentrl.models import resolve_model
+from agentrl.schemas import VersionState
+from agentrl.store import Database, events, runs
+from agentrl.tables import weight_versions
+from agentrl.trainer import weights
+from agentrl.trainer.distributed import World, join_world
+from agentrl.trainer.policy import Policy
+from agentrl.trainer.publish import Publisher
+from agentrl.trainer.sharding import load_policy
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "disk": {},
+    "disk_unverified": {"verify": False},
+    "distributed": {"transport": "distributed"},
+    "tensor": {"transport": "tensor"},
+}
+STOP_S = 20.0
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    options = harness.arguments(
+        __doc__, rounds=(int, 5, "publishes by each transport"), models=(str, "tiny,smollm2", "names or folders")
+    )
+    report = harness.Report("publish")
+    with join_world("cpu") as world:
+        for name in options.models.split(","):
+            measure(report, name, options.rounds, world)
+    harness.finish(report, options.out)
+
+
+def measure(report: harness.Report, name: str, rounds: int, world: World) -> None:
+    """All transports with one engine of a model."""
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder), resolve_model(name), world) as run:
+        seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+        stalls: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+        writes: list[float] = []
+        n_bytes = 0
+        publishers = {variant: partial(run.publish, variant) for variant in VARIANTS}
+        for round_ in range(-1, rounds):
+            for variant, publish in publishers.items():
+                took = publish()
+                print(f"{name:<8} {variant:<16} {took.publish_s:7.3f} s, still {took.stall_s:7.3f} s", flush=True)
+                if round_ >= 0:
+                    seconds[variant].append(took.publish_s)
+                    stalls[variant].append(took.stall_s)
+                    writes.append(took.write_s)
+                    n_bytes = took.n_bytes
+    report.notes[f"bytes/{name}"] = n_bytes
+    report.compare(f"publish_s/{name}", seconds, "s", "disk")
+    report.compare(f"stall_s/{name}", stalls, "s", "disk")
+    report.compare(
+        f"bytes_per_s/{name}",
+        {v: [n_bytes / s / 2**20 for s in taken] for v, taken in seconds.items()},
+        "MiB/s",
+        "disk",
+    )
+    report.add(f"write_s/{name}", writes, "s")
+
+
+@dataclass(frozen=True)
+class Took:
+    """One publish."""
+
+    write_s: float
+    publish_s: float
+    stall_s: float
+    n_bytes: int
+
+
+@dataclass
+class Run:
+    """A trainer's view of a run."""
+
+    url: str
+    database: Database
+    run_id: str
+    base: Path
+    folder: Path
+    policy: Policy
+    world: World
+    version: int = 0
+
+    def publish(self, variant: str) -> Took:
+        """The next version, by one transport. Raises SystemExit when it came otherwise."""
+        self.version += 1
+        with torch.no_grad():
+            for _, p in self.policy.trainable():
+                p.mul_(1.0001)
+        start = time.monotonic()
+        trained = weights.trainable(self.policy, self.world)
+        folder = self.folder / f"v{self.version}-s"
+        made = weights.publishable(folder, trained, self.base, self.policy.names, LoraConfig())
+        write_s = time.monotonic() - start
+        row = {"run_id": self.run_id, "version": self.version, "parent_version": self.version - 1, "step": self.version}
+        facts = {"path": str(made.path), "checksum": made.checksum, "state": VersionState.PENDING, "created_at": 0.0}
+        self.database.transact(lambda conn: conn.execute(weight_versions.insert().values(**row, **facts)))
+        config = PublishConfig(**VARIANTS[variant])
+        publisher = Publisher(self.url, "admin-key", lambda _: True, config=config, compares=True)
+        start = time.monotonic()
+        done = publisher.publish(self.version, 0, made.tensors)
+        seconds = time.monotonic() - start
+        *_, event = self.database.query(events.of_run, self.run_id, "publish")
+        if not done or set(event.data["transport"].values()) != {config.transport}:
+            raise SystemExit(f"{variant}: {event.data}")
+        return Took(write_s, seconds, max(event.data["stall_s"].values()), event.data["bytes"])
+
+
+@contextmanager
+def served(folder: Path, model: Path, world: World) -> Iterator[Run]:
+    """An engine, a proxy and a run until the block ends."""
+    engine = launch(EngineSpec(model=model, port=free_port(), log_file=folder / "engine.log"))
+    port = free_port()
+    proxy = start_proxy(folder, engine.url, port, model)
+    try:
+        asyncio.run(engine.wait_healthy())
+        asyncio.run(_healthy(f"http://127.0.0.1:{port}", proxy))
+        database = Database(f"sqlite:///{folder}/bench.db")
+        run_id = database.query(runs.by_name, "bench").id
+        yield Run(f"http://127.0.0.1:{port}", database, run_id, model, folder, load_policy(model, world.mesh), world)
+        database.close()
+    finally:
+        proxy.terminate()
+        proxy.wait(STOP_S)
+        engine.stop()
+
+
+async def _healthy(url: str, proxy: Any) -> None:
+    async with aiohttp.ClientSession() as http:
+        await until_healthy(http, url, proxy)
+
+
+if __name__ == "__main__":
+    main()
