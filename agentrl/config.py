@@ -267,6 +267,9 @@ class TrainerConfig(UpdateConfig):
     nonfinite: Literal["stop", "skip"] = "stop"
     """What a NaN or infinite loss or gradient does: `stop` fails the run, `skip` leaves its minibatch out. Either way
     an event names the trajectories."""
+    stop_timeout_s: Seconds = 600.0
+    """After Ctrl-C `agentrl train` lets the trainer finish and save the step in hand for so long; a second Ctrl-C kills
+    it at once, and the step is made again."""
     checkpoint_every: Positive = 1
     """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
 

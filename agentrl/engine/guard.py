@@ -1,8 +1,9 @@
 """Runs one command that never outlives its parent: `python guard.py COMMAND…`.
 
 The parent holds the other end of our stdin. When that closes, because the parent asks or because it died in whatever
-way, the command gets SIGTERM, GRACE_S seconds to comply, then SIGKILL, with everything it started. The exit status is
-the command's (128 + N after signal N). Standard library only: it starts in milliseconds.
+way, the command gets SIGTERM, some seconds to comply, then SIGKILL, with everything it started: as many seconds as the
+parent has written before, else GRACE_S. The exit status is the command's (128 + N after signal N). Standard library
+only: it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_parent(child: subprocess.Popen[bytes]) -> None:
-    while os.read(0, 4096):  # ends when the parent's end is closed
-        pass
+    said = b""
+    while part := os.read(0, 4096):  # ends when the parent's end is closed
+        said += part
     child.terminate()
     try:
-        child.wait(GRACE_S)
+        child.wait(float(said or GRACE_S))
     except subprocess.TimeoutExpired:
         _kill_group(child.pid)
 

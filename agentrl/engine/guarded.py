@@ -10,7 +10,8 @@ from typing import IO, Any
 
 from agentrl.engine import guard
 
-STOP_TIMEOUT_S = guard.GRACE_S + 10
+MARGIN_S = 10.0
+"""For the guard itself to end."""
 
 
 async def start(
@@ -27,12 +28,13 @@ async def start(
     )
 
 
-async def stop(process: asyncio.subprocess.Process) -> None:
-    """End what `start` started: SIGTERM, and after guard.GRACE_S seconds SIGKILL, with everything that it started."""
+async def stop(process: asyncio.subprocess.Process, grace_s: float = guard.GRACE_S) -> None:
+    """End what `start` started: SIGTERM, and after `grace_s` seconds SIGKILL, with everything that it started."""
     assert process.stdin is not None
+    process.stdin.write(f"{grace_s}".encode())
     process.stdin.close()  # what the guard waits for
     try:
-        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        await asyncio.wait_for(process.wait(), grace_s + MARGIN_S)
     except TimeoutError:
         kill_tree(process.pid)
         await process.wait()

@@ -28,6 +28,7 @@ CHANGEABLE = (
     "rollout.max_concurrent_groups",
     "rollout.timeout_s",
     *CHANGEABLE_OF_TRAINER,
+    "trainer.stop_timeout_s",
     "trainer.nonfinite",
     "evaluation.max_concurrent",
     "metrics",

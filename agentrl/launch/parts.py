@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.config import RunConfig
@@ -104,7 +104,7 @@ def trainer(plan: Plan, finished: Callable[[], bool]) -> Part:
     """The trainer. Told to stop by somebody else it exits with 0 too, but the run is not finished then."""
     argv = ["trainer", "--config", str(plan.config_file), *(["--from-base"] if plan.from_base else [])]
     env = {PROXY_URL: plan.proxy_url, DATABASE_URL: plan.database_url, ADMIN_KEY: plan.admin_key}
-    return _part(plan, "trainer", argv, env, finished)
+    return replace(_part(plan, "trainer", argv, env, finished), grace_s=plan.config.trainer.stop_timeout_s)
 
 
 def _part(

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.engine import guarded
+from agentrl.engine import guard, guarded
 from agentrl.environment import without_secrets
 from agentrl.errors import AgentRLError, UserError
 
@@ -41,6 +41,7 @@ class Part:
     env: dict[str, str] = field(default_factory=dict)
     log_file: Path
     done: Callable[[], bool] = lambda: False
+    grace_s: float = guard.GRACE_S  # from being told to end until it is killed
 
 
 async def _ignore(_: int) -> None:
@@ -96,7 +97,7 @@ async def _run_once(part: Part, on_start: Callable[[int], Awaitable[None]]) -> i
         return await process.wait()
     finally:
         if process.returncode is None:
-            await asyncio.shield(guarded.stop(process))
+            await asyncio.shield(guarded.stop(process, part.grace_s))
 
 
 def _last_line(part: Part, start: int) -> str:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,6 +126,30 @@ async def test_cancelling_ends_a_part_and_what_it_started(tmp_path: Path) -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.to_thread(wait_until_gone, pids)
+
+
+SAVES = """
+    import os, pathlib, signal, time
+    here = pathlib.Path(os.environ["HERE"])
+    def save(*_):
+        time.sleep(2)
+        (here / "saved").touch()
+        raise SystemExit
+    signal.signal(signal.SIGTERM, save)
+    (here / "pids").write_text(f"{os.getpid()} {os.getpid()}")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("grace_s", "saved"), [(0.1, False), (60.0, True)])
+async def test_a_part_has_its_time_to_save_what_it_does(tmp_path: Path, grace_s: float, saved: bool) -> None:
+    task = asyncio.create_task(keep_running(replace(python(tmp_path, SAVES), grace_s=grace_s), max_restarts=5))
+    pids = await asyncio.to_thread(wait_for_pids, tmp_path / "pids")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(wait_until_gone, pids)
+    assert (tmp_path / "saved").exists() == saved
 
 
 def test_a_part_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
