@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from agentrl.engine.server import free_port
 from agentrl.proxy import pool as pools
@@ -19,7 +19,7 @@ from agentrl.proxy import sampling
 from agentrl.proxy.pool import EnginePool
 from agentrl.schemas import Json, TrainedBatch, TrainedTrajectory
 from agentrl.store import audit, steps
-from agentrl.tables import interaction_data
+from agentrl.tables import interaction_data, runs
 from agentrl.testing import FakeEngine, Reply
 
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -56,10 +56,20 @@ class Fleet:
 
 
 @pytest.fixture
+def pause() -> str:
+    """`publish.pause` of the run; a test that names others has a fleet for each."""
+    return "retract"
+
+
+@pytest.fixture
 def fleet(
-    proxy: Any, store_url: str, serve: Callable[..., Any], until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Fleet]:
+    proxy: Any, store_url: str, serve: Callable[..., Any], until: Callable[..., Any], pause: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Fleet]:  # fmt: skip
     monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.1)
+    with proxy.database.write() as conn:
+        config = {**conn.scalars(select(runs.c.config)).one(), "publish": {"pause": pause}}
+        conn.execute(update(runs).values(config=config))
     port = free_port()
     with (
         FakeEngine(alphabet, token_delay_s=0.002) as one,
@@ -160,9 +170,8 @@ def test_an_engine_that_dies_and_comes_back_again_and_again(fleet, tmp_path, unt
     assert fleet.violations() == []
 
 
-@pytest.mark.parametrize("mode", ["retract", "in_place", "abort"])
-def test_new_weights_under_load(fleet, tmp_path, monkeypatch, until, mode):
-    monkeypatch.setattr(EnginePool, "pause_mode", mode)
+@pytest.mark.parametrize("pause", ["retract", "in_place", "abort"])
+def test_new_weights_under_load(fleet, tmp_path, until, pause):
     new_version(fleet.proxy, tmp_path)
 
     def trouble() -> None:
@@ -171,6 +180,8 @@ def test_new_weights_under_load(fleet, tmp_path, monkeypatch, until, mode):
 
     play(fleet, trouble)
     assert {span[0] for span in fleet.spans()} == {0, 1}
+    modes = {body["mode"] for engine in fleet.engines for path, body in engine.calls if path == "/pause_generation"}
+    assert modes == {pause}
     assert fleet.violations() == []
 
 
