@@ -31,11 +31,12 @@ lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m mypy agentrl tests
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
-bench: setup setup-peers setup-trl  ## Measure the store, the proxy and the trainer; results go to benchmarks/results
+bench: setup setup-peers setup-trl  ## Measure the store, the proxy, the trainer and publishing; results go to benchmarks/results
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/store.py --out benchmarks/results/store.json
 	@$(PY) benchmarks/proxy.py --out benchmarks/results/proxy.json
 	@$(PY) benchmarks/turns.py --out benchmarks/results/turns.json
 	@$(PY) benchmarks/trainer.py --out benchmarks/results/trainer.json
+	@$(PY) benchmarks/publish.py --out benchmarks/results/publish.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
 crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour

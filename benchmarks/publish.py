@@ -9,7 +9,7 @@ before its publish is timed, as the trainer writes it in any case: `write_s` is 
 
 - `publish_s/MODEL/TRANSPORT`: from the trainer's request to its answer. `disk_unverified`: without comparing digests.
 - `stall_s/MODEL/TRANSPORT`: the engine's part of it, paused.
-- `mib_per_s/MODEL/TRANSPORT`: the version's size over the seconds of its publish.
+- `bytes_per_s/MODEL/TRANSPORT`: the version's bytes over the seconds of its publish.
 - `write_s/MODEL`: the folder, its checksum included.
 """
 
