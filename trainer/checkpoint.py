@@ -176,7 +176,7 @@ def remove_older(newest: Checkpoint, config: UpdateConfig) -> None:
     Raises UserError when the newest one's step has no such metric, before anything is deleted.
     """
     older = [folder for folder in _folders(newest.folder.parent) if _order(folder) < _order(newest.folder)]
-    last = older[len(older) - (config.keep_checkpoints - 1) :] if len(older) >= config.keep_checkpoints else older
+    last = older[-(config.keep_checkpoints - 1) :]  # at least one
     best = None if config.keep_best is None else _best([*older, newest.folder], newest, config.keep_best)
     for folder in older:
         if folder not in last and folder != best:

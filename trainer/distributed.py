@@ -16,7 +16,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import UserError
 
+T = TypeVar("T")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Of mallopt(3)."""
 
@@ -93,9 +94,13 @@ class World:
 
     def gather(self, values: Tensor) -> Tensor:
         """Every data rank's 1-D tensor, one after another, on the CPU. Collective; lengths may differ."""
-        parts: list[Tensor] = [values] * self.size
-        dist.all_gather_object(parts, values.cpu())
-        return torch.cat(parts[:: self.mesh.tensor_size])
+        return torch.cat(self.everyones(values.cpu())[:: self.mesh.tensor_size])
+
+    def everyones(self, value: T) -> list[T]:
+        """Every rank's object, by rank, on every rank. Collective."""
+        found = [value] * self.size
+        dist.all_gather_object(found, value)
+        return found
 
 
 @contextmanager

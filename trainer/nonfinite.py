@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.algorithm import Algorithm
@@ -65,8 +64,7 @@ def culprits(seen: Iterable[Seen], algorithm: Algorithm, world: World) -> tuple[
         t = s.tokens
         by_logprob |= _of(s, (t.logprobs_S, t.proximal_S, t.behavior_S, t.reference_S, t.entropy_S))
         by_loss |= _of(s, (t.advantages_S, token_losses(t, algorithm)[0], s.value_losses_S))
-    everyones: list[tuple[set[str], set[str]]] = [(by_logprob, by_loss)] * world.size
-    dist.all_gather_object(everyones, (by_logprob, by_loss))
+    everyones = world.everyones((by_logprob, by_loss))
     named = set().union(*(own for own, _ in everyones)) or set().union(*(loss for _, loss in everyones))
     return tuple(sorted(named))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Run:
     base: Path
     folder: Path
     world: World
+    said: list[str] = field(default_factory=list)
 
     def policy(self, seed: int) -> Policy:
         """The base model, moved."""
@@ -69,9 +70,6 @@ class Run:
         assert publisher.publish(version, 0, made.tensors)
         *_, last = self.database.query(events.of_run, self.run_id, "publish")
         return last.data
-
-    def __post_init__(self) -> None:
-        self.said: list[str] = []
 
 
 @pytest.fixture

@@ -132,11 +132,8 @@ def test_an_unknown_metric_deletes_nothing(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
-    s = Setup(tmp_path, tiny_model, world, steps=5)
-    with s.proxy:
-        yield s
-    s.database.close()
+def n_steps() -> int:
+    return 5
 
 
 def checkpointed(setup: Setup) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.loop import Stop
 from agentrl.trainer.publish import Publisher
-
-
-@pytest.fixture
-def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
-    s = Setup(tmp_path, tiny_model, world)
-    with s.proxy:
-        yield s
-    s.database.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,14 +146,6 @@ def test_ranks_agree_on_what_is_not_finite(tiny_model: Path, tmp_path: Path) -> 
     assert first["named"] == [[POISONED]]
     assert (first["skipped"], first["same"]) == (1, True)
     assert POISONED in first["stopped"]
-
-
-@pytest.fixture
-def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
-    s = Setup(tmp_path, tiny_model, world)
-    with s.proxy:
-        yield s
-    s.database.close()
 
 
 def of_step_two(setup: Setup) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -30,11 +29,8 @@ STEPS = 8
 
 
 @pytest.fixture
-def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
-    s = Setup(tmp_path, tiny_model, world, steps=STEPS)
-    with s.proxy:
-        yield s
-    s.database.close()
+def n_steps() -> int:
+    return STEPS
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,7 +17,6 @@ from agentrl.config import MetricsConfig
 from agentrl.errors import ConfigError
 from agentrl.store import events, steps
 from agentrl.trainer import sinks
-from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.publish import Publisher
 from agentrl.trainer.sinks import Sinks
@@ -136,11 +135,8 @@ class Service:
 
 
 @pytest.fixture
-def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
-    s = Setup(tmp_path, tiny_model, world, steps=4)
-    with s.proxy:
-        yield s
-    s.database.close()
+def n_steps() -> int:
+    return 4
 
 
 def use(setup: Setup, config: MetricsConfig) -> None:

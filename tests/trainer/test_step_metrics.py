@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,14 @@ from loop_setup import Setup
 
 from agentrl.algorithm import Algorithm
 from agentrl.store import steps
-from agentrl.trainer.distributed import World
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ON_SOME_GPUS = {"mfu"}
 
 
 @pytest.fixture
-def setup(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
-    s = Setup(tmp_path, tiny_model, world, steps=2)
-    with s.proxy:
-        yield s
-    s.database.close()
+def n_steps() -> int:
+    return 2
 
 
 def made(setup: Setup, **settings: object) -> list[dict[str, float]]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from agentrl.schemas import Float32
 from agentrl.trainer.distributed import World
@@ -69,9 +68,7 @@ def with_reference(
             logprobs = np.split(logprobs_P[m.predictions_S].cpu().numpy(), ends[:-1]) if samples else []
             known |= {s.tokens.trajectory_id: found for s, found in zip(samples, logprobs, strict=True)}
     reshard(model)
-    everyones: list[dict[str, Float32]] = [known] * world.size
-    dist.all_gather_object(everyones, known)
-    for theirs in everyones:
+    for theirs in world.everyones(known):
         known |= theirs
     return [[_with_logprobs(sample, known[sample.tokens.trajectory_id]) for sample in item] for item in items]
 
