@@ -23,7 +23,7 @@ demo-quick: setup  ## The same with a tiny model and an easier task: a few minut
 	@.venv/bin/agentrl demo --quick
 
 test: setup  ## Run all tests, with one real SGLang server; those of agent frameworks where setup-agents was run
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 2  # byte code: tests start hundreds of processes
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2  # byte code: tests start hundreds of processes
 
 lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m ruff check .
@@ -31,12 +31,13 @@ lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m mypy agentrl tests
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
-bench: setup setup-peers setup-trl  ## Measure the store, the proxy, the trainer and publishing; results go to benchmarks/results
+bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing, asynchrony (hours); results go to benchmarks/results
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/store.py --out benchmarks/results/store.json
 	@$(PY) benchmarks/proxy.py --out benchmarks/results/proxy.json
 	@$(PY) benchmarks/turns.py --out benchmarks/results/turns.json
 	@$(PY) benchmarks/trainer.py --out benchmarks/results/trainer.json
 	@$(PY) benchmarks/publish.py --out benchmarks/results/publish.json
+	@$(PY) benchmarks/asynchrony.py --out benchmarks/results/asynchrony.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
 crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour

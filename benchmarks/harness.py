@@ -50,9 +50,16 @@ class Report:
     figures: list[Figure] = field(default_factory=list)
     notes: dict[str, object] = field(default_factory=dict)
 
-    def add(self, name: str, samples: list[float], unit: str, ratio_to: str | None = None) -> Figure:
-        """Add the median of `samples`; `ratio_to` names a figure that was added before."""
-        value = median(samples)
+    def add(
+        self,
+        name: str,
+        samples: list[float],
+        unit: str,
+        ratio_to: str | None = None,
+        statistic: Callable[[list[float]], float] = median,
+    ) -> Figure:
+        """Add the median of `samples`, or another statistic; `ratio_to` names a figure that was added before."""
+        value = statistic(samples)
         ratio = None if ratio_to is None else value / self[ratio_to].value
         figure = Figure(name, value, unit, ratio_to, ratio, min(samples), max(samples), len(samples))
         self.figures.append(figure)

@@ -1,0 +1,114 @@
+"""One run of `agentrl train` in the environment, from its configuration to what its store and summary say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+NAME = "asynchrony"
+GROUPS_PER_STEP, GROUP_SIZE = 16, 4
+MEDIAN_S, SIGMA = 2.0, 1.2
+PARTS = ("wait_for_batch", "wait_for_policy", "train", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is compared: how old tokens may be, and whether their age is corrected for."""
+
+    max_staleness: int
+    corrected: bool = True
+
+    @property
+    def name(self) -> str:
+        """As figures are called."""
+        return f"{self.max_staleness}" if self.corrected else f"{self.max_staleness}_uncorrected"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one run. `seconds`: where those of a step went; `metrics`: means over its steps, the first left out."""
+
+    steps_per_hour: float
+    reward_before: float
+    reward_after: float
+    seconds: dict[str, float]
+    metrics: dict[str, float]
+
+
+def play(folder: Path, variant: Variant, seed: int, steps: int, lr: float) -> Result:
+    """Run it to its end in an empty folder. Raises SystemExit with the end of its log when it fails."""
+    shutil.copyfile(Path(__file__).with_name("agent.py"), folder / "slow_tool.py")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config(variant, seed, steps, lr)))
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {name: value for name, value in os.environ.items() if name != "AGENTRL_DATABASE_URL"}
+    log = folder / "train.log"
+    with log.open("wb") as out:
+        status = subprocess.run(
+            [sys.executable, "-m", "agentrl", "train", "config.yaml"],
+            cwd=folder, env=env | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=out, check=False,
+        ).returncode  # fmt: skip
+    if status:
+        raise SystemExit(f"{variant.name}, seed {seed}: exit status {status}\n{log.read_text()[-2000:]}")
+    return result(folder / "runs" / NAME)
+
+
+def config(variant: Variant, seed: int, steps: int, lr: float) -> dict[str, Any]:
+    """All variants have the same steps, batches and tasks; only the trainer's bound and its correction differ."""
+    in_flight = GROUPS_PER_STEP * (variant.max_staleness + 1)
+    return {
+        "name": NAME,
+        "model": "tiny",
+        "agent": "slow_tool:SlowToolAgent",
+        "agent_args": {"seed": seed, "median_s": MEDIAN_S, "sigma": SIGMA},
+        "tasks": "agentrl.agents.reverse:train_tasks",
+        "steps": steps,
+        "seed": seed,
+        "rollout": {"group_size": GROUP_SIZE, "max_concurrent_groups": in_flight, "timeout_s": 900},
+        "trainer": {
+            "groups_per_step": GROUPS_PER_STEP,
+            "max_staleness": variant.max_staleness,
+            "lr": lr,
+            "algorithm": {"aggregation": "token_mean"} | ({} if variant.corrected else {"correction": "none"}),
+        },
+        "evaluation": {
+            "tasks": "agentrl.agents.reverse:heldout_tasks",
+            "size": 64,
+            "samples": 4,
+            "settings": {"sampled": {"temperature": 1.0}},
+        },
+    }
+
+
+def result(run_dir: Path) -> Result:
+    """Read a finished run."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    with closing(sqlite3.connect(run_dir / "agentrl.db")) as conn:
+        rows = conn.execute(
+            "SELECT published_at, metrics FROM steps WHERE state = 'published' ORDER BY step"
+        ).fetchall()
+    published = [at for at, _ in rows]
+    metrics = [json.loads(text) for _, text in rows[1:]]
+    step_s = (published[-1] - published[0]) / len(metrics)
+    seconds = {part: fmean(m[f"time/{part}"] for m in metrics) for part in PARTS}
+    for m in metrics:
+        m["off_policy/dropped_share"] = m["off_policy/dropped"] / (m["off_policy/dropped"] + m["tokens_trained"])
+    names = ("off_policy/mean", "off_policy/dropped_share", "importance_ratio/ess")
+    return Result(
+        steps_per_hour=3600 / step_s,
+        reward_before=summary["eval_before"],
+        reward_after=summary["eval_after"],
+        seconds={**seconds, "rest": step_s - sum(seconds.values()), "step": step_s},
+        metrics={name: fmean(m[name] for m in metrics) for name in names},
+    )
