@@ -102,8 +102,6 @@ class Evaluator:
         """The version that a published step of the surviving lineage made; None while it is being rolled back."""
         if step == 0:
             return 0
-        if step == int(run["published_step"]):
-            return int(run["current_version"])
         rows = await self.client.request("GET", f"/api/runs/{run['id']}/steps?after={step - 1}")
         return next((row["version_after"] for row in rows if (row["step"], row["state"]) == (step, "published")), None)
 

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from agentrl import evaluation
+from agentrl.config import RunConfig
 from agentrl.credit import SessionRewards
 from agentrl.evaluation import Evaluation, Label
 from agentrl.schemas import Json, SessionStatus, VersionState
@@ -66,17 +67,33 @@ def of_run(conn: Connection, run_id: str, since: float = 0.0) -> list[Evaluation
     return sorted((one for one in found if one.version in survivors), key=lambda one: one.step)
 
 
-def newest(conn: Connection, run: Row[Any]) -> list[Evaluation]:
-    """The newest evaluation that is due and the one before it, as far as they have begun: not the whole run is read."""
+def newest(conn: Connection, run: Row[Any], from_step: int | None = None) -> list[Evaluation]:
+    """The newest evaluation that is due and the one before it, as far as they have begun: not the whole run is read.
+
+    With `from_step` also those of that step and of what follows.
+    """
     every = (run.config.get("evaluation") or {}).get("every")
-    due = [step for step in evaluation.schedule(every, run.target_steps) if step <= run.published_step][-2:]
-    made = min((row.created_at for row in _surviving(conn, run.id, due)), default=0.0)
+    due = [step for step in evaluation.schedule(every, run.target_steps) if step <= run.published_step]
+    first = min(due[-2:][:1] + ([] if from_step is None else [from_step]), default=0)
+    made = min((row.created_at for row in _surviving(conn, run.id, [s for s in due if s >= first])), default=0.0)
     return of_run(conn, run.id, made)
 
 
 def is_complete(conn: Connection, run_id: str, version: int) -> bool:
     """Whether every episode of a version's evaluation is over."""
     return any(one.complete for one in evaluation.collect(episodes(conn, run_id, version=version)))
+
+
+def holds(conn: Connection, run_id: str, version: int, config: RunConfig) -> bool:
+    """Whether what the run serves is yet to be evaluated before `version` takes its place (`evaluation.hold`)."""
+    run = runs.get(conn, run_id)
+    if not (config.evaluation.hold and config.is_evaluated) or version == run.current_version:
+        return False
+    served = runs.version(conn, run_id, run.current_version)
+    if served is None or served.state == VersionState.ROLLED_BACK:
+        return False
+    due = run.published_step in evaluation.schedule(config.evaluation.every, run.target_steps)
+    return due and not is_complete(conn, run_id, run.current_version)
 
 
 def _surviving(conn: Connection, run_id: str, of_steps: list[int]) -> list[Row[Any]]:

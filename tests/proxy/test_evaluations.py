@@ -38,7 +38,6 @@ from agentrl.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.store import Database, audit, codec, evaluations, runs, steps
 from agentrl.tables import groups, interaction_data, interactions, rewards, sessions, trajectories, weight_versions
 from agentrl.testing import FakeEngine
-from agentrl.trainer.hold import is_held
 
 STEPS = 4
 AGENT = """
@@ -128,7 +127,7 @@ class Run:
             self.database.transact(
                 steps.complete, self.id, self.epoch, facts, metrics={}, version=version, path=str(path), checksum="c"
             )
-            while hold and self.database.query(is_held, self.id, version, self.config):
+            while hold and self.database.query(evaluations.holds, self.id, version, self.config):
                 time.sleep(0.01)
             self.publish(version)
         self.database.transact(runs.set_status, self.id, "finished")

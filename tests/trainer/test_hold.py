@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_setup import Died, Setup
+from loop_setup import Died, Setup, until
 
 from agentrl.config import EvalConfig
-from agentrl.evaluation import Episode, Label
-from agentrl.schemas import SessionStatus
-from agentrl.store import codec, runs, sessions
+from agentrl.store import evaluations, runs
 from agentrl.trainer import hold, loop
 from agentrl.trainer.distributed import World
 
@@ -29,19 +26,6 @@ def setup(tmp_path: Path, tiny_model: Path, world: World, monkeypatch: pytest.Mo
         yield made
 
 
-def play(setup: Setup, step: int, version: int, episodes: int = 2) -> None:
-    """Some episodes of an evaluation of two."""
-    limits = sessions.Limits.of(setup.config)
-    for index in range(episodes):
-        label = Label(step, version, Episode("s", index, 0), 2)
-
-        def unit(conn: Any, metadata: Any = label.metadata) -> None:
-            group = sessions.start_evaluation(conn, setup.run_id, limits, [codec.new_id()], {}, metadata, None)
-            sessions.end(conn, group.session_ids[0], SessionStatus.COMPLETED, None, limits)
-
-        setup.database.transact(unit)
-
-
 def published(setup: Setup) -> int:
     return int(setup.database.query(runs.get, setup.run_id).published_step)
 
@@ -53,13 +37,6 @@ def waits(setup: Setup) -> list[int]:
     ]
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def states(setup: Setup) -> list[tuple[int, str]]:
     return [(step, state) for step, state, _, _ in setup.steps()]
 
@@ -69,12 +46,12 @@ def test_a_version_is_published_when_the_one_before_it_is_evaluated(setup: Setup
 
     def workers() -> None:
         until(lambda: (1, "trained") in states(setup))
-        play(setup, 0, 0, episodes=1)
+        setup.evaluate(0, 0, episodes=1)
         seen.append((published(setup), states(setup)))
-        play(setup, 0, 0)
+        setup.evaluate(0, 0)
         until(lambda: (3, "trained") in states(setup))  # step 1 is not evaluated
         seen.append((published(setup), states(setup)))
-        play(setup, 2, 2)
+        setup.evaluate(2, 2)
 
     playing = threading.Thread(target=workers)
     playing.start()
@@ -96,9 +73,9 @@ def test_a_trainer_that_dies_while_it_waits_waits_again(setup: Setup, monkeypatc
     def workers() -> None:
         until(lambda: setup.query("SELECT 1 FROM runs WHERE trainer_epoch = 2"))
         held.append(published(setup))
-        play(setup, 0, 0)
+        setup.evaluate(0, 0)
         until(lambda: (3, "trained") in states(setup))
-        play(setup, 2, 2)
+        setup.evaluate(2, 2)
 
     playing = threading.Thread(target=workers)
     playing.start()
@@ -125,8 +102,8 @@ def test_a_trainer_that_is_stopped_does_not_wait_and_the_next_one_publishes(setu
     assert not setup.train()
     stopping.join()
     assert (published(setup), states(setup)) == (0, [(1, "trained")])
-    play(setup, 0, 0)
-    play(setup, 2, 2)
+    setup.evaluate(0, 0)
+    setup.evaluate(2, 2)
     setup.stop = loop.Stop()
     assert setup.train()
     assert published(setup) == 3
@@ -141,7 +118,7 @@ def test_a_run_that_evaluates_nothing_holds_nothing(setup: Setup, changes: dict[
 
 def test_weights_that_were_rolled_back_hold_nothing(setup: Setup) -> None:
     def held(version: int) -> bool:
-        return setup.database.query(hold.is_held, setup.run_id, version, setup.config)
+        return setup.database.query(evaluations.holds, setup.run_id, version, setup.config)
 
     assert held(1)
     assert not held(0)  # they are served already
