@@ -381,8 +381,10 @@ class PublishConfig(Section):
     `in_place`: with what is in the cache, computed by the old weights; `abort`: they are resubmitted by the proxy."""
     bucket_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
     """Tensors are sent in buckets of about so many bytes."""
-    timeout_s: Seconds = 120.0
+    timeout_s: Seconds = 60.0
     """An engine that has not taken a bucket after so long reads the folder."""
+    update_timeout_s: Seconds = 180.0
+    """An engine that takes longer for all of it, the folder too, has failed: it does not serve before it has it."""
     verify: bool = True
     """Compare digests of the engines' weights with the trainer's before they go on (engines of one rank on a CPU)."""
 
@@ -429,6 +431,12 @@ class RunConfig(Section):
     def run_dir(self) -> Path:
         """`runs_dir/name`."""
         return self.runs_dir / self.name
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether its own agent plays held-out tasks."""
+        evaluation = self.evaluation
+        return self.agent is not None and (evaluation.tasks is not None or evaluation.unseen_tasks is not None)
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:

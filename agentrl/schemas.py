@@ -150,6 +150,7 @@ class TrajectoryTokens:
     temperatures: Float32  # (T,) sampling temperature, 1 where not sampled
     turn_returns: Float32  # (n_turns,) discounted return of each interaction of the path
     episode_return: float  # the return of the episode's first main call: what group baselines use
+    kv_mixed_turns: frozenset[int] = frozenset()  # whose logprobs are of no single version: older keys and values
 
     def __post_init__(self) -> None:
         lengths = {
@@ -158,6 +159,11 @@ class TrajectoryTokens:
         }
         if len(lengths) != 1:
             raise ValueError(f"arrays of a trajectory must share one length, got {sorted(lengths)}")
+
+    @property
+    def kv_mixed(self) -> Bool:
+        """(T,) whether a token was sampled over keys and values that partly older weights computed."""
+        return np.isin(self.turn_ids, list(self.kv_mixed_turns))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -169,6 +169,10 @@ async def _running(
     async def undone(version: int) -> bool:
         return await state.read(publish.undone, run.id, version)
 
+    async def alone() -> bool:
+        since = time.time() - config.proxy.heartbeat_timeout_s
+        return await state.read(heartbeats.is_alone, run.id, "proxy", settings.replica, since)
+
     async def oldest_call() -> float | None:
         return await state.read(interactions.oldest_running, run.id)
 
@@ -182,8 +186,9 @@ async def _running(
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         clients = [EngineClient(url, http) for url in settings.engine_urls]
         pool = EnginePool(
-            clients, wanted=wanted, weights=weights, changed=changed, drained=drained, undone=undone,
+            clients, wanted=wanted, weights=weights, changed=changed, drained=drained, undone=undone, alone=alone,
             adapters=Adapters(oldest_call) if by_adapter else None, pause_mode=config.publish.pause,
+            update_timeout_s=config.publish.update_timeout_s,
         )  # fmt: skip
         state = ProxyState(
             database=database, run_id=run.id, run_name=run.name, run_created_at=run.created_at,
@@ -202,7 +207,7 @@ async def _running(
         if lost:
             state.metrics.ended("lost", lost)
             log.warning("%d calls of an earlier process of this proxy are lost", lost)
-        background = asyncio.create_task(_background(state), name="proxy-background")
+        background = asyncio.create_task(_background(state, config), name="proxy-background")
         try:
             yield state
         finally:
@@ -217,11 +222,11 @@ async def _running(
             await asyncio.to_thread(database.close)
 
 
-async def _background(state: ProxyState) -> None:
+async def _background(state: ProxyState, config: RunConfig) -> None:
     """The background tasks; when one fails the proxy stops, visibly, rather than run without it."""
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(_resume(state))
+            group.create_task(_resume(state, config))
             group.create_task(state.pool.watch())
             group.create_task(sweep(state))
             group.create_task(keyring.watch(state))
@@ -231,11 +236,11 @@ async def _background(state: ProxyState) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-async def _resume(state: ProxyState) -> None:
+async def _resume(state: ProxyState, config: RunConfig) -> None:
     """Finish a publish that a dead proxy began, as soon as an engine takes it."""
     while True:
         try:
-            return await publish.resume(state)
+            return await publish.resume(state, config)
         except (RequestError, StoreError) as error:
             log.info("%s; trying again", error)
             await asyncio.sleep(1)

@@ -348,6 +348,7 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
         cached_tokens=sampled.cached_tokens,
         first_token_at=sampled.first_token_at,
         top_logprobs=sampled.top,
+        kv_mixed=sampled.kv_mixed,
     )
     at = time.perf_counter()
     seq = await state.write(interactions.finish, call.id, call.session_id, outcome)

@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -28,8 +28,10 @@ WATCH_EVERY_S = 1.0
 PROBE_TIMEOUT_S = 5.0
 HANGS_AFTER = 3
 """Probes in a row without an answer, until an engine that still takes connections counts as dead."""
-STUCK_AFTER_S = 180.0
-"""An engine that is paused for longer than any update takes was left behind by a publisher that died."""
+DOUBTFUL_S = 3.0
+"""An engine that is paused for longer makes a replica ask whether there is another, who may have paused it."""
+GIVING_UP_S = 60.0
+"""What an update that failed may still take: who left an engine paused for longer is dead."""
 
 
 class EngineState(StrEnum):
@@ -96,8 +98,9 @@ class EnginePool:
 
     `wanted` tells which version an engine that reports one should serve: the store knows, because any replica may
     publish. `weights` names the folder of a version, `changed` records a changed state, `drained` names the engines
-    that take no calls, `undone` tells whether a version newer than this one was rolled back. All may raise StoreError,
-    which stops neither the watch nor an update. With `adapters`, versions are adapters over base weights.
+    that take no calls, `undone` tells whether a version newer than this one was rolled back, `alone` whether no other
+    replica is alive. All may raise StoreError, which stops neither the watch nor an update. With `adapters`, versions
+    are adapters over base weights.
     """
 
     def __init__(
@@ -109,8 +112,10 @@ class EnginePool:
         changed: Callable[[Engine], Awaitable[None]],
         drained: Callable[[], Awaitable[set[str]]],
         undone: Callable[[int], Awaitable[bool]],
+        alone: Callable[[], Awaitable[bool]],
         adapters: Adapters | None = None,
         pause_mode: PauseMode = "retract",
+        update_timeout_s: float = 180.0,
     ) -> None:
         self.pause_mode = pause_mode
         self.engines = [Engine(client) for client in clients]
@@ -122,7 +127,10 @@ class EnginePool:
         self._changed = changed
         self._drained = drained
         self._undone = undone
+        self._alone = alone
         self._adapters = adapters
+        self._update_timeout_s = update_timeout_s
+        self.keeps_cache = pause_mode == "in_place" and adapters is None  # of old weights, when new ones come
         self._sticky: Recent[Engine] = Recent()
         self._deaths: Recent[int] = Recent()  # of engines, by the call that they were sampling
         self._news = asyncio.Event()
@@ -201,7 +209,9 @@ class EnginePool:
     async def _held(self, engine: Engine) -> bool:
         """Whether a paused engine is to be left to whoever paused it, which is another replica: not we, nor a fault."""
         engine.paused_since = engine.paused_since or time.monotonic()
-        if engine.tainted or time.monotonic() - engine.paused_since > STUCK_AFTER_S:
+        paused_s = time.monotonic() - engine.paused_since
+        too_long = paused_s > self._update_timeout_s + GIVING_UP_S
+        if engine.tainted or too_long or (paused_s > DOUBTFUL_S and await self._alone()):
             return False
         engine.holds = True
         await self.set_state(engine, EngineState.UPDATING)
@@ -228,17 +238,20 @@ class EnginePool:
             await self.set_state(engine, EngineState.DEAD, error="no answer in time")
 
     async def load(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
-        """Put `version` on an engine that answers, and let it serve.
+        """Put `version` on an engine that answers, unless it has it, and let it serve.
 
         Raises EngineError when it does not answer, or does not report the version afterwards, or has other tensors than
         the trainer, and StoreError.
         """
         async with engine.lock:
             try:
-                await self._ask(engine)
+                reported, paused = await self._ask(engine)
             except TimeoutError as error:
                 raise EngineUnavailable(f"{engine.url} does not answer") from error
-            loaded = await self._put(engine, version, delivery)
+            if reported == version and not paused and not engine.tainted:  # a publish that was asked for twice
+                engine.version, loaded = version, Loaded(0.0, "none")
+            else:
+                loaded = await self._put(engine, version, delivery)
             await self.set_state(engine, EngineState.SERVING)
             return loaded
 
@@ -260,11 +273,15 @@ class EnginePool:
         await self.set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
         engine.tainted = True
+        # going back, newer weights may have had a part in what is cached for the older version
+        keeps_cache = self.keeps_cache and engine.label is not None and engine.label < version
+        mode: PauseMode = "retract" if self.pause_mode == "in_place" and not keeps_cache else self.pause_mode
         try:
-            await engine.client.pause(self.pause_mode)
-            engine.holds = True
-            self._tell()
-            transport, verified = await self._fill(engine.client, version, path, delivery)
+            async with self._in_time(engine, version):
+                await engine.client.pause(mode)
+                engine.holds = True
+                self._tell()
+                transport, verified = await self._fill(engine.client, version, path, delivery, flush=not keeps_cache)
         except EngineError:
             # Weights are unknown now, whatever the label says: nothing may go on with them. What waits is aborted
             # before it samples, which only a retracted request is, and continued elsewhere.
@@ -277,12 +294,24 @@ class EnginePool:
         engine.adapter, engine.tainted, engine.paused_since = None, False, None
         return Loaded(time.monotonic() - started, transport, verified)
 
-    async def _fill(self, client: EngineClient, version: int, path: str, delivery: Delivery) -> tuple[str, int]:
+    @asynccontextmanager
+    async def _in_time(self, engine: Engine, version: int) -> AsyncIterator[None]:
+        """Raises EngineUnavailable when an update is not over by then: another replica would think it abandoned."""
+        try:
+            async with asyncio.timeout(self._update_timeout_s):
+                yield
+        except TimeoutError as error:
+            said = f"{engine.url} has not taken version {version} in {self._update_timeout_s:g} s"
+            raise EngineUnavailable(f"{said} (publish.update_timeout_s)") from error
+
+    async def _fill(
+        self, client: EngineClient, version: int, path: str, delivery: Delivery, *, flush: bool
+    ) -> tuple[str, int]:
         """Update a paused engine: by the delivery's transfer if it can, else from the folder. Raises EngineError.
 
-        Returns how, and how many tensors were compared with the trainer's.
+        Returns how, and how many tensors were compared with the trainer's. A `flush` of the cache is refused while
+        requests hold their places in it.
         """
-        flush = self.pause_mode != "in_place"  # refused while requests hold their places
         transfer = delivery.transfer
         if transfer is not None and transfer.reaches(client.url):
             try:
@@ -291,7 +320,7 @@ class EnginePool:
             except EngineError as error:
                 log.warning("engine %s reads version %d from its folder: %s", client.url, version, error)
                 await close_open_update(client)
-        await client.update_weights_from_disk(path, version, flush_cache=flush)
+        await client.update_weights_from_disk(path, version, flush_cache=flush, timeout_s=self._update_timeout_s)
         return "disk", await self._check(client, version, delivery)
 
     async def _check(self, client: EngineClient, version: int, delivery: Delivery) -> int:

@@ -8,12 +8,13 @@ import time
 
 from sqlalchemy import Connection, select
 
+from agentrl.config import RunConfig
 from agentrl.errors import EngineError, RequestError
 from agentrl.proxy.pool import BY_FOLDER, Delivery, Engine, EngineState, Loaded
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.transfer import Broadcast
 from agentrl.schemas import Json, VersionState
-from agentrl.store import events, runs, steps
+from agentrl.store import evaluations, events, runs, steps
 from agentrl.tables import runs as runs_table
 from agentrl.tables import weight_versions
 
@@ -38,7 +39,6 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None, del
         raise RequestError(409, f"version {version} was rolled back", code="version_rolled_back")
     loaded: dict[str, Loaded] = {}
     problems: list[EngineError] = []
-    started = time.time()
 
     async def load(engine: Engine) -> None:
         try:
@@ -48,6 +48,7 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None, del
             await state.pool.set_state(engine, EngineState.DEAD, error=str(error))
 
     async with state.pool.update_lock:
+        started = time.time()
         together = isinstance(delivery.transfer, Broadcast)
         engines = state.pool.engines
         for part in [engines] if together else [[engine] for engine in engines]:
@@ -61,15 +62,19 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None, del
             "transport": {url: each.transport for url, each in loaded.items()},
             "verified": {url: each.verified for url, each in loaded.items()},
             "bytes": delivery.n_bytes,
+            "bytes_per_s": _rate(delivery.n_bytes, time.time() - started),
         }
         await state.write(_move, state.run_id, version, epoch, facts, started)
     return facts
 
 
-async def resume(state: ProxyState) -> None:
-    """Finish what a dead replica began: the newest version that is durable but not published."""
+async def resume(state: ProxyState, config: RunConfig) -> None:
+    """Finish what a dead replica began: the newest version that is durable but not published.
+
+    One that the trainer holds back until an evaluation is over has not begun: the trainer will ask for it.
+    """
     version = await state.read(_pending, state.run_id)
-    if version is not None:
+    if version is not None and not await state.read(evaluations.holds, state.run_id, version, config):
         log.info("finishing the publish of version %d", version)
         await publish(state, version)
 
@@ -105,6 +110,11 @@ def undone(conn: Connection, run_id: str, version: int) -> bool:
         weight_versions.c.state == VersionState.ROLLED_BACK,
     )
     return conn.execute(newer.limit(1)).first() is not None
+
+
+def _rate(n_bytes: int | None, seconds: float) -> float | None:
+    """Of the whole publish, engine after engine where they are not updated together."""
+    return n_bytes / seconds if n_bytes and seconds > 0 else None
 
 
 def _move(conn: Connection, run_id: str, version: int, epoch: int | None, facts: Json, started: float) -> None:

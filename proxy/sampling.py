@@ -5,6 +5,9 @@ on whichever engine serves next. The version spans say who sampled what. SGLang 
 the events before name only the version that it serves as it sends them. So of a segment that broke off the tokens are
 known to be of version v only if the engine served v when it was asked and named v in every event. A segment that names
 an adapter is of the adapter's version from its first token to its last.
+
+Where updates keep the engines' caches (pause mode `in_place`), a request uses only what the version that it was asked
+under left in them. A segment that newer weights took part in has that much of its cache from older ones: `kv_mixed`.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ class Sampled:
     cached_tokens: int | None = None
     first_token_at: float | None = None
     engine_url: str = ""
+    kv_mixed: bool = False  # some tokens were sampled over keys and values that older weights computed
     resumed: bool = False  # by another request, which knows what came before as a prompt
 
     @property
@@ -77,9 +81,20 @@ class _Segment:
     start: int  # tokens of the answer before it
     before: list[VersionSpan]
     version: int | None  # what the engine served when it was asked
+    keeps_cache: bool = False  # newer weights go on with what older ones computed
+    versions: set[int] = field(default_factory=set)  # of the weights that took part
     n_known: int = 0  # tokens that were sampled by `version`
     checked: bool = False
     ended: bool = False  # by the engine
+
+    def cache_key(self, name: str) -> str | None:
+        """What the request finds in the engine's cache: what its version left there; where that is not known, nothing.
+
+        One that comes to the engine behind an update after all may find what its version left, which `versions` tells.
+        """
+        if not self.keeps_cache:
+            return None
+        return name if self.version is None else f"v{self.version}"
 
     async def check(self, chunk: Chunk, pool: EnginePool) -> None:
         """Raises EngineUnavailable for an engine that has come back with other weights than the run's."""
@@ -107,6 +122,8 @@ class _Segment:
             self.version = None
         if chunk.versions is not None:
             sampled.spans = _extend(self.before, self.start, chunk.versions)
+            self.versions |= {span.version for span in chunk.versions}
+            sampled.kv_mixed |= self.keeps_cache and len(self.versions) > 1
         if chunk.finish_reason is not None:
             self.ended = True
             sampled.finish_reason = chunk.finish_reason
@@ -158,6 +175,7 @@ async def sample(
                 timeout_s=max(deadline - time.monotonic(), 0.0) + BEHIND_DEADLINE_S,
                 top_logprobs=top_logprobs,
                 adapter=engine.adapter,
+                cache_key=segment.cache_key(name),
             )
             try:
                 async with aclosing(chunks):
@@ -207,7 +225,8 @@ async def _begin(pool: EnginePool, sampled: Sampled, session_id: str, deadline: 
     sampled.engine_url = engine.url
     sampled.resumed = start > 0
     known = engine.version if engine.state is EngineState.SERVING else None
-    return _Segment(engine, start, sampled.spans, known)
+    versions = set() if known is None else {known}
+    return _Segment(engine, start, sampled.spans, known, pool.keeps_cache, versions)
 
 
 async def _may_go_on(pool: EnginePool, engine: Engine, rid: str, error: EngineError) -> None:

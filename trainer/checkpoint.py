@@ -173,7 +173,7 @@ def moments(model: Body, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def remove_older(newest: Checkpoint, config: UpdateConfig) -> None:
     """Delete the checkpoints before `newest`, but for the last `keep_checkpoints - 1`, and the best by `keep_best`.
 
-    Raises UserError when the newest one's step has no such metric, before anything is deleted.
+    Raises UserError when no checkpoint's step has that metric, before anything is deleted.
     """
     older = [folder for folder in _folders(newest.folder.parent) if _order(folder) < _order(newest.folder)]
     last = older[-(config.keep_checkpoints - 1) :]  # at least one
@@ -186,9 +186,6 @@ def remove_older(newest: Checkpoint, config: UpdateConfig) -> None:
 def _best(folders: list[Path], newest: Checkpoint, asked: str) -> Path:
     """The later one, of equal ones."""
     name, sign = asked.removeprefix("-"), -1 if asked.startswith("-") else 1
-    known = newest.record.metrics
-    if name not in known:
-        raise UserError(f"trainer.keep_best: steps have no metric {name!r}{did_you_mean(name, known)}")
 
     def value(folder: Path) -> float:
         try:
@@ -196,7 +193,11 @@ def _best(folders: list[Path], newest: Checkpoint, asked: str) -> Path:
         except StoreError:  # damaged: it is no checkpoint to keep
             return -math.inf
 
-    return max(reversed(folders), key=value)
+    best = max(reversed(folders), key=value)
+    if value(best) == -math.inf:
+        known = newest.record.metrics
+        raise UserError(f"trainer.keep_best: steps have no metric {name!r}{did_you_mean(name, known)}")
+    return best
 
 
 def set_aside(ignored: Ignored) -> Path:

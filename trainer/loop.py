@@ -42,6 +42,7 @@ from agentrl.schemas import Batch, ResumePlan, TrainedBatch
 from agentrl.trainer import checkpoint, weights
 from agentrl.trainer.checkpoint import Checkpoint, Ignored, StepRecord, Writing
 from agentrl.trainer.distributed import World
+from agentrl.trainer.evaluated import Evaluated
 from agentrl.trainer.flops import peak_flops
 from agentrl.trainer.hold import wait_for_evaluation
 from agentrl.trainer.lineage import CHECKPOINTED, Lineage, trained_trajectories
@@ -53,12 +54,13 @@ from agentrl.trainer.policy import Policy
 from agentrl.trainer.publish import Publisher
 from agentrl.trainer.schedule import learning_rate, set_learning_rate
 from agentrl.trainer.scoring import make_samples
-from agentrl.trainer.sinks import Sinks
+from agentrl.trainer.sinks import Sinks, wanted
 from agentrl.trainer.update import make_optimizer, update_policy
 from agentrl.trainer.weights import Published
 from agentrl.weights import folder_name
 
 CHECKPOINTS = "checkpoints"
+WAITING = "rank 0 waits"
 HEARTBEAT_S = 60.0
 """Other ranks hear from a waiting rank 0 this often, far below the collectives' time-out."""
 
@@ -92,7 +94,7 @@ class Stop:
 
 @dataclass(slots=True)
 class Trainer:
-    """What the loop holds. `lineage`, `publisher` and `sinks` exist on rank 0 only."""
+    """What the loop holds. `lineage`, `publisher`, `sinks`, `evaluated` exist on rank 0 only."""
 
     config: RunConfig
     base_model: Path
@@ -109,6 +111,7 @@ class Trainer:
     writing: Writing | None = None  # a checkpoint on its way to the disk
     publish_s: float = 0.0
     sinks: Sinks | None = None
+    evaluated: Evaluated | None = None  # where evaluations have sinks to go to
 
     @property
     def policy(self) -> Policy:
@@ -149,11 +152,13 @@ def train(
                     say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
                 return False
             train_step(t, batch, waited_s)
-    collect(t, wait=True)
-    weights.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
-    if t.lineage:
-        t.lineage.finish()
-        say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
+        collect(t, wait=True)
+        weights.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
+        if t.lineage:
+            t.lineage.finish()
+            say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
+        if t.evaluated:
+            t.evaluated.wait_for_last(t.version, t.stop.wait)
     return True
 
 
@@ -178,7 +183,7 @@ def resume(t: Trainer) -> None:
     trained = weights.trainable(t.policy, t.world) if found else {}
     republish, tensors = take_up(t, found, plan, trained) if t.lineage else (None, {})
     republish = t.world.share(republish)
-    if republish is not None and wait_for_evaluation(t, republish) and t.lineage:
+    if republish is not None:
         publish(t, republish, tensors)
 
 
@@ -281,8 +286,9 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
         say(t, line(t, record))
         if t.sinks:
             t.sinks.log(record.step, record.metrics)
-    if wait_for_evaluation(t, version) and t.lineage:
-        publish(t, version, saved.published.tensors)
+        if t.evaluated:
+            t.evaluated.tell()
+    publish(t, version, saved.published.tensors)
     t.step, t.version = batch.step, version
 
 
@@ -377,14 +383,26 @@ def remove_old(t: Trainer, made: Checkpoint | None) -> None:
 
 
 def publish(t: Trainer, version: int, tensors: dict[str, torch.Tensor]) -> None:
-    """Bring the engines to `version`, which has these tensors. When stopped first, the next start republishes it."""
-    assert t.lineage is not None
-    assert t.publisher is not None
+    """Bring the engines to `version`, which has these tensors. When stopped first, the next start republishes it.
+
+    Collective: the other ranks hear from rank 0 as long as it tries.
+    """
     start = time.time()
-    done = t.publisher.publish(version, t.lineage.epoch, tensors)
+    if not wait_for_evaluation(t, version):
+        return
+    if t.lineage is None:
+        while t.world.share(None):
+            continue
+        return
+    assert t.publisher is not None
+    begun = time.time()
+    try:
+        done = t.publisher.publish(version, t.lineage.epoch, tensors, partial(t.world.share, WAITING))
+    finally:
+        t.world.share(None)
     t.publish_s = time.time() - start
     if done:
-        t.lineage.record("wait_for_publish", start, time.time(), version=version)
+        t.lineage.record("wait_for_publish", begun, time.time(), version=version)
 
 
 @contextmanager
@@ -394,6 +412,8 @@ def sinks_of(t: Trainer) -> Iterator[None]:
         yield
         return
     t.sinks = Sinks.of(t.config, t.lineage.run_id, max(1, t.step), partial(report_sink, t))
+    if t.config.is_evaluated and wanted(t.config.metrics):
+        t.evaluated = Evaluated(t.lineage, t.sinks)
     try:
         if t.step:
             t.sinks.log(t.step, t.lineage.metrics(t.step))

@@ -105,10 +105,12 @@ def _ages(batch: Batch) -> Metrics:
     for version, count in by_version.items():
         by_age[batch.ages[version]] += count
     tokens = max(1, by_age.total())
+    mixed = sum(int(t.kv_mixed[t.loss_mask].sum()) for t in batch.trajectories)
     return {
         "off_policy/mean": sum(age * count for age, count in by_age.items()) / tokens,
         "off_policy/max": float(max(by_age, default=0)),
         "off_policy/dropped": float(batch.wasted_tokens),
+        **({"off_policy/kv_mixed": mixed / tokens} if mixed else {}),
         **{f"off_policy/age_{age}": count / tokens for age, count in sorted(by_age.items())},
     }
 

@@ -70,6 +70,7 @@ class Microbatch:
     advantages_S: Tensor  # float32
     behavior_S: Tensor  # float32, logprobs recorded at sampling
     versions_S: Tensor  # int64, weight versions that sampled
+    kv_mixed_S: Tensor  # bool, over keys and values that partly older weights computed
     trajectories_S: Tensor  # int64, the trajectory of each loss token, counted from 0; all of its tokens are here
     turns_S: Tensor  # int64, the turn of each loss token, counted from 0 over all trajectories
     trajectory_ids: tuple[str, ...]  # of those trajectories, in their order
@@ -207,6 +208,7 @@ def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sa
         advantages_S=joined((s.advantages[w] for s, w in zip(samples, masks, strict=True)), np.float32),
         behavior_S=joined((s.tokens.logprobs[w] for s, w in zip(samples, masks, strict=True)), np.float32),
         versions_S=joined((s.tokens.versions[w] for s, w in zip(samples, masks, strict=True)), np.int64),
+        kv_mixed_S=joined((s.tokens.kv_mixed[w] for s, w in zip(samples, masks, strict=True)), np.bool_),
         trajectories_S=joined((np.full(len(w), i) for i, w in enumerate(masks)), np.int64),
         turns_S=joined((t + n for t, n in zip(turns, first, strict=False)), np.int64),
         trajectory_ids=tuple(s.tokens.trajectory_id for s in samples),

@@ -37,16 +37,19 @@ class Publisher:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     compares: bool = False  # whether engines tell the digests that we compute
 
-    def publish(self, version: int, epoch: int, tensors: Mapping[str, Tensor]) -> bool:
+    def publish(
+        self, version: int, epoch: int, tensors: Mapping[str, Tensor], waits: Callable[[], None] = lambda: None
+    ) -> bool:
         """True once every serving engine has `version`; false when stopped first. Publishing twice is harmless.
 
-        `tensors` are the version's, by the names of the base model's files; empty: they are in its folder only.
+        `tensors` are the version's, by the names of the base model's files; empty: they are in its folder only. It
+        calls `waits` after each attempt that failed; an attempt takes REQUEST_TIMEOUT_S at most.
 
         Raises FencedError when a trainer newer than `epoch` has started, AgentRLError when the proxy refuses.
         """
         pause_s = FIRST_PAUSE_S
         told = False
-        body: Json = {"version": version, "epoch": epoch, "bytes": sum(t.nbytes for t in tensors.values())}
+        body: Json = {"version": version, "epoch": epoch, "bytes": sum(t.nbytes for t in tensors.values()) or None}
         if self.compares and self.config.verify:
             body["digests"] = digests(tensors)
         offer = in_buckets(tensors, self.config.bucket_bytes) if self.config.transport != "disk" else []
@@ -59,6 +62,7 @@ class Publisher:
                 if not told:
                     self.say(f"publishing version {version}: {problem}; trying again until it works")
                     told = True
+                waits()
                 if self.pause(pause_s):
                     return False
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -16,6 +16,7 @@ from agentrl.algorithm import Algorithm
 from agentrl.trainer.distributed import World
 from agentrl.trainer.metrics import Metrics, drift_metrics, mismatch_metrics, ratio_metrics
 from agentrl.trainer.nonfinite import Seen
+from agentrl.trainer.packing import Microbatch
 
 PER_TOKEN = (
     "clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction",
@@ -33,13 +34,13 @@ class Tally:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     log_ratios: list[Tensor] = field(default_factory=list)  # (S,) log π/π_behaviour, π as a token's update begins
     gaps: list[Tensor] = field(default_factory=list)  # the same of π before the step, where π itself sampled
-    drifts: list[Tensor] = field(default_factory=list)  # and where older weights did
+    drifts: list[Tensor] = field(default_factory=list)  # and where older weights did, or had a part in it
     seen: list[Seen] = field(default_factory=list)  # by microbatch
 
-    def compare(self, before_S: Tensor, behavior_S: Tensor, versions_S: Tensor, version: int) -> None:
+    def compare(self, before_S: Tensor, m: Microbatch, version: int) -> None:
         """Note logprobs of the policy before the step, which is `version`."""
-        gap_S = (before_S - behavior_S).detach()
-        current_S = versions_S == version
+        gap_S = (before_S - m.behavior_S).detach()
+        current_S = (m.versions_S == version) & ~m.kv_mixed_S
         self.gaps.append(gap_S[current_S].cpu())
         self.drifts.append(gap_S[~current_S].cpu())
 

@@ -9,6 +9,7 @@ tensors flow. Nothing of one version outlives it, so nothing has to be repaired 
 
 from __future__ import annotations
 
+import _posixshmem  # type: ignore[import-not-found]  # of multiprocessing.shared_memory
 import base64
 import hashlib
 import io
@@ -180,30 +181,44 @@ def shared(buckets: Buckets, members: Sequence[Json], *, timeout_s: float) -> It
     try:
         laid_out = [_laid_out(bucket) for bucket in buckets]
         payloads = {
-            member["url"]: [[_pickled(bucket) for _ in range(member["ranks"])] for bucket in laid_out]
+            member["url"]: [[_pickled(tensors) for _ in range(member["ranks"])] for _, tensors in laid_out]
             for member in members
         }
     except RuntimeError as error:  # of torch
         raise NoRoom(f"no shared memory for the weights: {str(error).splitlines()[0]}") from error
     finally:
         torch.multiprocessing.set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
-    yield {"transport": "tensor", "payloads": payloads, "timeout_s": timeout_s}
+    try:
+        yield {"transport": "tensor", "payloads": payloads, "timeout_s": timeout_s}
+    finally:
+        for memory, _ in laid_out:
+            _forget(memory)
 
 
-def _laid_out(bucket: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """Copies, one after another in one piece of shared memory."""
+def _laid_out(bucket: dict[str, Tensor]) -> tuple[Tensor, list[tuple[str, Tensor]]]:
+    """Copies, one after another in one piece of shared memory, which has one user more than it seems."""
     starts, end = [], 0
     for tensor in bucket.values():
         starts.append(end)
         end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     memory = torch.empty(end, dtype=torch.uint8)
     memory.share_memory_()  # type: ignore[no-untyped-call]
+    memory.untyped_storage()._shared_incref()  # type: ignore[no-untyped-call]
     found = []
     for start, (name, tensor) in zip(starts, bucket.items(), strict=True):
         place = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         place.copy_(tensor)
         found.append((name, place))
-    return found
+    return memory, found
+
+
+def _forget(memory: Tensor) -> None:
+    """Take the memory's name away: who has mapped it keeps it, and the last of them gives it back.
+
+    torch would do so when the last user is gone; a payload that nobody read would count as one for ever.
+    """
+    _, name, _ = memory.untyped_storage()._share_filename_cpu_()
+    _posixshmem.shm_unlink(name.decode())
 
 
 def _pickled(tensors: list[tuple[str, Tensor]]) -> str:

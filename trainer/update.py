@@ -252,7 +252,7 @@ def _forward(policy: Policy, m: Microbatch, totals: Totals, progress: float, ste
     tally.log_ratios.append((logprobs_S.detach() - m.behavior_S).cpu())
     if m.proximal_S is not None or not progress:  # known of the policy before the step
         before_S = logprobs_S if m.proximal_S is None else m.proximal_S
-        tally.compare(before_S, m.behavior_S, m.versions_S, step.version)
+        tally.compare(before_S, m, step.version)
     total: Tensor = loss + 0.0 * logprobs_P.sum()  # without loss tokens, still part of the backward's collectives
     return total
 

@@ -73,12 +73,14 @@ class EngineClient:
         timeout_s: float | None = None,
         top_logprobs: int = 0,
         adapter: Adapter | None = None,
+        cache_key: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Sample, by base weights or with an `adapter` over them; yields chunks until one has a finish reason.
 
         `rid` must be unique and of fixed length, because the server aborts by prefix. Closing the generator drops the
         connection, upon which the server aborts the request. `timeout_s` bounds the whole call, also while paused.
-        A server that does not have the adapter (any more) raises EngineUnavailable, and samples nothing.
+        A server that does not have the adapter (any more) raises EngineUnavailable, and samples nothing. Of its prefix
+        cache the request uses what requests with the same `cache_key` left there.
         """
         ids = input_ids if isinstance(input_ids, TokenIds) else TokenIds(input_ids)
         body: Json = {
@@ -92,6 +94,8 @@ class EngineClient:
             body["top_logprobs_num"] = top_logprobs
         if adapter is not None:
             body["lora_path"] = adapter.name
+        if cache_key is not None:
+            body["extra_key"] = cache_key
         headers = {ROUTING_HEADER: routing_key} if routing_key is not None else {}
         where, seconds = f"{self.url}/generate", timeout_s or self._timeout_s
         events, reader, response, ended = EventBuffer(), ChunkReader(adapter), None, False
@@ -145,13 +149,15 @@ class EngineClient:
         """Undo `pause`; harmless on a server that is not paused."""
         await self._post("/continue_generation", {})
 
-    async def update_weights_from_disk(self, path: Path | str, version: int, flush_cache: bool = True) -> None:
+    async def update_weights_from_disk(
+        self, path: Path | str, version: int, flush_cache: bool = True, timeout_s: float | None = None
+    ) -> None:
         """Load safetensors (all tensors or some) and report them as `version` from now on.
 
         Raises EngineRejected with the server's message; the weights are then unknown: read `model_info`.
         """
         body = {"model_path": str(path), "weight_version": str(version), "flush_cache": flush_cache}
-        answer = await self._post("/update_weights_from_disk", body)
+        answer = await self._call("POST", "/update_weights_from_disk", body, timeout_s)
         if not answer.get("success"):
             raise EngineRejected(f"{self.url} did not load {path}: {answer.get('message')}")
 

@@ -19,16 +19,16 @@ LINE_EVERY_S = 30.0
 
 def waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
     """What the run does or waits for, in a few words."""
-    evaluated = config.evaluation.tasks is not None or config.evaluation.unseen_tasks is not None
     if "serving" not in snapshot.engines.values():
         return "an engine to serve"
     if snapshot.published_step >= snapshot.target_steps:
-        return evaluating(snapshot, snapshot.target_steps) if evaluated else "the end"
+        return evaluating(snapshot, snapshot.target_steps) if config.is_evaluated else "the end"
     if snapshot.newest_step_state == "started":
         return "the trainer's update"
     if snapshot.newest_step_state == "trained":
         return "engines to load the new weights"
-    if evaluated and snapshot.newest_step_state is None and not snapshot.running_groups and not snapshot.ready_groups:
+    idle = not snapshot.running_groups and not snapshot.ready_groups
+    if config.is_evaluated and snapshot.newest_step_state is None and idle:
         return evaluating(snapshot, 0)
     ready = f"{snapshot.ready_groups} of {config.trainer.groups_per_step} groups ready"
     return f"rollouts: {ready}, {snapshot.running_groups} running"

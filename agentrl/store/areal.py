@@ -103,7 +103,8 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
         for row in conn.execute(
             select(
                 interactions.c.id.label("interaction_id"), interactions.c.parent_id, interactions.c.dialect,
-                interactions.c.trainable, interactions.c.temperature, sessions_table.c.group_id,
+                interactions.c.trainable, interactions.c.temperature, interactions.c.kv_mixed,
+                sessions_table.c.group_id,
                 interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids, interaction_data.c.logprobs,
                 interaction_data.c.spans,
             )

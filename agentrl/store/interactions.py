@@ -38,7 +38,8 @@ UPDATE_SESSION = bulk.update(
 )  # fmt: skip
 UPDATE_FINISHED = bulk.update(
     interactions, "id", "status", "seq", "conversation_key", "output_tokens", "cached_tokens", "min_version",
-    "max_version", "finish_reason", "engine_url", "first_token_at", "finished_at", where="status = 'running'",
+    "max_version", "finish_reason", "engine_url", "first_token_at", "finished_at", "kv_mixed",
+    where="status = 'running'",
 )  # fmt: skip
 
 
@@ -88,6 +89,7 @@ class Outcome:
     cached_tokens: int | None
     first_token_at: float | None
     top_logprobs: Json | list[Any] | None = None  # [[[logprob, id], …], …] for each output id, where asked for
+    kv_mixed: bool = False  # sampled over keys and values that partly older weights computed
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.logprobs):
@@ -181,6 +183,7 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
                 "cached_tokens": outcome.cached_tokens, "min_version": min(versions, default=None),
                 "max_version": max(versions, default=None), "finish_reason": outcome.finish_reason,
                 "engine_url": outcome.engine_url, "first_token_at": outcome.first_token_at, "finished_at": now,
+                "kv_mixed": outcome.kv_mixed,
             }
         )  # fmt: skip
         data.append(data_row(interaction_id, outcome))
@@ -366,7 +369,7 @@ def trace(conn: Connection, session_id: str) -> list[Json]:
             "system": shared.get(row.system_hash, []), "tools": shared.get(row.tools_hash),
             "prompt_tokens": row.prompt_tokens, "output_tokens": row.output_tokens, "params": row.params,
             "digest": row.digest, "delivery": row.delivery, "distribution_modified": row.distribution_modified,
-            "error": row.error, "created_at": row.created_at, "finished_at": row.finished_at,
+            "kv_mixed": row.kv_mixed, "error": row.error, "created_at": row.created_at, "finished_at": row.finished_at,
         }  # fmt: skip
         if row.output_ids is not None:
             item |= {

@@ -142,8 +142,8 @@ def load(
         select(
             trajectories.c.id.label("trajectory_id"), trajectories.c.session_id, trajectories.c.group_id,
             trajectory_interactions.c.owned, interactions.c.id.label("interaction_id"), interactions.c.trainable,
-            interactions.c.temperature, interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids,
-            interaction_data.c.logprobs, interaction_data.c.spans,
+            interactions.c.temperature, interactions.c.kv_mixed, interaction_data.c.prompt_delta_ids,
+            interaction_data.c.output_ids, interaction_data.c.logprobs, interaction_data.c.spans,
         )
         .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
         .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
@@ -200,5 +200,6 @@ def assemble(turns: Sequence[Any], credited: SessionReturns, young: Set[int]) ->
         temperatures=np.concatenate(temperatures),
         turn_returns=np.array([credited.calls.get(turn.interaction_id, 0.0) for turn in turns], np.float32),
         episode_return=credited.episode_return,
+        kv_mixed_turns=frozenset(position for position, turn in enumerate(turns) if turn.kv_mixed),
     )
     return tokens, wasted

@@ -116,9 +116,9 @@ class StandIn:
 
     async def lineage(self, request: Request) -> JSONResponse:
         after = int(request.query_params["after"])
-        steps = [step for step in sorted(self.versions) if step > after]
+        steps = range(after + 1, self.published_step + 1)
         return JSONResponse(
-            [{"step": step, "state": "published", "version_after": self.versions[step]} for step in steps]
+            [{"step": step, "state": "published", "version_after": self.version_of(step)} for step in steps]
         )
 
     async def evaluations(self, request: Request) -> JSONResponse:

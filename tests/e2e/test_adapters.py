@@ -143,12 +143,15 @@ trainer:
 
 
 @pytest.mark.slow
-def test_a_run_publishes_its_adapters_and_resumes(tmp_path: Path) -> None:
+def test_a_run_publishes_its_adapters_and_resumes(sglang_for_adapters: Server, tmp_path: Path) -> None:
+    """With an engine of its own, then with one that has other versions' adapters."""
     (tmp_path / "config.yaml").write_text(CONFIG)
     folder = tmp_path / "runs" / "adapters"
     env = {name: value for name, value in os.environ.items() if name != "AGENTRL_DATABASE_URL"}
-    for steps in (3, 5):
-        command = [sys.executable, "-m", "agentrl", "train", "config.yaml", f"steps={steps}"]
+    shared = sglang_for_adapters.spec.log_file
+    before = len(shared.read_text())
+    for changes in (["steps=3"], ["steps=5", f"engine.urls=[{sglang_for_adapters.url}]"]):
+        command = [sys.executable, "-m", "agentrl", "train", "config.yaml", *changes]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     summary = json.loads((folder / "summary.json").read_text())
@@ -162,7 +165,7 @@ def test_a_run_publishes_its_adapters_and_resumes(tmp_path: Path) -> None:
         published = [event.data["version"] for event in events.of_run(conn, run.id, "publish")]
     database.close()
     assert {1, 2, 3, 4, 5} <= set(published)
-    log = (folder / "logs" / "engine-0.log").read_text()
+    log = (folder / "logs" / "engine-0.log").read_text() + shared.read_text()[before:]
     asked = Counter(line.split('"POST ')[1].split()[0] for line in log.splitlines() if '"POST ' in line)
     assert asked["/load_lora_adapter"] >= 5
     assert not asked.keys() & {"/pause_generation", "/update_weights_from_disk"}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx
+import numpy as np
+import psutil
 import pytest
 import torch
 from borrowed import proxy_fixtures
@@ -19,8 +21,8 @@ from serving import add_version
 
 from agentrl.config import LoraConfig, PublishConfig
 from agentrl.engine.client import EngineClient
-from agentrl.engine.server import Server, free_port
-from agentrl.schemas import Json
+from agentrl.engine.server import EngineSpec, Server, free_port, launch
+from agentrl.schemas import Json, TrajectoryTokens
 from agentrl.store import Database, events, runs
 from agentrl.trainer import publish, transfer, weights
 from agentrl.trainer.distributed import World
@@ -32,6 +34,8 @@ from agentrl.trainer.weights import Published
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 proxy = proxy_fixtures("proxy_fixtures_of_publish")
 TRANSPORTS = ("disk", "distributed", "tensor")
+METHODS = {"distributed": "receive_tensors", "tensor": "take_tensors"}
+"""By which an engine gets a bucket."""
 
 
 @dataclass
@@ -39,13 +43,18 @@ class Run:
     """A run of the tiny model, a proxy before the real engine, and a trainer's weights."""
 
     url: str
-    engine: str
+    engines: list[str]
     database: Database
     run_id: str
     base: Path
     folder: Path
     world: World
     said: list[str] = field(default_factory=list)
+
+    @property
+    def engine(self) -> str:
+        """The first."""
+        return self.engines[0]
 
     def policy(self, seed: int) -> Policy:
         """The base model, moved."""
@@ -73,12 +82,26 @@ class Run:
 
 
 @pytest.fixture
+def pause() -> str:
+    """`publish.pause` of the run."""
+    return "retract"
+
+
+@pytest.fixture
+def others() -> list[Server]:
+    """Engines of the run beside the one that tests share."""
+    return []
+
+
+@pytest.fixture
 async def run(
-    sglang_engine: Server, tiny_model: Path, databases: Databases, tmp_path: Path, world: World
-) -> AsyncIterator[Run]:
+    sglang_engine: Server, tiny_model: Path, databases: Databases, tmp_path: Path, world: World, pause: str,
+    others: list[Server],
+) -> AsyncIterator[Run]:  # fmt: skip
+    engines = [server.url for server in (sglang_engine, *others)]
     config = {
         "name": "test", "model": str(tiny_model), "agent": "a:B", "tasks": "t.jsonl", "steps": 9,
-        "rollout": {"group_size": 1, "min_group_size": 1},
+        "rollout": {"group_size": 1, "min_group_size": 1}, "publish": {"pause": pause},
     }  # fmt: skip
     with databases.lent("sqlite") as url:
         database = Database(url)
@@ -89,18 +112,19 @@ async def run(
             )
         )  # fmt: skip
         port = free_port()
-        with proxy.serve_proxy(url, [sglang_engine.url], port):
-            yield Run(f"http://127.0.0.1:{port}", sglang_engine.url, database, run_id, tiny_model, tmp_path, world)
+        with proxy.serve_proxy(url, engines, port):
+            yield Run(f"http://127.0.0.1:{port}", engines, database, run_id, tiny_model, tmp_path, world)
         database.close()
 
 
 async def serves(run: Run, version: int, policy: Policy) -> None:
-    """The engine reports the version, and scores by these weights."""
-    async with aiohttp.ClientSession() as http:
-        client = EngineClient(run.engine, http)
-        assert (await client.model_info()).weight_version == version
-        assert not await client.paused()
-    assert gaps(policy, await sampled(run.engine, run.base, 1.0)).mean() <= CLOSE
+    """The engines report the version, and score by these weights."""
+    for url in run.engines:
+        async with aiohttp.ClientSession() as http:
+            client = EngineClient(url, http)
+            assert (await client.model_info()).weight_version == version
+            assert not await client.paused()
+        assert gaps(policy, await sampled(url, run.base, 1.0)).mean() <= CLOSE
 
 
 async def digests(run: Run) -> dict[str, str]:
@@ -142,6 +166,75 @@ async def test_what_cannot_be_sent_is_read_from_the_folder(run: Run, monkeypatch
     await serves(run, 2, policy)
 
 
+class TestOfTwoEngines:
+    """One of them is the test's own, to be killed."""
+
+    @pytest.fixture
+    def others(self, tiny_model: Path, tmp_path: Path) -> Iterator[list[Server]]:
+        started = [start(tiny_model, free_port(), tmp_path)]
+        yield started
+        for server in started:
+            server.stop()
+
+    async def test_one_that_is_killed_on_the_way_does_not_stop_the_other(
+        self, run: Run, others: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await others[-1].wait_healthy()
+        await both_serve(run)
+        policy = await self.killed_while_it_receives(run, others[-1], "distributed", monkeypatch, 1)
+        others.append(start(run.base, others[-1].spec.port, tmp_path))
+        await others[-1].wait_healthy()  # with base weights
+        await both_serve(run)
+        await serves(run, 2, policy)
+        await self.killed_while_it_receives(run, others[-1], "tensor", monkeypatch, 3)
+
+    async def killed_while_it_receives(
+        self, run: Run, server: Server, transport: str, monkeypatch: pytest.MonkeyPatch, version: int
+    ) -> Policy:
+        """A version for both engines, and another one for that which is left."""
+        policy = run.policy(version)
+        event = await asyncio.to_thread(run.publish, version, run.write(version, policy), transport=transport)
+        assert event["transport"] == dict.fromkeys(run.engines, transport)
+        await serves(run, version, policy)
+        policy, method = run.policy(version + 1), METHODS[transport]
+        with monkeypatch.context() as patch:
+            patch.setattr(EngineClient, method, killed_at_the_second(getattr(EngineClient, method), server))
+            made = run.write(version + 1, policy)
+            event = await asyncio.to_thread(run.publish, version + 1, made, transport=transport, timeout_s=10)
+        assert event["transport"].keys() == {run.engine}
+        assert event["verified"][run.engine] > 10
+        async with httpx.AsyncClient(base_url=run.url, headers=proxy.RUN) as http:
+            assert (await http.get("/api/run")).json()["current_version"] == version + 1
+        return policy
+
+
+def start(model: Path, port: int, folder: Path) -> Server:
+    return launch(EngineSpec(model=model, port=port, log_file=folder / "second.log", max_total_tokens=4096))
+
+
+async def both_serve(run: Run) -> None:
+    async with httpx.AsyncClient(base_url=run.url, headers=proxy.RUN) as http, asyncio.timeout(60):
+        while True:
+            states = [engine["state"] for engine in (await http.get("/api/engines")).json()]
+            if states == ["serving", "serving"]:
+                return
+            await asyncio.sleep(0.2)
+
+
+def killed_at_the_second(real: Any, server: Server) -> Any:
+    """`real`, but at its second call for the server this is killed, the first bucket in it and the others not."""
+    calls: list[str] = []
+
+    async def call(client: EngineClient, *args: Any, **kwargs: Any) -> None:
+        calls.append(client.url)
+        if calls.count(server.url) == 2 and client.url == server.url:
+            for process in psutil.Process(server.pid).children(recursive=True):
+                process.kill()
+        await real(client, *args, **kwargs)
+
+    return call
+
+
 def half_sent(real: Any) -> Any:
     """A trainer that goes away in the middle."""
 
@@ -168,6 +261,45 @@ async def test_weights_that_differ_from_the_trainers_do_not_serve(run: Run, monk
     assert "has other weights than the trainer" in said[0]
     async with httpx.AsyncClient(base_url=run.url, headers=proxy.RUN) as http:
         assert (await http.get("/api/run")).json()["current_version"] == 0
+
+
+@pytest.mark.parametrize("pause", ["in_place"])
+async def test_the_cache_of_older_weights_serves_no_later_call(run: Run) -> None:
+    """It is kept for the calls that go on with it."""
+    found = [await asyncio.to_thread(ask, run) for _ in range(2)]
+    policy = run.policy(1)
+    await asyncio.to_thread(run.publish, 1, run.write(1, policy))
+    found += [await asyncio.to_thread(ask, run) for _ in range(2)]
+    assert [tokens.versions[-1] for _, tokens in found] == [0, 0, 1, 1]
+    first, again, renewed, renewed_again = (cached for cached, _ in found)
+    assert again > 20
+    assert renewed_again > 20
+    assert first == renewed == 0
+    assert gaps(policy, [tokens for _, tokens in found[2:]]).mean() <= CLOSE
+
+
+def ask(run: Run) -> tuple[int, TrajectoryTokens]:
+    """One call of a session of its own, always the same; how much of its prompt was cached, and its tokens."""
+    with httpx.Client(base_url=run.url, headers=proxy.RUN) as http:
+        (session,) = http.post("/groups", json={}).json()["sessions"]
+        key = {"Authorization": f"Bearer {session['api_key']}"}
+        body = {"messages": [{"role": "user", "content": "abcdefghij" * 3}], "max_tokens": 8}
+        answer = http.post(f"{session['base_url']}/chat/completions", json=body, headers=key).json()
+        usage = answer["usage"]["prompt_tokens_details"] or {}
+        (call,) = http.get(f"/sessions/{session['session_id']}/trace").json()["calls"]
+    assert not call["kv_mixed"]
+    prompt, output = call["prompt_delta_ids"], call["output_ids"]
+    ((version, _, _),) = call["version_spans"]
+    own = np.arange(len(prompt) + len(output)) >= len(prompt)
+    logprobs = np.zeros(len(own), np.float32)
+    logprobs[own] = call["logprobs"]
+    tokens = TrajectoryTokens(
+        trajectory_id="t", session_id="s", episode_id="s", group_id="g",
+        input_ids=np.array(prompt + output, np.int32), loss_mask=own, logprobs=logprobs,
+        versions=np.where(own, version, -1).astype(np.int32), turn_ids=np.where(own, 0, -1).astype(np.int32),
+        temperatures=np.ones(len(own), np.float32), turn_returns=np.zeros(1, np.float32), episode_return=0.0,
+    )  # fmt: skip
+    return usage.get("cached_tokens", 0), tokens
 
 
 @pytest.fixture(autouse=True)

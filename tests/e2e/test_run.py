@@ -53,8 +53,8 @@ model: tiny
 agent: recording_agent:Agent
 tasks: agentrl.agents.reverse:train_tasks
 steps: {STEPS}
-rollout: {{group_size: 8, max_concurrent_groups: 16}}
-trainer: {{groups_per_step: 16, max_staleness: 1, lr: 4.0e-4}}
+rollout: {{group_size: 8, max_concurrent_groups: 8}}
+trainer: {{groups_per_step: 8, max_staleness: 1, lr: 5.0e-4}}
 proxy: {{session_timeout_s: 60}}
 evaluation:
   tasks: agentrl.agents.reverse:heldout_tasks

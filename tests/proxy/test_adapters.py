@@ -50,6 +50,9 @@ class Store:
     async def undone(self, version: int) -> bool:
         return False
 
+    async def alone(self) -> bool:
+        return False
+
     async def oldest_call(self) -> float | None:
         return min(self.began, default=None)
 
@@ -73,7 +76,7 @@ async def make(store: Store) -> AsyncIterator[Callable[..., EnginePool]]:
             return EnginePool(
                 [EngineClient(fake.url, http) for fake in fakes],
                 wanted=store.wanted, weights=store.weights, changed=store.changed, drained=store.drained,
-                undone=store.undone, adapters=Adapters(store.oldest_call),
+                undone=store.undone, alone=store.alone, adapters=Adapters(store.oldest_call),
             )  # fmt: skip
 
         yield build
@@ -284,7 +287,7 @@ async def test_one_that_was_left_paused_goes_on_with_the_adapter(
     await pool.engines[0].client.pause()
     await probe(pool)
     assert states(pool) == ["updating", "serving"]
-    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr(pools, "GIVING_UP_S", -1e9)
     await probe(pool)
     assert states(pool) == ["serving", "serving"]
     assert not fakes[0].paused

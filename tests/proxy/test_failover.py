@@ -19,7 +19,7 @@ from agentrl.proxy import sampling
 from agentrl.proxy.pool import EnginePool
 from agentrl.schemas import Json, TrainedBatch, TrainedTrajectory
 from agentrl.store import audit, steps
-from agentrl.tables import interaction_data, runs
+from agentrl.tables import interaction_data, interactions, runs
 from agentrl.testing import FakeEngine, Reply
 
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -183,6 +183,20 @@ def test_new_weights_under_load(fleet, tmp_path, until, pause):
     modes = {body["mode"] for engine in fleet.engines for path, body in engine.calls if path == "/pause_generation"}
     assert modes == {pause}
     assert fleet.violations() == []
+    with fleet.proxy.database.read() as conn:
+        calls = select(interaction_data.c.spans, interactions.c.kv_mixed).join(interactions)
+        found = conn.execute(calls.where(interaction_data.c.spans.is_not(None))).all()
+    several = [call.kv_mixed for call in found if len(call.spans) > 1]
+    asked = [request.get("extra_key") for engine in fleet.engines for request in engine.requests]
+    if pause == "in_place":
+        assert several
+        assert all(several)
+        assert not all(call.kv_mixed for call in found)
+        assert {"v0", "v1"} <= set(asked)
+        assert None not in asked
+    else:
+        assert not any(call.kv_mixed for call in found)
+        assert set(asked) == {None}
 
 
 OPTIONS = [{"seed": 3}, {"response_format": {"type": "json_object"}}]

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from databases import KINDS
-from sqlalchemy import text
+from serving import add_version
+from sqlalchemy import select, text, update
 
 from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.proxy import app, calls, publish, sweep
 from agentrl.store import sessions, steps
+from agentrl.tables import runs
 
 RUN = {"Authorization": "Bearer run-key"}
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -97,9 +99,34 @@ def test_a_publish_that_a_dead_proxy_began_is_finished_after_a_fault(proxy, serv
     assert pending.raised == 2
 
 
+def test_what_is_held_back_for_an_evaluation_is_not_published_by_a_proxy_that_starts(
+    proxy, serve, store_url, monkeypatch, until, tmp_path
+):
+    add_version(proxy.database, proxy.run_id, 1, tmp_path)
+    seen: list[bool] = []
+    holds = publish.evaluations.holds
+
+    def asked(*args: Any) -> bool:
+        seen.append(holds(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(publish.evaluations, "holds", asked)
+    for hold in (True, False):
+        with proxy.database.write() as conn:
+            config = {**conn.scalars(select(runs.c.config)).one(), "evaluation": {"tasks": "t.jsonl", "hold": hold}}
+            conn.execute(update(runs).values(config=config))
+        with serve(store_url, [proxy.engine.url], 0, replica=f"hold-{hold}"):
+            until(lambda: seen)
+            if not hold:
+                until(lambda: published(proxy) == ["published", "published"])
+        assert seen == [hold]
+        assert published(proxy) == ["published", "pending" if hold else "published"]
+        seen.clear()
+
+
 def published(proxy: Any) -> list[str]:
     with proxy.database.read() as conn:
-        return list(conn.scalars(text("SELECT state FROM weight_versions")))
+        return list(conn.scalars(text("SELECT state FROM weight_versions ORDER BY version")))
 
 
 def test_what_a_trainer_left_behind_is_not_published_again(proxy):

@@ -31,6 +31,7 @@ class Store:
         self.folder = str(folder)
         self.drained: set[str] = set()
         self.undone = False
+        self.alone = False
         self.states: list[tuple[str, str]] = []
         self.fails = 0
 
@@ -48,6 +49,9 @@ class Store:
 
     async def drained_urls(self) -> set[str]:
         return self.drained
+
+    async def is_alone(self) -> bool:
+        return self.alone
 
     async def was_undone(self, version: int) -> bool:
         return self.undone
@@ -76,7 +80,7 @@ async def make(http: aiohttp.ClientSession, store: Store) -> Callable[..., Engin
         return EnginePool(
             [EngineClient(url, http) for url in urls],
             wanted=store.wanted, weights=store.weights, changed=store.changed, drained=store.drained_urls,
-            undone=store.was_undone,
+            undone=store.was_undone, alone=store.is_alone,
         )  # fmt: skip
 
     return build
@@ -277,7 +281,20 @@ async def test_an_engine_that_its_publisher_left_paused_is_taken_over(
 ) -> None:
     await pool.engines[0].client.pause()
     await pool.probe(pool.engines[0])
-    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr(pools, "GIVING_UP_S", -1e9)
+    await pool.probe(pool.engines[0])
+    assert states(pool) == ["serving", "serving"]
+    assert not fakes[0].paused
+
+
+async def test_what_a_replica_left_paused_is_taken_over_where_no_other_is_alive(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "DOUBTFUL_S", -1.0)
+    await pool.engines[0].client.pause()
+    await pool.probe(pool.engines[0])
+    assert states(pool) == ["updating", "serving"]
+    store.alone = True
     await pool.probe(pool.engines[0])
     assert states(pool) == ["serving", "serving"]
     assert not fakes[0].paused
@@ -306,6 +323,46 @@ async def test_a_version_that_is_being_published_is_left_in_place(
     await pool.load(pool.engines[0], 1)
     await pool.probe(pool.engines[0])
     assert [fake.version for fake in fakes] == ["1", 0]
+
+
+async def test_an_engine_that_has_a_version_is_not_given_it_again(pool: EnginePool, fakes: list[FakeEngine]) -> None:
+    first, again = [await pool.load(pool.engines[0], 1) for _ in range(2)]
+    assert (first.transport, again.transport, again.stall_s) == ("disk", "none", 0.0)
+    assert [path for path, _ in fakes[0].calls].count("/update_weights_from_disk") == 1
+    fakes[0].paused = True  # by somebody who did not go on
+    assert (await pool.load(pool.engines[0], 1)).transport == "disk"
+    assert not fakes[0].paused
+
+
+async def test_an_update_that_takes_too_long_has_failed(
+    make: Callable[..., EnginePool], fakes: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forever(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    pool = make(fakes[0].url)
+    pool._update_timeout_s = 0.05
+    await pool.probe(pool.engines[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineClient, "update_weights_from_disk", forever)
+        with pytest.raises(EngineUnavailable, match=r"has not taken version 1 in 0\.05 s"):
+            await pool.load(pool.engines[0], 1)
+    assert pool.engines[0].tainted
+    assert not fakes[0].paused
+    pool._update_timeout_s = 60
+    assert (await pool.load(pool.engines[0], 1)).transport == "disk"
+    assert not pool.engines[0].tainted
+
+
+async def test_going_back_keeps_no_cache(pool: EnginePool, fakes: list[FakeEngine]) -> None:
+    """Of what is cached for the older version newer weights may have computed a part."""
+    pool.pause_mode, pool.keeps_cache = "in_place", True
+    for version in (1, 3, 2):
+        await pool.load(pool.engines[0], version)
+    modes = [body["mode"] for path, body in fakes[0].calls if path == "/pause_generation"]
+    flushed = [body["flush_cache"] for path, body in fakes[0].calls if path == "/update_weights_from_disk"]
+    assert modes == ["in_place", "in_place", "retract"]
+    assert flushed == [False, False, True]
 
 
 async def test_publishing_to_a_dead_engine_does_not_wait(

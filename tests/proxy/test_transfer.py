@@ -61,6 +61,7 @@ def test_an_engine_takes_all_buckets_and_has_the_version_with_the_last(
     answer = publish(proxy, tmp_path, transfer=offer(transport, proxy.engine.url), bytes=48).json()
     assert answer["transport"] == {proxy.engine.url: transport}
     assert answer["bytes"] == 48
+    assert answer["bytes_per_s"] > 0
     assert updates(proxy.engine) == BY[transport]
     sent = [body for path, body in proxy.engine.calls if path.startswith("/update_weights_from")]
     assert [(body["weight_version"], body["flush_cache"]) for body in sent] == [(None, False), ("1", True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from safetensors.torch import load_file
 from sqlalchemy import text
 
 from agentrl.config import RunConfig
-from agentrl.store import Database, steps
+from agentrl.evaluation import Episode, Label
+from agentrl.schemas import SessionStatus
+from agentrl.store import Database, codec, rewards, sessions, steps
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.loop import Stop, train
@@ -53,6 +57,21 @@ class Setup:
             from_base=from_base,
         )
 
+    def evaluate(self, step: int, version: int, episodes: int = 2, reward: float | None = None) -> None:
+        """Some episodes of an evaluation of two."""
+        limits = sessions.Limits.of(self.config)
+        for index in range(episodes):
+            label = Label(step, version, Episode("s", index, 0), 2)
+
+            def unit(conn: Any, metadata: Any = label.metadata) -> None:
+                group = sessions.start_evaluation(conn, self.run_id, limits, [codec.new_id()], {}, metadata, None)
+                (session_id,) = group.session_ids
+                if reward is not None:
+                    rewards.add(conn, session_id, value=reward, discount=1.0)
+                sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+
+            self.database.transact(unit)
+
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Rows."""
         with self.database.read() as conn:
@@ -62,6 +81,14 @@ class Setup:
         """The surviving lineage."""
         with self.database.read() as conn:
             return [(s.step, s.state, s.version_before, s.version_after) for s in steps.of_run(conn, self.run_id)]
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def same(weights: dict[str, torch.Tensor], folder: Path) -> bool:

@@ -25,7 +25,7 @@ class PublishStub:
     def __init__(self, database: Database, run_id: str, *, refuse: int = 0) -> None:
         stub = self
         self.published: list[int] = []
-        self.requests = 0
+        self.requests, self.refuse = 0, refuse
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -35,7 +35,7 @@ class PublishStub:
                     return
                 assert self.headers["Authorization"] == f"Bearer {ADMIN_KEY}"
                 stub.requests += 1
-                if stub.requests <= refuse:
+                if stub.requests <= stub.refuse:
                     self.send_error(503)
                     return
                 with database.write() as conn:

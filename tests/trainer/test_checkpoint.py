@@ -121,6 +121,14 @@ def test_the_newest_stay_and_the_best(run: Run, tmp_path: Path, asked: str | Non
     assert [int(folder.name[5:11]) for folder in sorted(tmp_path.iterdir())] == kept
 
 
+def test_a_step_without_the_metric_is_not_the_best(run: Run, tmp_path: Path) -> None:
+    for number, metrics in enumerate([{"reward/name/correct": 0.5}, {}, {"reward/name/correct": 0.4}, {}], 1):
+        record = StepRecord(step=number, version=number, batch=FACTS, metrics=metrics)
+        made = checkpoint.begin(tmp_path, record, {}, run.world, wait=True).finish()
+        checkpoint.remove_older(made, CONFIG.model_copy(update={"keep_best": "reward/name/correct"}))
+    assert [int(folder.name[5:11]) for folder in sorted(tmp_path.iterdir())] == [1, 3, 4]
+
+
 def test_an_unknown_metric_deletes_nothing(run: Run, tmp_path: Path) -> None:
     record = StepRecord(step=1, version=1, batch=FACTS, metrics={"reward_mean": 1.0})
     made = checkpoint.begin(tmp_path, record, {}, run.world, wait=True).finish()

@@ -27,10 +27,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 def test_two_ranks_train_a_run_to_its_end(run: Run) -> None:
     play_groups(run.database, run.run_id, 2)
+    run.proxy.refuse = 2
     process = run.start("trainer.ranks=2")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "step 2/2" in out
+    assert "publishing version 1: the proxy answered 503" in out
     with run.database.read() as conn:
         assert [s.state for s in steps.of_run(conn, run.run_id)] == ["published", "published"]
         assert runs.get(conn, run.run_id).status == "finished"

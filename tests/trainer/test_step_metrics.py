@@ -44,8 +44,18 @@ def family(name: str) -> str:
 def test_every_metric_of_a_step_is_documented_and_every_documented_one_is_made(setup: Setup) -> None:
     with setup.database.write() as conn:
         conn.exec_driver_sql("""UPDATE tasks SET data = '{"source": "sums"}'""")
+        conn.exec_driver_sql("UPDATE interactions SET kv_mixed = true WHERE parent_id IS NOT NULL")
     found = made(setup, algorithm=Algorithm(preset="ppo", kl_coef=0.1))
     assert {family(name) for metrics in found for name in metrics} == documented() - ON_SOME_GPUS
+
+
+def test_what_was_sampled_over_older_keys_and_values_is_drift(setup: Setup) -> None:
+    with setup.database.write() as conn:
+        conn.exec_driver_sql("UPDATE interactions SET kv_mixed = true WHERE parent_id IS NOT NULL")
+    first, _ = made(setup)
+    assert first["off_policy/kv_mixed"] == 0.5
+    assert first["mismatch_tokens"] == first["drift_tokens"] == first["tokens_trained"] / 2
+    assert first["off_policy/mean"] == 0
 
 
 def test_a_step_knows_its_rewards_lengths_and_ages(setup: Setup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import pickle
 import subprocess
 import sys
@@ -71,6 +72,33 @@ def test_another_process_reads_them_for_every_rank_of_every_member() -> None:
                 assert said.stdout.strip() == str(
                     [("a", "torch.float32", 21.0), ("b", "torch.bfloat16", 15.0), ("c", "torch.float32", 2.0)]
                 )
+
+
+PATIENT_READER = """
+import base64, pickle, sys, torch
+tensors = pickle.loads(base64.b64decode(sys.stdin.readline()))
+print("mapped", flush=True)
+sys.stdin.readline()
+print(sum(t.sum().item() for _, t in tensors))
+"""
+
+
+def test_memory_that_nobody_read_is_given_back_and_a_reader_keeps_what_it_has() -> None:
+    before = set(os.listdir("/dev/shm"))
+    reader = subprocess.Popen(
+        [sys.executable, "-c", PATIENT_READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    with shared([{"a": torch.ones(2)}, {"b": torch.ones(3)}], [{"url": "e", "ranks": 2}], timeout_s=5) as offer:
+        assert len({name for name in os.listdir("/dev/shm") if name not in before and name.startswith("torch_")}) == 2
+        reader.stdin.write(offer["payloads"]["e"][1][0] + "\n")
+        reader.stdin.flush()
+        assert reader.stdout.readline() == "mapped\n"
+    assert not {name for name in os.listdir("/dev/shm") if name not in before and name.startswith("torch_")}
+    said, errors = reader.communicate("\n")
+    assert (said, reader.returncode) == ("3.0\n", 0), errors
 
 
 def test_a_payload_is_a_plain_pickle_of_names_and_tensors() -> None:
