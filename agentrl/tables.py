@@ -332,6 +332,8 @@ engines = Table(
     Column("error", Text),
     Column("last_seen_at", Float, nullable=False),
     Column("draining", Boolean, nullable=False, server_default=false()),  # takes no calls
+    Column("updater", String(100)),  # the replica that may change its weights
+    Column("updating_until", Float),  # after that another one may
     _one_of("state", "serving", "updating", "dead"),
 )
 

@@ -75,7 +75,6 @@ class FakeEngine:
         context_length: int = 8192,
         vocab_size: int | None = None,
         cumulative: bool = False,
-        has_ready: bool = True,
         takes_adapters: bool = True,
         token_delay_s: float = 0.0,
         port: int = 0,
@@ -87,13 +86,13 @@ class FakeEngine:
         self.context_length = context_length
         self.vocab_size = vocab_size
         self.cumulative = cumulative
-        self.has_ready = has_ready
         self.takes_adapters = takes_adapters
         self.token_delay_s = token_delay_s
         self.port = port
         self.paused = False
         self.pause_mode = "abort"
         self.fail_next_update: str | None = None  # of weights, or the loading of an adapter
+        self.update_takes_s = 0.0  # from a folder
         self.groups: set[str] = set()  # that it has joined; nothing is received over them
         self.updating = False  # between begin and end of an update by tensors
         self.digests: dict[str, str] | None = None  # of its weights; None: of where they are from
@@ -227,7 +226,7 @@ class FakeEngine:
         return handler
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=404 if not self.has_ready else 503 if self.paused else 200)
+        return web.Response(status=503 if self.paused else 200)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.paused else 200)
@@ -256,6 +255,7 @@ class FakeEngine:
         return 200, {"status": "ok"}
 
     async def _update_weights_from_disk(self, body: Json) -> tuple[int, Json]:
+        await asyncio.sleep(self.update_takes_s)
         problem, self.fail_next_update = self.fail_next_update, None
         problem = problem or _missing(body["model_path"])
         if problem is not None:

@@ -18,7 +18,6 @@ import asyncio
 import logging
 import math
 import signal
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,8 +27,7 @@ from typing import Any
 import aiohttp
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy import Connection, Row
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -55,11 +53,12 @@ from agentrl.proxy import (
     upstreams,
 )
 from agentrl.proxy.adapters import Adapters
+from agentrl.proxy.engine_records import EngineRecords
 from agentrl.proxy.folders import WeightFolders
 from agentrl.proxy.front import FrontDoor, Handler
 from agentrl.proxy.keyring import Keyring
 from agentrl.proxy.limits import Gate
-from agentrl.proxy.pool import Engine, EnginePool
+from agentrl.proxy.pool import EnginePool
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.sweep import sweep
 from agentrl.proxy.tree import TreeCache
@@ -67,7 +66,6 @@ from agentrl.proxy.upstreams import Upstream
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, heartbeats, interactions, runs
 from agentrl.store.sessions import Limits
-from agentrl.tables import engines
 from agentrl.weights import ADAPTER, TENSORS
 
 log = logging.getLogger(__name__)
@@ -148,33 +146,9 @@ async def _running(
 ) -> AsyncIterator[ProxyState]:
     config = RunConfig.model_validate(run.config)
 
-    async def wanted(reported: int | None) -> int:
-        return await state.read(publish.wanted, run.id, reported)
-
     by_adapter = config.trainer.lora.publish == "adapter"
     folders = WeightFolders(ADAPTER if by_adapter else TENSORS)
-
-    async def weights(version: int) -> str:
-        row = await state.read(runs.version, run.id, version)
-        if row is None or row.path is None:
-            return str(run.base_model)
-        return await folders.checked(version, row.path, row.checksum)
-
-    async def changed(engine: Engine) -> None:
-        await state.write(_save_engine, run.id, engine)
-
-    async def drained() -> set[str]:
-        return await state.read(draining.drained, run.id)
-
-    async def undone(version: int) -> bool:
-        return await state.read(publish.undone, run.id, version)
-
-    async def alone() -> bool:
-        since = time.time() - config.proxy.heartbeat_timeout_s
-        return await state.read(heartbeats.is_alone, run.id, "proxy", settings.replica, since)
-
-    async def oldest_call() -> float | None:
-        return await state.read(interactions.oldest_running, run.id)
+    records = EngineRecords(database, run.id, str(run.base_model), settings.replica, folders)
 
     async def load_tree(
         session_id: str, after: int, known: Mapping[str, interactions.Node]
@@ -186,9 +160,8 @@ async def _running(
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         clients = [EngineClient(url, http) for url in settings.engine_urls]
         pool = EnginePool(
-            clients, wanted=wanted, weights=weights, changed=changed, drained=drained, undone=undone, alone=alone,
-            adapters=Adapters(oldest_call) if by_adapter else None, pause_mode=config.publish.pause,
-            update_timeout_s=config.publish.update_timeout_s,
+            clients, records, adapters=Adapters(records.oldest_call) if by_adapter else None,
+            pause_mode=config.publish.pause, update_timeout_s=config.publish.update_timeout_s,
         )  # fmt: skip
         state = ProxyState(
             database=database, run_id=run.id, run_name=run.name, run_created_at=run.created_at,
@@ -244,16 +217,6 @@ async def _resume(state: ProxyState, config: RunConfig) -> None:
         except (RequestError, StoreError) as error:
             log.info("%s; trying again", error)
             await asyncio.sleep(1)
-
-
-def _save_engine(conn: Connection, run_id: str, engine: Engine) -> None:
-    upsert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    values = {"state": engine.state, "version": engine.version, "error": engine.error, "last_seen_at": time.time()}
-    conn.execute(
-        upsert(engines)
-        .values(run_id=run_id, url=engine.url, **values)
-        .on_conflict_do_update(index_elements=["run_id", "url"], set_=values)
-    )
 
 
 def _error_response(request: Request, error: RequestError) -> Response:

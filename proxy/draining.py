@@ -6,16 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, select, update
 
-from agentrl.errors import RequestError
 from agentrl.proxy import keys
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.pool import Engine
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
-from agentrl.store import events
-from agentrl.tables import engines
+from agentrl.store import engines
 
 router = APIRouter(tags=["admin"], route_class=GuardedRoute)
 
@@ -45,22 +42,7 @@ async def _set(request: Request, url: str, *, draining: bool) -> Json:
     state: ProxyState = request.app.state.proxy
     keys.require(await keys.authenticate(request, state), keys.Power.ADMIN)
     url = url.rstrip("/")
-    await state.write(_record, state.run_id, url, draining, state.replica)
+    await state.write(engines.set_draining, state.run_id, url, draining, state.replica)
     await state.pool.read_drains()
     mine: Engine | None = next((engine for engine in state.pool.engines if engine.url == url), None)
     return {"url": url, "draining": draining, "running": 0 if mine is None else mine.running}
-
-
-def drained(conn: Connection, run_id: str) -> set[str]:
-    """The engines that take no calls."""
-    return set(conn.scalars(select(engines.c.url).where(engines.c.run_id == run_id, engines.c.draining)))
-
-
-def _record(conn: Connection, run_id: str, url: str, draining: bool, replica: str) -> None:
-    row = conn.execute(
-        update(engines).where(engines.c.run_id == run_id, engines.c.url == url).values(draining=draining)
-    )
-    if not row.rowcount:
-        raise RequestError(404, f"no engine {url!r}", code="engine_not_found", param="url")
-    kind = "engine_drained" if draining else "engine_resumed"
-    events.record(conn, run_id, kind, {"url": url}, replica)

@@ -3,6 +3,9 @@
 An engine serves only while it answers and reports the run's current version, or the one that a replica is publishing.
 One that restarted (base weights) or missed a publish is brought to the current version first. Paused is not dead: it
 holds its calls, and gets new ones only when no other engine serves.
+
+Only the replica that has taken an engine, in the store, changes its weights. It stays paused until they are whole. Who
+leaves it before that, or dies, leaves it for others to repair.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from agentrl.engine.client import BASE, Adapter, EngineClient, PauseMode
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
@@ -25,13 +29,17 @@ from agentrl.proxy.transfer import Transfer, close_open_update, verify
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
+LOOK_AGAIN_S = 0.2
+"""The same for one that another replica updates."""
 PROBE_TIMEOUT_S = 5.0
 HANGS_AFTER = 3
 """Probes in a row without an answer, until an engine that still takes connections counts as dead."""
-DOUBTFUL_S = 3.0
-"""An engine that is paused for longer makes a replica ask whether there is another, who may have paused it."""
-GIVING_UP_S = 60.0
-"""What an update that failed may still take: who left an engine paused for longer is dead."""
+CLEANING_UP_S = 60.0
+"""What an update that was not over in time may still take: then the replica that began it is dead."""
+
+
+class EngineBusy(EngineError):
+    """The engine holds calls back, and it is another's turn to do something about it."""
 
 
 class EngineState(StrEnum):
@@ -77,13 +85,13 @@ class Engine:
     replaced_at: dict[str, float] = field(default_factory=dict)  # adapters that new calls no longer get, since when
     running: int = 0  # calls of ours
     draining: bool = False  # finishes what it has
-    tainted: bool = False  # an update did not finish: its label says nothing about its weights
     error: str | None = None
     last_seen_at: float = 0.0
     holds: bool = False  # it is paused: calls that it gets now wait
+    changing: bool = False  # an update of ours has begun, and is not over or failed
+    paused_since: float | None = None  # monotonic; None: not paused
     reported: bool = False  # the store knows of its state and version
     unanswered: int = 0  # probes in a row
-    paused_since: float | None = None  # by somebody else; monotonic
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who asks it or changes its weights
     look: asyncio.Event = field(default_factory=asyncio.Event)  # probe it now
 
@@ -93,41 +101,50 @@ class Engine:
         return self.client.url
 
 
+class Records(Protocol):
+    """What the pool asks and tells the store. All may raise StoreError, which stops neither the watch nor an update."""
+
+    async def wanted(self, reported: int | None) -> int:
+        """The version that an engine should serve which reports `reported`; any replica may publish."""
+
+    async def folder(self, version: int) -> str:
+        """Where a version's tensors are."""
+
+    async def save(self, engine: Engine) -> None:
+        """Record an engine's state."""
+
+    async def take(self, url: str, seconds: float) -> str | None:
+        """Let no other replica change an engine's weights, for so long; else who does so now."""
+
+    async def give_back(self, url: str, *, whole: bool) -> None:
+        """Others may, and have to if its weights are not `whole`."""
+
+    async def is_whole(self, url: str) -> bool:
+        """Whether no replica, this one too, changes its weights or has left them in the middle."""
+
+    async def drained(self) -> set[str]:
+        """The engines that take no calls."""
+
+    async def undone(self, version: int) -> bool:
+        """Whether a version newer than this one was rolled back."""
+
+
 class EnginePool:
     """Sticky, least-loaded choice among serving engines, and the watch that keeps the list true.
 
-    `wanted` tells which version an engine that reports one should serve: the store knows, because any replica may
-    publish. `weights` names the folder of a version, `changed` records a changed state, `drained` names the engines
-    that take no calls, `undone` tells whether a version newer than this one was rolled back, `alone` whether no other
-    replica is alive. All may raise StoreError, which stops neither the watch nor an update. With `adapters`, versions
-    are adapters over base weights.
+    With `adapters`, versions are adapters over base weights.
     """
 
     def __init__(
-        self,
-        clients: list[EngineClient],
-        *,
-        wanted: Callable[[int | None], Awaitable[int]],
-        weights: Callable[[int], Awaitable[str]],
-        changed: Callable[[Engine], Awaitable[None]],
-        drained: Callable[[], Awaitable[set[str]]],
-        undone: Callable[[int], Awaitable[bool]],
-        alone: Callable[[], Awaitable[bool]],
-        adapters: Adapters | None = None,
-        pause_mode: PauseMode = "retract",
-        update_timeout_s: float = 180.0,
-    ) -> None:
+        self, clients: list[EngineClient], records: Records, *, adapters: Adapters | None = None,
+        pause_mode: PauseMode = "retract", update_timeout_s: float = 180.0,
+    ) -> None:  # fmt: skip
         self.pause_mode = pause_mode
         self.engines = [Engine(client) for client in clients]
         self.update_lock = asyncio.Lock()  # one publisher at a time
         self.budget = RetryBudget()
         self.calls = 0  # under way
-        self._wanted = wanted
-        self._weights = weights
-        self._changed = changed
-        self._drained = drained
-        self._undone = undone
-        self._alone = alone
+        self._records = records
         self._adapters = adapters
         self._update_timeout_s = update_timeout_s
         self.keeps_cache = pause_mode == "in_place" and adapters is None  # of old weights, when new ones come
@@ -154,7 +171,7 @@ class EnginePool:
                 except StoreError as error:
                     log.error("engine %s: %s; probing again", engine.url, error)
             try:
-                async with asyncio.timeout(WATCH_EVERY_S):
+                async with asyncio.timeout(LOOK_AGAIN_S if engine.state is EngineState.UPDATING else WATCH_EVERY_S):
                     await engine.look.wait()
             except TimeoutError:
                 continue
@@ -169,7 +186,7 @@ class EnginePool:
 
     async def read_drains(self) -> None:
         """Learn which engines take no calls. Raises StoreError."""
-        drained = await self._drained()
+        drained = await self._records.drained()
         for engine in self.engines:
             engine.draining = engine.url in drained
         self._tell()
@@ -178,15 +195,13 @@ class EnginePool:
         """Ask an engine for its version; bring it to the one that it should serve. Raises StoreError."""
         async with engine.lock:
             try:
-                reported, paused = await self._ask(engine)
-                if reported != await self._wanted(reported):
-                    reported, paused = await self._ask(engine)  # another replica may have brought it there just now
-                if not (paused and await self._held(engine)):
-                    await self._bring(engine, reported, stuck=paused)
-                    if self._adapters is not None:
-                        await self._adapters.retire(engine)
+                await self._bring(engine)
+                if self._adapters is not None:
+                    await self._adapters.retire(engine)
             except TimeoutError:
                 await self._no_answer(engine)
+            except EngineBusy:
+                await self.set_state(engine, EngineState.UPDATING)
             except EngineError as error:
                 if isinstance(error, EngineUnavailable):
                     engine.client.hang_up()
@@ -199,36 +214,52 @@ class EnginePool:
             reported = engine.label = int(label) if label.isdecimal() else None
             if self._adapters is not None:
                 reported = await self._adapters.reported(engine, reported)
-            paused = await engine.client.paused()
+            engine.holds = await engine.client.paused()
         engine.last_seen_at = time.time()
         engine.unanswered = 0
-        if not paused:
-            engine.paused_since = None
-        return reported, paused
+        if not engine.holds:
+            engine.paused_since, engine.changing = None, False
+        return reported, engine.holds
 
-    async def _held(self, engine: Engine) -> bool:
-        """Whether a paused engine is to be left to whoever paused it, which is another replica: not we, nor a fault."""
-        engine.paused_since = engine.paused_since or time.monotonic()
-        paused_s = time.monotonic() - engine.paused_since
-        too_long = paused_s > self._update_timeout_s + GIVING_UP_S
-        if engine.tainted or too_long or (paused_s > DOUBTFUL_S and await self._alone()):
-            return False
-        engine.holds = True
-        await self.set_state(engine, EngineState.UPDATING)
-        return True
-
-    async def _bring(self, engine: Engine, reported: int | None, *, stuck: bool) -> None:
+    async def _bring(self, engine: Engine) -> None:
         """Let an engine serve, once it has the version that it should. Raises EngineError, TimeoutError, StoreError.
 
         Until then `engine.version` stays what it was, by which calls notice that the engine has restarted.
         """
-        wanted = await self._wanted(reported)
-        while stuck or reported != wanted or engine.tainted:
-            await self._put(engine, wanted)
-            reported, stuck = wanted, False
-            wanted = await self._wanted(reported)  # the run may have moved on meanwhile
-        engine.version = wanted
+        reported, paused = await self._ask(engine)
+        if paused and not await self._was_left(engine):
+            raise EngineBusy(f"{engine.url} is starting, or was paused by hand")
+        while paused or reported != await self._records.wanted(reported):
+            async with self._alone(engine):
+                reported, paused = await self._ask(engine)  # another replica may have brought it there just now
+                wanted = await self._records.wanted(reported)
+                if paused or reported != wanted:
+                    await self._put(engine, wanted)
+                    reported, paused = wanted, False
+        engine.version = reported
         await self.set_state(engine, EngineState.SERVING)
+
+    @asynccontextmanager
+    async def _alone(self, engine: Engine, patience_s: float = 0.0) -> AsyncIterator[None]:
+        """No other replica changes the engine's weights while the block runs; its lock is held.
+
+        Raises EngineBusy when another one does so for longer than `patience_s`, StoreError.
+        """
+        until = time.monotonic() + patience_s
+        while holder := await self._records.take(engine.url, self._update_timeout_s + CLEANING_UP_S):
+            if time.monotonic() >= until:
+                raise EngineBusy(f"{engine.url} is updated by {holder}")
+            await asyncio.sleep(LOOK_AGAIN_S)
+        try:
+            yield
+        finally:
+            await self._records.give_back(engine.url, whole=not (engine.changing or engine.holds))
+
+    async def _was_left(self, engine: Engine) -> bool:
+        """Whether a paused engine was paused by a replica, which may still be at it, or by nobody for too long."""
+        engine.paused_since = engine.paused_since or time.monotonic()
+        too_long = time.monotonic() - engine.paused_since > self._update_timeout_s + CLEANING_UP_S
+        return too_long or not await self._records.is_whole(engine.url)
 
     async def _no_answer(self, engine: Engine) -> None:
         """A busy engine may be slow to answer; one that stays silent hangs, and so do its calls."""
@@ -243,12 +274,12 @@ class EnginePool:
         Raises EngineError when it does not answer, or does not report the version afterwards, or has other tensors than
         the trainer, and StoreError.
         """
-        async with engine.lock:
+        async with engine.lock, self._alone(engine, self._update_timeout_s + CLEANING_UP_S):
             try:
                 reported, paused = await self._ask(engine)
             except TimeoutError as error:
                 raise EngineUnavailable(f"{engine.url} does not answer") from error
-            if reported == version and not paused and not engine.tainted:  # a publish that was asked for twice
+            if reported == version and not paused:  # a publish that was asked for twice
                 engine.version, loaded = version, Loaded(0.0, "none")
             else:
                 loaded = await self._put(engine, version, delivery)
@@ -260,38 +291,36 @@ class EnginePool:
         started = time.monotonic()
         if self._adapters is None:
             return await self._replace(engine, version, delivery)
-        path = await self._weights(version)
-        if engine.label != BASE or engine.tainted:
+        path = await self._records.folder(version)
+        if engine.label != BASE:
             await self._replace(engine, BASE)
         await self._adapters.put(engine, version, path)
-        engine.paused_since = None
         return Loaded(time.monotonic() - started, "adapter")
 
     async def _replace(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
         """Pause, update, check, continue."""
-        path = await self._weights(version)
+        path = await self._records.folder(version)
         await self.set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
-        engine.tainted = True
         # going back, newer weights may have had a part in what is cached for the older version
         keeps_cache = self.keeps_cache and engine.label is not None and engine.label < version
         mode: PauseMode = "retract" if self.pause_mode == "in_place" and not keeps_cache else self.pause_mode
         try:
             async with self._in_time(engine, version):
+                engine.changing = True
                 await engine.client.pause(mode)
                 engine.holds = True
                 self._tell()
                 transport, verified = await self._fill(engine.client, version, path, delivery, flush=not keeps_cache)
         except EngineError:
-            # Weights are unknown now, whatever the label says: nothing may go on with them. What waits is aborted
-            # before it samples, which only a retracted request is, and continued elsewhere.
+            # Its weights are unknown now, whatever the label says, so it stays paused until a replica has repaired it.
+            # What it holds is aborted, as only a retracted request is at once, and goes on elsewhere.
             await engine.client.pause("retract")
             await engine.client.abort_all()
-            await engine.client.continue_generation()
             raise
         await engine.client.continue_generation()
         engine.version = engine.label = version
-        engine.adapter, engine.tainted, engine.paused_since = None, False, None
+        engine.adapter, engine.changing, engine.holds = None, False, False
         return Loaded(time.monotonic() - started, transport, verified)
 
     @asynccontextmanager
@@ -400,14 +429,14 @@ class EnginePool:
 
     async def serves_rightly(self, version: int) -> bool:
         """Whether an engine should be serving `version`. Raises StoreError."""
-        return await self._wanted(version) == version
+        return await self._records.wanted(version) == version
 
     async def never_left(self, version: int) -> bool:
         """Whether an engine that serves `version` now, and did before, has done so all the while. Raises StoreError.
 
         It could only have come back from a newer version that was rolled back.
         """
-        return not await self._undone(version)
+        return not await self._records.undone(version)
 
     async def set_state(self, engine: Engine, state: EngineState, error: str | None = None) -> None:
         """Wake who waits for an engine, and record what became of this one."""
@@ -419,7 +448,7 @@ class EnginePool:
         self._tell()
         if not engine.reported:
             try:
-                await self._changed(engine)
+                await self._records.save(engine)
                 engine.reported = True
             except StoreError as problem:  # the next probe tries again
                 log.error("engine %s is %s, which could not be recorded: %s", engine.url, state, problem)

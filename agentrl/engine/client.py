@@ -249,40 +249,24 @@ class EngineClient:
         return [rank["checksums"] for rank in answer["ranks"]]
 
     async def paused(self, timeout_s: float = 10.0) -> bool:
-        """Whether the server holds requests back. An older one, which cannot say, counts as one that does not.
+        """Whether the server holds requests back, because it is paused or still starting.
 
-        Raises EngineUnavailable when nobody answers.
+        Raises EngineUnavailable when nobody answers, EngineRejected when it cannot say: it is older than SGLang 0.5.23.
         """
         try:
             async with self._request("GET", "/ready", None, timeout_s):
                 return False
-        except EngineUnavailable:
+        except (EngineUnavailable, EngineRejected):
             raise
-        except EngineRejected:  # 404
-            return False
         except EngineError:  # 503
             return True
 
     async def health(self, timeout_s: float = 10.0) -> Health:
         """Tell paused from dead. Asks nothing of the model, so it answers at once also under load."""
         try:
-            async with self._request("GET", "/ready", None, timeout_s):
-                return Health.SERVING
+            return Health.PAUSED if await self.paused(timeout_s) else Health.SERVING
         except EngineUnavailable:
             return Health.DEAD
-        except EngineRejected:  # 404: an older server, whose /health samples a token and fails while paused
-            return await self._health_by_sampling()
-        except EngineError:  # 503
-            return Health.PAUSED
-
-    async def _health_by_sampling(self) -> Health:
-        try:
-            async with self._request("GET", "/health", None, 30.0):
-                return Health.SERVING
-        except EngineUnavailable:
-            return Health.DEAD
-        except EngineError:
-            return Health.PAUSED
 
     async def _post(self, path: str, body: Json) -> Json:
         return await self._call("POST", path, body)

@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection
 
 from agentrl.config import RunConfig
 from agentrl.engine.guarded import kill_tree
@@ -33,9 +33,8 @@ from agentrl.models import resolve_model
 from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.evaluate import settings_of
 from agentrl.schemas import Json
-from agentrl.store import Database, events, runs
+from agentrl.store import Database, engines, events, runs
 from agentrl.store.codec import new_id
-from agentrl.tables import engines
 from agentrl.trainer import sinks
 
 POLL_S = 1.0
@@ -122,7 +121,7 @@ def _open_run(conn: Connection, plan: Plan, task_data: list[Json]) -> tuple[str,
     if existing is not None:
         folder.check_resume(existing.config, config)
         runs.reopen(conn, existing.id, key=plan.run_key, config=stored, steps=config.steps)
-        conn.execute(delete(engines).where(engines.c.run_id == existing.id))  # those of the last time are gone
+        engines.forget(conn, existing.id, keep=config.engine.urls)
         return existing.id, runs.get(conn, existing.id).status
     folder.check_new(config, plan.database_url)
     return create.insert(conn, config, plan.model, plan.run_key, task_data), "running"

@@ -12,6 +12,7 @@ rewards         append-only rewards
 keys            who may do what: hashes of keys, when they end
 trajectories    paths of a session: built at its end, loaded for the loss
 steps           trainer epochs, leases, completion, publishing, resume
+engines         what replicas believe of them, who changes their weights
 events          the timeline
 retention       removes what no lineage needs
 backup          a copy of the database while it is in use

@@ -34,15 +34,6 @@ def last(conn: Connection, run_id: str, kind: Kind, name: str) -> float:
     return float(seen or 0.0)
 
 
-def is_alone(conn: Connection, run_id: str, kind: Kind, name: str, since: float) -> bool:
-    """Whether nobody but `name` was heard of after `since`."""
-    others = select(heartbeats.c.name).where(
-        heartbeats.c.run_id == run_id, heartbeats.c.kind == kind, heartbeats.c.name != name,
-        heartbeats.c.last_seen_at >= since,
-    )  # fmt: skip
-    return conn.execute(others.limit(1)).first() is None
-
-
 def silent(conn: Connection, run_id: str, kind: Kind, since: float) -> list[str]:
     """The names that were not heard of after `since`."""
     return list(

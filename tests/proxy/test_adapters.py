@@ -16,7 +16,6 @@ from serving import add_version
 from agentrl.engine.client import EngineClient
 from agentrl.errors import EngineError
 from agentrl.proxy import adapters
-from agentrl.proxy import pool as pools
 from agentrl.proxy.adapters import Adapters
 from agentrl.proxy.pool import Engine, EnginePool, EngineState
 from agentrl.proxy.sampling import Sampled, sample
@@ -32,16 +31,18 @@ class Store:
         self.pending: set[int] = set()
         self.root = root
         self.began: list[float] = []  # calls under way
+        self.taken: dict[str, str] = {}  # by others
+        self.left: set[str] = set()  # in the middle of an update
 
     async def wanted(self, reported: int | None) -> int:
         return reported if reported in self.pending else self.version  # type: ignore[return-value]
 
-    async def weights(self, version: int) -> str:
+    async def folder(self, version: int) -> str:
         folder = self.root / f"v{version}-step" if version else self.root
         folder.mkdir(exist_ok=True)
         return str(folder)
 
-    async def changed(self, engine: Engine) -> None:
+    async def save(self, engine: Engine) -> None:
         pass
 
     async def drained(self) -> set[str]:
@@ -50,8 +51,14 @@ class Store:
     async def undone(self, version: int) -> bool:
         return False
 
-    async def alone(self) -> bool:
-        return False
+    async def take(self, url: str, seconds: float) -> str | None:
+        return self.taken.get(url)
+
+    async def give_back(self, url: str, *, whole: bool) -> None:
+        assert url not in self.taken
+
+    async def is_whole(self, url: str) -> bool:
+        return url not in self.left
 
     async def oldest_call(self) -> float | None:
         return min(self.began, default=None)
@@ -73,11 +80,8 @@ async def make(store: Store) -> AsyncIterator[Callable[..., EnginePool]]:
     async with aiohttp.ClientSession() as http:
 
         def build(*fakes: FakeEngine) -> EnginePool:
-            return EnginePool(
-                [EngineClient(fake.url, http) for fake in fakes],
-                wanted=store.wanted, weights=store.weights, changed=store.changed, drained=store.drained,
-                undone=store.undone, alone=store.alone, adapters=Adapters(store.oldest_call),
-            )  # fmt: skip
+            clients = [EngineClient(fake.url, http) for fake in fakes]
+            return EnginePool(clients, store, adapters=Adapters(store.oldest_call))
 
         yield build
 
@@ -281,13 +285,14 @@ async def test_whole_weights_of_another_run_give_way_to_the_base_first(
 
 
 async def test_one_that_was_left_paused_goes_on_with_the_adapter(
-    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     await publish(pool, store, 1)
     await pool.engines[0].client.pause()
+    store.taken, store.left = {fakes[0].url: "other"}, {fakes[0].url}
     await probe(pool)
     assert states(pool) == ["updating", "serving"]
-    monkeypatch.setattr(pools, "GIVING_UP_S", -1e9)
+    store.taken = {}
     await probe(pool)
     assert states(pool) == ["serving", "serving"]
     assert not fakes[0].paused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ from serving import add_version
 from sqlalchemy import select, text, update
 
 from agentrl.errors import StoreError, StoreUnavailable
-from agentrl.proxy import app, calls, publish, sweep
-from agentrl.store import sessions, steps
+from agentrl.proxy import calls, engine_records, publish, sweep
+from agentrl.store import Database, engines, sessions, steps
 from agentrl.tables import runs
 
 RUN = {"Authorization": "Bearer run-key"}
@@ -42,8 +42,8 @@ def faults() -> list[StoreError]:
 
 def test_an_engines_state_is_recorded_when_the_database_is_back(proxy, monkeypatch, until):
     until(lambda: [e["state"] for e in proxy.get("/api/engines")] == ["serving"])
-    save = Flaky(app._save_engine, *faults())
-    monkeypatch.setattr(app, "_save_engine", save)
+    save = Flaky(engines.save, *faults())
+    monkeypatch.setattr(engines, "save", save)
     proxy.engine.stop()
     until(lambda: proxy.get("/api/engines")[0]["state"] == "dead")
     assert save.raised == 2
@@ -52,8 +52,8 @@ def test_an_engines_state_is_recorded_when_the_database_is_back(proxy, monkeypat
 def test_an_engine_that_comes_back_during_a_fault_serves_in_the_end(proxy, monkeypatch, until):
     """The path of its weights cannot be read at first."""
     until(lambda: [e["state"] for e in proxy.get("/api/engines")] == ["serving"])
-    version = Flaky(app.runs.version, *faults())
-    monkeypatch.setattr(app.runs, "version", version)
+    version = Flaky(engine_records.runs.version, *faults())
+    monkeypatch.setattr(engine_records.runs, "version", version)
     proxy.engine.stop()
     until(lambda: proxy.get("/api/engines")[0]["state"] == "dead")
     proxy.engine.base_version = 7  # it restarts with other weights than the run's
@@ -89,20 +89,32 @@ def test_an_answer_that_cannot_be_recorded_is_not_delivered(proxy, monkeypatch):
     assert proxy.http.post(session["base_url"] + "/chat/completions", json=body, headers=headers).status_code == 200
 
 
-def test_a_publish_that_a_dead_proxy_began_is_finished_after_a_fault(proxy, serve, store_url, monkeypatch, until):
+@pytest.fixture
+def database(store_url: str) -> Iterator[Database]:
+    """That of a run whose proxies have all gone."""
+    opened = Database(store_url)
+    yield opened
+    opened.close()
+
+
+def test_a_publish_that_a_dead_proxy_began_is_finished_after_a_fault(
+    database, fake_engine, serve, store_url, monkeypatch, until
+):
+    with database.write() as conn:
+        conn.execute(text("UPDATE weight_versions SET state = 'pending'"))
     pending = Flaky(publish._pending, *faults())
     monkeypatch.setattr(publish, "_pending", pending)
-    with proxy.database.write() as conn:
-        conn.execute(text("UPDATE weight_versions SET state = 'pending'"))
-    with serve(store_url, [proxy.engine.url], 0, replica="second"):
-        until(lambda: published(proxy) == ["published"])
+    with serve(store_url, [fake_engine.url], 0):
+        until(lambda: published(database) == ["published"])
     assert pending.raised == 2
 
 
 def test_what_is_held_back_for_an_evaluation_is_not_published_by_a_proxy_that_starts(
-    proxy, serve, store_url, monkeypatch, until, tmp_path
+    database, fake_engine, serve, store_url, monkeypatch, until, tmp_path
 ):
-    add_version(proxy.database, proxy.run_id, 1, tmp_path)
+    with database.read() as conn:
+        run_id = conn.scalars(select(runs.c.id)).one()
+    add_version(database, run_id, 1, tmp_path)
     seen: list[bool] = []
     holds = publish.evaluations.holds
 
@@ -112,20 +124,20 @@ def test_what_is_held_back_for_an_evaluation_is_not_published_by_a_proxy_that_st
 
     monkeypatch.setattr(publish.evaluations, "holds", asked)
     for hold in (True, False):
-        with proxy.database.write() as conn:
+        with database.write() as conn:
             config = {**conn.scalars(select(runs.c.config)).one(), "evaluation": {"tasks": "t.jsonl", "hold": hold}}
             conn.execute(update(runs).values(config=config))
-        with serve(store_url, [proxy.engine.url], 0, replica=f"hold-{hold}"):
+        with serve(store_url, [fake_engine.url], 0):
             until(lambda: seen)
             if not hold:
-                until(lambda: published(proxy) == ["published", "published"])
+                until(lambda: published(database) == ["published", "published"])
         assert seen == [hold]
-        assert published(proxy) == ["published", "pending" if hold else "published"]
+        assert published(database) == ["published", "pending" if hold else "published"]
         seen.clear()
 
 
-def published(proxy: Any) -> list[str]:
-    with proxy.database.read() as conn:
+def published(database: Database) -> list[str]:
+    with database.read() as conn:
         return list(conn.scalars(text("SELECT state FROM weight_versions ORDER BY version")))
 
 

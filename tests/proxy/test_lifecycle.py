@@ -1,5 +1,7 @@
 """Groups, sessions, rewards, publishing and restarts, over HTTP."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from databases import KINDS
 from sqlalchemy import text
@@ -211,6 +213,22 @@ def test_an_engine_that_refuses_the_weights_is_ejected_and_comes_back(proxy, tmp
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "publish_failed")
     assert proxy.post("/admin/publish", {"version": 1}, headers=ADMIN).status_code == 200
     assert proxy.get("/api/engines")[0]["state"] == "serving"
+
+
+def test_two_replicas_that_publish_at_once_update_an_engine_once(proxy, second, tmp_path, until):
+    """One changes its weights; the other waits, and then finds nothing to do."""
+    trained_version(proxy, tmp_path)
+    proxy.engine.update_takes_s = 0.5
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(proxy.post, "/admin/publish", {"version": 1}, headers=ADMIN)
+        until(lambda: proxy.get("/api/engines")[0]["updater"] == "test-replica")
+        other = threads.submit(second.post, "/admin/publish", {"version": 1}, headers=ADMIN)
+        answers = [first.result(), other.result()]
+    assert [list(answer.json()["transport"].values()) for answer in answers] == [["disk"], ["none"]]
+    changes = [path for path, _ in proxy.engine.calls if "pause" in path or "update" in path or "continue" in path]
+    assert changes == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
+    (row,) = proxy.get("/api/engines")
+    assert (row["updater"], row["version"], proxy.engine.version) == (None, 1, "1")
 
 
 def updates(proxy):

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from agentrl.engine.client import EngineClient
-from agentrl.errors import EngineUnavailable, StoreError
+from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy import pool as pools
 from agentrl.proxy.pool import Engine, EnginePool, EngineState
 from agentrl.proxy.sampling import WHOLE_INTERVAL, Interrupted, Sampled, sample
@@ -28,33 +28,42 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.version = 0
         self.pending: set[int] = set()
-        self.folder = str(folder)
-        self.drained: set[str] = set()
-        self.undone = False
-        self.alone = False
+        self.root = str(folder)
+        self.out: set[str] = set()
+        self.was_undone = False
+        self.taken: dict[str, str] = {}
         self.states: list[tuple[str, str]] = []
         self.fails = 0
 
     async def wanted(self, reported: int | None) -> int:
         return reported if reported in self.pending else self.version  # type: ignore[return-value]
 
-    async def weights(self, version: int) -> str:
+    async def folder(self, version: int) -> str:
         if self.fails:
             self.fails -= 1
             raise StoreError("away")
-        return self.folder
+        return self.root
 
-    async def changed(self, engine: Engine) -> None:
+    async def save(self, engine: Engine) -> None:
         self.states.append((engine.url, engine.state))
 
-    async def drained_urls(self) -> set[str]:
-        return self.drained
+    async def take(self, url: str, seconds: float) -> str | None:
+        self.taken[url] = self.taken.get(url) or "me"
+        return None if self.taken[url] == "me" else self.taken[url]
 
-    async def is_alone(self) -> bool:
-        return self.alone
+    async def give_back(self, url: str, *, whole: bool) -> None:
+        assert self.taken.pop(url) == "me"
+        if not whole:
+            self.taken[url] = ""  # free for all
 
-    async def was_undone(self, version: int) -> bool:
-        return self.undone
+    async def is_whole(self, url: str) -> bool:
+        return url not in self.taken
+
+    async def drained(self) -> set[str]:
+        return self.out
+
+    async def undone(self, version: int) -> bool:
+        return self.was_undone
 
 
 @pytest.fixture
@@ -77,11 +86,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 @pytest.fixture
 async def make(http: aiohttp.ClientSession, store: Store) -> Callable[..., EnginePool]:
     def build(*urls: str) -> EnginePool:
-        return EnginePool(
-            [EngineClient(url, http) for url in urls],
-            wanted=store.wanted, weights=store.weights, changed=store.changed, drained=store.drained_urls,
-            undone=store.was_undone, alone=store.is_alone,
-        )  # fmt: skip
+        return EnginePool([EngineClient(url, http) for url in urls], store)
 
     return build
 
@@ -172,16 +177,16 @@ async def test_who_waits_is_woken(pool: EnginePool) -> None:
 
 async def test_a_drained_engine_gets_nothing_new(pool: EnginePool, store: Store) -> None:
     home = await pool.acquire("a", soon())
-    store.drained = {home.url}
+    store.out = {home.url}
     await pool.read_drains()
     assert (await pool.acquire("a", soon())) is not home
     assert home.running == 1
-    store.drained = {engine.url for engine in pool.engines}
+    store.out = {engine.url for engine in pool.engines}
     await pool.read_drains()
     waiting = asyncio.create_task(pool.acquire("b", soon()))
     await asyncio.sleep(0)
     assert not waiting.done()
-    store.drained = set()
+    store.out = set()
     await pool.read_drains()
     await waiting
 
@@ -202,19 +207,19 @@ async def test_one_that_was_restarted_serves_after_it_loaded_the_current_version
 
 
 async def test_the_run_moves_on_while_an_engine_comes_back(
-    pool: EnginePool, fakes: list[FakeEngine], store: Store
+    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.version = 3
     seen: list[str] = []
-    weights = store.weights
+    folder = store.folder
 
     async def slow(version: int) -> str:
         seen.append(f"{version}, {pool.engines[0].state}")
         if store.version == 3:
             store.version = 4
-        return await weights(version)
+        return await folder(version)
 
-    pool._weights = slow
+    monkeypatch.setattr(store, "folder", slow)
     await pool.set_state(pool.engines[0], EngineState.DEAD)
     await pool.probe(pool.engines[0])
     assert seen == ["3, dead", "4, updating"]
@@ -264,45 +269,90 @@ async def test_an_engine_that_falls_silent_is_dead_after_some_probes_and_its_cal
     assert hung_up == [EngineState.SERVING]
 
 
-async def test_a_paused_engine_is_not_dead(pool: EnginePool, fakes: list[FakeEngine]) -> None:
-    """Another replica updates it: it is left alone, and serves again afterwards."""
+async def test_an_engine_that_another_replica_updates_is_left_alone(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    """Paused is not dead."""
+    store.taken[fakes[0].url] = "other"
     await pool.engines[0].client.pause()
     calls = len(fakes[0].calls)
     await pool.probe(pool.engines[0])
     assert states(pool) == ["updating", "serving"]
+    assert pool.engines[0].holds
     assert len(fakes[0].calls) == calls
     await pool.engines[0].client.continue_generation()
-    await pool.probe(pool.engines[0])
+    await pool.probe(pool.engines[0])  # not yet given back, and whole
     assert states(pool) == ["serving", "serving"]
 
 
-async def test_an_engine_that_its_publisher_left_paused_is_taken_over(
-    pool: EnginePool, fakes: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+async def test_an_engine_that_was_left_paused_is_repaired(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
-    await pool.engines[0].client.pause()
-    await pool.probe(pool.engines[0])
-    monkeypatch.setattr(pools, "GIVING_UP_S", -1e9)
-    await pool.probe(pool.engines[0])
-    assert states(pool) == ["serving", "serving"]
-    assert not fakes[0].paused
-
-
-async def test_what_a_replica_left_paused_is_taken_over_where_no_other_is_alive(
-    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pools, "DOUBTFUL_S", -1.0)
+    store.taken[fakes[0].url] = "gone"
     await pool.engines[0].client.pause()
     await pool.probe(pool.engines[0])
     assert states(pool) == ["updating", "serving"]
-    store.alone = True
+    store.taken[fakes[0].url] = ""  # its time is over
     await pool.probe(pool.engines[0])
     assert states(pool) == ["serving", "serving"]
+    assert [path for path, _ in fakes[0].calls].count("/update_weights_from_disk") == 1
     assert not fakes[0].paused
+    assert store.taken == {}
 
 
-async def test_what_waits_at_a_failed_update_is_aborted_before_unknown_weights_sample_it(
+async def test_an_engine_that_starts_or_was_paused_by_hand_is_left_alone(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.version = 3
+    await pool.engines[0].client.pause()
+    for _ in range(2):
+        await pool.probe(pool.engines[0])
+        assert states(pool) == ["updating", "serving"]
+        assert [path for path, _ in fakes[0].calls] == ["/pause_generation"]
+    monkeypatch.setattr(pools, "CLEANING_UP_S", -1e9)  # for too long: a run that is no more may have left it
+    await pool.probe(pool.engines[0])
+    assert states(pool) == ["serving", "serving"]
+    assert (fakes[0].version, fakes[0].paused) == ("3", False)
+
+
+async def test_what_another_replica_has_just_done_is_not_done_again(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was paused when it was asked, and is at work again when it is ours to change."""
+    store.taken[fakes[0].url] = ""
+    await pool.engines[0].client.pause()
+    take = store.take
+
+    async def taken_late(url: str, seconds: float) -> str | None:
+        await pool.engines[0].client.continue_generation()
+        return await take(url, seconds)
+
+    monkeypatch.setattr(store, "take", taken_late)
+    await pool.probe(pool.engines[0])
+    assert states(pool) == ["serving", "serving"]
+    assert "/update_weights_from_disk" not in [path for path, _ in fakes[0].calls]
+
+
+async def test_a_publish_waits_for_a_replica_that_updates_the_engine(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "LOOK_AGAIN_S", 0.01)
+    store.taken[fakes[0].url] = "other"
+    loading = asyncio.create_task(pool.load(pool.engines[0], 1))
+    await asyncio.sleep(0.05)
+    assert (loading.done(), fakes[0].calls) == (False, [])
+    store.taken.clear()
+    assert (await loading).transport == "disk"
+    store.taken[fakes[0].url] = "other"
+    pool._update_timeout_s = -pools.CLEANING_UP_S
+    with pytest.raises(EngineError, match="is updated by other"):
+        await pool.load(pool.engines[0], 2)
+
+
+async def test_after_a_failed_update_an_engine_stays_paused_for_every_replica(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
+    """Unknown weights sample nothing: what waits is aborted, what comes waits, and who looks next repairs them."""
     fakes[0].enqueue(Reply([5, 6, 7], hold_after=1))
     stream = pool.engines[0].client.generate(rid="r" * 32, input_ids=[1], sampling_params={})
     assert (await anext(stream)).output_ids == [5]
@@ -311,9 +361,12 @@ async def test_what_waits_at_a_failed_update_is_aborted_before_unknown_weights_s
     assert states(pool) == ["dead", "serving"]
     (last,) = [chunk async for chunk in stream]
     assert (last.output_ids, last.finish_reason) == ([], "abort")
-    await pool.probe(pool.engines[0])
-    assert states(pool) == ["serving", "serving"]
-    assert fakes[0].version == "3"
+    assert fakes[0].paused
+    assert store.taken == {fakes[0].url: ""}
+    other = EnginePool([engine.client for engine in pool.engines], store)
+    await other.probe(other.engines[0])
+    assert states(other) == ["serving", "dead"]
+    assert (fakes[0].version, fakes[0].paused) == ("3", False)
 
 
 async def test_a_version_that_is_being_published_is_left_in_place(
@@ -347,11 +400,10 @@ async def test_an_update_that_takes_too_long_has_failed(
         patch.setattr(EngineClient, "update_weights_from_disk", forever)
         with pytest.raises(EngineUnavailable, match=r"has not taken version 1 in 0\.05 s"):
             await pool.load(pool.engines[0], 1)
-    assert pool.engines[0].tainted
-    assert not fakes[0].paused
+    assert fakes[0].paused
     pool._update_timeout_s = 60
     assert (await pool.load(pool.engines[0], 1)).transport == "disk"
-    assert not pool.engines[0].tainted
+    assert not fakes[0].paused
 
 
 async def test_going_back_keeps_no_cache(pool: EnginePool, fakes: list[FakeEngine]) -> None:
@@ -450,7 +502,7 @@ async def test_versions_are_not_guessed_where_weights_changed_before_the_death(
 async def test_nor_where_the_engine_may_have_been_away_and_come_back(
     alone: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
-    store.undone = True
+    store.was_undone = True
     fakes[0].enqueue(Reply([5, 6, 7, 8], drop_after=2))
     with pytest.raises(Interrupted, match="which weights"):
         await answer(alone)

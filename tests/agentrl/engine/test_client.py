@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentrl.engine.client import Chunk, EngineClient, Health
 from agentrl.engine.server import free_port
@@ -70,13 +72,16 @@ async def test_a_label_that_is_no_number_fails(http: aiohttp.ClientSession, fake
         await sample(client)
 
 
-async def test_an_older_server_is_asked_in_the_older_way(http: aiohttp.ClientSession) -> None:
-    with FakeEngine(has_ready=False) as engine:
-        client = EngineClient(engine.url, http)
-        assert await client.health() is Health.SERVING
-        await client.pause()
-        assert await client.health() is Health.PAUSED
-    assert await client.health() is Health.DEAD
+async def test_a_server_that_cannot_say_whether_it_is_paused_is_too_old(http: aiohttp.ClientSession) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_get("/ready", refuse)
+    async with TestServer(app) as server:
+        client = EngineClient(str(server.make_url("")).rstrip("/"), http)
+        with pytest.raises(EngineRejected, match="/ready"):
+            await client.paused()
 
 
 async def test_hanging_up_ends_the_wait_for_a_response_that_never_begins(http: aiohttp.ClientSession) -> None:

@@ -1,0 +1,70 @@
+"""What the pool asks of the store and tells it, for one replica of one run's proxy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentrl.proxy import publish
+from agentrl.proxy.folders import WeightFolders
+from agentrl.store import Database, engines, interactions, runs
+
+if TYPE_CHECKING:
+    from agentrl.proxy.pool import Engine
+
+T = TypeVar("T")
+
+
+class EngineRecords:
+    """Every method may raise StoreError."""
+
+    def __init__(self, database: Database, run_id: str, base_model: str, replica: str, folders: WeightFolders) -> None:
+        self._database = database
+        self._run_id = run_id
+        self._base_model = base_model
+        self._replica = replica
+        self._folders = folders
+
+    async def wanted(self, reported: int | None) -> int:
+        """The version that an engine should serve which reports `reported`: `publish.wanted`."""
+        return await self._read(publish.wanted, self._run_id, reported)
+
+    async def folder(self, version: int) -> str:
+        """Where a version's tensors are: they are what the trainer recorded."""
+        row = await self._read(runs.version, self._run_id, version)
+        if row is None or row.path is None:
+            return self._base_model
+        return await self._folders.checked(version, row.path, row.checksum)
+
+    async def save(self, engine: Engine) -> None:
+        """Record an engine's state."""
+        state = {"state": engine.state, "version": engine.version, "error": engine.error}
+        await self._database.asubmit(engines.save, self._run_id, engine.url, **state)
+
+    async def take(self, url: str, seconds: float) -> str | None:
+        """Let no other replica change an engine's weights, for so long; else who does so now."""
+        return await self._database.asubmit(engines.take, self._run_id, url, self._replica, seconds)
+
+    async def give_back(self, url: str, *, whole: bool) -> None:
+        """Others may, and have to if its weights are not `whole`."""
+        await self._database.asubmit(engines.give_back, self._run_id, url, self._replica, whole)
+
+    async def is_whole(self, url: str) -> bool:
+        """Whether no replica, this one too, changes its weights or has left them in the middle."""
+        return await self._read(engines.is_whole, self._run_id, url)
+
+    async def drained(self) -> set[str]:
+        """The engines that take no calls."""
+        return await self._read(engines.drained, self._run_id)
+
+    async def undone(self, version: int) -> bool:
+        """Whether a version newer than this one was rolled back."""
+        return await self._read(publish.undone, self._run_id, version)
+
+    async def oldest_call(self) -> float | None:
+        """When the oldest call under way began, at any replica."""
+        return await self._read(interactions.oldest_running, self._run_id)
+
+    async def _read(self, query: Callable[..., T], *args: Any) -> T:
+        return await asyncio.to_thread(self._database.query, query, *args)
