@@ -39,7 +39,7 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where torch sees a GPU."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Weights and activations of the engine; float32 on a CPU."""
+    """Weights and activations of the engines, of those in `urls` too; what is published to them has it."""
     max_total_tokens: Positive = 16384
     """Key/value cache size, in tokens."""
     max_running_requests: Positive = 64

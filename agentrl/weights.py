@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple, TypeVar
 
 TENSORS = "model.safetensors"
 """The file of tensors in a weights folder."""
 ADAPTER = "adapter_model.safetensors"
 """The same, of one that holds an adapter."""
+T = TypeVar("T")
 CHUNK = 1 << 20
 LENGTH_BYTES = 8
 TYPES = {"F32": "torch.float32", "F16": "torch.float16", "BF16": "torch.bfloat16"}
@@ -35,44 +37,72 @@ def version_of(name: str) -> int | None:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 over names, types, shapes and bytes of the tensors of a safetensors file, in the order of their names.
+    """`combined` over the tensors of a safetensors file.
 
     Raises OSError when the file cannot be read, ValueError when it is damaged or shorter than its header says.
     """
-    digest = hashlib.sha256()
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if length > path.stat().st_size:
             raise ValueError(f"{path} is no safetensors file")
-        header = file.read(length)
-        for entry, start, size in _entries(path, header):
-            digest.update(entry)
-            file.seek(LENGTH_BYTES + length + start)
-            for chunk in _chunks(file, size):
-                digest.update(chunk)
-    return digest.hexdigest()
+        tensors = _tensors(path, file.read(length))
+
+    def digest(tensor: _Tensor) -> bytes:
+        return _digest(path, LENGTH_BYTES + length + tensor.start, tensor.size)
+
+    return combined((tensor.head for tensor in tensors), in_threads(digest, tensors))
 
 
-def _entries(path: Path, header: bytes) -> list[tuple[bytes, int, int]]:
-    """What enters the checksum for each tensor, where its bytes start, and how many they are; by name."""
+def combined(heads: Iterable[str], digests: Iterable[bytes]) -> str:
+    """The checksum of tensors in the order of their names: SHA-256 over each one's `head` and the SHA-256 of its bytes.
+
+    So they can be read side by side.
+    """
+    whole = hashlib.sha256()
+    for head, digest in zip(heads, digests, strict=True):
+        whole.update(f"{head} {digest.hex()}\n".encode())
+    return whole.hexdigest()
+
+
+def head(name: str, dtype: str, shape: Iterable[int]) -> str:
+    """What enters the checksum of a tensor but for its bytes; types as torch names them."""
+    return f"{name} {dtype} {tuple(shape)}"
+
+
+def in_threads(work: Callable[[T], bytes], over: Iterable[T]) -> list[bytes]:
+    """`work` of each, side by side: reading and hashing do not hold the interpreter's lock."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(work, over))
+
+
+class _Tensor(NamedTuple):
+    head: str
+    start: int  # behind the header
+    size: int
+
+
+def _tensors(path: Path, header: bytes) -> list[_Tensor]:
+    """By name."""
     try:
-        tensors = json.loads(header)
-        tensors.pop("__metadata__", None)
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
         out = []
-        for name in sorted(tensors):
-            dtype, (start, end) = tensors[name]["dtype"], tensors[name]["data_offsets"]
-            out.append(
-                (f"{name} {TYPES.get(dtype, dtype)} {tuple(tensors[name]['shape'])}\n".encode(), start, end - start)
-            )
+        for name in sorted(entries):
+            dtype, (start, end) = entries[name]["dtype"], entries[name]["data_offsets"]
+            out.append(_Tensor(head(name, TYPES.get(dtype, dtype), entries[name]["shape"]), start, end - start))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has a damaged header: {error!r}") from error
     return out
 
 
-def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    while size:
-        chunk = file.read(min(size, CHUNK))
-        if not chunk:
-            raise ValueError(f"{file.name} is truncated")
-        size -= len(chunk)
-        yield chunk
+def _digest(path: Path, start: int, size: int) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(start)
+        while size:
+            chunk = file.read(min(size, CHUNK))
+            if not chunk:
+                raise ValueError(f"{path} is truncated")
+            size -= len(chunk)
+            digest.update(chunk)
+    return digest.digest()

@@ -199,7 +199,7 @@ def take_up(
     if found:
         known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
         folder = t.weights / Path(known).name if known else weights_folder(t, found.record)
-        made = weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora)
+        made = publishable(t, folder, trained)
         tensors = made.tensors
         if plan.roll_forward:
             t.lineage.complete(found.record, made.path, made.checksum)
@@ -330,6 +330,12 @@ class Saved:
     checkpoint: Checkpoint | None
 
 
+def publishable(t: Trainer, folder: Path, trained: dict[str, torch.Tensor]) -> Published:
+    """What the run's engines load."""
+    dtype: torch.dtype = getattr(torch, t.config.engine.dtype)
+    return weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora, dtype)
+
+
 def save(t: Trainer, record: StepRecord) -> Saved:
     """Checkpoint when it is due (or the last chance), and write what engines load. Collective.
 
@@ -356,9 +362,7 @@ def save(t: Trainer, record: StepRecord) -> Saved:
     trained = weights.trainable(t.policy, t.world)
     if not t.lineage:
         return Saved(record, Published(Path(), "", {}), made)
-    published = weights.publishable(
-        weights_folder(t, record), trained, t.base_model, t.policy.names, t.config.trainer.lora
-    )
+    published = publishable(t, weights_folder(t, record), trained)
     record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
     return Saved(record, published, made)
 

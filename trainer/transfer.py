@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from agentrl.errors import AgentRLError
 from agentrl.schemas import Json
+from agentrl.weights import in_threads
 
 JOIN_TIMEOUT_S = 45.0
 """For all engines to come: less than they wait."""
@@ -61,29 +62,33 @@ def in_buckets(tensors: Mapping[str, Tensor], size: int) -> Buckets:
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """What an engine of one rank on a CPU says of these tensors, by its names: of each the start of a SHA-256.
 
-    Only of what it keeps as it is, or as one of FUSED of which all parts are here.
+    Only of what it keeps as it is, or as one of FUSED of which all parts are here: where matrices are not float32,
+    vectors may have another type there.
     """
-    found: dict[str, str] = {}
+    kept: dict[str, list[Tensor]] = {}
+    matrices = {tensor.dtype for tensor in tensors.values() if tensor.ndim > 1}
     for name, tensor in tensors.items():
         if any(part in name for part in PADDED) and len(tensor) % PADDING:
             continue
+        if tensor.ndim == 1 and matrices - {tensor.dtype}:
+            continue
         whole = next((fused for fused, parts in FUSED.items() if any(f".{p}." in name for p in parts)), None)
         if whole is None:
-            found[name] = _digest([tensor])
+            kept[name] = [tensor]
             continue
         first, *_ = FUSED[whole]
         if f".{first}." in name:
             parts = [name.replace(f".{first}.", f".{part}.") for part in FUSED[whole]]
             if all(part in tensors for part in parts):
-                found[name.replace(f".{first}.", f".{whole}.")] = _digest([tensors[part] for part in parts])
-    return found
+                kept[name.replace(f".{first}.", f".{whole}.")] = [tensors[part] for part in parts]
+    return {name: found.hex()[:16] for name, found in zip(kept, in_threads(_digest, kept.values()), strict=True)}
 
 
-def _digest(tensors: Sequence[Tensor]) -> str:
+def _digest(tensors: Sequence[Tensor]) -> bytes:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
+    return digest.digest()
 
 
 # -- over a process group ----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.naming import Names
 from agentrl.trainer.policy import Body, Policy
-from agentrl.weights import ADAPTER, TENSORS, checksum, version_of
+from agentrl.weights import ADAPTER, TENSORS, checksum, combined, head, in_threads, version_of
 
 
 class Published(NamedTuple):
@@ -40,17 +40,20 @@ class Published(NamedTuple):
 
 
 def publishable(
-    folder: Path, trained: dict[str, Tensor], base_model: Path, names: Names, adapter: LoraConfig
-) -> Published:
+    folder: Path, trained: dict[str, Tensor], base_model: Path, names: Names, adapter: LoraConfig,
+    dtype: torch.dtype = torch.float32,
+) -> Published:  # fmt: skip
     """Make `folder` from the trained parameters.
 
-    Tensors get the names that the base model's files have for them.
+    Tensors get the names that the base model's files have for them, and the engines' `dtype`, to which engines would
+    round them; vectors (norms, biases), which some engines keep in float32, stay as they are.
     A folder that is there already, with the same tensors, is left as it is: engines may be reading it.
     """
     if adapter.publish == "adapter":
         path, digest = _publishable_adapter(folder, lora.for_engines(trained, base_model), base_model, adapter)
         return Published(path, digest, {})
-    tensors = _as_stored(trained, base_model, names, adapter)
+    merged = _as_stored(trained, base_model, names, adapter)
+    tensors = {name: tensor.to(dtype) if tensor.ndim > 1 else tensor for name, tensor in merged.items()}
     digest = _digest(tensors)
     if not _holds(folder / TENSORS, digest):
         with atomic_folder(folder) as draft:
@@ -124,11 +127,13 @@ def copy_sidecars(base_model: Path, folder: Path) -> None:
 
 def _digest(tensors: dict[str, Tensor]) -> str:
     """`checksum` of the file that they will make."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    named = sorted(tensors.items())
+    heads = (head(name, str(tensor.dtype), tensor.shape) for name, tensor in named)
+    return combined(heads, in_threads(_bytes_digest, [tensor for _, tensor in named]))
+
+
+def _bytes_digest(tensor: Tensor) -> bytes:
+    return hashlib.sha256(tensor.contiguous().flatten().view(torch.uint8).numpy().data).digest()
 
 
 def _holds(file: Path, digest: str) -> bool:

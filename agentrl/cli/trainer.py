@@ -67,7 +67,7 @@ def trainer(
             return
         database = Database(database_url(run))
         try:
-            compares = run.engine.dtype == "float32" and run.engine.device != "cuda" and world.device.type == "cpu"
+            compares = run.engine.device != "cuda" and world.device.type == "cpu"
             publisher = Publisher(
                 url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device, compares=compares
             )

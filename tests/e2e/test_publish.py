@@ -17,7 +17,7 @@ import torch
 from borrowed import proxy_fixtures
 from databases import Databases
 from sampling import CLOSE, gaps, sampled
-from serving import add_version
+from serving import add_version, serving
 
 from agentrl.config import LoraConfig, PublishConfig
 from agentrl.engine.client import EngineClient
@@ -65,10 +65,10 @@ class Run:
                 p.add_(torch.randn_like(p), alpha=0.02)
         return policy
 
-    def write(self, version: int, policy: Policy) -> Published:
+    def write(self, version: int, policy: Policy, dtype: torch.dtype = torch.float32) -> Published:
         """As the trainer does once a step is durable."""
         trained = weights.trainable(policy, self.world)
-        made = weights.publishable(self.folder / f"v{version}-s", trained, self.base, policy.names, LoraConfig())
+        made = weights.publishable(self.folder / f"v{version}-s", trained, self.base, policy.names, LoraConfig(), dtype)
         add_version(self.database, self.run_id, version, made.path, made.checksum)
         return made
 
@@ -164,6 +164,25 @@ async def test_what_cannot_be_sent_is_read_from_the_folder(run: Run, monkeypatch
     event = await asyncio.to_thread(run.publish, 2, run.write(2, policy), transport="distributed")
     assert event["transport"] == {run.engine: "distributed"}
     await serves(run, 2, policy)
+
+
+class TestOfAnEngineInBfloat16:
+    @pytest.fixture
+    def sglang_engine(self, tiny_model: Path, tmp_path: Path) -> Iterator[Server]:
+        with serving(tiny_model, tmp_path / "bfloat16.log", dtype="bfloat16") as server:
+            yield server
+
+    async def test_it_gets_what_it_keeps(self, run: Run) -> None:
+        """Half the bytes, and still the trainer's digests."""
+        for version, transport in enumerate(TRANSPORTS, 1):
+            policy = run.policy(version)
+            made = run.write(version, policy, torch.bfloat16)
+            event = await asyncio.to_thread(run.publish, version, made, transport=transport)
+            assert event["transport"] == {run.engine: transport}
+            assert event["verified"][run.engine] > 5
+            whole = sum(t.nbytes for t in weights.trainable(policy, run.world).values())
+            assert event["bytes"] < 0.52 * whole
+            assert gaps(policy, await sampled(run.engine, run.base, 1.0)).mean() < 0.02
 
 
 class TestOfTwoEngines:

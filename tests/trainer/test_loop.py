@@ -65,6 +65,18 @@ def test_the_export_is_the_base_model_with_the_published_tensors(setup: Setup) -
         assert torch.equal(exported[name], base[name]) == (name not in published), name
 
 
+def test_engines_get_their_own_type_and_the_export_keeps_the_base_models(setup: Setup) -> None:
+    engine = setup.config.engine.model_copy(update={"dtype": "bfloat16"})
+    setup.config = setup.config.model_copy(update={"engine": engine})
+    setup.train()
+    exported = load_file(setup.config.run_dir / "model" / "model.safetensors")
+    published = load_file(next(setup.config.run_dir.joinpath("weights").glob("v3-*/model.safetensors")))
+    assert {exported[name].dtype for name in published} == {torch.float32}
+    for name, tensor in published.items():
+        assert tensor.dtype == (torch.bfloat16 if tensor.ndim > 1 else torch.float32)
+        assert torch.equal(exported[name].to(tensor.dtype), tensor)
+
+
 @pytest.mark.parametrize("point", ["before checkpoint", "after checkpoint", "after complete"])
 def test_a_death_at_any_point_of_a_step_changes_nothing(
     setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, point: str

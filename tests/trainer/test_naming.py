@@ -21,6 +21,7 @@ from agentrl.trainer.policy import Policy
 from agentrl.trainer.reference import Reference
 from agentrl.trainer.sharding import load_policy
 from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.weights import TENSORS, checksum
 
 KINDS = ("qwen3-experts", "mixtral")
 EXPERT = {
@@ -75,6 +76,12 @@ def test_what_is_exported_and_published_has_the_names_of_the_base_model(
     named = {name for file in base.glob("*.safetensors") for name in load_file(file)}
     folder, *_ = weights.publishable(tmp_path / "v1", whole, base, policy.names, LoraConfig())
     assert load_file(folder / "model.safetensors").keys() == named
+    rounded, digest, sent = weights.publishable(
+        tmp_path / "v2", whole, base, policy.names, LoraConfig(), torch.bfloat16
+    )
+    assert checksum(rounded / "model.safetensors") == digest
+    assert {(t.dtype, t.ndim > 1) for t in sent.values()} == {(torch.bfloat16, True), (torch.float32, False)}
+    assert all(torch.equal(t.to(sent[name].dtype), sent[name]) for name, t in load_file(folder / TENSORS).items())
     reference = Reference(load_policy(base, world.mesh))
     reference.overlay(folder, world)
     assert reference.tensors.keys() == whole.keys()

@@ -50,6 +50,12 @@ def test_digests_are_of_what_engines_keep() -> None:
     }  # fmt: skip
 
 
+def test_vectors_of_another_type_than_the_matrices_are_not_compared() -> None:
+    """Engines may keep them in either."""
+    tensors = {"a.weight": torch.ones(4, 4, dtype=torch.bfloat16), "norm.weight": torch.ones(4)}
+    assert digests(tensors) == {"a.weight": hashlib.sha256(b"\x80\x3f" * 16).hexdigest()[:16]}
+
+
 READER = """
 import base64, pickle, sys, torch
 tensors = [t for text in sys.stdin.read().split() for t in pickle.loads(base64.b64decode(text))]
