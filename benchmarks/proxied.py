@@ -19,7 +19,7 @@ RUN = {"Authorization": "Bearer run-key"}
 
 
 def start_proxy(
-    folder: Path, engine_url: str, port: int, model: Path, program: tuple[str, ...] = ("-m", "agentrl")
+    folder: Path, engine_urls: list[str], port: int, model: Path, program: tuple[str, ...] = ("-m", "agentrl")
 ) -> subprocess.Popen[bytes]:
     """The real command, or a `program` that takes its arguments, on a database of its own."""
     config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
@@ -31,7 +31,8 @@ def start_proxy(
             key="run-key", seed=0, steps=1,
         )  # fmt: skip
     database.close()
-    argv = ["proxy", "--run", "bench", "--engine", engine_url, "--port", str(port), "--log-level", "warning"]
+    argv = ["proxy", "--run", "bench", "--port", str(port), "--log-level", "warning"]
+    argv += [word for url in engine_urls for word in ("--engine", url)]
     env = os.environ | {"AGENTRL_DATABASE_URL": database.url, "AGENTRL_ADMIN_KEY": "admin-key"}
     return subprocess.Popen([sys.executable, *program, *argv], env=env, stdout=subprocess.DEVNULL)
 

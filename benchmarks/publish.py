@@ -1,16 +1,17 @@
 """What a publish takes, by transport and size: until it is done, and how long the engine stands still.
 
     python benchmarks/publish.py --out benchmarks/results/publish.json
-    python benchmarks/publish.py --models tiny
+    python benchmarks/publish.py --fleets tiny
 
-One real SGLang engine per model, behind the real proxy; the trainer's own publisher, in this process, publishes version
-after version of all of the model's weights, each with other values. The transports take turns. A folder is written
-before its publish is timed, as the trainer writes it in any case: `write_s` is what that takes.
+Real SGLang engines behind the real proxy; the trainer's own publisher, in this process, publishes version after version
+of all of the model's weights, each with other values. The transports take turns. A folder is written before its publish
+is timed, as the trainer writes it in any case: `write_s` is what that takes. A FLEET is an engine of a model; one that
+keeps another type, as in `tiny-bfloat16`; or several, as in `tiny-x2`.
 
-- `publish_s/MODEL/TRANSPORT`: from the trainer's request to its answer. `disk_unverified`: without comparing digests.
-- `stall_s/MODEL/TRANSPORT`: the engine's part of it, paused.
-- `bytes_per_s/MODEL/TRANSPORT`: the version's bytes over the seconds of its publish.
-- `write_s/MODEL`: the folder, its checksum included.
+- `publish_s/FLEET/TRANSPORT`: from the trainer's request to its answer. `disk_unverified`: without comparing digests.
+- `stall_s/FLEET/TRANSPORT`: the part of it that an engine was paused; the one that was for longest.
+- `bytes_per_s/FLEET/TRANSPORT`: the version's bytes over the seconds of its publish.
+- `write_s/FLEET`: the folder, its checksum included.
 """
 
 from __future__ import annotations
@@ -48,24 +49,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "distributed": {"transport": "distributed"},
     "tensor": {"transport": "tensor"},
 }
+FLEETS = "tiny,smollm2,smollm2-bfloat16,smollm2-x2"
 STOP_S = 20.0
 
 
 def main() -> None:
     """Measure, print a table, write JSON."""
     options = harness.arguments(
-        __doc__, rounds=(int, 5, "publishes by each transport"), models=(str, "tiny,smollm2", "names or folders")
+        __doc__, rounds=(int, 5, "publishes by each transport"), fleets=(str, FLEETS, "what to measure")
     )
     report = harness.Report("publish")
     with join_world("cpu") as world:
-        for name in options.models.split(","):
+        for name in options.fleets.split(","):
             measure(report, name, options.rounds, world)
     harness.finish(report, options.out)
 
 
 def measure(report: harness.Report, name: str, rounds: int, world: World) -> None:
-    """All transports with one engine of a model."""
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder), resolve_model(name), world) as run:
+    """All transports with one fleet."""
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder), Fleet.named(name), world) as run:
         seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         stalls: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         writes: list[float] = []
@@ -74,7 +76,7 @@ def measure(report: harness.Report, name: str, rounds: int, world: World) -> Non
         for round_ in range(-1, rounds):
             for variant, publish in publishers.items():
                 took = publish()
-                print(f"{name:<8} {variant:<16} {took.publish_s:7.3f} s, still {took.stall_s:7.3f} s", flush=True)
+                print(f"{name:<16} {variant:<16} {took.publish_s:7.3f} s, still {took.stall_s:7.3f} s", flush=True)
                 if round_ >= 0:
                     seconds[variant].append(took.publish_s)
                     stalls[variant].append(took.stall_s)
@@ -90,6 +92,24 @@ def measure(report: harness.Report, name: str, rounds: int, world: World) -> Non
         "disk",
     )
     report.add(f"write_s/{name}", writes, "s")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Engines of one model."""
+
+    model: Path
+    dtype: str = "float32"
+    count: int = 1
+
+    @classmethod
+    def named(cls, name: str) -> Fleet:
+        """As in FLEETS."""
+        model, _, kind = name.partition("-")
+        folder = resolve_model(model)
+        if kind.startswith("x"):
+            return cls(folder, count=int(kind[1:]))
+        return cls(folder, kind or "float32")
 
 
 @dataclass(frozen=True)
@@ -109,7 +129,7 @@ class Run:
     url: str
     database: Database
     run_id: str
-    base: Path
+    fleet: Fleet
     folder: Path
     policy: Policy
     world: World
@@ -124,7 +144,8 @@ class Run:
         start = time.monotonic()
         trained = weights.trainable(self.policy, self.world)
         folder = self.folder / f"v{self.version}-s"
-        made = weights.publishable(folder, trained, self.base, self.policy.names, LoraConfig())
+        dtype = getattr(torch, self.fleet.dtype)
+        made = weights.publishable(folder, trained, self.fleet.model, self.policy.names, LoraConfig(), dtype)
         write_s = time.monotonic() - start
         row = {"run_id": self.run_id, "version": self.version, "parent_version": self.version - 1, "step": self.version}
         facts = {"path": str(made.path), "checksum": made.checksum, "state": VersionState.PENDING, "created_at": 0.0}
@@ -141,22 +162,27 @@ class Run:
 
 
 @contextmanager
-def served(folder: Path, model: Path, world: World) -> Iterator[Run]:
-    """An engine, a proxy and a run until the block ends."""
-    engine = launch(EngineSpec(model=model, port=free_port(), log_file=folder / "engine.log"))
-    port = free_port()
-    proxy = start_proxy(folder, engine.url, port, model)
+def served(folder: Path, fleet: Fleet, world: World) -> Iterator[Run]:
+    """Engines, a proxy and a run until the block ends."""
+    model, port = fleet.model, free_port()
+    engines = [
+        launch(EngineSpec(model=model, port=free_port(), log_file=folder / f"engine{n}.log", dtype=fleet.dtype))
+        for n in range(fleet.count)
+    ]
+    proxy = start_proxy(folder, [engine.url for engine in engines], port, model)
     try:
-        asyncio.run(engine.wait_healthy())
+        for engine in engines:
+            asyncio.run(engine.wait_healthy())
         asyncio.run(_healthy(f"http://127.0.0.1:{port}", proxy))
         database = Database(f"sqlite:///{folder}/bench.db")
         run_id = database.query(runs.by_name, "bench").id
-        yield Run(f"http://127.0.0.1:{port}", database, run_id, model, folder, load_policy(model, world.mesh), world)
+        yield Run(f"http://127.0.0.1:{port}", database, run_id, fleet, folder, load_policy(model, world.mesh), world)
         database.close()
     finally:
         proxy.terminate()
         proxy.wait(STOP_S)
-        engine.stop()
+        for engine in engines:
+            engine.stop()
 
 
 async def _healthy(url: str, proxy: Any) -> None:

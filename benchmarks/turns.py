@@ -76,7 +76,7 @@ async def measure(report: harness.Report, folder: Path, model: Path, name: str, 
     samples: dict[str, dict[int, list[float]]] = {api: {} for api in ("chat", "chat_stream", "responses")}
     port = free_port()
     with FakeEngine(lambda ids, params: answer, context_length=CONTEXT) as engine:
-        url, proxy = f"http://127.0.0.1:{port}", start_proxy(folder, engine.url, port, model)
+        url, proxy = f"http://127.0.0.1:{port}", start_proxy(folder, [engine.url], port, model)
         try:
             async with aiohttp.ClientSession() as http:
                 await until_healthy(http, url, proxy)

@@ -41,14 +41,14 @@ class Place:
 
 def agentrl(place: Place) -> Variant:
     """The proxy as it is: every reply after its commit."""
-    process = start_proxy(place.folder, place.engine, place.port, place.model)
+    process = start_proxy(place.folder, [place.engine], place.port, place.model)
     return Variant("agentrl", place.port, process, opens=True)
 
 
 def agentrl_async(place: Place) -> Variant:
     """The proxy, its replies not waiting for their commit."""
     program = (str(HERE / "agentrl_async.py"),)
-    process = start_proxy(place.folder, place.engine, place.port, place.model, program)
+    process = start_proxy(place.folder, [place.engine], place.port, place.model, program)
     return Variant("agentrl_async", place.port, process, opens=True)
 
 
