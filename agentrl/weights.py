@@ -89,6 +89,8 @@ def _tensors(path: Path, header: bytes) -> list[_Tensor]:
         out = []
         for name in sorted(entries):
             dtype, (start, end) = entries[name]["dtype"], entries[name]["data_offsets"]
+            if not 0 <= start <= end or {type(start), type(end)} != {int}:
+                raise ValueError(f"{name} has no place")
             out.append(_Tensor(head(name, TYPES.get(dtype, dtype), entries[name]["shape"]), start, end - start))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has a damaged header: {error!r}") from error

@@ -144,14 +144,14 @@ class Run:
         start = time.monotonic()
         trained = weights.trainable(self.policy, self.world)
         folder = self.folder / f"v{self.version}-s"
-        dtype = getattr(torch, self.fleet.dtype)
+        dtype: torch.dtype = getattr(torch, self.fleet.dtype)
         made = weights.publishable(folder, trained, self.fleet.model, self.policy.names, LoraConfig(), dtype)
         write_s = time.monotonic() - start
         row = {"run_id": self.run_id, "version": self.version, "parent_version": self.version - 1, "step": self.version}
         facts = {"path": str(made.path), "checksum": made.checksum, "state": VersionState.PENDING, "created_at": 0.0}
         self.database.transact(lambda conn: conn.execute(weight_versions.insert().values(**row, **facts)))
         config = PublishConfig(**VARIANTS[variant])
-        publisher = Publisher(self.url, "admin-key", lambda _: True, config=config, compares=True)
+        publisher = Publisher(self.url, "admin-key", lambda _: True, config=config, compares=dtype)
         start = time.monotonic()
         done = publisher.publish(self.version, 0, made.tensors)
         seconds = time.monotonic() - start

@@ -51,9 +51,6 @@ class Adapters:
         adapter = None if version == BASE else Adapter(Path(path).name, version)
         if adapter is not None:
             await _load(engine.client, adapter.name, path)
-        if engine.holds:  # found so, and left behind
-            await engine.client.continue_generation()
-            engine.holds = False
         engine.version, engine.adapter, engine.folder = version, adapter, str(Path(path).parent)
         engine.reported = False
 

@@ -64,7 +64,7 @@ from agentrl.proxy.sweep import sweep
 from agentrl.proxy.tree import TreeCache
 from agentrl.proxy.upstreams import Upstream
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.store import Database, heartbeats, interactions, runs
+from agentrl.store import Database, engines, heartbeats, interactions, runs
 from agentrl.store.sessions import Limits
 from agentrl.weights import ADAPTER, TENSORS
 
@@ -176,6 +176,7 @@ async def _running(
         database.on_commit = state.metrics.committed
         await keyring.refresh(state)
         await state.write(heartbeats.beat, run.id, "proxy", settings.replica)
+        await state.write(engines.release, run.id, settings.replica)
         lost = await state.write(interactions.declare_lost, run.id, settings.replica)
         if lost:
             state.metrics.ended("lost", lost)

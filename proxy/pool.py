@@ -15,7 +15,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -35,7 +35,8 @@ PROBE_TIMEOUT_S = 5.0
 HANGS_AFTER = 3
 """Probes in a row without an answer, until an engine that still takes connections counts as dead."""
 CLEANING_UP_S = 60.0
-"""What an update that was not over in time may still take: then the replica that began it is dead."""
+"""What an update that was not over in time may still take to close what it leaves: so much longer it has the engine."""
+GIVE_BACK_TIMEOUT_S = 10.0
 
 
 class EngineBusy(EngineError):
@@ -88,7 +89,7 @@ class Engine:
     error: str | None = None
     last_seen_at: float = 0.0
     holds: bool = False  # it is paused: calls that it gets now wait
-    changing: bool = False  # an update of ours has begun, and is not over or failed
+    kept: bool = False  # it could not be given back
     paused_since: float | None = None  # monotonic; None: not paused
     reported: bool = False  # the store knows of its state and version
     unanswered: int = 0  # probes in a row
@@ -99,6 +100,14 @@ class Engine:
     def url(self) -> str:
         """Where it listens."""
         return self.client.url
+
+
+@dataclass(slots=True)
+class Turn:
+    """A replica's turn at an engine."""
+
+    mine: bool  # nobody else changes its weights meanwhile
+    whole: bool  # they are of one version; else the engine stays paused
 
 
 class Records(Protocol):
@@ -218,7 +227,7 @@ class EnginePool:
         engine.last_seen_at = time.time()
         engine.unanswered = 0
         if not engine.holds:
-            engine.paused_since, engine.changing = None, False
+            engine.paused_since = None
         return reported, engine.holds
 
     async def _bring(self, engine: Engine) -> None:
@@ -228,32 +237,77 @@ class EnginePool:
         """
         reported, paused = await self._ask(engine)
         if paused and not await self._was_left(engine):
+            engine.holds = False  # if it starts, it would sample what it gets
             raise EngineBusy(f"{engine.url} is starting, or was paused by hand")
-        while paused or reported != await self._records.wanted(reported):
-            async with self._alone(engine):
+        wanted = await self._records.wanted(reported)
+        while paused or reported != wanted:
+            await self._records.folder(wanted)  # which may be read for long: before anybody has to wait
+            async with self._turn(engine, paused) as turn:
                 reported, paused = await self._ask(engine)  # another replica may have brought it there just now
+                turn.whole = not paused
                 wanted = await self._records.wanted(reported)
                 if paused or reported != wanted:
-                    await self._put(engine, wanted)
+                    await self._put(engine, turn, wanted)
                     reported, paused = wanted, False
-        engine.version = reported
+            wanted = await self._records.wanted(reported)  # the run may have moved on meanwhile
+        engine.version = wanted
         await self.set_state(engine, EngineState.SERVING)
+        if engine.kept:
+            await self._give_back(engine, whole=True)
 
     @asynccontextmanager
-    async def _alone(self, engine: Engine, patience_s: float = 0.0) -> AsyncIterator[None]:
-        """No other replica changes the engine's weights while the block runs; its lock is held.
+    async def _turn(self, engine: Engine, paused: bool, patience_s: float = 0.0) -> AsyncIterator[Turn]:
+        """Let no other replica change the engine's weights while the block runs; the engine's lock is held.
 
-        Raises EngineBusy when another one does so for longer than `patience_s`, StoreError.
+        Where only an adapter is loaded there is nothing to exclude. Raises EngineBusy when another replica has its turn
+        for longer than `patience_s`, EngineUnavailable when the block takes too long, StoreError.
         """
+        if self._adapters is not None and engine.label == BASE and not paused:
+            yield Turn(mine=False, whole=True)
+            return
         until = time.monotonic() + patience_s
-        while holder := await self._records.take(engine.url, self._update_timeout_s + CLEANING_UP_S):
+        while True:
+            deadline = asyncio.get_running_loop().time() + self._update_timeout_s
+            holder = await self._records.take(engine.url, self._update_timeout_s + CLEANING_UP_S)
+            if holder is None:
+                break
             if time.monotonic() >= until:
                 raise EngineBusy(f"{engine.url} is updated by {holder}")
             await asyncio.sleep(LOOK_AGAIN_S)
+        turn = Turn(mine=True, whole=not paused)
         try:
-            yield
+            async with asyncio.timeout_at(deadline) as limit:
+                yield turn
+        except (EngineError, TimeoutError) as error:
+            if not turn.whole:
+                await self._leave_paused(engine)
+            if limit.expired():
+                said = f"{engine.url} was not updated in {self._update_timeout_s:g} s (publish.update_timeout_s)"
+                raise EngineUnavailable(said) from error
+            raise
         finally:
-            await self._records.give_back(engine.url, whole=not (engine.changing or engine.holds))
+            await self._give_back(engine, whole=turn.whole)
+
+    async def _leave_paused(self, engine: Engine) -> None:
+        """Its weights may be anything: it stays paused until a replica has repaired it.
+
+        What it holds is aborted, as only a retracted request is at once, and goes on elsewhere.
+        """
+        with suppress(EngineError, TimeoutError):  # it is gone, and what it held with it
+            async with asyncio.timeout(CLEANING_UP_S / 2):
+                await engine.client.pause("retract")
+                await engine.client.abort_all()
+
+    async def _give_back(self, engine: Engine, *, whole: bool) -> None:
+        """If the store cannot be told, others wait until our time is over, or until we have told it."""
+        engine.kept = True
+        try:
+            async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
+                await self._records.give_back(engine.url, whole=whole)
+        except (StoreError, TimeoutError) as error:
+            log.error("engine %s could not be given back: %s", engine.url, error or "no answer in time")
+        else:
+            engine.kept = False
 
     async def _was_left(self, engine: Engine) -> bool:
         """Whether a paused engine was paused by a replica, which may still be at it, or by nobody for too long."""
@@ -274,64 +328,60 @@ class EnginePool:
         Raises EngineError when it does not answer, or does not report the version afterwards, or has other tensors than
         the trainer, and StoreError.
         """
-        async with engine.lock, self._alone(engine, self._update_timeout_s + CLEANING_UP_S):
-            try:
-                reported, paused = await self._ask(engine)
-            except TimeoutError as error:
-                raise EngineUnavailable(f"{engine.url} does not answer") from error
-            if reported == version and not paused:  # a publish that was asked for twice
-                engine.version, loaded = version, Loaded(0.0, "none")
-            else:
-                loaded = await self._put(engine, version, delivery)
-            await self.set_state(engine, EngineState.SERVING)
+        async with engine.lock:
+            _, paused = await self._answer(engine)
+            await self._records.folder(version)
+            async with self._turn(engine, paused, self._update_timeout_s + CLEANING_UP_S) as turn:
+                reported, paused = await self._answer(engine)
+                turn.whole = not paused
+                if reported == version and not paused:  # a publish that was asked for twice
+                    engine.version, loaded = version, Loaded(0.0, "none")
+                else:
+                    loaded = await self._put(engine, turn, version, delivery)
+                await self.set_state(engine, EngineState.SERVING)
             return loaded
 
-    async def _put(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
-        """Have an engine that answers serve `version`; its lock is held."""
+    async def _answer(self, engine: Engine) -> tuple[int | None, bool]:
+        """As `_ask`. Raises EngineError."""
+        try:
+            return await self._ask(engine)
+        except TimeoutError as error:
+            raise EngineUnavailable(f"{engine.url} does not answer") from error
+
+    async def _put(self, engine: Engine, turn: Turn, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+        """Have an engine that answers serve `version`."""
         started = time.monotonic()
         if self._adapters is None:
-            return await self._replace(engine, version, delivery)
+            return await self._replace(engine, turn, version, delivery)
         path = await self._records.folder(version)
-        if engine.label != BASE:
-            await self._replace(engine, BASE)
+        if engine.label != BASE or not turn.whole:
+            await self._replace(engine, turn, BASE)
         await self._adapters.put(engine, version, path)
         return Loaded(time.monotonic() - started, "adapter")
 
-    async def _replace(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+    async def _replace(self, engine: Engine, turn: Turn, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
         """Pause, update, check, continue."""
+        if not turn.mine:
+            raise EngineBusy(f"{engine.url} has changed")  # since it was asked: it is asked again
         path = await self._records.folder(version)
         await self.set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
+        was_left, turn.whole = not turn.whole, False
         # going back, newer weights may have had a part in what is cached for the older version
-        keeps_cache = self.keeps_cache and engine.label is not None and engine.label < version
+        goes_on = not was_left and engine.label is not None and engine.label < version
+        keeps_cache = self.keeps_cache and goes_on
         mode: PauseMode = "retract" if self.pause_mode == "in_place" and not keeps_cache else self.pause_mode
-        try:
-            async with self._in_time(engine, version):
-                engine.changing = True
-                await engine.client.pause(mode)
-                engine.holds = True
-                self._tell()
-                transport, verified = await self._fill(engine.client, version, path, delivery, flush=not keeps_cache)
-        except EngineError:
-            # Its weights are unknown now, whatever the label says, so it stays paused until a replica has repaired it.
-            # What it holds is aborted, as only a retracted request is at once, and goes on elsewhere.
-            await engine.client.pause("retract")
-            await engine.client.abort_all()
-            raise
+        await engine.client.pause(mode)
+        engine.holds = True
+        self._tell()
+        if was_left:
+            await close_open_update(engine.client)
+        transport, verified = await self._fill(engine.client, version, path, delivery, flush=not keeps_cache)
         await engine.client.continue_generation()
+        turn.whole = True
         engine.version = engine.label = version
-        engine.adapter, engine.changing, engine.holds = None, False, False
+        engine.adapter, engine.holds = None, False
         return Loaded(time.monotonic() - started, transport, verified)
-
-    @asynccontextmanager
-    async def _in_time(self, engine: Engine, version: int) -> AsyncIterator[None]:
-        """Raises EngineUnavailable when an update is not over by then: another replica would think it abandoned."""
-        try:
-            async with asyncio.timeout(self._update_timeout_s):
-                yield
-        except TimeoutError as error:
-            said = f"{engine.url} has not taken version {version} in {self._update_timeout_s:g} s"
-            raise EngineUnavailable(f"{said} (publish.update_timeout_s)") from error
 
     async def _fill(
         self, client: EngineClient, version: int, path: str, delivery: Delivery, *, flush: bool
@@ -442,6 +492,7 @@ class EnginePool:
         """Wake who waits for an engine, and record what became of this one."""
         before, engine.state, engine.error = engine.state, state, error
         engine.holds = engine.holds and state is EngineState.UPDATING
+        engine.paused_since = None if state is EngineState.DEAD else engine.paused_since
         if before is not state:
             log.info("engine %s is %s%s", engine.url, state, f": {error}" if error else "")
             engine.reported = False

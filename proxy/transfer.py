@@ -8,6 +8,9 @@ Either way the version's folder is there too: an engine that fails to get them s
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,6 +21,8 @@ from agentrl.schemas import Json
 
 JOIN_TIMEOUT_S = 60.0
 """For all members to come: the trainer gives up before."""
+CLOSING_TIMEOUT_S = 10.0
+"""What closing what failed may take."""
 Size = Annotated[int, Field(ge=0)]
 
 
@@ -66,19 +71,15 @@ class Broadcast(_Transfer):
             self.group, host=self.host, port=self.port, rank=self.ranks[client.url], world_size=self.world_size,
             backend=self.backend, timeout_s=JOIN_TIMEOUT_S,
         )  # fmt: skip
-        try:
+        async with _closing(partial(client.leave_group, self.group)):
             await client.begin_update()
-            try:
+            async with _closing(client.end_update):
                 for bucket in self.buckets:
                     last = bucket is self.buckets[-1]
                     await client.receive_tensors(
                         self.group, bucket.model_dump(), version=version if last else None,
                         flush_cache=flush_cache and last, timeout_s=self.timeout_s,
                     )  # fmt: skip
-            finally:
-                await client.end_update()
-        finally:
-            await client.leave_group(self.group)
 
 
 class Shared(_Transfer):
@@ -95,15 +96,24 @@ class Shared(_Transfer):
         """Take everything. Raises EngineError; the weights are then unknown."""
         buckets = self.payloads[client.url]
         await client.begin_update()
-        try:
+        async with _closing(client.end_update):
             for i, payloads in enumerate(buckets, 1):
                 last = i == len(buckets)
                 await client.take_tensors(
                     payloads, version=version if last else None, flush_cache=flush_cache and last,
                     timeout_s=self.timeout_s,
                 )  # fmt: skip
-        finally:
-            await client.end_update()
+
+
+@asynccontextmanager
+async def _closing(close: Callable[[float | None], Awaitable[None]]) -> AsyncIterator[None]:
+    """`close` in the end; at once where the block failed, maybe because all its time is over."""
+    try:
+        yield
+    except BaseException:
+        await close(CLOSING_TIMEOUT_S)
+        raise
+    await close(None)
 
 
 Transfer = Annotated[Broadcast | Shared, Field(discriminator="transport")]

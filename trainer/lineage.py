@@ -136,6 +136,10 @@ class Lineage:
             version=record.version, path=str(path), checksum=checksum,
         )  # fmt: skip
 
+    def remade(self, version: int, path: Path, checksum: str) -> None:
+        """A version's folder has been made from its checkpoint; `engine.dtype` may have changed since it was first."""
+        self.database.transact(steps.remade, self.run_id, self.epoch, version, path=str(path), checksum=checksum)
+
     def checkpointed(self, record: StepRecord) -> None:
         """The step, which was completed before, is durable now."""
         self.database.transact(steps.note, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})

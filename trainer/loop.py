@@ -205,6 +205,8 @@ def take_up(
             t.lineage.complete(found.record, made.path, made.checksum)
             republish = t.version
             say(t, f"step {t.step} was checkpointed but not recorded: completed it")
+        else:
+            t.lineage.remade(found.record.version, made.path, made.checksum)
     weights.remove(t.weights, partial(t.lineage.unneeded, strangers=True))
     if plan.rolled_back_steps:
         say(t, f"rolled back steps {plan.rolled_back_steps}: they have no checkpoint")
@@ -332,8 +334,14 @@ class Saved:
 
 def publishable(t: Trainer, folder: Path, trained: dict[str, torch.Tensor]) -> Published:
     """What the run's engines load."""
-    dtype: torch.dtype = getattr(torch, t.config.engine.dtype)
+    dtype = engine_dtype(t.config)
     return weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora, dtype)
+
+
+def engine_dtype(config: RunConfig) -> torch.dtype:
+    """What engines keep matrices in."""
+    dtype: torch.dtype = getattr(torch, config.engine.dtype)
+    return dtype
 
 
 def save(t: Trainer, record: StepRecord) -> Saved:

@@ -59,18 +59,17 @@ def in_buckets(tensors: Mapping[str, Tensor], size: int) -> Buckets:
     return buckets
 
 
-def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def digests(tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> dict[str, str]:
     """What an engine of one rank on a CPU says of these tensors, by its names: of each the start of a SHA-256.
 
-    Only of what it keeps as it is, or as one of FUSED of which all parts are here: where matrices are not float32,
-    vectors may have another type there.
+    Only of what it keeps as it is, or as one of FUSED of which all parts are here: `dtype` is the engine's, and what is
+    sent in another type may be kept in either.
     """
     kept: dict[str, list[Tensor]] = {}
-    matrices = {tensor.dtype for tensor in tensors.values() if tensor.ndim > 1}
     for name, tensor in tensors.items():
         if any(part in name for part in PADDED) and len(tensor) % PADDING:
             continue
-        if tensor.ndim == 1 and matrices - {tensor.dtype}:
+        if tensor.dtype != dtype:
             continue
         whole = next((fused for fused, parts in FUSED.items() if any(f".{p}." in name for p in parts)), None)
         if whole is None:

@@ -53,7 +53,7 @@ def trainer(
     from agentrl.store import Database
     from agentrl.trainer.distributed import join_world
     from agentrl.trainer.lineage import Lineage
-    from agentrl.trainer.loop import Stop, train
+    from agentrl.trainer.loop import Stop, engine_dtype, train
     from agentrl.trainer.publish import Publisher
     from agentrl.trainer.torchrun import told
 
@@ -67,7 +67,8 @@ def trainer(
             return
         database = Database(database_url(run))
         try:
-            compares = run.engine.device != "cuda" and world.device.type == "cpu"
+            on_cpu = run.engine.device != "cuda" and world.device.type == "cpu"
+            compares = engine_dtype(run) if on_cpu else None
             publisher = Publisher(
                 url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device, compares=compares
             )

@@ -174,17 +174,17 @@ class EngineClient:
         }  # fmt: skip
         await self._call("POST", "/init_weights_update_group", body, timeout_s)
 
-    async def leave_group(self, group: str) -> None:
+    async def leave_group(self, group: str, timeout_s: float | None = None) -> None:
         """Give the process group up. Raises EngineRejected where there is none of the name."""
-        await self._post("/destroy_weights_update_group", {"group_name": group})
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": group}, timeout_s)
 
     async def begin_update(self) -> None:
         """Open an update by tensors. Raises EngineRejected while one is open."""
         await self._post("/begin_weight_update", {})
 
-    async def end_update(self) -> None:
+    async def end_update(self, timeout_s: float | None = None) -> None:
         """Close it. Raises EngineRejected when none is open."""
-        await self._post("/end_weight_update", {})
+        await self._call("POST", "/end_weight_update", {}, timeout_s)
 
     async def receive_tensors(
         self, group: str, bucket: Json, *, version: int | None, flush_cache: bool, timeout_s: float

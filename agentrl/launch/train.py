@@ -121,7 +121,7 @@ def _open_run(conn: Connection, plan: Plan, task_data: list[Json]) -> tuple[str,
     if existing is not None:
         folder.check_resume(existing.config, config)
         runs.reopen(conn, existing.id, key=plan.run_key, config=stored, steps=config.steps)
-        engines.forget(conn, existing.id, keep=config.engine.urls)
+        engines.forget(conn, existing.id, keep=[url.rstrip("/") for url in config.engine.urls])
         return existing.id, runs.get(conn, existing.id).status
     folder.check_new(config, plan.database_url)
     return create.insert(conn, config, plan.model, plan.run_key, task_data), "running"

@@ -32,7 +32,8 @@ def forget(conn: Connection, run_id: str, keep: list[str]) -> None:
 def take(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> str | None:
     """Let `replica` alone change an engine's weights, for so long; again if it has taken it already.
 
-    Returns None, or who has it: it is free when given back, or when that one's time is over.
+    Returns None, or who has it: it is free when given back, or when that one's time is over, by the clock of who asks:
+    clocks of replicas' hosts must not differ by as much as it is taken for.
     """
     now = time.time()
     mine = {"updater": replica, "updating_until": now + seconds}
@@ -44,6 +45,12 @@ def take(conn: Connection, run_id: str, url: str, replica: str, seconds: float) 
     )
     holder = conn.scalars(select(engines.c.updater).where(engines.c.run_id == run_id, engines.c.url == url)).one()
     return None if holder == replica else str(holder)
+
+
+def release(conn: Connection, run_id: str, replica: str) -> None:
+    """A replica that starts changes nothing yet: what it had taken is free, and left as it was."""
+    mine = and_(engines.c.run_id == run_id, engines.c.updater == replica)
+    conn.execute(update(engines).where(mine).values(updating_until=0.0))
 
 
 def give_back(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> None:

@@ -225,6 +225,16 @@ def note(conn: Connection, run_id: str, epoch: int, step_id: str, metrics: Json)
     conn.execute(update(steps).where(steps.c.id == step_id).values(metrics={**known, **metrics}))
 
 
+def remade(conn: Connection, run_id: str, epoch: int, version: int, *, path: str, checksum: str) -> None:
+    """A version's folder was made anew, in another type perhaps. Raises FencedError when the epoch is over."""
+    check_epoch(conn, run_id, epoch)
+    conn.execute(
+        update(weight_versions)
+        .where(weight_versions.c.run_id == run_id, weight_versions.c.version == version)
+        .values(path=path, checksum=checksum)
+    )
+
+
 def mark_published(conn: Connection, run_id: str, version: int, epoch: int | None = None) -> None:
     """Every serving engine has `version`: the run moves to it, its step is published.
 

@@ -41,7 +41,16 @@ def test_the_order_in_the_file_and_its_metadata_do_not_matter_and_everything_els
 
 
 @pytest.mark.parametrize(
-    "header", [b"[]", b'{"a":1}', b'{"a":{}}', b"\xff\xfe", b'{"a":{"dtype":"F32","data_offsets":1}}']
+    "header",
+    [
+        b"[]",
+        b'{"a":1}',
+        b'{"a":{}}',
+        b"\xff\xfe",
+        b'{"a":{"dtype":"F32","data_offsets":1}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4.0]}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}',
+    ],
 )
 def test_a_damaged_header_is_told(tmp_path: Path, header: bytes) -> None:
     (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header)

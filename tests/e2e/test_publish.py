@@ -72,10 +72,10 @@ class Run:
         add_version(self.database, self.run_id, version, made.path, made.checksum)
         return made
 
-    def publish(self, version: int, made: Published, **settings: Any) -> Json:
+    def publish(self, version: int, made: Published, dtype: torch.dtype = torch.float32, **settings: Any) -> Json:
         """By the trainer's publisher; the event of it."""
         config = PublishConfig(**{"bucket_bytes": 300_000, "timeout_s": 20} | settings)
-        publisher = Publisher(self.url, "admin-key", lambda _: False, self.said.append, config, compares=True)
+        publisher = Publisher(self.url, "admin-key", lambda _: False, self.said.append, config, compares=dtype)
         assert publisher.publish(version, 0, made.tensors)
         *_, last = self.database.query(events.of_run, self.run_id, "publish")
         return last.data
@@ -177,7 +177,7 @@ class TestOfAnEngineInBfloat16:
         for version, transport in enumerate(TRANSPORTS, 1):
             policy = run.policy(version)
             made = run.write(version, policy, torch.bfloat16)
-            event = await asyncio.to_thread(run.publish, version, made, transport=transport)
+            event = await asyncio.to_thread(run.publish, version, made, torch.bfloat16, transport=transport)
             assert event["transport"] == {run.engine: transport}
             assert event["verified"][run.engine] > 5
             whole = sum(t.nbytes for t in weights.trainable(policy, run.world).values())
@@ -275,7 +275,7 @@ async def test_weights_that_differ_from_the_trainers_do_not_serve(run: Run, monk
     def pause(_: float) -> bool:
         return True
 
-    publisher = Publisher(run.url, "admin-key", pause, said.append, PublishConfig(), compares=True)
+    publisher = Publisher(run.url, "admin-key", pause, said.append, PublishConfig(), compares=torch.float32)
     assert not await asyncio.to_thread(publisher.publish, 1, 0, made.tensors)
     assert "has other weights than the trainer" in said[0]
     async with httpx.AsyncClient(base_url=run.url, headers=proxy.RUN) as http:

@@ -298,6 +298,32 @@ async def test_one_that_was_left_paused_goes_on_with_the_adapter(
     assert not fakes[0].paused
 
 
+async def test_another_replicas_turn_does_not_keep_an_adapter_away(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    """Nothing is changed that both could change."""
+    store.taken = {fake.url: "other" for fake in fakes}
+    await publish(pool, store, 1)
+    assert spans(await answer(pool)) == [(1, 0, 4)]
+    store.version = 2
+    await probe(pool)
+    assert spans(await answer(pool)) == [(2, 0, 4)]
+
+
+async def test_a_publish_over_weights_that_somebody_else_changes_waits(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.taken = {fakes[0].url: "other"}
+    fakes[0].version = "7"
+    await probe(pool)
+    assert states(pool) == ["updating", "serving"]
+    assert "/pause_generation" not in [path for path, _ in fakes[0].calls]
+    store.taken = {}
+    await probe(pool)
+    assert states(pool) == ["serving", "serving"]
+    assert fakes[0].version == "0"
+
+
 # -- unloading ---------------------------------------------------------------------------------------------------------
 
 

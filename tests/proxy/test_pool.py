@@ -215,14 +215,14 @@ async def test_the_run_moves_on_while_an_engine_comes_back(
 
     async def slow(version: int) -> str:
         seen.append(f"{version}, {pool.engines[0].state}")
-        if store.version == 3:
+        if len(seen) == 2:  # it is read once more, before the engine waits
             store.version = 4
         return await folder(version)
 
     monkeypatch.setattr(store, "folder", slow)
     await pool.set_state(pool.engines[0], EngineState.DEAD)
     await pool.probe(pool.engines[0])
-    assert seen == ["3, dead", "4, updating"]
+    assert seen == ["3, dead", "3, dead", "4, updating", "4, updating"]
     assert fakes[0].version == "4"
 
 
@@ -349,6 +349,64 @@ async def test_a_publish_waits_for_a_replica_that_updates_the_engine(
         await pool.load(pool.engines[0], 2)
 
 
+async def test_what_cannot_be_given_back_is_when_the_store_can_be_told(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine serves meanwhile, and a watch that is cancelled just then ends."""
+    give_back = store.give_back
+
+    async def away(url: str, *, whole: bool) -> None:
+        raise StoreError("away")
+
+    monkeypatch.setattr(store, "give_back", away)
+    fakes[0].update_takes_s = 60.0
+    store.version = 3
+    watch = asyncio.create_task(pool.watch())
+    await eventually(lambda: fakes[0].paused)
+    watch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(watch, 10)
+    fakes[0].update_takes_s = 0.0
+    await pool.probe(pool.engines[0])
+    assert (states(pool)[0], fakes[0].version, store.taken[fakes[0].url]) == ("serving", "3", "me")
+    monkeypatch.setattr(store, "give_back", give_back)
+    await pool.probe(pool.engines[0])
+    assert fakes[0].url not in store.taken
+
+
+async def test_an_engine_that_does_not_go_on_was_not_updated(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forever(_: EngineClient) -> None:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineClient, "continue_generation", forever)
+        patch.setattr(pool, "_update_timeout_s", 0.2)
+        with pytest.raises(EngineUnavailable, match="was not updated in"):
+            await pool.load(pool.engines[0], 1)
+    assert (fakes[0].paused, store.taken) == (True, {fakes[0].url: ""})
+
+
+async def test_a_dead_engine_is_not_waited_for_because_a_dead_replica_has_it(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    store.taken[fakes[0].url] = "gone"
+    fakes[0].stop()
+    with pytest.raises(EngineUnavailable):
+        await asyncio.wait_for(pool.load(pool.engines[0], 1), 10)
+
+
+async def test_an_engine_that_starts_gets_no_calls(pool: EnginePool, fakes: list[FakeEngine]) -> None:
+    """It answers as one that is paused, and would sample with base weights."""
+    fakes[0].paused = fakes[1].paused = True
+    for engine in pool.engines:
+        await pool.probe(engine)
+    assert states(pool) == ["updating", "updating"]
+    with pytest.raises(EngineUnavailable):
+        await pool.acquire("a", time.monotonic() + 0.01)
+
+
 async def test_after_a_failed_update_an_engine_stays_paused_for_every_replica(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
@@ -398,7 +456,7 @@ async def test_an_update_that_takes_too_long_has_failed(
     await pool.probe(pool.engines[0])
     with monkeypatch.context() as patch:
         patch.setattr(EngineClient, "update_weights_from_disk", forever)
-        with pytest.raises(EngineUnavailable, match=r"has not taken version 1 in 0\.05 s"):
+        with pytest.raises(EngineUnavailable, match=r"was not updated in 0\.05 s"):
             await pool.load(pool.engines[0], 1)
     assert fakes[0].paused
     pool._update_timeout_s = 60

@@ -14,6 +14,7 @@ import torch
 from folders import read_part
 from loop_setup import Died, Setup, same
 from safetensors.torch import load_file
+from sqlalchemy import text
 
 from agentrl.algorithm import Algorithm
 from agentrl.config import LoraConfig
@@ -129,6 +130,25 @@ def test_a_resume_makes_a_damaged_folder_anew(setup: Setup, monkeypatch: pytest.
         (folder / TENSORS).write_bytes(data if damage == "other tensors" else data[:1000])
     die_before(monkeypatch, setup, 3)
     assert checksum(folder / TENSORS) == digest
+
+
+@pytest.mark.parametrize("change", ["another type", "another checksum"])
+def test_what_a_resume_makes_anew_is_what_the_store_says(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Engines may get another type from now on; a database may have checksums of an older release."""
+    die_before(monkeypatch, setup, 3)
+    if change == "another type":
+        engine = setup.config.engine.model_copy(update={"dtype": "bfloat16"})
+        setup.config = setup.config.model_copy(update={"engine": engine})
+    else:
+        with setup.database.write() as conn:
+            conn.execute(text("UPDATE weight_versions SET checksum = 'older' WHERE version > 0"))
+    die_before(monkeypatch, setup, 3)  # before it has trained anything
+    (_, (newest, digest)) = max(weights_of(setup).items())
+    assert checksum(newest / TENSORS) == digest
+    types = {t.dtype for t in load_file(newest / TENSORS).values() if t.ndim > 1}
+    assert types == {torch.bfloat16 if change == "another type" else torch.float32}
 
 
 def test_a_trainer_that_was_stopped_before_it_saved_leaves_its_successors_weights_alone(

@@ -50,10 +50,10 @@ def test_digests_are_of_what_engines_keep() -> None:
     }  # fmt: skip
 
 
-def test_vectors_of_another_type_than_the_matrices_are_not_compared() -> None:
+def test_what_is_of_another_type_than_the_engines_is_not_compared() -> None:
     """Engines may keep them in either."""
     tensors = {"a.weight": torch.ones(4, 4, dtype=torch.bfloat16), "norm.weight": torch.ones(4)}
-    assert digests(tensors) == {"a.weight": hashlib.sha256(b"\x80\x3f" * 16).hexdigest()[:16]}
+    assert digests(tensors, torch.bfloat16) == {"a.weight": hashlib.sha256(b"\x80\x3f" * 16).hexdigest()[:16]}
 
 
 READER = """

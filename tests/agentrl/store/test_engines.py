@@ -46,6 +46,16 @@ def test_what_a_dead_replica_took_is_free_when_its_time_is_over(db, run_id):
     assert take(db, run_id, "a") == "b"
 
 
+def test_a_replica_that_starts_has_taken_nothing(db, run_id):
+    """What it had was left by one of its name."""
+    assert take(db, run_id, "a") is None
+    db.transact(engines.release, run_id, "b")
+    assert take(db, run_id, "b") == "a"
+    db.transact(engines.release, run_id, "a")
+    assert not db.query(engines.is_whole, run_id, URL)
+    assert take(db, run_id, "b") is None
+
+
 def test_what_is_left_in_the_middle_is_free_for_all_and_known_to_be(db, run_id):
     assert db.query(engines.is_whole, run_id, URL)
     assert take(db, run_id, "a") is None
