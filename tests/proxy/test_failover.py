@@ -173,6 +173,8 @@ def test_an_engine_that_dies_and_comes_back_again_and_again(fleet, tmp_path, unt
 @pytest.mark.parametrize("pause", ["retract", "in_place", "abort"])
 def test_new_weights_under_load(fleet, tmp_path, until, pause):
     new_version(fleet.proxy, tmp_path)
+    for engine in fleet.engines:
+        engine.token_delay_s = 0.02  # so that calls are under way when an engine pauses
 
     def trouble() -> None:
         until(lambda: all(len(engine.running) >= 4 for engine in fleet.engines))
