@@ -21,7 +21,7 @@ from agentrl.errors import EngineError, EngineRejected
 from agentrl.weights import version_of
 
 if TYPE_CHECKING:
-    from agentrl.proxy.pool import Engine
+    from agentrl.proxy.engine import Engine
 
 log = logging.getLogger(__name__)
 SLACK_S = 5.0

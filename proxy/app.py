@@ -5,7 +5,7 @@
                                  └──► store (group commit)          before the answer's last event
               upstreams.py ──► another model's server             passed on, recorded, never trained
     rollout worker, client ──► lifecycle.py      groups, sessions, rewards, ends
-    trainer ──► publish.py                       weights, engine by engine
+    trainer ──► publish.py ──► updates.py        weights, engine by engine
     people ──► monitoring.py
 
 Background tasks: `EnginePool.watch` (who serves, who must catch up) and `sweep.py` (what nobody ends). They outlast any

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.proxy import keys
+from agentrl.proxy.engine import Engine
 from agentrl.proxy.guarded import GuardedRoute
-from agentrl.proxy.pool import Engine
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
 from agentrl.store import engines

@@ -11,7 +11,7 @@ from agentrl.proxy.folders import WeightFolders
 from agentrl.store import Database, engines, interactions, runs
 
 if TYPE_CHECKING:
-    from agentrl.proxy.pool import Engine
+    from agentrl.proxy.engine import Engine
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from agentrl.proxy import exchanges, keys, publish
 from agentrl.proxy.admission import admitted
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.keys import Power
-from agentrl.proxy.pool import Delivery
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.transfer import Transfer, members
+from agentrl.proxy.updates import Delivery
 from agentrl.schemas import Json, SessionStatus
 from agentrl.store import heartbeats, interactions, rewards, sessions
 from agentrl.store.codec import hash_key

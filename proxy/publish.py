@@ -10,9 +10,10 @@ from sqlalchemy import Connection, select
 
 from agentrl.config import RunConfig
 from agentrl.errors import EngineError, RequestError
-from agentrl.proxy.pool import BY_FOLDER, Delivery, Engine, EngineState, Loaded
+from agentrl.proxy.engine import Engine, EngineState
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.transfer import Broadcast
+from agentrl.proxy.updates import BY_FOLDER, Delivery, Loaded
 from agentrl.schemas import Json, VersionState
 from agentrl.store import evaluations, events, runs, steps
 from agentrl.tables import runs as runs_table

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 from agentrl.engine.client import Chunk, EngineClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
 from agentrl.proxy.dialects.base import ENGINE_REFUSED, Tokens, TopLogprobs, spoken
+from agentrl.proxy.engine import Engine, EngineState
 from agentrl.proxy.engine_params import resumable
-from agentrl.proxy.pool import Engine, EnginePool, EngineState
+from agentrl.proxy.pool import EnginePool
 from agentrl.schemas import Json, VersionSpan
 from agentrl.tokens import TokenIds
 
@@ -226,7 +227,7 @@ async def _begin(pool: EnginePool, sampled: Sampled, session_id: str, deadline: 
     sampled.resumed = start > 0
     known = engine.version if engine.state is EngineState.SERVING else None
     versions = set() if known is None else {known}
-    return _Segment(engine, start, sampled.spans, known, pool.keeps_cache, versions)
+    return _Segment(engine, start, sampled.spans, known, pool.updates.keeps_cache, versions)
 
 
 async def _may_go_on(pool: EnginePool, engine: Engine, rid: str, error: EngineError) -> None:

@@ -17,7 +17,8 @@ from agentrl.engine.client import EngineClient
 from agentrl.errors import EngineError
 from agentrl.proxy import adapters
 from agentrl.proxy.adapters import Adapters
-from agentrl.proxy.pool import Engine, EnginePool, EngineState
+from agentrl.proxy.engine import Engine, EngineState
+from agentrl.proxy.pool import EnginePool
 from agentrl.proxy.sampling import Sampled, sample
 from agentrl.testing import FakeEngine, Reply
 from agentrl.tokens import TokenIds

@@ -15,7 +15,9 @@ import pytest
 from agentrl.engine.client import EngineClient
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy import pool as pools
-from agentrl.proxy.pool import Engine, EnginePool, EngineState
+from agentrl.proxy import updates
+from agentrl.proxy.engine import Engine, EngineState
+from agentrl.proxy.pool import EnginePool
 from agentrl.proxy.sampling import WHOLE_INTERVAL, Interrupted, Sampled, sample
 from agentrl.schemas import Json
 from agentrl.testing import FakeEngine, Reply
@@ -235,7 +237,7 @@ async def test_one_engine_that_hangs_delays_nobody(
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.01)
-    monkeypatch.setattr(pools, "PROBE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(updates, "PROBE_TIMEOUT_S", 60.0)
     pool = make(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", fakes[0].url)
     watch = asyncio.create_task(pool.watch())
     await eventually(lambda: states(pool) == ["dead", "serving"])
@@ -258,7 +260,7 @@ async def test_an_engine_that_falls_silent_is_dead_after_some_probes_and_its_cal
     async def forever() -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(pools, "PROBE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(updates, "PROBE_TIMEOUT_S", 0.01)
     monkeypatch.setattr(engine.client, "model_info", forever)
     monkeypatch.setattr(engine.client, "hang_up", lambda: hung_up.append(engine.state))
     for _ in range(pools.HANGS_AFTER - 1):
@@ -309,7 +311,7 @@ async def test_an_engine_that_starts_or_was_paused_by_hand_is_left_alone(
         await pool.probe(pool.engines[0])
         assert states(pool) == ["updating", "serving"]
         assert [path for path, _ in fakes[0].calls] == ["/pause_generation"]
-    monkeypatch.setattr(pools, "CLEANING_UP_S", -1e9)  # for too long: a run that is no more may have left it
+    monkeypatch.setattr(updates, "CLEANING_UP_S", -1e9)  # for too long: a run that is no more may have left it
     await pool.probe(pool.engines[0])
     assert states(pool) == ["serving", "serving"]
     assert (fakes[0].version, fakes[0].paused) == ("3", False)
@@ -336,7 +338,7 @@ async def test_what_another_replica_has_just_done_is_not_done_again(
 async def test_a_publish_waits_for_a_replica_that_updates_the_engine(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(updates, "LOOK_AGAIN_S", 0.01)
     store.taken[fakes[0].url] = "other"
     loading = asyncio.create_task(pool.load(pool.engines[0], 1))
     await asyncio.sleep(0.05)
@@ -344,7 +346,7 @@ async def test_a_publish_waits_for_a_replica_that_updates_the_engine(
     store.taken.clear()
     assert (await loading).transport == "disk"
     store.taken[fakes[0].url] = "other"
-    pool._update_timeout_s = -pools.CLEANING_UP_S
+    pool.updates.timeout_s = -updates.CLEANING_UP_S
     with pytest.raises(EngineError, match="is updated by other"):
         await pool.load(pool.engines[0], 2)
 
@@ -382,7 +384,7 @@ async def test_an_engine_that_does_not_go_on_was_not_updated(
 
     with monkeypatch.context() as patch:
         patch.setattr(EngineClient, "continue_generation", forever)
-        patch.setattr(pool, "_update_timeout_s", 0.2)
+        patch.setattr(pool.updates, "timeout_s", 0.2)
         with pytest.raises(EngineUnavailable, match="was not updated in"):
             await pool.load(pool.engines[0], 1)
     assert (fakes[0].paused, store.taken) == (True, {fakes[0].url: ""})
@@ -452,21 +454,21 @@ async def test_an_update_that_takes_too_long_has_failed(
         await asyncio.Event().wait()
 
     pool = make(fakes[0].url)
-    pool._update_timeout_s = 0.05
+    pool.updates.timeout_s = 0.05
     await pool.probe(pool.engines[0])
     with monkeypatch.context() as patch:
         patch.setattr(EngineClient, "update_weights_from_disk", forever)
         with pytest.raises(EngineUnavailable, match=r"was not updated in 0\.05 s"):
             await pool.load(pool.engines[0], 1)
     assert fakes[0].paused
-    pool._update_timeout_s = 60
+    pool.updates.timeout_s = 60
     assert (await pool.load(pool.engines[0], 1)).transport == "disk"
     assert not fakes[0].paused
 
 
 async def test_going_back_keeps_no_cache(pool: EnginePool, fakes: list[FakeEngine]) -> None:
     """Of what is cached for the older version newer weights may have computed a part."""
-    pool.pause_mode, pool.keeps_cache = "in_place", True
+    pool.updates.pause_mode, pool.updates.keeps_cache = "in_place", True
     for version in (1, 3, 2):
         await pool.load(pool.engines[0], version)
     modes = [body["mode"] for path, body in fakes[0].calls if path == "/pause_generation"]
@@ -481,7 +483,7 @@ async def test_publishing_to_a_dead_engine_does_not_wait(
     async def forever() -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(pools, "PROBE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(updates, "PROBE_TIMEOUT_S", 0.01)
     monkeypatch.setattr(pool.engines[0].client, "model_info", forever)
     with pytest.raises(EngineUnavailable):
         await pool.load(pool.engines[0], 1)
