@@ -199,11 +199,11 @@ class TestOfTwoEngines:
         self, run: Run, others: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await others[-1].wait_healthy()
-        await both_serve(run)
+        await all_serve(run)
         policy = await self.killed_while_it_receives(run, others[-1], "distributed", monkeypatch, 1)
         others.append(start(run.base, others[-1].spec.port, tmp_path))
         await others[-1].wait_healthy()  # with base weights
-        await both_serve(run)
+        await all_serve(run)
         await serves(run, 2, policy)
         await self.killed_while_it_receives(run, others[-1], "tensor", monkeypatch, 3)
 
@@ -231,11 +231,11 @@ def start(model: Path, port: int, folder: Path) -> Server:
     return launch(EngineSpec(model=model, port=port, log_file=folder / "second.log", max_total_tokens=4096))
 
 
-async def both_serve(run: Run) -> None:
+async def all_serve(run: Run) -> None:
     async with httpx.AsyncClient(base_url=run.url, headers=proxy.RUN) as http, asyncio.timeout(60):
         while True:
             states = [engine["state"] for engine in (await http.get("/api/engines")).json()]
-            if states == ["serving", "serving"]:
+            if states == ["serving"] * len(run.engines):
                 return
             await asyncio.sleep(0.2)
 
@@ -269,7 +269,8 @@ async def test_weights_that_differ_from_the_trainers_do_not_serve(run: Run, monk
     """The digests are of other weights than the folder's: an engine with those is wrong."""
     made = run.write(1, run.policy(1))
     other = transfer.digests(weights.trainable(run.policy(2), run.world))
-    monkeypatch.setattr(publish, "digests", lambda _: other)
+    before = await digests(run)
+    monkeypatch.setattr(publish, "digests", lambda *_: other)
     said: list[str] = []
 
     def pause(_: float) -> bool:
@@ -280,6 +281,9 @@ async def test_weights_that_differ_from_the_trainers_do_not_serve(run: Run, monk
     assert "has other weights than the trainer" in said[0]
     async with httpx.AsyncClient(base_url=run.url, headers=proxy.RUN) as http:
         assert (await http.get("/api/run")).json()["current_version"] == 0
+    await all_serve(run)
+    await serves(run, 0, load_policy(run.base, run.world.mesh))
+    assert await digests(run) == before
 
 
 @pytest.mark.parametrize("pause", ["in_place"])
