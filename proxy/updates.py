@@ -132,13 +132,13 @@ class Updates:
         if paused and not await self._was_left(engine):
             engine.holds = False  # if it starts, it would sample what it gets
             raise EngineBusy(f"{engine.url} is starting, or was paused by hand")
-        wanted = await self._records.wanted(reported)
+        wanted = await self._records.wanted(None if paused else reported)  # a paused engine's label says nothing
         while paused or reported != wanted:
             await self._records.folder(wanted)  # which may be read for long: before anybody has to wait
             async with self._turn(engine, paused) as turn:
                 reported, paused = await self.ask(engine)  # another replica may have brought it there just now
                 turn.whole = not paused
-                wanted = await self._records.wanted(reported)
+                wanted = await self._records.wanted(None if paused else reported)
                 if paused or reported != wanted:
                     await self._put(engine, turn, wanted)
                     reported, paused = wanted, False

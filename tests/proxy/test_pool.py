@@ -302,6 +302,18 @@ async def test_an_engine_that_was_left_paused_is_repaired(
     assert store.taken == {}
 
 
+async def test_what_was_left_with_the_label_of_an_unfinished_publish_gets_the_runs_version(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
+    """It may have been left because it has other weights than the label says."""
+    store.pending = {1}
+    await pool.load(pool.engines[0], 1)
+    await pool.engines[0].client.pause()
+    store.taken[fakes[0].url] = ""
+    await pool.probe(pool.engines[0])
+    assert (states(pool)[0], fakes[0].version, fakes[0].paused) == ("serving", "0", False)
+
+
 async def test_an_engine_that_starts_or_was_paused_by_hand_is_left_alone(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
