@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import _posixshmem  # type: ignore[import-not-found]  # of multiprocessing.shared_memory
 import base64
-import hashlib
 import io
 import socket
 import threading
@@ -29,6 +28,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from agentrl.errors import AgentRLError
 from agentrl.schemas import Json
+from agentrl.trainer.weights import bytes_digest
 from agentrl.weights import in_threads
 
 JOIN_TIMEOUT_S = 45.0
@@ -80,14 +80,7 @@ def digests(tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -
             parts = [name.replace(f".{first}.", f".{part}.") for part in FUSED[whole]]
             if all(part in tensors for part in parts):
                 kept[name.replace(f".{first}.", f".{whole}.")] = [tensors[part] for part in parts]
-    return {name: found.hex()[:16] for name, found in zip(kept, in_threads(_digest, kept.values()), strict=True)}
-
-
-def _digest(tensors: Sequence[Tensor]) -> bytes:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.digest()
+    return {name: found.hex()[:16] for name, found in zip(kept, in_threads(bytes_digest, kept.values()), strict=True)}
 
 
 # -- over a process group ----------------------------------------------------------------------------------------------

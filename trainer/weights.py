@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,11 +129,15 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     """`checksum` of the file that they will make."""
     named = sorted(tensors.items())
     heads = (head(name, str(tensor.dtype), tensor.shape) for name, tensor in named)
-    return combined(heads, in_threads(_bytes_digest, [tensor for _, tensor in named]))
+    return combined(heads, in_threads(bytes_digest, [[tensor] for _, tensor in named]))
 
 
-def _bytes_digest(tensor: Tensor) -> bytes:
-    return hashlib.sha256(tensor.contiguous().flatten().view(torch.uint8).numpy().data).digest()
+def bytes_digest(tensors: Sequence[Tensor]) -> bytes:
+    """SHA-256 of what they hold, one after another."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 def _holds(file: Path, digest: str) -> bool:
