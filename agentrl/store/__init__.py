@@ -16,6 +16,7 @@ engines         what replicas believe of them, who changes their weights
 events          the timeline
 retention       removes what no lineage needs
 backup          a copy of the database while it is in use
+dialect         an insert that knows conflicts, for either database
 codec           arrays, JSON, ids and hashes
 """
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 from sqlalchemy import Connection, and_, delete, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from agentrl.errors import RequestError
-from agentrl.store import events
+from agentrl.store import dialect, events
 from agentrl.tables import engines
 
 
@@ -16,7 +15,7 @@ def save(conn: Connection, run_id: str, url: str, *, state: str, version: int | 
     """Record what a replica believes of an engine."""
     values = {"state": state, "version": version, "error": error, "last_seen_at": time.time()}
     conn.execute(
-        _upsert(conn)(engines)
+        dialect.insert(conn, engines)
         .values(run_id=run_id, url=url, **values)
         .on_conflict_do_update(index_elements=["run_id", "url"], set_=values)
     )
@@ -39,7 +38,7 @@ def take(conn: Connection, run_id: str, url: str, replica: str, seconds: float) 
     mine = {"updater": replica, "updating_until": now + seconds}
     free = or_(engines.c.updater.is_(None), engines.c.updater == replica, engines.c.updating_until < now)
     conn.execute(
-        _upsert(conn)(engines)
+        dialect.insert(conn, engines)
         .values(run_id=run_id, url=url, state="dead", last_seen_at=0.0, **mine)
         .on_conflict_do_update(index_elements=["run_id", "url"], set_=mine, where=free)
     )
@@ -80,7 +79,3 @@ def set_draining(conn: Connection, run_id: str, url: str, draining: bool, replic
         raise RequestError(404, f"no engine {url!r}", code="engine_not_found", param="url")
     kind = "engine_drained" if draining else "engine_resumed"
     events.record(conn, run_id, kind, {"url": url}, replica)
-
-
-def _upsert(conn: Connection) -> type[sqlite.Insert] | type[postgresql.Insert]:
-    return sqlite.Insert if conn.dialect.name == "sqlite" else postgresql.Insert

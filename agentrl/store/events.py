@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from agentrl.schemas import Json
+from agentrl.store import dialect
 from agentrl.store.codec import new_id
 from agentrl.tables import events
 
@@ -20,9 +20,8 @@ REFUSALS_KEPT = 20
 
 def record(conn: Connection, run_id: str, kind: str, data: Json, source: str, event_id: str | None = None) -> None:
     """Append one event. Who may have to repeat it names its id beforehand (`codec.new_id`): it is stored once."""
-    insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
     event = {"id": event_id or new_id(), "run_id": run_id, "kind": kind, "source": source, "data": data}
-    conn.execute(insert(events).values(**event, created_at=time.time()).on_conflict_do_nothing())
+    conn.execute(dialect.insert(conn, events).values(**event, created_at=time.time()).on_conflict_do_nothing())
 
 
 def of_run(conn: Connection, run_id: str, kind: str | None = None) -> list[Row[Any]]:

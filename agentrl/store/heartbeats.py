@@ -6,8 +6,8 @@ import time
 from typing import Literal
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
+from agentrl.store import dialect
 from agentrl.tables import heartbeats
 
 Kind = Literal["proxy", "worker"]
@@ -16,9 +16,8 @@ Kind = Literal["proxy", "worker"]
 def beat(conn: Connection, run_id: str, kind: Kind, name: str) -> None:
     """`name` is alive."""
     now = time.time()
-    upsert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
     conn.execute(
-        upsert(heartbeats)
+        dialect.insert(conn, heartbeats)
         .values(run_id=run_id, kind=kind, name=name, started_at=now, last_seen_at=now)
         .on_conflict_do_update(index_elements=["run_id", "kind", "name"], set_={"last_seen_at": now})
     )

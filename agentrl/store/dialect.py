@@ -1,0 +1,11 @@
+"""What both databases have and SQLAlchemy spells for each."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+
+def insert(conn: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that knows ON CONFLICT."""
+    return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
