@@ -32,9 +32,10 @@ from chaos.killer import Outcome
 from chaos.losses import Findings
 from chaos.run import SUPERVISOR, Run, RunFailed
 from harness import Figure, Report
-from rich.console import Console
 from rich.table import Table
 from sqlalchemy import make_url
+
+from agentrl.console import Console
 
 DATABASES = ("sqlite", "postgresql")
 PARTS = (*killer.FREQUENT, "engine", SUPERVISOR)

@@ -19,8 +19,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
 from rich.table import Table
+
+from agentrl.console import Console
 
 PACKAGES = (
     "agentrl", "sqlalchemy", "psycopg", "numpy", "torch", "transformers", "trl", "sglang", "fastapi", "uvicorn",

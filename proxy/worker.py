@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ import uvicorn
 
 from agentrl.errors import AgentRLError
 from agentrl.proxy.workers import GRACEFUL_S, SERVES, Job
+from agentrl.visible import log_to_stderr, say
 
 ORPHAN_S = 3.0
 """How long a worker whose parent has died goes on with the calls that run."""
@@ -48,10 +48,7 @@ def main() -> int:
     """Serve until told to stop; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job = Job(**json.loads(sys.argv[1]))
-    logging.basicConfig(
-        level=job.log_level.upper(), format=f"%(asctime)s %(levelname)s worker {job.index} %(name)s: %(message)s"
-    )
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    log_to_stderr(job.log_level, f"worker {job.index} ")
     parent = socket.socket(fileno=job.parent)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
@@ -72,7 +69,7 @@ def main() -> int:
     try:
         app = create_app(settings)
     except AgentRLError as error:
-        print(f"agentrl: {error}", file=sys.stderr)
+        say(f"agentrl: {error}", err=True)
         return 2
     config = uvicorn.Config(
         app, loop="uvloop", http=connections.BoundedHttp, log_config=None, log_level=job.log_level, access_log=False,

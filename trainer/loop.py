@@ -35,6 +35,7 @@ from types import FrameType
 
 import torch
 
+from agentrl import visible
 from agentrl.config import RunConfig
 from agentrl.errors import NonFiniteError
 from agentrl.files import remove_drafts
@@ -465,4 +466,4 @@ def line(t: Trainer, record: StepRecord) -> str:
 def say(t: Trainer, text: str) -> None:
     """Print on rank 0."""
     if t.world.leads:
-        print(text, flush=True)
+        visible.say(text)

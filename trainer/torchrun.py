@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, g
 from torch.distributed.run import main as run
 
 from agentrl.errors import AgentRLError
+from agentrl.visible import say
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def main() -> None:
         _, failure = error.get_first_failure()
         said = failure.error_file_data["message"]
         if isinstance(said, dict):  # of a rank's `told`: the error's type comes first
-            print(f"agentrl: {said['message'].partition(': ')[2]}", file=sys.stderr)
+            say(f"agentrl: {said['message'].partition(': ')[2]}", err=True)
         sys.exit(max(1, failure.exitcode))
 
 

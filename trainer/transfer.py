@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from agentrl.errors import AgentRLError
 from agentrl.schemas import Json
 from agentrl.trainer.weights import bytes_digest
+from agentrl.visible import say
 from agentrl.weights import in_threads
 
 JOIN_TIMEOUT_S = 45.0
@@ -142,7 +143,7 @@ class _Sender(threading.Thread):
                     group.broadcast(sent, options).wait()  # type: ignore[union-attr]  # the stubs lack it
             self.give_up.wait()  # engines leave first
         except RuntimeError as error:  # of torch: an engine went away, or did not come
-            print(f"weights could not be sent to all engines: {str(error).splitlines()[0]}", flush=True)
+            say(f"weights could not be sent to all engines: {str(error).splitlines()[0]}")
 
     def _join(self) -> dist.ProcessGroupGloo | dist.ProcessGroupNCCL:
         # the keys under which members of a group that torch makes by this name find one another

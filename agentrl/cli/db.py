@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from agentrl.visible import say
+
 db = typer.Typer(help="The store's schema.", no_args_is_help=True)
 
 DatabaseUrl = typer.Option(
@@ -19,4 +21,4 @@ def upgrade(database_url: str = DatabaseUrl) -> None:
     database = Database(database_url)
     database.upgrade()
     database.close()
-    typer.echo(f"{database.where} is at the newest revision")
+    say(f"{database.where} is at the newest revision")

@@ -15,9 +15,8 @@ def demo(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, as for `agentrl train`.")] = None,
 ) -> None:
     """Train SmolLM2-135M to use a calculator (or, with --quick, a tiny model to reverse words), and show the result."""
-    from rich.console import Console
-
     from agentrl.cli.train import exit_when_stopped
+    from agentrl.console import Console
     from agentrl.launch.demo import run_demo
 
     with exit_when_stopped():

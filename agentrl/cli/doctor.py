@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.errors import UserError
+from agentrl.visible import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,13 +58,12 @@ def doctor(
     from agentrl.doctor.verdict import Answer
 
     if as_json:
-        typer.echo(json.dumps(to_json(report), indent=2))
+        say(json.dumps(to_json(report), indent=2))
     else:
-        from rich.console import Console
-
+        from agentrl.console import Console
         from agentrl.doctor.show import show
 
-        console = Console(highlight=False)
+        console = Console()
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = NEVER_WRAPS  # a file or a program reads it
         show(report, console)
@@ -104,7 +104,7 @@ def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str
     try:
         episode, base_model = asyncio.run(main())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo("stopped: the command, and all that was started for it, has ended", err=True)
+        say("stopped: the command, and all that was started for it, has ended", err=True)
         raise typer.Exit(STOPPED) from None
     return report.make(episode.session, sources.decoder(base_model), episode.status)
 
@@ -125,25 +125,26 @@ async def _against(
 
 async def _against_own(command: Sequence[str], model: str, stdout: int | None) -> tuple[Episode, str | None]:
     """Play against an engine and a proxy that are started for it."""
-    from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
+    from agentrl.console import Console
     from agentrl.doctor.episode import play
     from agentrl.doctor.temporary import place
     from agentrl.models import resolve_model
 
-    console = Console(stderr=True, highlight=False)
-    with console.status(f"preparing model {model}") as status:
+    console = Console(stderr=True)
+    with console.status(Text(f"preparing model {model}")) as status:
         folder = resolve_model(model)
 
         def progress(elapsed_s: float, line: str) -> None:
             text = f"starting SGLang: {elapsed_s:.0f} s"
-            status.update(f"{text}  [dim]{escape(line[: max(0, console.width - len(text) - 8)])}[/dim]")
+            shown = line[: max(0, console.width - len(text) - 8)]
+            status.update(Text.assemble(f"{text}  ", (shown, "dim")))
 
         try:
             async with place(folder, progress) as where:
                 status.stop()
-                console.print(f"[dim]running {escape(' '.join(command))}[/dim]", soft_wrap=True)
+                console.print(f"running {' '.join(command)}", style="dim", soft_wrap=True)
                 return await play(command, where.url, where.key, keep=True, stdout=stdout), where.model
         except BaseExceptionGroup as group:
             raise _first(group) from group

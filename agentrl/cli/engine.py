@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from agentrl.errors import UserError
+from agentrl.visible import say
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from agentrl.console import Console
     from agentrl.engine.server import Server
     from agentrl.engine.supervisor import EngineSupervisor
 
@@ -37,9 +37,10 @@ def engine(
 
     Base weights are version 0. A proxy that knows the server brings it to the run's version by itself.
     """
-    from rich.console import Console
+    from rich.text import Text
 
     from agentrl.config import ALL_LINEAR
+    from agentrl.console import Console
     from agentrl.engine.server import EngineSpec, check_port, free_port, pick_device
     from agentrl.engine.supervisor import EngineSupervisor, Weights
     from agentrl.models import check_model_folder, resolve_model
@@ -50,8 +51,8 @@ def engine(
         check_model_folder(weights)
     port = port or free_port(host)
     check_port(host, port)
-    console = Console(highlight=False)
-    with console.status(f"preparing model {model}"):
+    console = Console()
+    with console.status(Text(f"preparing model {model}")):
         folder = resolve_model(model)
         device = pick_device(device)
     spec = EngineSpec(
@@ -88,7 +89,7 @@ def _run_until_signal(supervisor: EngineSupervisor, screen: _Screen) -> None:
         asyncio.run(main())
     finally:
         screen.close()
-    typer.echo("engine stopped")
+    say("engine stopped")
 
 
 class _Screen:
@@ -101,16 +102,16 @@ class _Screen:
         self._status.start()
 
     def starting(self, elapsed_s: float, log_line: str) -> None:
-        from rich.markup import escape
+        from rich.text import Text
 
-        self._status.update(f"starting SGLang: {elapsed_s:.0f} s  [dim]{escape(log_line[:80])}[/dim]")
+        self._status.update(Text.assemble(f"starting SGLang: {elapsed_s:.0f} s  ", (log_line[:80], "dim")))
 
     def serving(self, server: Server, start_s: float) -> None:
         self._status.stop()
         self._console.print(f"engine serving on {server.url} after {start_s:.0f} s (log: {self._log_file})")
 
     def died(self, reason: str, restart_in_s: float) -> None:
-        self._console.print(f"{reason}\nrestarting in {restart_in_s:.0f} s", markup=False)
+        self._console.print(f"{reason}\nrestarting in {restart_in_s:.0f} s")
         self._status.start()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.db import DatabaseUrl
+from agentrl.visible import say
 
 
 def export(
@@ -45,4 +46,4 @@ def export(
             written = job.execute(progress)
     finally:
         database.close()
-    typer.echo(f"{written.rows:,} {what}, {written.bytes:,} bytes: {written.path}")
+    say(f"{written.rows:,} {what}, {written.bytes:,} bytes: {written.path}")

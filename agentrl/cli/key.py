@@ -13,6 +13,7 @@ from agentrl.cli.db import DatabaseUrl
 from agentrl.cli.store import parse_age
 from agentrl.errors import UserError
 from agentrl.schemas import Power
+from agentrl.visible import say
 
 key = typer.Typer(help="Make, list, rotate and revoke the admin and run keys of a run.", no_args_is_help=True)
 
@@ -35,7 +36,7 @@ def create(
     if power is Power.SESSION:
         raise UserError("--power session: a session's key comes with its session")
     made = _write(database_url, run, keys.create, power, name, _end(expires_in))
-    typer.echo(made.key)
+    say(made.key)
 
 
 @key.command("list")
@@ -43,7 +44,7 @@ def list_keys(run: Run, database_url: str = DatabaseUrl) -> None:
     """Show the keys as JSON: id, name, power, when they were made and when they end. Never the keys themselves."""
     from agentrl.store import keys
 
-    typer.echo(json.dumps(_write(database_url, run, keys.listing), indent=2))
+    say(json.dumps(_write(database_url, run, keys.listing), indent=2))
 
 
 @key.command()
@@ -51,7 +52,7 @@ def revoke(which: Which, run: Run, database_url: str = DatabaseUrl) -> None:
     """End a key: proxies refuse it within seconds."""
     from agentrl.store import keys
 
-    typer.echo(f"{_write(database_url, run, keys.revoke, which)} is revoked")
+    say(f"{_write(database_url, run, keys.revoke, which)} is revoked")
 
 
 @key.command()
@@ -69,7 +70,7 @@ def rotate(
 
     overlap_s = None if overlap is None else parse_age(overlap, "--overlap")
     made = _write(database_url, run, keys.rotate, which, overlap_s=overlap_s, expires_at=_end(expires_in))
-    typer.echo(made.key)
+    say(made.key)
 
 
 def _end(expires_in: str | None) -> float | None:

@@ -27,6 +27,7 @@ from agentrl.cli import (
     tune,
 )
 from agentrl.errors import AgentRLError
+from agentrl.visible import say
 
 app = typer.Typer(
     name="agentrl",
@@ -39,7 +40,7 @@ app = typer.Typer(
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"agentrl {__version__}")
+        say(f"agentrl {__version__}")
         raise typer.Exit
 
 
@@ -75,14 +76,14 @@ def main() -> None:
     try:
         sys.exit(app(prog_name="agentrl", standalone_mode=False))
     except AgentRLError as error:
-        print(f"agentrl: {error}", file=sys.stderr)
+        say(f"agentrl: {error}", err=True)
         sys.exit(2)
     except typer.Abort:
-        print("agentrl: aborted", file=sys.stderr)
+        say("agentrl: aborted", err=True)
         sys.exit(1)
     except _Mistake as error:
         if line := _line(error):
-            print(f"agentrl: {line}", file=sys.stderr)
+            say(f"agentrl: {line}", err=True)
         sys.exit(2)
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from agentrl.visible import say
+
 
 def model(
     name: Annotated[str, typer.Argument(help="smollm2 (SmolLM2-135M-Instruct) or tiny (0.4M-parameter Qwen2).")],
@@ -16,8 +18,7 @@ def model(
 
     A folder that is already there is checked and kept.
     """
-    from rich.console import Console
-
+    from agentrl.console import Console
     from agentrl.errors import ModelFolderError, did_you_mean
     from agentrl.models import BUILT_IN, cache_dir, make_model
 
@@ -25,4 +26,4 @@ def model(
         raise ModelFolderError(f"no built-in model {name!r}{did_you_mean(name, BUILT_IN)}")
     with Console(stderr=True).status(f"making {name}"):
         folder = make_model(name, out or cache_dir() / name)
-    typer.echo(folder)
+    say(folder)

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Shows a bar until the block ends; call what it yields with (done, in all)."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from agentrl.console import Console
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

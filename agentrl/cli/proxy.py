@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import secrets
 import socket
@@ -12,6 +11,7 @@ from functools import partial
 import typer
 
 from agentrl.errors import UserError
+from agentrl.visible import log_to_stderr, say
 
 
 def proxy(
@@ -38,14 +38,13 @@ def proxy(
     port = listener.getsockname()[1]
     replica = f"{socket.gethostname()[:50]}:{port}"  # the same after a restart, another one on another machine
     where = f"agentrl proxy for run {run} on http://{host}:{port}"
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    log_to_stderr(log_level)
     if workers > 1:
         from agentrl.proxy.workers import Job, supervise
 
         job = Job(run_name=run, engine_urls=engine, replica=replica, log_level=log_level, listener=listener.fileno())
         environment = {"AGENTRL_DATABASE_URL": database_url, "AGENTRL_ADMIN_KEY": admin_key}
-        serving = partial(typer.echo, f"{where}, {workers} workers")
+        serving = partial(say, f"{where}, {workers} workers")
         raise typer.Exit(supervise(job, workers, environment, serving))
 
     import uvicorn
@@ -57,11 +56,11 @@ def proxy(
         database_url=database_url, run_name=run, engine_urls=engine, admin_key=admin_key, replica=replica
     )
     app = create_app(settings)
-    typer.echo(where)
+    say(where)
     connections.keep_what_is_loaded()
     server = uvicorn.Server(
         uvicorn.Config(
-            app, loop="uvloop", http=connections.BoundedHttp, log_level=log_level, access_log=False,
+            app, loop="uvloop", http=connections.BoundedHttp, log_config=None, log_level=log_level, access_log=False,
             timeout_graceful_shutdown=10, **connections.TIMEOUTS,
         )
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.db import DatabaseUrl
+from agentrl.visible import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,9 +36,8 @@ def replay(
     With --rescore, --discount or --estimator also says what returns and advantages would have been. Exits with status 1
     when a batch is not what was trained.
     """
-    from rich.console import Console
-
     from agentrl import replay as again
+    from agentrl.console import Console
     from agentrl.export.formats import ParquetWriter
     from agentrl.export.output import atomic_folder
     from agentrl.export.selection import StepRange
@@ -48,7 +48,7 @@ def replay(
     judge = load_object(rescore, "--rescore") if rescore else None
     credit = again.Credit(judge=judge, discount=discount, estimator=estimator)
     database = Database(database_url)
-    console = Console(highlight=False)
+    console = Console()
     shifts: list[tuple[int, Shift]] = []
     different = 0
     try:
@@ -71,7 +71,7 @@ def replay(
     if credit.changes and shifts:
         console.print(_table(shifts))
     if different:
-        typer.echo(f"{different} of {len(chosen)} batches are not what was trained", err=True)
+        say(f"{different} of {len(chosen)} batches are not what was trained", err=True)
         raise typer.Exit(1)
 
 

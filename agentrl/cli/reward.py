@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.cli.db import DatabaseUrl
+from agentrl.visible import say
 
 
 def reward(
@@ -46,4 +47,4 @@ def reward(
         answer = database.transact(unit, key or uuid.uuid4().hex)
     finally:
         database.close()
-    typer.echo(json.dumps({"reward_id": answer.reward_id, "applied": answer.applied}))
+    say(json.dumps({"reward_id": answer.reward_id, "applied": answer.applied}))

@@ -12,6 +12,7 @@ import typer
 
 from agentrl.cli.db import DatabaseUrl
 from agentrl.errors import ConfigError
+from agentrl.visible import say
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
@@ -57,7 +58,7 @@ def create(
     url = create_run(settings, key)
     own_file = settings.database_url is None and not os.environ.get(DATABASE_URL)
     _print_exports({RUN_KEY: key} | ({DATABASE_URL: url} if own_file else {}))
-    typer.echo(
+    say(
         f"run {settings.name} is made; agentrl proxy --run {settings.name} --engine http://HOST:PORT serves it",
         err=True,
     )
@@ -66,9 +67,9 @@ def create(
 @run.command("list")
 def list_runs(database_url: str = DatabaseUrl) -> None:
     """List the runs of a database, newest first."""
-    from rich.console import Console
     from rich.table import Table
 
+    from agentrl.console import Console
     from agentrl.store import Database, runs
 
     database = Database(database_url)
@@ -82,7 +83,7 @@ def list_runs(database_url: str = DatabaseUrl) -> None:
         made = datetime.fromtimestamp(row.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
         steps = f"{row.published_step} of {row.target_steps}" if row.target_steps else "records only"
         table.add_row(row.name, row.status, steps, str(row.current_version), row.base_model, made)
-    Console(highlight=False).print(table)
+    Console().print(table)
 
 
 def _config(args: list[str], flags: dict[str, str | None]) -> RunConfig:
@@ -104,4 +105,4 @@ def _print_exports(variables: dict[str, str]) -> None:
     import shlex
 
     for name, value in variables.items():
-        typer.echo(f"export {name}={shlex.quote(value)}")
+        say(f"export {name}={shlex.quote(value)}")

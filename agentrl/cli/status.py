@@ -13,6 +13,7 @@ import typer
 from agentrl import evaluation
 from agentrl.errors import UserError
 from agentrl.schemas import Json
+from agentrl.visible import say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -51,16 +52,16 @@ def status(
         address, bearer = proxy.rstrip("/"), key
         ask = lambda: from_proxy(address, bearer, window)  # noqa: E731
     if as_json and not watch:
-        return typer.echo(json.dumps(ask(), indent=2))
-    from rich.console import Console
+        return say(json.dumps(ask(), indent=2))
+    from agentrl.console import Console
 
-    console = Console(highlight=False)
+    console = Console()
     if not watch:
         return console.print(screen(ask(), time.time()))
     try:
         if as_json:
             while True:
-                typer.echo(json.dumps(ask()))
+                say(json.dumps(ask()))
                 time.sleep(EVERY_S)
         _follow(console, ask)
     except KeyboardInterrupt:

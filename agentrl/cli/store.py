@@ -13,6 +13,7 @@ import typer
 from agentrl.cli.db import DatabaseUrl
 from agentrl.cli.reward import reward
 from agentrl.errors import UserError
+from agentrl.visible import say
 
 store = typer.Typer(help="Check, prune and back up the database.", no_args_is_help=True)
 store.command()(reward)
@@ -36,20 +37,20 @@ def check(
     broken, figures = 0, {}
     try:
         for line in database.integrity():
-            typer.echo(f"database: {line}", err=True)
+            say(f"database: {line}", err=True)
             broken += 1
         database.require_current()
         known = [database.query(runs.by_name, run)] if run is not None else database.query(runs.all_runs)
         for row in known:
             with database.read() as conn, bar(f"checking groups of {row.name}") as progress:
                 for line in audit.scan(conn, row.id, progress):
-                    typer.echo(line, err=True)
+                    say(line, err=True)
                     broken += 1
                 figures[row.name] = audit.figures(conn, row.id)
     finally:
         database.close()
-    typer.echo(json.dumps(figures if run is None else figures[run], indent=2))
-    typer.echo(f"{broken} violations")
+    say(json.dumps(figures if run is None else figures[run], indent=2))
+    say(f"{broken} violations")
     raise typer.Exit(1 if broken else 0)
 
 
@@ -93,8 +94,8 @@ def prune(
     finally:
         database.close()
     for table, rows in pruned.rows.items():
-        typer.echo(f"{rows:>12,} {table}")
-    typer.echo(f"{pruned.bytes:>12,} bytes of tokens and messages {'would go' if dry_run else 'removed'}")
+        say(f"{rows:>12,} {table}")
+    say(f"{pruned.bytes:>12,} bytes of tokens and messages {'would go' if dry_run else 'removed'}")
 
 
 @store.command()
@@ -117,7 +118,7 @@ def backup(
             backups.backup(database, target, force=force, progress=progress)
     finally:
         database.close()
-    typer.echo(f"{database.where}: {target.stat().st_size:,} bytes in {target}")
+    say(f"{database.where}: {target.stat().st_size:,} bytes in {target}")
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

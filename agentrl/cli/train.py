@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from agentrl.visible import say
+
 INTERRUPTED_STATUS = 130
 
 
@@ -23,9 +25,8 @@ def train(
     ] = False,
 ) -> None:
     """Start engine, proxy, rollouts and trainer, and watch them until the run is finished. Resumes a stopped run."""
-    from rich.console import Console
-
     from agentrl.config import load_config
+    from agentrl.console import Console
     from agentrl.launch import demo
     from agentrl.launch import train as launch
 
@@ -43,5 +44,5 @@ def exit_when_stopped() -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        typer.echo(str(stopped))
+        say(str(stopped))
         raise typer.Exit(INTERRUPTED_STATUS) from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.errors import ConfigError, FencedError
+from agentrl.visible import say
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
@@ -74,7 +75,7 @@ def trainer(
             )
             train(run, model, world, Lineage.begin(database, run), publisher, stop, from_base=from_base)
         except FencedError as error:
-            print(f"agentrl trainer: {error}", file=sys.stderr)
+            say(f"agentrl trainer: {error}", err=True)
             raise typer.Exit(FENCED_STATUS) from None
         finally:
             database.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.train import INTERRUPTED_STATUS
+from agentrl.visible import say
 
 if TYPE_CHECKING:
     from agentrl.tuning import AnyConfig
@@ -49,7 +50,7 @@ def _tune(config: AnyConfig) -> None:
     if first:
         assert data is not None
         for note in (f"{len(data.train)} items to train, {len(data.held_out)} held out", *data.notes):
-            typer.echo(note)
+            say(note)
         if config.trainer.ranks > 1:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             launcher.append(f"--nproc-per-node={config.trainer.ranks}")

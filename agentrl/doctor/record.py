@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from agentrl.doctor.words import visible
 from agentrl.schemas import GREEDY_BELOW, InteractionStatus, Json, Role
+from agentrl.visible import visible
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from agentrl.doctor.words import count, visible
+from agentrl.doctor.words import count
 from agentrl.schemas import Json
 from agentrl.store.events import REFUSALS_KEPT
+from agentrl.visible import visible
 
 MOST = 5
 """Kinds that are spelled out."""

@@ -11,8 +11,8 @@ from agentrl.doctor.figures import Figures
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
 from agentrl.doctor.verdict import Verdict
-from agentrl.doctor.words import visible
 from agentrl.schemas import Json
+from agentrl.visible import visible
 
 AROUND = 8
 """Tokens shown on either side of the first different one."""

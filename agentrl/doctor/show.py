@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.console import Console
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Call, Session
 from agentrl.doctor.report import Report, neighbourhood
@@ -56,7 +56,7 @@ def _show_verdict(report: Report, console: Console) -> None:
     said = report.verdict
     console.print()
     if report.command_status is not None:
-        console.print(f"the command ended with exit status {report.command_status}", highlight=False)
+        console.print(f"the command ended with exit status {report.command_status}")
     scope = "with its sub-agents: " if report.subagents else ""
     console.print(Text.assemble(scope, (said.answer.value, f"bold {COLOURS[said.answer]}")))
     for line, mark in [*((p, "✗") for p in said.problems), *((n, "·") for n in said.notes)]:

@@ -6,11 +6,11 @@ import json
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from sqlalchemy import Connection
 
 from agentrl.config import RunConfig, load_config
+from agentrl.console import Console
 from agentrl.evaluation import Label, figure
 from agentrl.launch import curve, folder, summary
 from agentrl.schemas import Json
@@ -45,12 +45,12 @@ def show_results(config: RunConfig, result: Json, console: Console) -> None:
     if result["gains"]:
         console.print(before_after(result))
     if len(result["rewards"]) > 1:
-        console.print(curve.as_text(result["rewards"]), markup=False, highlight=False)
+        console.print(curve.as_text(result["rewards"]))
     database = Database(folder.database_url(config))
     try:
         with database.read() as conn:
             for text in transcripts(conn, runs.by_name(conn, config.name).id, config.evaluation.main_setting):
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
+                console.print(text, soft_wrap=True)
     finally:
         database.close()
     mismatch = result["logprob_mismatch_mean_abs"]
@@ -58,12 +58,11 @@ def show_results(config: RunConfig, result: Json, console: Console) -> None:
         f"{result['steps']} steps in {result['wall_s']:.0f} s, {result['trajectories_trained']} trajectories, "
         f"{result['tokens_trained']} tokens trained, at most {result['max_staleness_seen']} version(s) old"
         + (f"; engine and trainer differ by {mismatch:.1e} nats a token" if mismatch is not None else ""),
-        highlight=False,
         soft_wrap=True,
     )
     for name in ("summary.json", "curve.png", "agentrl.db", "config.yaml", "model", "logs"):
         if (config.run_dir / name).exists():
-            console.print(f"  {config.run_dir / name}", highlight=False, soft_wrap=True)
+            console.print(f"  {config.run_dir / name}", soft_wrap=True)
 
 
 def before_after(result: Json) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from agentrl import evaluation
 from agentrl.config import RunConfig
+from agentrl.console import Console
 from agentrl.launch.snapshot import Snapshot, StepPoint
 
 LINE_EVERY_S = 30.0
@@ -65,7 +66,7 @@ class Display:
     def note(self, text: str) -> None:
         """Say something that stays on the screen."""
         elapsed = time.monotonic() - self._started
-        self.console.print(f"[{elapsed:6.1f} s] {text}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(f"[{elapsed:6.1f} s] {text}", soft_wrap=True)
 
     def starting(self, text: str) -> None:
         """What the first start waits for; overwritten on a terminal."""

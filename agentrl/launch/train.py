@@ -19,10 +19,10 @@ import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from sqlalchemy import Connection
 
 from agentrl.config import RunConfig
+from agentrl.console import Console
 from agentrl.engine.guarded import kill_tree
 from agentrl.errors import AgentRLError, ConfigError, EngineUnavailable
 from agentrl.launch import connect, create, curve, folder, parts, snapshot, summary
@@ -73,7 +73,7 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
             run_id, status = open_run(database, plan)
             folder.write_config(config, plan.config_file)
             if status == "finished" and (config.run_dir / "summary.json").exists():
-                console.print(f"run {config.name} is finished; give more steps, or another name", highlight=False)
+                console.print(f"run {config.name} is finished; give more steps, or another name")
             else:
                 with connect.env_file(plan) as env_file, Display(config, console) as display:
                     if moved:

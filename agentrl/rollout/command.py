@@ -12,6 +12,7 @@ Nothing of it outlives the episode: when it ends, is too slow, is stopped, or wh
 from __future__ import annotations
 
 import asyncio
+import codecs
 import errno
 import json
 import os
@@ -28,6 +29,7 @@ from agentrl.engine import guarded
 from agentrl.environment import PROXY_URL, RUN_KEY, without_secrets
 from agentrl.errors import AgentRLError, UserError
 from agentrl.schemas import Json
+from agentrl.visible import LINES, visible
 
 LONGEST_TASK_BYTES = 65_536
 """A longer task is only in the file: Linux takes at most 128 KiB in one variable."""
@@ -120,13 +122,14 @@ async def _play(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, st
 
 async def _follow(pipe: int, tail: bytearray) -> None:
     """Pass what comes through a pipe on to our stderr, and keep its end. Closes the pipe."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(pipe, "rb", buffering=0)
     )
     try:
         while part := await stream.read(65_536):
-            sys.stderr.write(part.decode(errors="replace"))
+            sys.stderr.write(visible(decoder.decode(part), LINES + "\r"))
             tail += part
             del tail[: -2 * TAIL_BYTES]  # more than is quoted, so that no key is cut in two before it is taken out
     finally:

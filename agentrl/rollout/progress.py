@@ -8,8 +8,9 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from rich.console import Console
+from rich.text import Text
 
+from agentrl.console import Console
 from agentrl.rollout.episode import Outcome
 
 RECENT = 128
@@ -78,12 +79,12 @@ class Progress:
 async def shown(progress: Progress, console: Console) -> AsyncIterator[None]:
     """Keep the line on the screen; where there is no terminal, print it when it changed, now and then."""
     if console.is_terminal:
-        with console.status(progress.line()) as status:
+        with console.status(Text(progress.line())) as status:
 
             async def refresh() -> None:
                 while True:
                     await asyncio.sleep(TTY_EVERY_S)
-                    status.update(progress.line())
+                    status.update(Text(progress.line()))
 
             async with _background(refresh()):
                 yield
@@ -92,11 +93,11 @@ async def shown(progress: Progress, console: Console) -> AsyncIterator[None]:
         async def lines() -> None:
             while True:
                 await asyncio.sleep(LINE_EVERY_S)
-                console.print(progress.line(), markup=False, highlight=False, soft_wrap=True)
+                console.print(progress.line(), soft_wrap=True)
 
         async with _background(lines()):
             yield
-    console.print(progress.line(), markup=False, highlight=False, soft_wrap=True)
+    console.print(progress.line(), soft_wrap=True)
 
 
 @asynccontextmanager

@@ -8,11 +8,10 @@ import secrets
 import signal
 import socket
 
-from rich.console import Console
-
 from agentrl import environment
 from agentrl.client import AsyncClient
 from agentrl.config import RunConfig
+from agentrl.console import Console
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.episode import agent_http_client
 from agentrl.rollout.evaluate import Evaluator, settings_of

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 import uvicorn
 from openai import AsyncOpenAI
-from rich.console import Console
 from sqlalchemy import JSON, Connection, text
 
 from agentrl.config import RunConfig
+from agentrl.console import Console
 from agentrl.engine.server import free_port
 from agentrl.proxy.app import Settings, create_app
 from agentrl.rendering import load_renderer

@@ -20,12 +20,12 @@ import httpx
 import pytest
 import yaml
 from databases import KINDS, Databases
-from rich.console import Console
 from serving import add_version
 from sqlalchemy import Connection, select
 
 from agentrl.client import AsyncClient
 from agentrl.config import EvalSampling, RunConfig, parse_config
+from agentrl.console import Console
 from agentrl.engine.server import free_port
 from agentrl.errors import RequestError
 from agentrl.evaluation import Episode, Label

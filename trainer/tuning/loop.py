@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from agentrl import visible
 from agentrl.errors import UserError
 from agentrl.files import remove_drafts
 from agentrl.schemas import TrainedBatch
@@ -211,4 +212,4 @@ def line(t: Tuning, metrics: dict[str, float]) -> str:
 def say(t: Tuning, text: str) -> None:
     """Print on rank 0."""
     if t.world.leads:
-        print(text, flush=True)
+        visible.say(text)

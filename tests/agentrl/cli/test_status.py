@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import uvicorn
-from rich.console import Console
 from typer.testing import CliRunner
 
 from agentrl.cli import status
 from agentrl.cli.main import app
+from agentrl.console import Console
 from agentrl.engine.server import free_port
 from agentrl.errors import UserError
 from agentrl.evaluation import Evaluation, Result

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from tokenizers import AddedToken, Tokenizer
 
+from agentrl.console import Console
 from agentrl.doctor.report import Report, neighbourhood
 from agentrl.doctor.show import show
 from agentrl.testing import Reply

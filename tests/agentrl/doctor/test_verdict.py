@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from agentrl.console import Console
 from agentrl.doctor import refused, report
 from agentrl.doctor.record import read
 from agentrl.doctor.report import Report, as_json
 from agentrl.doctor.show import rows, show
-from agentrl.doctor.words import visible
+from agentrl.visible import visible
 
 
 def call(id: str, parent: str | None = None, **facts: Any) -> dict[str, Any]:

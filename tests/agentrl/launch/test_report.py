@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from agentrl.config import parse_config
+from agentrl.console import Console
 from agentrl.evaluation import Evaluation, Result
 from agentrl.launch import curve, demo, progress, summary
 from agentrl.launch.snapshot import Snapshot, StepPoint

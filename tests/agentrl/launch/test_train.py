@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 from databases import Databases
-from rich.console import Console
 from sqlalchemy import Executable, NullPool, create_engine, insert, make_url, select, text, update
 from sqlalchemy.exc import ProgrammingError
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.console import Console
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, RUN_KEY, SECRETS
 from agentrl.errors import ConfigError, UserError
 from agentrl.launch import parts, process

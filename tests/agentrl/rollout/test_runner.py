@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from rich.console import Console
 from starlette.responses import JSONResponse
 
 from agentrl.client import AsyncClient
+from agentrl.console import Console
 from agentrl.rollout.episode import agent_http_client, play
 from agentrl.rollout.progress import Progress, shown
 from agentrl.rollout.runner import run_groups

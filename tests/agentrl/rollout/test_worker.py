@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.console import Console
 from agentrl.rollout.worker import work
 
 AGENT = """

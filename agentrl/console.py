@@ -1,0 +1,29 @@
+"""The terminal that commands draw on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import rich.console
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from agentrl.visible import LINES, visible
+
+
+class Console(rich.console.Console):  # noqa: TID251
+    """Rich's console, safe for untrusted text: strings are no markup, and control characters are spelled out.
+
+    Styles come from `rich.text.Text` and `style=`. Rich's own control segments (cursor, clearing) pass through.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**({"markup": False, "emoji": False, "highlight": False} | options))
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible(segment.text, LINES), segment.style)
