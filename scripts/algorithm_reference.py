@@ -50,6 +50,11 @@ Ratios of a turn or a sequence are geometric means, in GSPO's token form: where 
 advantage, value and gradient are GSPO's, and where turns differ, each token's gradient carries its own turn's.
 `product` is the ratio of the whole trajectory as one action.
 
+Differences of log probabilities are bounded before they become ratios: ρ and w are exponentials of at most ±20 (as in
+verl), the estimator k3 is at most 10 (as in verl and AReaL). Between the bounds the formulas are exact; at one the
+token has no gradient. A token that `m2_threshold` leaves out has log ρ 0 before the exponential, so that no infinity of
+it reaches the gradient. k1, k2 and the losses of pairs take no exponential that can overflow, and have no bound.
+
 ## Advantages
 
 A group-relative baseline counts each episode of a group once, however many paths it has. A group of one has nothing to
@@ -83,7 +88,7 @@ Samples that share their first tokens share states and values, which are compute
 ## The reference policy
 
 With `kl_coef` β the divergence KL from a reference policy counts, estimated at each loss token from d = log π −
-log π_ref: `k1` d, `k2` d²/2, `k3` exp(−d) − 1 + d. With `kl: loss` β·KL is added to the token's loss. With
+log π_ref: `k1` d, `k2` d²/2, `k3` min(exp(−d) − 1 + d, 10). With `kl: loss` β·KL is added to the token's loss. With
 `kl: reward` it is taken from returns before advantages are made of them, with π as it is before the step: a token's
 return loses what it and the tokens after it in its trajectory cost; with `credit: trajectory`, and in baselines and
 scales, an episode's return loses all that its tokens cost. `kl_reference` is the mean estimate over loss tokens.

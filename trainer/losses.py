@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentrl.algorithm import Algorithm
 from agentrl.trainer.algorithms.aggregation import Totals, token_weights
+from agentrl.trainer.algorithms.bounds import k3
 from agentrl.trainer.algorithms.clipping import SURROGATES
 from agentrl.trainer.algorithms.corrections import behavior_weights
 from agentrl.trainer.algorithms.kl import kl_divergence
@@ -51,7 +52,7 @@ def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums
     w: behaviour weight (no gradient), L: surrogate, β: `kl_coef` with `kl: loss`, η: `entropy_coef`.
     """
     of = (tokens.trajectories, tokens.turns)
-    ratio_S = importance_ratio(tokens.logprobs_S, tokens.proximal_S, *of, algorithm.ratio)
+    ratio_S = importance_ratio(tokens.logprobs_S, tokens.proximal_S, *of, algorithm.ratio, tokens.keep_S)
     weight_S, outside_S = behavior_weights(tokens.proximal_S, tokens.behavior_S, *of, algorithm)
     loss_S, clipped_S = SURROGATES[algorithm.clip](ratio_S, tokens.logprobs_S, tokens.advantages_S, algorithm)
     loss_S = weight_S * loss_S
@@ -78,5 +79,4 @@ def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums
 
 def _behavior_kl(tokens: LossTokens) -> Tensor:
     """(S,) k3 of the behaviour policy from the trained one: how far off-policy a token is."""
-    log_ratio_S = (tokens.logprobs_S.detach() - tokens.behavior_S).double()
-    return torch.expm1(log_ratio_S) - log_ratio_S
+    return k3((tokens.logprobs_S.detach() - tokens.behavior_S).double())

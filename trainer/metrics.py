@@ -14,6 +14,7 @@ from torch import Tensor
 
 from agentrl.schemas import PROMPT_VERSION, Batch
 from agentrl.store.batch_facts import BatchFacts
+from agentrl.trainer.algorithms.bounds import bounded_exp, k3
 from agentrl.trainer.packing import Sample
 
 Metrics = dict[str, float]
@@ -33,7 +34,7 @@ def ratio_metrics(log_ratio_S: Tensor) -> Metrics:
     """
     if not len(log_ratio_S):
         return {}
-    weights_S = log_ratio_S.double().exp().numpy()
+    weights_S = bounded_exp(log_ratio_S.double()).numpy()
     return {
         "importance_ratio/mean": float(weights_S.mean()),
         "importance_ratio/max": float(weights_S.max()),
@@ -54,7 +55,7 @@ def mismatch_metrics(gap_S: Tensor) -> Metrics:
     return counted | {
         "logprob_mismatch_mean_abs": float(gap_S.abs().mean()),
         "mismatch_max": float(gap_S.abs().max()),
-        "mismatch_kl": float((gap_S.expm1() - gap_S).mean()),
+        "mismatch_kl": float(k3(gap_S).mean()),
     }
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithm import Algorithm
+from agentrl.trainer.algorithms.bounds import bounded_exp
 from agentrl.trainer.algorithms.rows import Rows, at_level
 
 
@@ -34,7 +35,7 @@ def behavior_weights(
     """
     if algorithm.correction == "none":
         return torch.ones_like(behavior_S), torch.zeros_like(behavior_S, dtype=torch.bool)
-    weight_S = torch.exp(at_level(proximal_S - behavior_S, trajectories, turns, algorithm.correction_level))
+    weight_S = bounded_exp(at_level(proximal_S - behavior_S, trajectories, turns, algorithm.correction_level))
     if algorithm.correction == "truncate":
         return weight_S.clamp(max=algorithm.correction_cap), weight_S > algorithm.correction_cap
     outside_S = (weight_S > algorithm.correction_cap) | (weight_S < algorithm.correction_floor)

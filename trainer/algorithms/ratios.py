@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithm import Level
+from agentrl.trainer.algorithms.bounds import bounded_exp
 from agentrl.trainer.algorithms.rows import Rows, at_level
 
 
-def importance_ratio(logprobs_S: Tensor, older_S: Tensor, trajectories: Rows, turns: Rows, level: Level) -> Tensor:
-    """(S,) ρ of each token, with the gradient of its level.
+def importance_ratio(
+    logprobs_S: Tensor, older_S: Tensor, trajectories: Rows, turns: Rows, level: Level, keep_S: Tensor | None = None
+) -> Tensor:
+    """(S,) ρ of each token, with the gradient of its level; 1 without gradient where `keep_S` (bool) is false.
 
     token     π_t/π_old,t. PPO, arXiv 1707.06347, eq. 6.
     sequence  s · π_t/sg(π_t), s = sg((π(y)/π_old(y))^(1/|y|)). GSPO, arXiv 2507.18071, eq. 7, in its token form
@@ -18,8 +21,12 @@ def importance_ratio(logprobs_S: Tensor, older_S: Tensor, trajectories: Rows, tu
               where turns differ, each token's gradient still carries its own advantage.
     turn      the same over the tokens of one turn.
     product   π(y)/π_old(y), of the trajectory as one action. RLOO, arXiv 2402.14740.
+
+    Bounds and `keep_S` apply to log ρ: after `exp` an infinity that is masked still makes the gradient NaN (0 · ∞).
     """
     log_ratio_S = at_level(logprobs_S - older_S, trajectories, turns, level)
-    if level in ("token", "product"):
-        return torch.exp(log_ratio_S)
-    return torch.exp(log_ratio_S.detach() + logprobs_S - logprobs_S.detach())
+    if level not in ("token", "product"):
+        log_ratio_S = log_ratio_S.detach() + (logprobs_S - logprobs_S.detach())
+    if keep_S is not None:
+        log_ratio_S = torch.where(keep_S, log_ratio_S, 0.0)
+    return bounded_exp(log_ratio_S)

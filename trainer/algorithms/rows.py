@@ -13,8 +13,6 @@ from torch import Tensor
 
 from agentrl.algorithm import Level
 
-LARGEST_LOG_RATIO = 20.0
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -41,14 +39,11 @@ class Rows:
 
 
 def at_level(log_ratio_S: Tensor, trajectories: Rows, turns: Rows, level: Level) -> Tensor:
-    """(S,) log ratios at a level: the token's own, the mean over its turn or trajectory, the sum over the latter.
-
-    A sum is bounded by LARGEST_LOG_RATIO: what it is the logarithm of would not be finite.
-    """
+    """(S,) log ratios at a level: the token's own, the mean over its turn or trajectory, the sum over the latter."""
     if level == "token":
         return log_ratio_S
     if level == "product":
-        return trajectories.spread(trajectories.sums(log_ratio_S)).clamp(max=LARGEST_LOG_RATIO)
+        return trajectories.spread(trajectories.sums(log_ratio_S))
     rows = turns if level == "turn" else trajectories
     return rows.spread(rows.means(log_ratio_S))
 
