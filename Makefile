@@ -10,6 +10,9 @@ setup:  ## Make .venv ready: shared environment, this checkout installed into it
 setup-agents:  ## Make .venv-agents ready: the SDKs and agent frameworks that tests run against the proxy
 	@sh scripts/setup-agents
 
+setup-coders:  ## Make .venv-coders ready: Claude Code, Codex and other coding agents for `make test-coders` (needs npm)
+	@sh scripts/setup-coders
+
 setup-peers:  ## Make .venv-peers ready: the gateways that benchmarks/proxy.py measures the proxy against
 	@sh scripts/setup-peers
 
@@ -22,8 +25,11 @@ demo: setup  ## Train SmolLM2-135M to use a calculator on this machine, and show
 demo-quick: setup  ## The same with a tiny model and an easier task: a few minutes
 	@.venv/bin/agentrl demo --quick
 
-test: setup  ## Run all tests, with one real SGLang server; those of agent frameworks where setup-agents was run
+test: setup  ## Run all tests, with one real SGLang server; those of frameworks and coding agents where setup-agents and setup-coders were run
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2  # byte code: tests start hundreds of processes
+
+test-coders: setup setup-coders  ## Run the tests of coding agents (Claude Code, Codex, …) against the proxy
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest tests/coders
 
 lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m ruff check .
@@ -48,4 +54,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/kill_proxy.py --out benchmarks/results/kill_proxy.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
-.PHONY: help setup setup-agents setup-peers setup-trl demo demo-quick test lint bench crash kill-proxy
+.PHONY: help setup setup-agents setup-coders setup-peers setup-trl demo demo-quick test test-coders lint bench crash kill-proxy

@@ -4,6 +4,7 @@
     .venv/                        requirements/cpu.lock: a light venv, a .pth file that adds the shared packages,
                                   agentrl itself editable
     .venv-agents, -peers, -trl    requirements/agents.lock, ...: links, as nothing of ours is installed there
+    .venv-coders                  requirements/coders.lock, and the npm packages of requirements/coders: a link too
 
 A shared environment counts only with its stamp file, which is written last; without it, it is built anew.
 """
@@ -32,7 +33,10 @@ LOCKS = {
     "agents": ROOT / "requirements" / "agents.lock",
     "peers": ROOT / "requirements" / "peers.lock",
     "trl": ROOT / "requirements" / "trl.lock",
+    "coders": ROOT / "requirements" / "coders.lock",
 }
+NPM_FOLDERS = {"coders": ROOT / "requirements" / "coders"}
+"""Environments that hold npm packages too: their package.json and package-lock.json."""
 PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not that of a venv that happens to be active
 CACHE = Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl")
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -44,11 +48,12 @@ def main() -> int:
     """Make one environment of LOCKS ready; a line says so when there was something to do."""
     started = time.monotonic()
     name = sys.argv[1] if len(sys.argv) > 1 else "main"
-    shared = CACHE / "envs" / key(LOCKS[name])
+    npm = NPM_FOLDERS.get(name)
+    shared = CACHE / "envs" / key(LOCKS[name], *([npm / "package-lock.json"] if npm else []))
     try:
         with locked(CACHE / "envs" / ".lock") as lock:
             if not (shared / STAMP).exists():
-                build_shared(shared, read_pins(LOCKS[name].read_text()), lock)
+                build_shared(shared, read_pins(LOCKS[name].read_text()), lock, npm)
         linked = link_checkout(shared) if name == "main" else link(ROOT / f".venv-{name}", shared)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
@@ -63,10 +68,10 @@ class SetupError(Exception):
     """One line for the user."""
 
 
-def key(lock_file: Path) -> str:
+def key(*lock_files: Path) -> str:
     """Names the shared environment: another lock file, Python or machine gets another one."""
     version = ".".join(map(str, sys.version_info[:3]))
-    parts = (lock_file.read_text(), version, sys.base_prefix, platform.machine())
+    parts = (*(file.read_text() for file in lock_files), version, sys.base_prefix, platform.machine())
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"py{sys.version_info[0]}{sys.version_info[1]}-{digest[:12]}"
 
@@ -90,8 +95,10 @@ def locked(path: Path) -> Iterator[int]:
         yield lock.fileno()
 
 
-def build_shared(shared: Path, pins: list[str], lock: int) -> None:
-    """Install every pin into a new environment; the stamp comes last."""
+def build_shared(shared: Path, pins: list[str], lock: int, npm: Path | None = None) -> None:
+    """Install every pin, and the npm packages of the folder `npm`, into a new environment; the stamp comes last."""
+    if npm and not shutil.which("npm"):
+        raise SetupError("needs Node 18 or newer with npm, and finds no npm on PATH")
     if shared.exists():
         print("setup: an earlier setup was interrupted; starting over", flush=True)
         shutil.rmtree(shared)
@@ -109,6 +116,8 @@ def build_shared(shared: Path, pins: list[str], lock: int) -> None:
         file.write("\n".join(wanted))
         file.flush()
         install(python, ["--requirement", file.name, *options], shared, len(pins), lock)
+    if npm:
+        install_npm(npm, shared, lock)
     compile_all(python, shared)
     (shared / STAMP).write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
 
@@ -165,6 +174,22 @@ def install(python: str, arguments: list[str], shared: Path, total: int, lock: i
     if process.returncode != 0:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line and "is ignored" not in line]
         raise SetupError("pip failed:\n  " + "\n  ".join(lines[-12:]) + f"\n(all of it: {log})")
+
+
+def install_npm(folder: Path, shared: Path, lock: int) -> None:
+    """Install the packages of a package-lock.json, and put their commands into the environment's `bin`.
+
+    Install scripts do not run, but for Claude Code's: it puts the machine's own program in the place of the command.
+    """
+    print("setup: npm packages", flush=True)
+    packages = shared / "npm"
+    packages.mkdir()
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(folder / name, packages / name)
+    run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(packages)], lock)
+    run(["node", str(packages / "node_modules" / "@anthropic-ai" / "claude-code" / "install.cjs")])
+    for command in sorted((packages / "node_modules" / ".bin").iterdir()):
+        (shared / "bin" / command.name).symlink_to(command)
 
 
 def compile_all(python: str, shared: Path) -> None:
@@ -229,9 +254,11 @@ def link_checkout(shared: Path) -> bool:
     return True
 
 
-def run(command: list[str]) -> None:
-    """Run quietly; what it printed is shown if it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+def run(command: list[str], *inherited: int) -> None:
+    """Run quietly, with these descriptors open; what it printed is shown if it fails."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=inherited, check=False
+    )
     if done.returncode != 0:
         raise SetupError(f"{' '.join(command)} failed:\n{done.stdout}")
 

@@ -52,6 +52,30 @@ def test_another_lock_is_another_environment(environment: ModuleType, tmp_path: 
     assert len(keys) == 1 + len(environment.LOCKS)
 
 
+def test_another_npm_lock_is_another_environment(environment: ModuleType, tmp_path: Path) -> None:
+    lock, changed = environment.NPM_FOLDERS["coders"] / "package-lock.json", tmp_path / "package-lock.json"
+    changed.write_text(lock.read_text().replace('"version": "', '"version": "9'))
+    python = environment.LOCKS["coders"]
+    assert environment.key(python, lock) != environment.key(python, changed)
+
+
+def test_no_lock_names_a_registry(environment: ModuleType) -> None:
+    locks = [
+        *environment.LOCKS.values(),
+        *(folder / "package-lock.json" for folder in environment.NPM_FOLDERS.values()),
+    ]
+    for lock in locks:
+        named = [line for line in lock.read_text().splitlines() if "://" in line and not line.startswith("#")]
+        assert named == []
+
+
+def test_npm_packages_need_npm(environment: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(environment.SetupError, match="npm"):
+        environment.build_shared(tmp_path / "shared", [], 0, environment.NPM_FOLDERS["coders"])
+    assert not (tmp_path / "shared").exists()
+
+
 def test_a_link_is_made_once_and_moves_with_its_environment(environment: ModuleType, tmp_path: Path) -> None:
     path, first, second = (tmp_path / name for name in (".venv-agents", "first", "second"))
     first.mkdir()
