@@ -184,6 +184,7 @@ interactions = Table(
     # Whether a client got the answer (schemas.Delivery), and the proxy that has it, or a retry of it, on the line.
     Column("delivery", String(16), nullable=False, default="given"),
     Column("holder", String(64)),
+    Column("last_retry", Integer),  # which retry of its client's got the answer last; null: none
     Column("engine_url", Text),
     Column("params", JSON, nullable=False),
     Column("temperature", Float, nullable=False),

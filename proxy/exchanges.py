@@ -218,9 +218,9 @@ async def _claim_once(state: ProxyState, caller: Caller) -> Claim:
     """What is claimed for a client that leaves meanwhile is given back."""
     if caller.repeat_key is not None:
         unit: Callable[..., Claim] = deliveries.repeated
-        key: tuple[str, ...] = (caller.repeat_key, caller.digest)
+        key: tuple[str | int, ...] = (caller.repeat_key, caller.digest)
     else:
-        unit, key = deliveries.claim, (caller.digest,)
+        unit, key = deliveries.claim, (caller.digest, caller.retry)
     claiming = asyncio.ensure_future(state.write(unit, caller.session_id, *key, state.replica))
     try:
         return await asyncio.shield(claiming)

@@ -40,7 +40,7 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         state: ProxyState = request.app.state.proxy
         session_id = await session_of(request, state)
         body = await limits.read_body(request, state)
-        caller = Caller(
+        caller = request.state.caller = Caller(
             session_id=session_id,
             dialect=dialect,
             digest=blake3(dialect.name.encode() + body).hexdigest(16),

@@ -50,6 +50,9 @@ async def note(request: Request, error: RequestError) -> None:
             "session_id": session_id, "status": error.status, "code": error.code, "param": error.param,
             "message": str(error)[:LONGEST].replace("\0", ""), "route": request.url.path[:LONGEST], "at": time.time(),
         }  # fmt: skip
+        caller = getattr(request.state, "caller", None)
+        if caller is not None:  # so that a retry of it is not taken for one of another request
+            refusal |= {"digest": caller.digest, "retry": caller.retry}
         state.database.submit(events.record, state.run_id, events.REFUSED, refusal, state.replica)
 
 

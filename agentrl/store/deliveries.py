@@ -1,10 +1,14 @@
 """Which client has an answer, which one waits for it, and which answer a retry gets (schemas.Delivery).
 
-    open ──► given                        the client received the end
+    open ──► given ──► given              the client received the end; a retry of it that says so gets the end again
       └────► free ──► open                it left; a retry of its claims the answer, and waits in its turn
       └────► unsure ──► open              its proxy died after the commit: perhaps it received the end, perhaps not
 
 A request's calls (`n`, several prompts) go together: the first one's row decides.
+
+A given answer is delivered again where the retry can only be of that request: no other request of the session had this
+body, and no call goes on from the answer. A client numbers its retries, so each number gets an answer once:
+`last_retry` is the number that got it last.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select, upd
 
 from agentrl.errors import RequestError
 from agentrl.schemas import Delivery, InteractionStatus, Role, SessionStatus
-from agentrl.store import bulk
+from agentrl.store import bulk, events
 from agentrl.store.interactions import Intent, begin_many
 from agentrl.tables import interactions, sessions
 
@@ -63,24 +67,32 @@ def left(conn: Connection, call_ids: list[str], holder: str) -> None:
     )
 
 
-def claim(conn: Connection, session_id: str, digest: str, holder: str) -> Claim:
-    """Take the oldest undelivered answer to the same request for a client that waits at `holder`.
+def claim(conn: Connection, session_id: str, digest: str, retry: int, holder: str) -> Claim:
+    """Take the oldest undelivered answer to the same request for retry number `retry` of a client at `holder`.
 
-    There is none in a session that has ended.
+    Where every answer was delivered, the only one there is, if the retry can be of no other request. There is none in a
+    session that has ended.
     """
-    found = select(sessions.c.status).where(sessions.c.id == session_id)
-    status = conn.execute(found.with_for_update(read=True)).scalar()  # who ends it waits for the claim
-    if status != SessionStatus.OPEN:
+    found = select(sessions.c.status, sessions.c.run_id).where(sessions.c.id == session_id)
+    session = conn.execute(found.with_for_update(read=True)).first()  # who ends it waits for the claim
+    if session is None or session.status != SessionStatus.OPEN:
         return Claim([])
+    columns = interactions.c
     earlier = conn.execute(
-        select(interactions.c.id, interactions.c.delivery)
-        .where(interactions.c.session_id == session_id, interactions.c.digest == digest, *_FIRST_WITH_ANSWER)
-        .order_by(interactions.c.created_at, interactions.c.id)
+        select(columns.id, columns.delivery, columns.status, columns.options)
+        .where(columns.session_id == session_id, columns.digest == digest, *_FIRST_WITH_ANSWER)
+        .order_by(columns.created_at, columns.id)
     ).all()
     for row in earlier:
-        if row.delivery in CLAIMABLE and _take(conn, row.id, holder):
+        if row.delivery in CLAIMABLE and _take(conn, row.id, holder, retry):
             return Claim(of_request(conn, row.id))
-    return Claim([], held=any(row.delivery == Delivery.OPEN for row in earlier))
+    if any(row.delivery == Delivery.OPEN for row in earlier):
+        return Claim([], held=True)
+    if len(earlier) == 1 and (earlier[0].options or {}).get("retry", 0) < retry:
+        ids = of_request(conn, earlier[0].id)
+        if _only_request(conn, session.run_id, session_id, digest) and _take_again(conn, ids, retry):
+            return Claim(ids)
+    return Claim([])
 
 
 def repeated(conn: Connection, session_id: str, repeat_key: str, digest: str, holder: str) -> Claim:
@@ -194,11 +206,44 @@ _FIRST_WITH_ANSWER: tuple[ColumnElement[bool], ...] = (
 )  # fmt: skip
 
 
-def _take(conn: Connection, first_id: str, holder: str) -> bool:
+def _only_request(conn: Connection, run_id: str, session_id: str, digest: str) -> bool:
+    """Whether at most one request with this body was sent for the first time, as far as anybody knows."""
+    columns = interactions.c
+    recorded = conn.execute(
+        select(columns.options).where(
+            columns.session_id == session_id, columns.digest == digest,
+            or_(columns.request_id.is_(None), columns.request_id == columns.id),
+        )
+    ).scalars()  # fmt: skip
+    refused = events.refusals(conn, run_id, session_id)
+    if len(refused) >= events.REFUSALS_KEPT:  # there may be more of them
+        return False
+    tries = [(options or {}).get("retry", 0) for options in recorded]
+    tries += [one.get("retry", 0) for one in refused if one.get("digest") == digest]
+    return tries.count(0) <= 1
+
+
+def _take_again(conn: Connection, call_ids: list[str], retry: int) -> bool:
+    """Whether a given answer, from which no call goes on, is delivered again to this retry; to each number once."""
+    columns, after = interactions.c, interactions.alias()
+    taken = conn.execute(
+        update(interactions)
+        .where(
+            columns.id == call_ids[0], columns.status == InteractionStatus.COMPLETE,
+            columns.delivery == Delivery.GIVEN, or_(columns.last_retry.is_(None), columns.last_retry < retry),
+            ~exists(select(after.c.id).where(after.c.parent_id.in_(call_ids))),
+        )
+        .values(last_retry=retry)
+    )  # fmt: skip
+    return bool(taken.rowcount)
+
+
+def _take(conn: Connection, first_id: str, holder: str, retry: int | None = None) -> bool:
     """Whether nobody else took it meanwhile."""
     free = and_(interactions.c.delivery.in_(CLAIMABLE), interactions.c.status.in_(HAS_ANSWER))
     mine = {"delivery": Delivery.OPEN, "holder": holder}
-    if not conn.execute(update(interactions).where(interactions.c.id == first_id, free).values(mine)).rowcount:
+    first = mine if retry is None else mine | {"last_retry": retry}
+    if not conn.execute(update(interactions).where(interactions.c.id == first_id, free).values(first)).rowcount:
         return False
     conn.execute(update(interactions).where(interactions.c.request_id == first_id).values(mine))
     return True

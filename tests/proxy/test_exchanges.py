@@ -110,7 +110,8 @@ def test_a_retry_gets_what_was_recorded_meanwhile_from_the_first_byte(proxy, unt
     assert text_of(post(proxy, session, body)) == "hello"
     assert len(proxy.engine.requests) == 1
     until(lambda: [call["delivery"] for call in proxy.calls(session)] == ["given"])
-    assert text_of(post(proxy, session, body)) != "hello"  # delivered once: this retry is of a call that never came
+    other = post(proxy, session, body)  # this number has its answer: it is a retry of a call that never came
+    assert text_of(other) != "hello"
     assert violations(proxy) == []
 
 
@@ -354,6 +355,73 @@ def test_an_idempotency_key_gets_the_same_answer_again(proxy, path, body, text):
     refused = proxy.http.post(session["base_url"] + path, json=body | {"temperature": 0.5}, headers=other)
     assert refused.status_code == 422
     assert "Idempotency-Key" in refused.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), CASES)
+def test_a_retry_of_a_delivered_answer_gets_it_again(proxy, path, body, stream):
+    """Its client lost it behind the last byte; byte for byte, in every dialect."""
+    session, body = proxy.session(sampling={"temperature": 1.0}), body | {"stream": stream}
+    proxy.engine.enqueue(*[proxy.says("hello")] * 6)
+    first = post(proxy, session, body, headers={}, path=path)
+    sampled = len(proxy.engine.requests)
+    for number in ("1", "2"):
+        again = post(proxy, session, body, headers={"x-stainless-retry-count": number}, path=path)
+        assert again.status_code == 200
+        if stream:
+            assert "hel" in again.text or '"h' in again.text
+        else:
+            assert again.content == first.content
+    assert len(proxy.engine.requests) == sampled == len(proxy.calls(session))
+    assert violations(proxy) == []
+
+
+@pytest.mark.parametrize("database_kind", KINDS)
+def test_a_delivered_answer_comes_again_from_another_replica_to_one_of_two(proxy, second, database_kind):
+    """Two retries of one number are of two requests: the second one's first try never came."""
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("hello"), proxy.says("other"))
+    assert text_of(post(proxy, session, headers={})) == "hello"
+    urls = [f"{replica.url}/sessions/{session['session_id']}/v1" for replica in (proxy, second)]
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(post, proxy, session, url=url) for url in urls]
+        assert sorted(text_of(answer.result()) for answer in answers) == ["hello", "other"]
+
+
+@pytest.mark.parametrize("between", ["a call that goes on", "a call of its own"])
+def test_a_delivered_answer_does_not_come_again_where_the_retry_may_be_of_another_call(proxy, between):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("hello"), proxy.says("between"), proxy.says("other"))
+    assert text_of(post(proxy, session, headers={})) == "hello"
+    if between == "a call that goes on":
+        answered = [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
+        post(proxy, session, {"messages": [*BODY["messages"], *answered]}, headers={})
+    else:
+        post(proxy, session, headers={})
+    sampled = len(proxy.engine.requests)
+    assert text_of(post(proxy, session)) != "hello"
+    assert len(proxy.engine.requests) == sampled + 1
+
+
+class TestOneAtATime:
+    @pytest.fixture
+    def run_config(self, run_config):
+        return run_config | {"proxy": {"max_concurrent_calls_per_session": 1}}
+
+    def test_a_retry_of_a_refused_call_gets_no_other_calls_answer(self, proxy, second, until):
+        session = proxy.session()
+        proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=0), proxy.says("other"))
+        told = {"Authorization": f"Bearer {session['api_key']}"}
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(post, proxy, session, headers={})
+            until(lambda: proxy.engine.holding == 1)
+            refused = proxy.http.post(session["base_url"] + "/chat/completions", json=BODY, headers=told)
+            assert refused.status_code == 429
+            proxy.engine.release()
+            assert text_of(first.result()) == "hello"
+        until(lambda: of_calls(proxy, session, "delivery") == ["given"])
+        url = f"{second.url}/sessions/{session['session_id']}/v1"
+        assert text_of(post(proxy, session, url=url)) == "other"
 
 
 def test_requests_with_one_idempotency_key_at_once_sample_once(proxy, second, until):

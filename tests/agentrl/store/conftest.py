@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import play`
 
@@ -14,6 +15,22 @@ from agentrl.store import Database, runs, sessions
 @pytest.fixture
 def db(database_url: str) -> Iterator[Database]:
     database = Database(database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def fast_db(database_url: str) -> Iterator[Database]:
+    """Commits that do not wait for the disk."""
+    database = Database(database_url)
+
+    @event.listens_for(database.engine, "connect")
+    def _on_connect(raw, _record):
+        cursor = raw.cursor()
+        cursor.execute("PRAGMA synchronous=OFF" if database.is_sqlite else "SET synchronous_commit = off")
+        cursor.close()
+        raw.commit()
+
     yield database
     database.close()
 

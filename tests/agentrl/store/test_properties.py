@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 from model import FAILED, Call, Group, Model, Reward, Session, Step
 from play import Clock, begin_call, facts, outcome
-from sqlalchemy import Connection, event, select
+from sqlalchemy import Connection, select
 
 from agentrl.errors import FencedError, RequestError, StoreError
 from agentrl.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, VersionSpan
@@ -599,22 +599,6 @@ class StoreMachine(RuleBasedStateMachine):
         assert all(s.built for s in self.model.sessions)
         with self.db.read() as conn:
             assert sessions.due(conn, self.run_id) == []
-
-
-@pytest.fixture
-def fast_db(database_url: str) -> Iterator[Database]:
-    """Commits that do not wait for the disk."""
-    database = Database(database_url)
-
-    @event.listens_for(database.engine, "connect")
-    def _on_connect(raw, _record):
-        cursor = raw.cursor()
-        cursor.execute("PRAGMA synchronous=OFF" if database.is_sqlite else "SET synchronous_commit = off")
-        cursor.close()
-        raw.commit()
-
-    yield database
-    database.close()
 
 
 def test_the_store_agrees_with_a_simple_model(fast_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
