@@ -1,4 +1,4 @@
-"""Folders that are complete or absent: written beside their place, synced, renamed."""
+"""Folders that are complete or absent (written beside their place, synced, renamed), and files of one owner."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ def settle(draft: Path, target: Path) -> None:
         sync(target.parent)
     finally:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def touch_private(path: Path) -> None:
+    """Make an empty file that only its owner may read and write. Raises OSError, FileExistsError when it is there."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def draft_of(target: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Files and folders that appear complete, under their own name, or not at all."""
+"""Files and folders that appear complete, under their own name, or not at all. Only their owner may read them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def atomic_file(path: Path, *, force: bool = False) -> Iterator[Path]:
         raise UserError(f"--out: {path} is a folder, and a file is wanted")
     _make_parent(path)
     draft = files.draft_of(path)
+    files.touch_private(draft)
     try:
         yield draft
         files.sync(draft)
@@ -45,7 +46,10 @@ def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         raise UserError(f"--out: {path} is a file, and a folder is wanted")
     _make_parent(path)
     with files.atomic_folder(path) as draft:
+        draft.chmod(0o700)
         yield draft
+        for inner in draft.rglob("*"):
+            inner.chmod(0o700 if inner.is_dir() else 0o600)
 
 
 def _make_parent(path: Path) -> None:

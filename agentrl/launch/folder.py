@@ -41,8 +41,10 @@ CHANGEABLE = (
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Hold the run's folder. Raises UserError when another process has it; the lock ends with its process."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    """Hold the run's folder, made for its owner alone where it is missing. Raises UserError when another process holds
+    it; the lock ends with its process."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(mode=0o700, exist_ok=True)
     with (run_dir / ".lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

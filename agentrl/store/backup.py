@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL, make_url
 
 from agentrl.errors import StoreError, UserError
-from agentrl.files import sync
+from agentrl.files import sync, touch_private
 from agentrl.store.database import Database
 
 PAGES = 1024
@@ -31,8 +31,9 @@ def backup(
     """Copy the database to the file `target`: everything that was committed before this began, nothing by half.
 
     SQLite: a database file like the original. PostgreSQL: an archive for pg_restore. The copy is checked and durable
-    before it gets its name, and a failure leaves nothing behind. Raises UserError when `target` is in the way or
-    pg_dump cannot do it, StoreError when the database cannot be read, the disk is full, or the copy is not sound.
+    before it gets its name, only its owner may read it, and a failure leaves nothing behind. Raises UserError when
+    `target` is in the way or pg_dump cannot do it, StoreError when the database cannot be read, the disk is full, or
+    the copy is not sound.
     """
     if target.is_dir():
         raise UserError(f"{target} is a folder: name a file")
@@ -53,6 +54,7 @@ def _draft(target: Path) -> Iterator[Path]:
     draft = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        touch_private(draft)
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from error
     try:

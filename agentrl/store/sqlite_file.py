@@ -15,6 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from agentrl.errors import StoreError, UserError
+from agentrl.files import touch_private
 
 MAGIC = b"SQLite format 3\0"
 _WAL_MAGIC = (0x377F0682, 0x377F0683)
@@ -50,13 +51,15 @@ def require_local(path: Path) -> None:
 def create(path: Path) -> None:
     """Make an empty database in WAL mode unless the file exists; several processes may try at once.
 
-    It appears with its header in place, so an empty file is always one that lost its content.
+    It appears with its header in place, so an empty file is always one that lost its content. Only its owner may
+    read it.
     """
     if path.exists():
         return
     draft = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        touch_private(draft)  # SQLite gives the write-ahead log the permissions of the database
         conn = sqlite3.connect(draft)
         conn.execute("PRAGMA journal_mode=WAL")
         conn.close()

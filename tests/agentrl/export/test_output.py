@@ -1,5 +1,6 @@
 """Output appears whole or not at all."""
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,13 @@ def test_a_file_where_a_folder_is_wanted_is_refused(tmp_path) -> None:
         pass
     with pytest.raises(UserError, match="a file is wanted"), atomic_file(tmp_path / "y", force=True):
         pass
+
+
+def test_only_the_owner_may_read_what_was_exported(tmp_path) -> None:
+    with atomic_file(tmp_path / "x") as draft:
+        draft.write_text("")
+    with atomic_folder(tmp_path / "y") as draft:
+        (draft / "deep").mkdir()
+        (draft / "deep" / "z").write_text("")
+    modes = {str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert modes == {"x": 0o600, "y": 0o700, "y/deep": 0o700, "y/deep/z": 0o600}

@@ -77,3 +77,8 @@ def test_the_database_is_the_configs_the_environments_or_the_folders(
     monkeypatch.setenv("AGENTRL_DATABASE_URL", "sqlite:///env.db")
     assert folder.database_url(config()) == "sqlite:///env.db"
     assert folder.database_url(config(database_url="sqlite:///own.db")) == "sqlite:///own.db"
+
+
+def test_a_new_run_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    with folder.locked(tmp_path / "runs" / "r"):
+        assert stat.S_IMODE((tmp_path / "runs" / "r").stat().st_mode) == 0o700

@@ -1,6 +1,7 @@
 """Backups made while others write: consistent, complete up to their beginning, and usable."""
 
 import os
+import stat
 import subprocess
 import threading
 import time
@@ -111,6 +112,7 @@ def test_the_copy_is_used_like_the_original(db, restored, tmp_path) -> None:
     history = History(db)
     history.train(1)
     backup.backup(db, tmp_path / "copy")
+    assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600  # it holds every conversation
     history.db = restored(tmp_path / "copy")
     history.train(2)
     assert history.db.query(audit.violations, history.run_id) == []

@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+import stat
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,14 @@ def test_pages_that_neither_file_nor_log_has_are_missing(killed, size):
 def test_an_unfinished_commit_in_the_log_does_not_count(killed):
     cut(Path(f"{killed}-wal"), 32 + 10 * (24 + 4096))
     sqlite_file.require_whole(killed)  # as large as it was before that commit
+
+
+def test_only_the_owner_may_read_a_database_and_its_write_ahead_log(tmp_path):
+    path = tmp_path / "a.db"
+    database = Database(f"sqlite:///{path}")
+    database.upgrade()
+    with database.write() as conn:
+        conn.exec_driver_sql("CREATE TABLE t (x)")
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    database.close()
+    assert modes == {"a.db": 0o600, "a.db-wal": 0o600, "a.db-shm": 0o600}
