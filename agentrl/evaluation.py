@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from agentrl import intervals
+from agentrl.credit import TIE
 from agentrl.schemas import Json, SessionStatus
 
 ATTEMPTS = 3
@@ -115,7 +116,7 @@ class Result:
             "reward": mean.mean,
             "low": mean.low,
             "high": mean.high,
-            "perfect": fmean(fmean(r >= 1.0 for r in samples) for samples in self.rewards.values()),
+            "perfect": fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in self.rewards.values()),
             "tasks": len(self.rewards),
             "episodes": sum(map(len, self.rewards.values())),
             "failed": self.failed,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 Json = dict[str, Any]
 
@@ -148,7 +149,7 @@ class TrajectoryTokens:
     versions: Int32  # (T,) weight version, PROMPT_VERSION where not sampled
     turn_ids: Int32  # (T,) index of the interaction in the path, -1 where not sampled
     temperatures: Float32  # (T,) sampling temperature, 1 where not sampled
-    turn_returns: Float32  # (n_turns,) discounted return of each interaction of the path
+    turn_returns: Float64  # (n_turns,) discounted return of each interaction of the path
     episode_return: float  # the return of the episode's first main call: what group baselines use
     kv_mixed_turns: frozenset[int] = frozenset()  # whose logprobs are of no single version: older keys and values
 

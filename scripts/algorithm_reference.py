@@ -61,6 +61,9 @@ A group-relative baseline counts each episode of a group once, however many path
 be compared with, and a group of equal returns teaches nothing: their advantages are 0 (`whiten` then shifts those of
 the tied group with all the others).
 
+Returns are float64 throughout, and equal where they differ by at most 1e-9 · max(1, |R|): rewards that are added up in
+another order do not make a group differ. The lease, the trainer and recorded pairs share that definition.
+
 `dynamic_sampling` goes further: a tied group, or one of one session, is never leased. It becomes `stale` with the
 reason `tied`, its admission is given back, and the step waits for another group in its place. What counts is the
 recorded return, before overlong shaping.

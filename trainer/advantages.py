@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithm import Algorithm
-from agentrl.schemas import Float32, TrajectoryTokens
+from agentrl.credit import tied
+from agentrl.schemas import Float32, Float64, TrajectoryTokens
 
-Float64 = npt.NDArray[np.float64]
 EPSILON = 1e-6
 """Added to standard deviations."""
 
@@ -62,8 +62,8 @@ def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorit
 
     A = (R − baseline) / scale with, as scale, 1, the sample standard deviation of the returns of the group or of the
     batch; `whiten` makes them mean 0 and (population) deviation 1 over the batch's loss tokens (REINFORCE++, arXiv
-    2501.03262). Under a group's baseline a group of equal returns has no advantage before that, and a group of
-    one none at all: it has nothing to be compared with.
+    2501.03262). Under a group's baseline a group of equal returns (`credit.tied`) has no advantage before that, and a
+    group of one none at all: it has nothing to be compared with.
     """
     compared = _compare(trajectories, overlong_penalties(trajectories, algorithm), algorithm)
     raw = [c.turns for c in compared]
@@ -110,7 +110,7 @@ def overlong_penalties(trajectories: Sequence[TrajectoryTokens], algorithm: Algo
 def own_returns(trajectory: TrajectoryTokens, algorithm: Algorithm) -> Float64:
     """(n_turns,) what `credit` says the return of each turn is."""
     if algorithm.credit == "turn":
-        return trajectory.turn_returns.astype(np.float64)
+        return trajectory.turn_returns
     return np.full(len(trajectory.turn_returns), trajectory.episode_return, np.float64)
 
 
@@ -144,13 +144,13 @@ def _compare(
 
 def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Float64, float]:
     """(n,) baselines of a group's episodes, and what their advantages are multiplied by."""
-    if algorithm.is_group_relative and returns.min() == returns.max():  # also a group of one
+    if algorithm.is_group_relative and tied(returns.tolist()):  # also a group of one
         return returns, 0.0
     baselines = BASELINES[algorithm.baseline](returns)
     if algorithm.normalization in ("none", "whiten"):
         return baselines, 1.0
     compared = returns if algorithm.normalization == "group_std" else batch
-    if compared.min() == compared.max():
+    if tied(compared.tolist()):
         return baselines, 0.0
     return baselines, 1 / (float(compared.std(ddof=1)) + EPSILON)
 
@@ -174,7 +174,7 @@ def whitened(
     ]
 
 
-def token_advantages(trajectory: TrajectoryTokens, turns: Float32) -> Float32:
+def token_advantages(trajectory: TrajectoryTokens, turns: Float32 | Float64) -> Float32:
     """(T,) each sampled token gets its turn's advantage, every other token 0."""
     sampled = trajectory.turn_ids >= 0
     out = np.zeros(len(trajectory.turn_ids), np.float32)

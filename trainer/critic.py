@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.algorithm import Algorithm
-from agentrl.schemas import Float32, TrajectoryTokens
-from agentrl.trainer.advantages import Float64, overlong_penalties, own_returns, whitened
+from agentrl.schemas import Float32, Float64, TrajectoryTokens
+from agentrl.trainer.advantages import overlong_penalties, own_returns, whitened
 from agentrl.trainer.algorithms.critic import gae
 from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.packing import Microbatch, Sample

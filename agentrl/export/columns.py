@@ -9,8 +9,9 @@ from sqlalchemy import Table
 
 from agentrl.tables import interactions, rewards, steps
 
-Kind = Literal["text", "int", "float", "bool", "json", "ids", "floats", "bools"]
-"""`ids`: list of int32; `floats`: of float32; `bools`: of bool; `json`: any JSON value (text in Parquet)."""
+Kind = Literal["text", "int", "float", "bool", "json", "ids", "floats", "doubles", "bools"]
+"""`ids`: list of int32; `floats`: of float32; `doubles`: of float64; `bools`: of bool; `json`: any JSON value (text in
+Parquet)."""
 Columns = dict[str, Kind]
 Row = dict[str, Any]
 
@@ -33,7 +34,7 @@ ARRAYS: Columns = {
     "versions": "ids",
     "turn_ids": "ids",
     "temperatures": "floats",
-    "turn_returns": "floats",
+    "turn_returns": "doubles",
 }
 """What a trajectory holds per token, and per call."""
 

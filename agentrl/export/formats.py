@@ -60,7 +60,8 @@ class ParquetWriter:
         self._pa, self._columns = pa, columns
         types: dict[Kind, Any] = {
             "text": pa.string(), "json": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(),
-            "ids": pa.list_(pa.int32()), "floats": pa.list_(pa.float32()), "bools": pa.list_(pa.bool_()),
+            "ids": pa.list_(pa.int32()), "floats": pa.list_(pa.float32()),
+            "doubles": pa.list_(pa.float64()), "bools": pa.list_(pa.bool_()),
         }  # fmt: skip
         self._schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
@@ -81,7 +82,7 @@ class ParquetWriter:
         kind = self._columns[field.name]
         if kind == "json":
             return self._pa.array([None if v is None else orjson.dumps(v).decode() for v in values], field.type)
-        if kind not in ("ids", "floats", "bools"):
+        if kind not in ("ids", "floats", "doubles", "bools"):
             return self._pa.array(values, field.type)
         lengths = [0 if v is None else len(v) for v in values]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

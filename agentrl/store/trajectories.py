@@ -198,7 +198,7 @@ def assemble(turns: Sequence[Any], credited: SessionReturns, young: Set[int]) ->
         versions=np.concatenate(versions),
         turn_ids=np.concatenate(turn_ids),
         temperatures=np.concatenate(temperatures),
-        turn_returns=np.array([credited.calls.get(turn.interaction_id, 0.0) for turn in turns], np.float32),
+        turn_returns=np.array([credited.calls.get(turn.interaction_id, 0.0) for turn in turns], np.float64),
         episode_return=credited.episode_return,
         kv_mixed_turns=frozenset(position for position, turn in enumerate(turns) if turn.kv_mixed),
     )

@@ -85,7 +85,7 @@ def trajectory(group: str, name: str, prompt: Int32, output: Int32, vocabulary: 
         versions=np.where(sampled, 0, PROMPT_VERSION).astype(np.int32),
         turn_ids=np.where(sampled, 0, -1).astype(np.int32),
         temperatures=np.ones(len(sampled), np.float32),
-        turn_returns=np.zeros(1, np.float32),
+        turn_returns=np.zeros(1),
         episode_return=0.0,
     )
 

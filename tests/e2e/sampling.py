@@ -42,7 +42,7 @@ async def sampled(url: str, model: Path, temperature: float) -> list[TrajectoryT
                     loss_mask=own, logprobs=logprobs, versions=np.where(own, 0, PROMPT_VERSION).astype(np.int32),
                     turn_ids=np.where(own, 0, -1).astype(np.int32),
                     temperatures=np.where(own, temperature, 1).astype(np.float32),
-                    turn_returns=np.zeros(1, np.float32), episode_return=0.0,
+                    turn_returns=np.zeros(1), episode_return=0.0,
                 )
             )  # fmt: skip
     return found

@@ -320,7 +320,7 @@ def ask(run: Run) -> tuple[int, TrajectoryTokens]:
         trajectory_id="t", session_id="s", episode_id="s", group_id="g",
         input_ids=np.array(prompt + output, np.int32), loss_mask=own, logprobs=logprobs,
         versions=np.where(own, version, -1).astype(np.int32), turn_ids=np.where(own, 0, -1).astype(np.int32),
-        temperatures=np.ones(len(own), np.float32), turn_returns=np.zeros(1, np.float32), episode_return=0.0,
+        temperatures=np.ones(len(own), np.float32), turn_returns=np.zeros(1), episode_return=0.0,
     )  # fmt: skip
     return usage.get("cached_tokens", 0), tokens
 

@@ -44,7 +44,7 @@ def _group(rng: np.random.Generator, g: int, system: list[int]) -> list[Trajecto
             rng, prompt, group=f"g{g}", name=name, turns=len(outputs), outputs=list(outputs),
             version=len(outputs) % 2, temperature=1.0 if g else 0.7,
         )  # fmt: skip
-        returns = rng.normal(0.5, 1, len(outputs)).astype(np.float32)
+        returns = rng.normal(0.5, 1, len(outputs))
         return dataclasses.replace(t, turn_returns=returns, episode_return=float(returns[0]))
 
     several = [play(f"t{k}", *(_output(rng) for _ in range(1 + k % 3))) for k in range(4)]

@@ -56,7 +56,7 @@ def random_trajectory(
         versions=np.where(sampled_T, version, PROMPT_VERSION).astype(np.int32),
         turn_ids=turns_T,
         temperatures=np.where(sampled_T, temperature, 1).astype(np.float32),
-        turn_returns=np.full(turns, rng.normal(), np.float32),
+        turn_returns=np.full(turns, rng.normal(), np.float64),
         episode_return=0.0,
     )
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import random_trajectory
 
 from agentrl.algorithm import Algorithm
@@ -30,7 +32,7 @@ def trajectory(
         session_id=session,
         episode_id=session,
         episode_return=value,
-        turn_returns=np.array(turns or [value], np.float32),
+        turn_returns=np.array(turns or [value], np.float64),
     )
 
 
@@ -253,3 +255,28 @@ def test_overlong_shaping(tokens: int, expected: float) -> None:
     algorithm = Algorithm(preset="dapo", overlong_tokens=80, overlong_buffer=20)
     assert overlong_penalty(tokens, algorithm) == pytest.approx(expected)
     assert overlong_penalty(tokens, Algorithm()) == 0
+
+
+ORDERS = [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1), (0.2, 0.1, 0.3), (0.3, 0.1, 0.2)]
+
+
+@pytest.mark.parametrize("preset", GROUP_RELATIVE)
+@pytest.mark.parametrize("value", [1.0, -1.0, 1e6])
+def test_the_order_of_rewards_gives_no_advantage(preset: str, value: float) -> None:
+    group = [trajectory("g", f"s{i}", value * sum(order)) for i, order in enumerate(ORDERS)]
+    assert len({t.episode_return for t in group}) > 1
+    assert [a.tolist() for a in turn_advantages(group, Algorithm(preset=preset))] == [[0.0]] * 4
+
+
+def test_batches_of_equal_returns_have_no_scale() -> None:
+    group = [trajectory("g", f"s{i}", sum(order)) for i, order in enumerate(ORDERS)]
+    algorithm = Algorithm(baseline="none", normalization="batch_std")
+    assert [a.tolist() for a in turn_advantages(group, algorithm)] == [[0.0]] * 4
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=6))
+def test_advantages_are_finite_and_sum_to_nothing(values: list[float]) -> None:
+    group = [trajectory("g", f"s{i}", value) for i, value in enumerate(values)]
+    found = [a.item() for a in turn_advantages(group, Algorithm())]
+    assert sum(found) == pytest.approx(0, abs=1e-5)
+    assert max(map(abs, found)) <= len(values)

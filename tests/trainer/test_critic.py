@@ -36,7 +36,7 @@ def trajectory(turn_returns: list[float], masked: tuple[int, ...] = (), output: 
     return dataclasses.replace(
         t,
         loss_mask=t.loss_mask & ~np.isin(t.turn_ids, masked),
-        turn_returns=np.array(turn_returns, np.float32),
+        turn_returns=np.array(turn_returns, np.float64),
         episode_return=turn_returns[0],
     )
 

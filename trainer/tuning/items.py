@@ -54,7 +54,7 @@ def make_sample(ids: Sequence[int], mask: Sequence[bool], *, group: str, name: s
         versions=np.full(n, PROMPT_VERSION, np.int32),
         turn_ids=np.where(mask, 0, -1).astype(np.int32),
         temperatures=np.ones(n, np.float32),
-        turn_returns=np.zeros(1, np.float32),
+        turn_returns=np.zeros(1),
         episode_return=0.0,
     )
     return Sample(tokens, _ones(tokens))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, select
 
+from agentrl.credit import tied
 from agentrl.schemas import TrajectoryTokens
 from agentrl.store import Database, runs
 from agentrl.store import trajectories as paths
@@ -72,8 +73,9 @@ def pairs(found: Sequence[TrajectoryTokens], data: PairDataConfig) -> list[Item]
         for answers in _by_prompt(members):
             ranked = sorted(answers, key=lambda t: -t.episode_return)
             for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-                margin = better.episode_return - worse.episode_return
-                differ = margin > 0 and not np.array_equal(better.input_ids, worse.input_ids)
+                returns = (better.episode_return, worse.episode_return)
+                margin = returns[0] - returns[1]
+                differ = not tied(returns) and not np.array_equal(better.input_ids, worse.input_ids)
                 if (
                     differ
                     and margin >= data.min_margin

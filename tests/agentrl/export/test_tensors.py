@@ -15,7 +15,7 @@ def trajectory(length: int, *, prompt: int = 2, value: float = 1.0) -> Trajector
         input_ids=np.arange(1, length + 1, dtype=np.int32), loss_mask=sampled,
         logprobs=np.where(sampled, -0.25, 0).astype(np.float32), versions=np.where(sampled, 7, -1).astype(np.int32),
         turn_ids=np.where(sampled, 0, -1).astype(np.int32), temperatures=np.ones(length, np.float32),
-        turn_returns=np.array([value], np.float32), episode_return=value,
+        turn_returns=np.array([value], np.float64), episode_return=value,
     )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from sqlalchemy import insert, select
 
 from agentrl.errors import FencedError, StoreError
 from agentrl.schemas import VersionState
-from agentrl.store import Database, audit, leases, rewards, runs, steps
+from agentrl.store import Database, audit, leases, returns, rewards, runs, steps
+from agentrl.store import trajectories as paths
 from agentrl.store.codec import new_id
 from agentrl.tables import groups, trajectories
 from agentrl.tables import steps as steps_table
@@ -189,6 +190,25 @@ def test_tied_groups_are_passed_over_and_give_their_place_back(db, run_id, roomy
     finish(db, run_id, epoch, batch)
     with db.read() as conn:
         assert audit.violations(conn, run_id) == []
+
+
+def test_the_order_of_rewards_does_not_untie_a_group(db, run_id, roomy):
+    """Of .1, .2 and .3, one order gives 0.6 and another 0.6000000000000001."""
+    new = group(db, run_id, roomy, values=(0.0, 0.0))
+    for session_id, values in zip(new.session_ids, [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)], strict=True):
+        with db.write() as conn:
+            for i, value in enumerate(values):
+                rewards.add(conn, session_id, value=value, discount=1.0, name=str(i))
+    with db.read() as conn:
+        recorded = sorted(set(conn.execute(select(trajectories.c["return"])).scalars()))
+        assert recorded == [0.6, 0.1 + 0.2 + 0.3]
+        credited = returns.of_sessions(conn, new.session_ids, 1.0)
+        loaded = paths.load(conn, conn.execute(select(trajectories.c.id)).scalars().all(), ages={0: 0}, discount=1.0)
+    for t in loaded.trajectories:  # a turn's return is the very number that the baseline is made of
+        assert t.turn_returns.tolist() == [credited[t.session_id].episode_return] * 2
+    assert take(db, run_id, begin(db, run_id), 1, skip_tied=True) is None
+    with db.read() as conn:
+        assert conn.execute(select(trajectories.c.reason).distinct()).scalars().all() == ["tied"]
 
 
 def test_tied_groups_are_trained_unless_it_is_asked_for(db, run_id, roomy):

@@ -87,17 +87,17 @@ def names(items: list[Any]) -> list[str]:
 
 
 GROUP = [trajectory("a", 0.5), trajectory("b", 1.0), trajectory("c", 0.0), trajectory("d", 1.0)]
-NEXT = [trajectory("e", 0.2, group="h"), trajectory("f", 0.2, group="h")]
+NEXT = [trajectory("e", 0.1 + 0.2 + 0.3, group="h"), trajectory("f", 0.3 + 0.2 + 0.1, group="h")]  # tied
 
 
 @pytest.mark.parametrize(
     ("filters", "left"),
     [
         ({}, ["a", "b", "c", "d", "e", "f"]),
-        ({"min_reward": 0.5}, ["a", "b", "d"]),
+        ({"min_reward": 0.5}, ["a", "b", "d", "e", "f"]),
         ({"best_of_group": 1}, ["b", "e"]),
         ({"best_of_group": 2}, ["b", "d", "e", "f"]),
-        ({"best_of_group": 3, "min_reward": 0.5}, ["a", "b", "d"]),
+        ({"best_of_group": 3, "min_reward": 0.7}, ["b", "d"]),
     ],
 )
 def test_the_best_are_imitated(filters: dict[str, Any], left: list[str]) -> None:
