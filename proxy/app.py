@@ -247,7 +247,7 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_value_refused(request: Request, error: Exception) -> Response:
-    return _error_response(request, RequestError(422, f"this cannot be stored: {error}", code="invalid_parameter"))
+    return _error_response(request, RequestError(400, f"this cannot be stored: {error}", code="invalid_parameter"))
 
 
 async def _on_fenced_error(request: Request, error: Exception) -> Response:

@@ -58,7 +58,7 @@ def engine_params(state: ProxyState, session: Session, request: ModelRequest, pr
             raise RequestError(400, message, code="invalid_parameter", param="logit_bias")
     if "json_schema" in params and ("regex" in params or prompt.opening):
         message = "a response format and a forced tool call exclude each other"
-        raise RequestError(422, message, code="invalid_parameter", param="tool_choice")
+        raise RequestError(400, message, code="invalid_parameter", param="tool_choice")
     return params
 
 

@@ -66,11 +66,11 @@ def claim_of(request: Request, state: ProxyState, claim: str) -> Start:
 
 
 def repeat_key(request: Request) -> str | None:
-    """The `Idempotency-Key` of a request. Raises RequestError 422 when it is too long to be kept."""
+    """The `Idempotency-Key` of a request. Raises RequestError 400 when it is too long to be kept."""
     key = request.headers.get("idempotency-key")
     if key is not None and len(key) > LONGEST_REPEAT_KEY:
         raise RequestError(
-            422, f"an Idempotency-Key has at most {LONGEST_REPEAT_KEY} characters", code="invalid_parameter",
+            400, f"an Idempotency-Key has at most {LONGEST_REPEAT_KEY} characters", code="invalid_parameter",
             param="Idempotency-Key",
         )  # fmt: skip
     return key

@@ -1,6 +1,6 @@
 """How much a caller may ask for: at once, in one request, in a session, and how long it may take to say it.
 
-    request ─► read_body (413, 408) ─► decode ─► Gate.admit (422, 429, 403) ─► sampled ─► Gate.answered, Admission.close
+    request ─► read_body (413, 408) ─► decode ─► Gate.admit (400, 429, 403) ─► sampled ─► Gate.answered, Admission.close
 
 What is for now is 429 with `Retry-After`. What is for good is 403 `session_limit_reached`: SDKs try 408, 409, 429 and
 5xx again, and agents take 400 for a context that is too long.
@@ -29,12 +29,12 @@ RETRY_AFTER_S = 1.0
 
 
 def check(asked: ModelRequest) -> None:
-    """Raises RequestError 422 for a request with more parts than any agent needs; its bytes are limited before."""
+    """Raises RequestError 400 for a request with more parts than any agent needs; its bytes are limited before."""
     for param, found, most in (
         ("messages", len(asked.messages), MAX_MESSAGES), ("tools", len(asked.tools or ()), MAX_TOOLS),
     ):  # fmt: skip
         if found > most:
-            raise RequestError(422, f"{found} {param}: at most {most} are taken", code="invalid_parameter", param=param)
+            raise RequestError(400, f"{found} {param}: at most {most} are taken", code="invalid_parameter", param=param)
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Gate:
     async def admit(self, state: ProxyState, session_id: str, answers: int) -> Admission:
         """A place for a request. Asks the store only for a session with limits, seldom.
 
-        Raises RequestError: 422 for more answers than there can ever be room for, 429 while there is none, 403 when the
+        Raises RequestError: 400 for more answers than there can ever be room for, 429 while there is none, 403 when the
         session has used up its calls or tokens.
         """
         session = self._sessions.get(session_id)
@@ -139,7 +139,7 @@ class Gate:
         most = min(self.max_running, self.max_running_of_session)
         if answers > most:
             raise RequestError(
-                422, f"{answers} answers in one request: at most {most} are sampled at once", code="invalid_parameter",
+                400, f"{answers} answers in one request: at most {most} are sampled at once", code="invalid_parameter",
                 param="n",
             )  # fmt: skip
         if session.running + answers > self.max_running_of_session:

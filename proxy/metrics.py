@@ -305,7 +305,7 @@ def _status_of(error: BaseException) -> int:
         case RequestError():
             return error.status
         case ValueRefused():
-            return 422
+            return 400
         case StoreError():
             return 503
         case asyncio.CancelledError():

@@ -238,7 +238,7 @@ def _role(request: Request) -> Role | None:
         return None
     if said not in CALLERS_ROLES:
         raise RequestError(
-            422, f"x-turn-type {said!r} is unknown{did_you_mean(said, CALLERS_ROLES)}", code="invalid_parameter",
+            400, f"x-turn-type {said!r} is unknown{did_you_mean(said, CALLERS_ROLES)}", code="invalid_parameter",
             param="x-turn-type",
         )  # fmt: skip
     return Role(said)

@@ -21,19 +21,19 @@ PREFIXES = ("", "/sessions/{session_id}")
 COUNT, MODELS, RESPONSE = "/v1/messages/count_tokens", "/v1/models", "/v1/responses/{response_id}"
 OPEN_ROUTES = ("/health",)
 ERRORS = {
-    400: "The body is malformed, or the conversation is: it does not fit the model's context, say.",
+    400: "The body is malformed, a model call's parameter wrong or not supported, its conversation too long.",
     401: "No key, or one that is not valid.",
     403: "The key may not do this, or belongs to another session.",
     404: "There is no such session, call, model or run.",
     409: "The session has ended, the run is finished, or the state forbids it.",
     413: "The body is too large.",
-    422: "A parameter is wrong, or not supported.",
+    422: "A parameter of another route is wrong.",
     429: "Not now: try again after `Retry-After`.",
     502: "The engine, or the other model, failed.",
     503: "No engine serves, or the database is away: try again after `Retry-After`.",
     504: "It took too long.",
 }
-OF_MODELS = (400, 401, 403, 404, 409, 413, 422, 429, 502, 503, 504)
+OF_MODELS = (400, 401, 403, 404, 409, 413, 429, 502, 503, 504)
 OF_OTHERS = (400, 401, 403, 404, 409, 413, 422, 429, 502, 503)
 TEXT: Json = {"type": "string"}
 NAMED: Json = {"anyOf": [TEXT, {"type": "null"}]}
@@ -112,7 +112,7 @@ def complete(schema: Json) -> None:
             if path not in OPEN_ROUTES:
                 _guard(path, operation, OF_OTHERS)
     for path, method, operation in _model_routes(refs):
-        looks = (401, 403, 404, 503) if MODELS in path else (401, 403, 404, 422, 503)
+        looks = (401, 403, 404, 503) if MODELS in path else (400, 401, 403, 404, 503)
         _guard(path, operation, OF_MODELS if method == "post" else looks)
         schema["paths"].setdefault(path, {})[method] = operation
 

@@ -93,7 +93,7 @@ def _unknown(session_id: str, named: str) -> RequestError:
 
 
 def _query(request: Request, *known: str) -> dict[str, list[str]]:
-    """Values by name; a list may be spelled `name[]`. Raises RequestError 422 for a name that is not `known`."""
+    """Values by name; a list may be spelled `name[]`. Raises RequestError 400 for a name that is not `known`."""
     found: dict[str, list[str]] = {}
     for spelled, value in request.query_params.multi_items():
         name = spelled.removesuffix("[]")

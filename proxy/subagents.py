@@ -24,7 +24,7 @@ async def session_of_subagent(request: Request, state: ProxyState) -> str | None
     """The session of the sub-agent that a call names; None where the URL or the key says another session already.
 
     Raises RequestError: 401 for an unknown key, 404 for an unknown PARENT, 409 for a name
-    that is new after PARENT has ended, 422 for a name that is missing or too long.
+    that is new after PARENT has ended, 400 for a name that is missing or too long.
     """
     parent_id = request.headers.get(keys.PARENT_HEADER)
     in_url = request.path_params.get("session_id")
@@ -39,7 +39,7 @@ async def session_of_subagent(request: Request, state: ProxyState) -> str | None
         return None
     if not 0 < len(name) <= LONGEST_NAME:
         raise RequestError(
-            422, f"{keys.PARENT_HEADER} needs X-Session-ID, the sub-agent's name, of at most {LONGEST_NAME} characters",
+            400, f"{keys.PARENT_HEADER} needs X-Session-ID, the sub-agent's name, of at most {LONGEST_NAME} characters",
             code="invalid_parameter", param="X-Session-ID",
         )  # fmt: skip
     return await _session(state, parent_id, name)

@@ -165,7 +165,7 @@ class Renderer(Protocol):
     def opening(self, tools: list[Json], name: str | None) -> Opening:
         """The beginning of a call of the tool `name`, or of any: what the model would write until it has a choice.
 
-        With one tool, any is that one. Raises RequestError: 400 for a `name` that is no tool's, 422 where the format
+        With one tool, any is that one. Raises RequestError 400 for a `name` that is no tool's, and where the format
         cannot do it.
         """
         ...

@@ -55,7 +55,7 @@ class Openings:
         self._known = lru_cache(CAPACITY)(self._derive)
 
     def of(self, tools: list[Json], name: str | None) -> Opening:
-        """The opening for a choice. Raises RequestError(422) where the format has none that it reads back."""
+        """The opening for a choice. Raises RequestError(400) where the format has none that it reads back."""
         choices = chosen_names(tools, name)
         needy = any(_needs_arguments(tool) for tool in tools if [function_of(tool)["name"]] == choices)
         return self._known(tuple(function_of(tool)["name"] for tool in tools), tuple(choices), needy)
@@ -86,7 +86,7 @@ class Openings:
 def refusal(renderer_name: str) -> RequestError:
     """What a renderer raises whose calls cannot be opened."""
     return RequestError(
-        422,
+        400,
         f"tool_choice: the chat format {renderer_name!r} cannot begin a tool call for the model; use 'auto' or 'none'",
         code="unsupported_parameter",
         param="tool_choice",

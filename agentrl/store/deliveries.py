@@ -98,7 +98,7 @@ def claim(conn: Connection, session_id: str, digest: str, retry: int, holder: st
 def repeated(conn: Connection, session_id: str, repeat_key: str, digest: str, holder: str) -> Claim:
     """The calls of the request that had this `Idempotency-Key`, delivered or not.
 
-    Raises RequestError 422 when that was another request.
+    Raises RequestError 400 when that was another request.
     """
     earlier = conn.execute(
         select(interactions.c.id, interactions.c.digest).where(
@@ -109,7 +109,7 @@ def repeated(conn: Connection, session_id: str, repeat_key: str, digest: str, ho
         return Claim([])
     if earlier.digest != digest:
         raise RequestError(
-            422, "this Idempotency-Key was sent with another request", code="idempotency_key_reused",
+            400, "this Idempotency-Key was sent with another request", code="idempotency_key_reused",
             param="Idempotency-Key",
         )  # fmt: skip
     _take(conn, earlier.id, holder)

@@ -157,7 +157,7 @@ class AnthropicMessages:
     body: type[msgspec.Struct] = MessagesBody
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
+        """Read a request. Raises RequestError 400, naming what is wrong."""
         data = _decode(body, MessagesBody)
         if data.thread:
             why = "thread is not supported: send the whole conversation"
@@ -222,7 +222,7 @@ def _constraint(data: CountBody) -> Json:
 
 
 def chat_tool(tool: Tool, at: str) -> Json:
-    """A tool in Chat Completions' shape. Raises RequestError 422 for what agentrl does not do."""
+    """A tool in Chat Completions' shape. Raises RequestError 400 for what agentrl does not do."""
     if tool.defer_loading:
         raise unsupported(f"{at}.defer_loading", f"{at}.defer_loading is not supported: every tool is in the prompt")
     if not isinstance(tool.input_schema.get("properties") or {}, dict):
@@ -234,7 +234,7 @@ def chat_tool(tool: Tool, at: str) -> Json:
 
 
 def tool_choice(choice: Choice | None, tools: list[Json] | None) -> ToolChoice:
-    """Anthropic's `tool_choice`. Raises RequestError 422."""
+    """Anthropic's `tool_choice`. Raises RequestError 400."""
     match choice:
         case None | ChooseAuto():
             return "auto"

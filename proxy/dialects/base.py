@@ -153,7 +153,7 @@ class Dialect(Protocol):
     body: type[msgspec.Struct]
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
+        """Read a request. Raises RequestError 400, naming what is wrong."""
         ...
 
     def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
@@ -183,7 +183,7 @@ def message_of(parsed: ParsedOutput) -> Json:
 
 
 def decode_struct(body: bytes, shape: type[S]) -> S:
-    """A body as a struct that forbids unknown fields, save nulls. Raises RequestError 400 or 422 naming a bad field."""
+    """A body as a struct that forbids unknown fields, save nulls. Raises RequestError 400 naming a bad field."""
     try:
         data = _read(body, shape)
     except msgspec.ValidationError as error:
@@ -211,17 +211,17 @@ def spoken(error: RequestError, names: Mapping[str, str]) -> RequestError:
 
 
 def bad_parameter(param: str, message: str) -> RequestError:
-    """A 422 for a value that cannot be."""
-    return RequestError(422, message, code="invalid_parameter", param=param)
+    """A 400 for a value that cannot be, the status that OpenAI and Anthropic give it."""
+    return RequestError(400, message, code="invalid_parameter", param=param)
 
 
 def unsupported(param: str, message: str) -> RequestError:
-    """A 422 for what agentrl does not do."""
-    return RequestError(422, message, code=UNSUPPORTED, param=param)
+    """A 400 for what agentrl does not do."""
+    return RequestError(400, message, code=UNSUPPORTED, param=param)
 
 
 def refuse(reasons: Mapping[str, str | bool]) -> None:
-    """Raises RequestError 422 for the first parameter that has a reason to be refused."""
+    """Raises RequestError 400 for the first parameter that has a reason to be refused."""
     for param, reason in reasons.items():
         if reason:
             raise unsupported(param, f"{param} is not supported: {reason}")

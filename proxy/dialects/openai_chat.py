@@ -97,7 +97,7 @@ class OpenAIChat:
     body: type[msgspec.Struct] = ChatBody
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError: 400 for malformed JSON or messages, 422 naming a bad parameter."""
+        """Read a request. Raises RequestError 400, naming what is wrong."""
         data = decode_struct(body, ChatBody)
         _refuse(data)
         validate_messages(data.messages)
@@ -212,7 +212,7 @@ class ChatStream:
 
 
 def _refuse(data: ChatBody) -> None:
-    """Raises RequestError 422 for the first parameter that asks for what is not done here."""
+    """Raises RequestError 400 for the first parameter that asks for what is not done here."""
     refuse(
         {
             "functions": data.functions is not None and "use tools",
@@ -227,7 +227,7 @@ def _refuse(data: ChatBody) -> None:
 
 
 def _max_tokens(data: ChatBody) -> int | None:
-    """The budget, in either of its two spellings. Raises RequestError 422 where they differ."""
+    """The budget, in either of its two spellings. Raises RequestError 400 where they differ."""
     new, old = data.max_completion_tokens, data.max_tokens
     if new is not None and old is not None and new != old:
         raise bad_parameter("max_tokens", "max_tokens and max_completion_tokens are the same: give one of them")
@@ -246,7 +246,7 @@ def _check_results(messages: Sequence[Json]) -> None:
 
 
 def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:
-    """OpenAI's `tool_choice`. Raises RequestError 422."""
+    """OpenAI's `tool_choice`. Raises RequestError 400."""
     found: ToolChoice
     match choice:
         case None | "auto":
@@ -271,7 +271,7 @@ def unknown_choice(choice: Json, named: str) -> RequestError:
 
 
 def among(choice: ToolChoice, tools: list[Json] | None) -> ToolChoice:
-    """A choice that needs tools, checked against them. Raises RequestError 422."""
+    """A choice that needs tools, checked against them. Raises RequestError 400."""
     names = [tool["function"]["name"] for tool in tools or []]
     if not names:
         raise bad_parameter("tool_choice", "tool_choice asks for a tool, but the request has no tools")

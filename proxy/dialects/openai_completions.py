@@ -65,7 +65,7 @@ class OpenAICompletions:
     body: type[msgspec.Struct] = CompletionsBody
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError: 400 for malformed JSON, 422 naming a bad parameter."""
+        """Read a request. Raises RequestError 400, naming what is wrong."""
         data = decode_struct(body, CompletionsBody)
         prompts = prompts_of(data.prompt)
         n = data.n or 1
@@ -161,7 +161,7 @@ class CompletionsStream:
 
 
 def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
-    """One prompt or several. Raises RequestError 422 for empty ones and for lists of mixed kinds."""
+    """One prompt or several. Raises RequestError 400 for empty ones and for lists of mixed kinds."""
     if not prompt:
         raise bad_parameter("prompt", "prompt must not be empty")
     if isinstance(prompt, str):

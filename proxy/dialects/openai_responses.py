@@ -96,7 +96,7 @@ class OpenAIResponses:
     body: type[msgspec.Struct] = ResponsesBody
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError: 400 for malformed JSON or items, 422 naming a bad parameter."""
+        """Read a request. Raises RequestError 400, naming what is wrong."""
         data = decode_struct(body, ResponsesBody)
         _refuse(data)
         tools = chat_tools(data.tools)
@@ -136,7 +136,7 @@ class OpenAIResponses:
 
 
 def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
-    """Function tools in Chat Completions' shape. Raises RequestError: 422 for other tools, 400 for malformed ones."""
+    """Function tools in Chat Completions' shape. Raises RequestError 400 for other tools and for malformed ones."""
     found: list[Json] = []
     for i, tool in enumerate(tools or []):
         if tool.get("type") != "function":
@@ -164,7 +164,7 @@ def response_tools(tools: Sequence[Json] | None) -> list[Json]:
 
 
 def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:
-    """The Responses API's `tool_choice`. Raises RequestError 422."""
+    """The Responses API's `tool_choice`. Raises RequestError 400."""
     match choice:
         case {"type": "function", "name": str(name)}:
             return openai_chat.among(Named(name), tools)
@@ -202,7 +202,7 @@ def _previous(value: str | None) -> str | None:
 
 
 def _refuse(data: ResponsesBody) -> None:
-    """Raises RequestError 422 for the first parameter that asks for what is not done here."""
+    """Raises RequestError 400 for the first parameter that asks for what is not done here."""
     reasons: dict[str, str | bool] = {
         "background": data.background is True and "a response is answered at once, never in the background",
         "truncation": data.truncation not in (None, "disabled") and "nothing is ever cut from a conversation",

@@ -29,7 +29,7 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
 
     def sampling(self) -> Json:
-        """What was asked for. Raises RequestError 422 for a `top_k` or a bias that cannot be."""
+        """What was asked for. Raises RequestError 400 for a `top_k` or a bias that cannot be."""
         if self.top_k == 0:
             raise bad_parameter("top_k", "top_k must be -1 (all tokens) or at least 1")
         fields = SamplingBody.__struct_fields__
@@ -44,7 +44,7 @@ MAX_STOPS = 32
 
 
 def stops(value: Stop | None, param: str = "stop") -> list[str]:
-    """Stop strings as a list. Raises RequestError 422 for empty ones."""
+    """Stop strings as a list. Raises RequestError 400 for empty ones."""
     found = [value] if isinstance(value, str) else value or []
     if not all(found):
         raise bad_parameter(param, f"{param} must not hold empty strings")
@@ -54,7 +54,7 @@ def stops(value: Stop | None, param: str = "stop") -> list[str]:
 
 
 def _logit_bias(value: dict[str, float]) -> Json:
-    """Biases by token id. Raises RequestError 422; whether the ids are in the vocabulary is checked with the prompt."""
+    """Biases by token id. Raises RequestError 400; whether the ids are in the vocabulary is checked with the prompt."""
     for token, bias in value.items():
         if not token.isascii() or not token.isdecimal():
             raise bad_parameter("logit_bias", f"logit_bias: {token!r} is no token id")
@@ -64,7 +64,7 @@ def _logit_bias(value: dict[str, float]) -> Json:
 
 
 def format_constraint(format: Json | None, param: str, *, nested: str | None = None) -> Json:
-    """SGLang's grammar for a response format (text, json_object, json_schema). Raises RequestError 422.
+    """SGLang's grammar for a response format (text, json_object, json_schema). Raises RequestError 400.
 
     Chat Completions puts the schema one level deeper, under `nested`.
     """

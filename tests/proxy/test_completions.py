@@ -145,10 +145,10 @@ def test_an_engine_that_dies_in_a_stream_raises_in_the_client(proxy):
 @pytest.mark.parametrize(
     ("options", "status", "param"),
     [
-        ({"suffix": "x"}, 422, "suffix"),
-        ({"best_of": 3}, 422, "best_of"),
+        ({"suffix": "x"}, 400, "suffix"),
+        ({"best_of": 3}, 400, "best_of"),
         ({"prompt": [10**6]}, 400, "prompt"),
-        ({"prompt": []}, 422, "prompt"),
+        ({"prompt": []}, 400, "prompt"),
     ],
 )
 def test_bad_input_is_refused_in_openais_shape(proxy, options, status, param):

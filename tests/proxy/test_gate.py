@@ -50,7 +50,7 @@ async def test_calls_at_once_are_limited_for_a_session_and_for_the_proxy() -> No
 
 async def test_more_answers_than_ever_fit_are_not_told_to_try_again() -> None:
     error = await refused(gate(), None, 5)
-    assert (error.status, error.param, error.retry_after_s) == (422, "n", None)
+    assert (error.status, error.param, error.retry_after_s) == (400, "n", None)
 
 
 async def test_a_session_has_so_many_calls_and_the_store_knows_how_many_there_were() -> None:
@@ -104,4 +104,4 @@ def test_a_request_has_so_many_messages_and_tools() -> None:
     ):
         with pytest.raises(RequestError) as error:
             limits.check(asked)
-        assert (error.value.status, error.value.param) == (422, param)
+        assert (error.value.status, error.value.param) == (400, param)

@@ -277,7 +277,7 @@ def test_a_sealed_session_refuses_late_calls(proxy):
         ({"model": "gpt-9"}, 404, "model_not_found"),
         ({"max_tokens": 100_000}, 400, "context_length_exceeded"),
         ({"messages": [{"role": "user", "content": "a" * 5000}]}, 400, "context_length_exceeded"),
-        ({"extra_body": {"temprature": 1}}, 422, "unsupported_parameter"),
+        ({"extra_body": {"temprature": 1}}, 400, "unsupported_parameter"),
     ],
 )
 def test_bad_requests_have_the_right_status_and_reach_no_engine(proxy, options, status, code):

@@ -74,8 +74,8 @@ def test_a_session_that_was_opened_before_is_found_by_its_id_or_its_key(proxy):
 @pytest.mark.parametrize(
     ("name", "parent", "status", "code"),
     [
-        ("", "PARENT", 422, "invalid_parameter"),
-        ("x" * 201, "PARENT", 422, "invalid_parameter"),
+        ("", "PARENT", 400, "invalid_parameter"),
+        ("x" * 201, "PARENT", 400, "invalid_parameter"),
         ("search", "nobody", 404, "session_not_found"),
     ],
 )

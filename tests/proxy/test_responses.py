@@ -207,7 +207,7 @@ def test_bad_input_is_refused_in_openais_shape_with_its_place(proxy):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(proxy, session, [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}])
     assert caught.value.param == "input[0].content[0]"
-    with pytest.raises(openai.UnprocessableEntityError) as refused:
+    with pytest.raises(openai.BadRequestError) as refused:
         ask(proxy, session, background=True)
     assert refused.value.param == "background"
     assert proxy.calls(session) == []

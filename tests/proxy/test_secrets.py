@@ -137,8 +137,8 @@ def play(run: Run, engine: FakeEngine, says: list[int]) -> None:
             engine.enqueue(failing)
             assert run.ask("POST", path, key, json=body | {"stream": False}).status_code >= 400
         malformed = f'{{"messages": "{PROMPT}", "api_key": "{key}'
-        assert run.ask("POST", path, key, content=malformed).status_code in (400, 422)
-        assert run.ask("POST", path, key, json=body | {"nonsense": PROMPT}).status_code == 422
+        assert run.ask("POST", path, key, content=malformed).status_code == 400
+        assert run.ask("POST", path, key, json=body | {"nonsense": PROMPT}).status_code == 400
         assert run.ask("POST", path, key, json=body | {"model": "judge"}).status_code == 200
         assert run.ask("POST", path, key, json=body | {"model": "judge", "x": "fail"}).status_code == 400
         assert run.ask("POST", f"/sessions/{sessions[1]['session_id']}{path}", key, json=body).status_code == 403

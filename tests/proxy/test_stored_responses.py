@@ -134,4 +134,4 @@ def test_a_query_that_cannot_be_is_refused_by_name(proxy, conversation, path, pa
     answer = httpx.get(
         f"{session['base_url']}/responses/{first.id}{path}", headers={"Authorization": f"Bearer {session['api_key']}"}
     )
-    assert (answer.status_code, answer.json()["error"]["param"]) == (422, param)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

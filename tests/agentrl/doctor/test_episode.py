@@ -124,7 +124,7 @@ def test_an_agent_whose_calls_never_begin_is_told_what_was_refused_and_how_to_fi
 def test_refusals_beside_answers_are_a_note(play):
     found = play(TRY + "ask(talk); attempt(suffix=1)")
     assert found.verdict.answer == "trainable"
-    expected = "1 call was refused (422): parameter 'suffix' is not supported: leave it out"
+    expected = "1 call was refused (400): parameter 'suffix' is not supported: leave it out"
     assert found.verdict.notes[0] == expected
 
 

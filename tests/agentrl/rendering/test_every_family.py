@@ -210,7 +210,7 @@ def test_openings_are_read_on_from(model: FamilyRenderer) -> None:
         if name is None and model.name in NO_CHOICE_OF_TOOLS:
             with pytest.raises(RequestError) as refused:
                 model.opening(TOOLS, name)
-            assert (refused.value.status, refused.value.param) == (422, "tool_choice")
+            assert (refused.value.status, refused.value.param) == (400, "tool_choice")
             continue
         opening = model.opening(TOOLS, name)
         written = sample(model, message)

@@ -45,4 +45,4 @@ def test_an_unknown_parameter_that_is_null_is_absent_and_any_other_is_refused(di
     assert spelled == plain
     with pytest.raises(RequestError) as caught:
         dialect.decode(json.dumps(body | {"moderation": None, "moderated": False}).encode())
-    assert (caught.value.status, caught.value.param) == (422, "moderated")
+    assert (caught.value.status, caught.value.param) == (400, "moderated")

@@ -92,7 +92,7 @@ def test_prompts_of_every_kind(prompt, prompts):
 )
 def test_bad_parameters_are_refused_by_name(fields, param):
     error = refusal(**fields)
-    assert (error.status, error.param) == (422, param)
+    assert (error.status, error.param) == (400, param)
 
 
 def test_every_parameter_of_the_sdk_is_known():
