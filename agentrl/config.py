@@ -52,6 +52,16 @@ class EngineConfig(Section):
     """Passed to `sglang.launch_server` as they are."""
 
 
+def plain_address(value: str, instead: str = "") -> str:
+    """An HTTP address without a slash at its end. Raises ValueError for anything else, and for one with a password."""
+    parts = urlsplit(value)
+    if parts.username is not None:
+        raise ValueError(f"must not hold a password: it is stored with the run{instead}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"must be http://HOST… or https://HOST… without a query, got {value!r}")
+    return value.rstrip("/")
+
+
 class UpstreamConfig(Section):
     """Another model beside the policy, for example a judge: calls that name it are passed on and recorded."""
 
@@ -67,12 +77,7 @@ class UpstreamConfig(Section):
     @field_validator("base_url")
     @classmethod
     def _is_a_plain_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.username is not None:
-            raise ValueError("must not hold a password: it is stored with the run; use api_key_env")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"must be http://HOST… or https://HOST… without a query, got {value!r}")
-        return value.rstrip("/")
+        return plain_address(value, "; use api_key_env")
 
 
 class ProxyConfig(Section):
@@ -82,6 +87,11 @@ class ProxyConfig(Section):
     """Address to listen on. Off loopback an admin key must be set."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port to listen on; 0 picks a free one."""
+    public_url: str | None = None
+    """Where clients reach the proxy, `https://agents.example.org` say: the beginning of every URL in its answers. null:
+    what the client's Host header says, if that is an IP address, `localhost`, this machine's name or allowed."""
+    allowed_hosts: list[str] = Field(default_factory=list)
+    """Other host names that a Host header may say, without a port."""
     workers: Positive = 1
     """Processes that serve the port; each is a replica of its own."""
     metrics_public: bool = False
@@ -117,6 +127,11 @@ class ProxyConfig(Section):
         default_factory=dict
     )
     """Other models that calls may name, by the name that calls use."""
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_a_plain_address(cls, value: str | None) -> str | None:
+        return None if value is None else plain_address(value)
 
 
 class RolloutConfig(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from agentrl.errors import ConfigError
 
@@ -16,6 +17,9 @@ SECRETS = frozenset({RUN_KEY, ADMIN_KEY, DATABASE_URL})
 """A database's URL holds its password."""
 # Greedy, up to the last `@`: a password that should have been percent-encoded is hidden as a whole.
 _PASSWORD = re.compile(r"\A((?>[\w+]+://)?+[^:@/]*):.*@|(?<=[?&]password=)[^&]*", re.DOTALL)
+
+_SECRET_NAME = re.compile(r"(?i)pass(word|wd|phrase)|secret|credential|token|api_?key|private_?key|authorization")
+MASK = "***"
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
@@ -32,6 +36,20 @@ def drop_secrets() -> None:
 def without_password(url: str) -> str:
     """A database's URL as it may be printed, whether or not it can be parsed."""
     return _PASSWORD.sub(lambda found: "***" if found[1] is None else f"{found[1]}:***@", url)
+
+
+def masked(value: Any, name: str = "") -> Any:
+    """A configuration as it may be shown: texts under a name that tells of a secret (`password`, `api_key`, `token`, …)
+    and passwords in URLs become `***`. `…_env` names a variable, which is no secret."""
+    if isinstance(value, dict):
+        return {key: masked(inner, f"{name}.{key}" if name else str(key)) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [masked(inner, name) for inner in value]
+    if not isinstance(value, str) or not value:
+        return value
+    if _SECRET_NAME.search(name) and not name.endswith("_env"):
+        return MASK
+    return without_password(value) if "://" in value else value
 
 
 def key_from(env: Mapping[str, str], name: str) -> str | None:

@@ -38,6 +38,7 @@ from agentrl.errors import FencedError, RequestError, StoreError, ValueRefused
 from agentrl.proxy import (
     areal,
     dialects,
+    docs_page,
     draining,
     key_routes,
     keyring,
@@ -59,6 +60,7 @@ from agentrl.proxy.front import FrontDoor, Handler
 from agentrl.proxy.keyring import Keyring
 from agentrl.proxy.limits import Gate
 from agentrl.proxy.pool import EnginePool
+from agentrl.proxy.public import PublicAddress
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.sweep import sweep
 from agentrl.proxy.tree import TreeCache
@@ -117,13 +119,14 @@ def model_handlers() -> dict[str, Handler]:
 
 def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
     """Every route and error handler, over whatever `lifespan` puts into `app.state.proxy`."""
-    app = FastAPI(title="agentrl proxy", version=__version__, lifespan=lifespan)
+    app = FastAPI(title="agentrl proxy", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(lifecycle.router)
     app.include_router(key_routes.router)
     app.include_router(areal.router)
     app.include_router(monitoring.router)
     app.include_router(refusals.router)
     app.include_router(draining.router)
+    app.include_router(docs_page.router)
     for prefix in openapi.PREFIXES:
         for path, handler in model_handlers().items():
             app.add_route(prefix + path, handler, ["POST"], include_in_schema=False)
@@ -169,6 +172,7 @@ async def _running(
             pool=pool, limits=Limits.of(config), sampling=config.rollout.sampling.model_dump(exclude_none=True),
             request_timeout_s=config.proxy.request_timeout_s, max_body_bytes=config.proxy.max_body_bytes,
             body_timeout_s=config.proxy.body_timeout_s, gate=Gate.of(config.proxy),
+            public=PublicAddress.of(config.proxy),
             retry_grace_s=config.proxy.retry_grace_s,
             trees=TreeCache(load_tree), upstreams=others, http=http,
             metrics_public=config.proxy.metrics_public,

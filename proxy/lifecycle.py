@@ -140,8 +140,7 @@ def _state(request: Request) -> ProxyState:
     return state
 
 
-def _opened(request: Request, session_id: str, key: str, index: int) -> Json:
-    base = str(request.base_url).rstrip("/")
+def _opened(base: str, session_id: str, key: str, index: int) -> Json:
     return {
         "session_id": session_id,
         "api_key": key,
@@ -155,6 +154,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
     """Start the sessions of the run's next task, or of an evaluation task. 429 while admission refuses."""
     state = _state(request)
     keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
+    base = state.public.base(request)
     size = body.size if body.is_eval else state.limits.group_size
     start = await keys.start_of(request, state) if body.claim is None else keys.claim_of(request, state, body.claim)
     sampling = None if body.sampling is None else body.sampling.model_dump(exclude_none=True)
@@ -177,7 +177,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
     return {
         "group_id": group.group_id,
         "task": {"id": group.task_id, "data": group.task},
-        "sessions": [_opened(request, sid, key, i) for i, (sid, key) in enumerate(opened)],
+        "sessions": [_opened(base, sid, key, i) for i, (sid, key) in enumerate(opened)],
     }
 
 
@@ -224,6 +224,7 @@ async def start_session(body: SessionBody, request: Request) -> Json:
     """
     state = _state(request)
     caller = await keys.authenticate(request, state)
+    base = state.public.base(request)
     parent_id = body.parent_session_id or request.headers.get(keys.PARENT_HEADER) or caller.session_id
     start = await keys.start_of(request, state)
     key = start.session_key(0)
@@ -242,7 +243,7 @@ async def start_session(body: SessionBody, request: Request) -> Json:
         if group.new:
             state.opened(group.session_ids[0], key, is_eval=False, sampling=None)
     return {
-        **_opened(request, group.session_ids[0], key, 0),
+        **_opened(base, group.session_ids[0], key, 0),
         "group_id": group.group_id,
         "parent_session_id": parent_id,
     }

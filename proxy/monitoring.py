@@ -8,13 +8,14 @@ from fastapi import APIRouter, Path, Query, Request
 from sqlalchemy import Connection, Row, select, text
 from starlette.responses import PlainTextResponse, Response
 
+from agentrl.environment import masked
 from agentrl.errors import RequestError
 from agentrl.proxy import keys, metrics
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.lifecycle import MAX_INT32, session_json
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
-from agentrl.store import activity, evaluations, events, interactions, runs, steps
+from agentrl.store import activity, evaluations, events, interactions, runs, sessions, steps
 from agentrl.tables import engines
 
 router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
@@ -23,8 +24,22 @@ NOT_SHOWN = frozenset({"key_hash", "worker_asked_at", "outside_asked_at", "outsi
 
 
 async def _authenticated(request: Request) -> ProxyState:
+    state, _ = await _caller(request)
+    return state
+
+
+async def _caller(request: Request) -> tuple[ProxyState, keys.Caller]:
     state: ProxyState = request.app.state.proxy
-    keys.require(await keys.authenticate(request, state), keys.Power.RUN, keys.Power.ADMIN)
+    caller = await keys.authenticate(request, state)
+    keys.require(caller, keys.Power.RUN, keys.Power.ADMIN)
+    return state, caller
+
+
+async def _of_run(request: Request, run_id: str) -> ProxyState:
+    """For one run. An admin key reads every run of the database, a run's key its own. Raises RequestError 404."""
+    state, caller = await _caller(request)
+    if caller.power is not keys.Power.ADMIN and run_id != state.run_id:
+        raise _no_run(run_id)
     return state
 
 
@@ -64,36 +79,38 @@ async def current_run(request: Request) -> Json:
 
 @router.get("/api/runs")
 async def list_runs(request: Request) -> list[Json]:
-    """Every run of the database, newest first."""
-    state = await _authenticated(request)
+    """The runs that the key may read, newest first: an admin's every run of the database, a run's its own."""
+    state, caller = await _caller(request)
+    if caller.power is not keys.Power.ADMIN:
+        return [await state.read(_run_by_id, state.run_id)]
     return await state.read(lambda conn: [_run_json(conn, row) for row in runs.all_runs(conn)])
 
 
 @router.get("/api/runs/{run_id}")
 async def get_run(run_id: str, request: Request) -> Json:
     """One run: status, versions, admission, groups and trajectories by state."""
-    state = await _authenticated(request)
+    state = await _of_run(request, run_id)
     return await state.read(_run_by_id, run_id)
 
 
 @router.get("/api/runs/{run_id}/steps")
 async def get_steps(run_id: str, request: Request, after: Annotated[int, Query(ge=0, le=MAX_INT32)] = 0) -> list[Json]:
     """The run's optimizer steps behind step `after`, with metrics and staleness."""
-    state = await _authenticated(request)
+    state = await _of_run(request, run_id)
     return await state.read(_steps_json, run_id, after)
 
 
 @router.get("/api/runs/{run_id}/steps/{step}/lineage")
 async def get_lineage(run_id: str, step: Annotated[int, Path(ge=0, le=MAX_INT32)], request: Request) -> list[Json]:
     """What a step trained: its trajectories and calls with staleness, return and advantage."""
-    state = await _authenticated(request)
+    state = await _of_run(request, run_id)
     return await state.read(_lineage_json, run_id, step)
 
 
 @router.get("/api/runs/{run_id}/events")
 async def get_events(run_id: str, request: Request, kind: str | None = None) -> list[Json]:
     """The run's timeline."""
-    state = await _authenticated(request)
+    state = await _of_run(request, run_id)
     rows = await state.read(events.of_run, run_id, kind)
     return [_plain(row) for row in rows]
 
@@ -101,7 +118,7 @@ async def get_events(run_id: str, request: Request, kind: str | None = None) -> 
 @router.get("/api/runs/{run_id}/evaluations")
 async def get_evaluations(run_id: str, request: Request) -> list[Json]:
     """The run's evaluations by step: mean rewards with 95 % intervals, failures, versions, for each setting."""
-    state = await _authenticated(request)
+    state = await _of_run(request, run_id)
     return [evaluation.as_json() for evaluation in await state.read(evaluations.of_run, run_id)]
 
 
@@ -110,14 +127,16 @@ async def get_evaluation_episodes(
     run_id: str, request: Request, version: Annotated[int | None, Query(ge=0, le=MAX_INT32)] = None
 ) -> list[Json]:
     """Ended evaluation sessions with their metadata and reward, of all versions (rolled back ones too) or of one."""
-    state = await _authenticated(request)
+    state = await _of_run(request, run_id)
     return await state.read(evaluations.episodes, run_id, version=version)
 
 
 @router.get("/api/sessions/{session_id}")
 async def get_session(session_id: str, request: Request) -> Json:
     """A session and its calls."""
-    state = await _authenticated(request)
+    state, caller = await _caller(request)
+    if caller.power is not keys.Power.ADMIN and await state.read(sessions.run_of, session_id) != state.run_id:
+        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
     summary = await state.read(session_json, session_id)
     calls = await state.read(interactions.of_session, session_id)
     return {**summary, "calls": [_plain(call) for call in calls]}
@@ -139,13 +158,17 @@ def _plain(row: Row[Any]) -> Json:
 def _run_by_id(conn: Connection, run_id: str) -> Json:
     row = next((row for row in runs.all_runs(conn) if row.id == run_id), None)
     if row is None:
-        raise RequestError(404, f"no run {run_id!r}", code="run_not_found")
+        raise _no_run(run_id)
     return _run_json(conn, row)
+
+
+def _no_run(run_id: str) -> RequestError:
+    return RequestError(404, f"no run {run_id!r}", code="run_not_found")
 
 
 def _run_json(conn: Connection, row: Row[Any]) -> Json:
     public = {k: v for k, v in _plain(row).items() if k not in NOT_SHOWN}
-    public["config"] = {k: v for k, v in row.config.items() if k != "database_url"}  # it may hold a password
+    public["config"] = masked({k: v for k, v in row.config.items() if k != "database_url"})
     return {**public, "steps": row.target_steps, **runs.state_counts(conn, row.id)}
 
 

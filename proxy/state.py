@@ -15,6 +15,7 @@ from agentrl.proxy.keyring import Keyring
 from agentrl.proxy.limits import Gate
 from agentrl.proxy.metrics import Metrics
 from agentrl.proxy.pool import EnginePool
+from agentrl.proxy.public import PublicAddress
 from agentrl.proxy.recent import Recent
 from agentrl.proxy.tree import TreeCache
 from agentrl.rendering import Renderer
@@ -60,6 +61,7 @@ class ProxyState:
     max_body_bytes: int
     body_timeout_s: float
     gate: Gate
+    public: PublicAddress
     trees: TreeCache
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)  # other models that calls may name
     http: aiohttp.ClientSession | None = None  # to call them

@@ -92,9 +92,7 @@ def broadcast(buckets: Buckets, members: Sequence[Json], *, device: torch.device
     """Send to all members while the block runs. Who cannot receive gets them otherwise: nothing is raised."""
     host, group = _address(), f"agentrl-{uuid4().hex[:12]}"
     world_size = 1 + sum(member["ranks"] for member in members)
-    store = TCPStore(
-        host, 0, world_size, is_master=True, timeout=timedelta(seconds=JOIN_TIMEOUT_S), wait_for_workers=False
-    )
+    store = _rendezvous(host, world_size)
     ranks, first = {}, 1
     for member in members:
         ranks[member["url"]] = first
@@ -156,6 +154,17 @@ class _Sender(threading.Thread):
             options._timeout = wait
             return dist.ProcessGroupNCCL(store, 0, self._size, options)
         return dist.ProcessGroupGloo(store, 0, self._size, timeout=wait)
+
+
+def _rendezvous(host: str, world_size: int) -> TCPStore:
+    """Where the group's members find each other. It listens on `host` alone: torch would take every interface, and it
+    has no key. It closes the socket's descriptor."""
+    with socket.create_server((host, 0), backlog=1024) as listener:
+        port = listener.getsockname()[1]
+        return TCPStore(
+            host, port, world_size, is_master=True, timeout=timedelta(seconds=JOIN_TIMEOUT_S), wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
 
 
 def _address() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.environment import without_password
+from agentrl.environment import masked, without_password
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,22 @@ def test_a_database_url_is_printed_without_its_password(url: str, shown: str) ->
 )
 def test_a_database_url_without_a_password_is_printed_as_it_is(url: str) -> None:
     assert without_password(url) == url
+
+
+def test_a_configuration_is_shown_without_its_secrets() -> None:
+    config = {
+        "agent_args": {"db_password": "p", "passwords": {"a": "p"}, "tokens": ["p"], "max_tokens": 7, "name": "n"},
+        "proxy": {"upstreams": {"judge": {"base_url": "https://u:p@h/v1", "api_key_env": "JUDGE_KEY"}}, "port": 1},
+        "secret": None,
+    }
+    assert masked(config) == {
+        "agent_args": {
+            "db_password": "***",
+            "passwords": {"a": "***"},
+            "tokens": ["***"],
+            "max_tokens": 7,
+            "name": "n",
+        },
+        "proxy": {"upstreams": {"judge": {"base_url": "https://u:***@h/v1", "api_key_env": "JUDGE_KEY"}}, "port": 1},
+        "secret": None,
+    }

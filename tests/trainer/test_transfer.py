@@ -6,11 +6,13 @@ import base64
 import hashlib
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from itertools import pairwise
 
 import hypothesis.strategies as st
+import psutil
 import torch
 from hypothesis import given
 
@@ -121,3 +123,11 @@ def test_who_does_not_come_holds_nobody_up() -> None:
     ) as offer:
         assert offer["world_size"] == 3
         assert offer["buckets"] == [{"names": ["a"], "dtypes": ["float32"], "shapes": [[2]]}]
+
+
+def test_the_rendezvous_listens_on_one_interface() -> None:
+    members: list[Json] = [{"url": "http://e", "ranks": 1}]
+    with transfer.broadcast([], members, device=torch.device("cpu"), timeout_s=1) as offer:
+        listening = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        assert [where.ip for where in listening if where.port == offer["port"]] == [offer["host"]]
+        socket.create_connection((offer["host"], offer["port"]), timeout=5).close()

@@ -1,0 +1,48 @@
+"""Who may read which run, and what of its configuration."""
+
+from typing import Any
+
+import pytest
+
+from agentrl.store import runs
+
+ADMIN = {"Authorization": "Bearer admin-key"}
+RUN = {"Authorization": "Bearer run-key"}
+PASSWORD = "hunter2-hunter2"
+
+
+@pytest.fixture
+def run_config(run_config: dict[str, Any]) -> dict[str, Any]:
+    args = {"db": {"password": PASSWORD, "user": "me"}, "apiKey": PASSWORD, "url": f"http://me:{PASSWORD}@host/x"}
+    return run_config | {"agent_args": args}
+
+
+@pytest.fixture
+def other_run(proxy: Any) -> str:
+    """A second run of the same database, with a session."""
+    with proxy.database.write() as conn:
+        return runs.create(
+            conn, name="other", config={"name": "other", "agent_args": {"secret": PASSWORD}}, task_data=[],
+            base_model="m", key="other-key", seed=0, steps=0,
+        )  # fmt: skip
+
+
+def test_a_runs_key_reads_its_own_run_alone(proxy: Any, other_run: str) -> None:
+    assert [run["name"] for run in proxy.get("/api/runs")] == ["test"]
+    for path in ("", "/steps", "/steps/1/lineage", "/events", "/evaluations", "/evaluations/episodes"):
+        answer = proxy.http.get(f"{proxy.url}/api/runs/{other_run}{path}", headers=RUN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "run_not_found"), path
+        assert proxy.http.get(f"{proxy.url}/api/runs/{proxy.run_id}{path}", headers=RUN).status_code == 200
+
+
+def test_an_admins_key_reads_every_run(proxy: Any, other_run: str) -> None:
+    assert {run["name"] for run in proxy.get("/api/runs", headers=ADMIN)} == {"test", "other"}
+    assert proxy.get(f"/api/runs/{other_run}", headers=ADMIN)["name"] == "other"
+
+
+def test_secrets_of_a_configuration_are_masked_for_everybody(proxy: Any, other_run: str) -> None:
+    for headers in (RUN, ADMIN):
+        answer = proxy.http.get(f"{proxy.url}/api/runs", headers=headers)
+        assert PASSWORD not in answer.text
+    args = proxy.get("/api/run")["config"]["agent_args"]
+    assert args == {"db": {"password": "***", "user": "me"}, "apiKey": "***", "url": "http://me:***@host/x"}
