@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from agentrl.algorithm import Algorithm
+from agentrl.credit import MAX_REWARD
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.section import Section
 
@@ -121,6 +122,8 @@ class ProxyConfig(Section):
     """A session that is open for this long fails, whatever it does."""
     reward_timeout_s: Annotated[float, Field(ge=0)] = 0.0
     """How long an ended session without any reward waits for one before it is rejected."""
+    max_reward: Annotated[float, Field(gt=0, le=1e12)] = MAX_REWARD
+    """Rewards beyond ± this are refused with 422, however they come in."""
     end_grace_s: Seconds = 30.0
     """How long an ended session waits for its running calls before its trajectories are built."""
     upstreams: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")], UpstreamConfig] = Field(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from agentrl.schemas import Role
 
+MAX_REWARD = 1e6
+"""Largest |value| of a reward, where a run does not say otherwise (`proxy.max_reward`)."""
 TIE = 1e-9
 """Differences of returns that rounding makes: rewards that are added up in another order."""
 

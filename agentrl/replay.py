@@ -5,7 +5,6 @@ Nothing here writes to the store.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from sqlalchemy import Connection, Row, select
 from zstandard import ZstdError
 
 from agentrl.algorithm import Algorithm
-from agentrl.credit import SessionRewards
+from agentrl.credit import MAX_REWARD, SessionRewards
 from agentrl.errors import UserError, did_you_mean
 from agentrl.export.columns import ARRAYS, Columns
 from agentrl.export.columns import Row as Record
@@ -166,7 +165,7 @@ def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -
     Raises UserError for what a judge should not return, and for a step whose advantages came from other models, too.
     """
     judge = credit.judge
-    asked = database.query(_rebatch, step.id, credit.discount, judge) if judge or credit.discount is not None else batch
+    asked = database.query(_rebatch, step, credit.discount, judge) if judge or credit.discount is not None else batch
     recorded = database.query(_algorithm, step)
     old = turn_advantages(batch.trajectories, recorded)
     new = turn_advantages(asked.trajectories, Algorithm(preset=credit.estimator) if credit.estimator else recorded)
@@ -246,11 +245,14 @@ def _algorithm(conn: Connection, step: Row[Any]) -> Algorithm:
     return algorithm
 
 
-def _rebatch(conn: Connection, step_id: str, discount: float | None, judge: Judge | None) -> Batch:
-    return steps.batch(conn, step_id, discount=discount, rescore=_rescorer(conn, judge) if judge else None)
+def _rebatch(conn: Connection, step: Row[Any], discount: float | None, judge: Judge | None) -> Batch:
+    rescore = _rescorer(conn, step.run_id, judge) if judge else None
+    return steps.batch(conn, step.id, discount=discount, rescore=rescore)
 
 
-def _rescorer(conn: Connection, judge: Judge) -> Rescore:
+def _rescorer(conn: Connection, run_id: str, judge: Judge) -> Rescore:
+    most = float(runs.get(conn, run_id).config.get("proxy", {}).get("max_reward", MAX_REWARD))
+
     def rescore(session_id: str, recorded: SessionRewards) -> SessionRewards:
         session = describe(conn, session_id)
         verdict = judge(session)
@@ -261,15 +263,19 @@ def _rescorer(conn: Connection, judge: Judge) -> Rescore:
             for call_id in verdict:
                 if call_id not in ids:
                     raise UserError(f"--rescore: session {session_id} has no call {call_id!r}")
-            return SessionRewards(calls={key: _number(value) for key, value in verdict.items()})
-        return SessionRewards(session=_number(verdict))
+            return SessionRewards(calls={key: _number(value, most) for key, value in verdict.items()})
+        return SessionRewards(session=_number(verdict, most))
 
     return rescore
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
-        raise UserError(f"--rescore: it must return a finite number, {{call id: number}} or None, not {value!r}")
+def _number(value: Any, most: float) -> float:
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not is_number or not -most <= value <= most:
+        raise UserError(
+            f"--rescore: it must return a finite number of at most ±{most:g} (proxy.max_reward), {{call id: number}} "
+            f"or None, not {value!r}"
+        )
     return float(value)
 
 

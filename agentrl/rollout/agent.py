@@ -124,7 +124,7 @@ def rewards_of(result: object) -> list[tuple[str | None, float]]:
 def _finite(value: object) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"an agent must return a number, {{completion_id: number}} or None, got {value!r}") from None
     if not math.isfinite(number):
         raise UserError(f"an agent returned the reward {number}")

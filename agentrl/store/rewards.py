@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select
 
+from agentrl.credit import MAX_REWARD
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.schemas import GONE, InteractionStatus, Json, RewardScope
 from agentrl.store import trajectories
@@ -26,17 +26,19 @@ class RewardAnswer:
 def add(
     conn: Connection, session_id: str, *, value: float, discount: float, interaction_id: str | None = None,
     scope: str | None = None, name: str = "reward", source: str = "agent", idempotency_key: str | None = None,
+    max_value: float = MAX_REWARD,
 ) -> RewardAnswer:  # fmt: skip
     """Append a reward. A repeated idempotency key gets the first answer.
 
     `scope` is `session` without a call and `call` with one, unless it says `branch`. `discount` is the run's γ, for
     the return of trajectories that wait for their lease. Raises RequestError: 404 for an unknown session or call, 409
-    for a call that was not delivered, 422 for a value that is not finite or a scope that does not fit.
+    for a call that was not delivered, 422 for a value that is not within ±`max_value` or a scope that does not fit.
     """
-    if not math.isfinite(value):
+    if not abs(value) <= max_value:  # nor is NaN
         raise RequestError(
-            422, f"reward value must be a finite number, got {value}", code="invalid_value", param="value"
-        )
+            422, f"reward value must be a finite number of at most ±{max_value:g} (proxy.max_reward), got {value:g}",
+            code="invalid_value", param="value",
+        )  # fmt: skip
     reach = _scope(scope, interaction_id)
     session = conn.execute(
         select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)

@@ -16,6 +16,7 @@ from typing import Any, Self
 from sqlalchemy import Column, Connection, Row, func, insert, select, update
 
 from agentrl.config import RunConfig
+from agentrl.credit import MAX_REWARD
 from agentrl.errors import RequestError
 from agentrl.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import NO_BOUND, capacity
@@ -49,6 +50,7 @@ class Limits:
     session_timeout_s: float
     session_max_s: float
     heartbeat_timeout_s: float
+    max_reward: float = MAX_REWARD
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
@@ -65,6 +67,7 @@ class Limits:
             session_timeout_s=config.proxy.session_timeout_s,
             session_max_s=config.proxy.session_max_s,
             heartbeat_timeout_s=config.proxy.heartbeat_timeout_s,
+            max_reward=config.proxy.max_reward,
         )
 
     def silence_s(self, owner: str | None) -> float:
@@ -421,7 +424,7 @@ def reward(
     if waiting:
         _lock_below(conn, session_id)
     answer = rewards.add(
-        conn, session_id, value=value, discount=limits.turn_discount, scope=scope,
+        conn, session_id, value=value, discount=limits.turn_discount, scope=scope, max_value=limits.max_reward,
         interaction_id=None if interaction_id is None else codec.call_id(interaction_id),
         name=name, source=source, idempotency_key=idempotency_key,
     )  # fmt: skip

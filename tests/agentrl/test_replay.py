@@ -292,6 +292,8 @@ def test_a_judge_gets_the_whole_session_and_may_reward_calls(db) -> None:
     ("verdict", "message"),
     [
         (float("nan"), "finite"),
+        (1.7e308, "of at most ±1e.06"),
+        (10**400, "of at most ±1e.06"),
         ("good", "finite"),
         (True, "finite"),
         ({"nope": 1.0}, "has no call 'nope'"),

@@ -173,3 +173,18 @@ def test_a_call_is_rewarded_by_its_id_in_any_dialect(proxy, prefix):
     assert proxy.post(f"{path}/reward", {"value": 0.5, "interaction_id": prefix + call_id}).status_code == 200
     (given,) = proxy.get(f"{path}/rewards")
     assert given["interaction_id"] == call_id
+
+
+def test_no_route_takes_a_reward_beyond_the_bound(proxy):
+    """Two of 1.7e308 would add up to an infinite return; while the session is open, and when it waits for rewards."""
+    session = proxy.session()
+    chat(proxy, session, "ab")
+    key = {"Authorization": f"Bearer {session['api_key']}"}
+    for state in ("open", "completed"):
+        for value in ("1.7e308", "-1000001", "1e999", "NaN", "Infinity", "1" + "0" * 400):
+            for path, field in ((f"/sessions/{session['session_id']}/reward", "value"), ("/rl/set_reward", "reward")):
+                answer = proxy.http.post(proxy.url + path, content=f'{{"{field}": {value}}}', headers=key)
+                assert answer.status_code == 422, (state, path, value, answer.text)
+        assert end(proxy, session) == "completed"
+    assert proxy.get(f"/sessions/{session['session_id']}/rewards") == []
+    assert give(proxy, session, -1e6)["applied"]

@@ -59,6 +59,6 @@ def test_results_become_rewards() -> None:
     assert rewards_of(None) == []
     assert rewards_of(1) == [(None, 1.0)]
     assert rewards_of({"chatcmpl-1": 0.5}) == [("chatcmpl-1", 0.5)]
-    for bad in ("no", float("nan"), {"chatcmpl-1": None}):
+    for bad in ("no", float("nan"), {"chatcmpl-1": None}, 10**400, {"chatcmpl-1": -(10**400)}):
         with pytest.raises(UserError):
             rewards_of(bad)

@@ -3,6 +3,7 @@
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -35,10 +36,24 @@ def test_a_repeated_key_gets_the_first_answer(db, session_id):
         assert returns.applied(conn, [session_id])[session_id].session == 0.2
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_values_must_be_finite(db, session_id, value):
-    with pytest.raises(RequestError, match="finite"), db.write() as conn:
-        rewards.add(conn, session_id, value=value, discount=1.0)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.7e308, -1.0001e6])
+def test_values_must_be_finite_and_within_the_bound(db, session_id, limits, value):
+    with (
+        pytest.raises(RequestError, match=r"of at most ±1e\+06 \(proxy.max_reward\)"),
+        db.write() as conn,
+    ):
+        sessions.reward(conn, session_id, limits, value=value)
+    with db.read() as conn:
+        assert rewards.history(conn, session_id) == []
+
+
+def test_a_run_chooses_its_bound(db, session_id, limits):
+    wide, narrow = replace(limits, max_reward=1e9), replace(limits, max_reward=1.0)
+    with db.write() as conn:
+        sessions.reward(conn, session_id, wide, value=-1e9)
+        with pytest.raises(RequestError, match="±1 "):
+            sessions.reward(conn, session_id, narrow, value=1.1)
+        sessions.reward(conn, session_id, narrow, value=1.0)
 
 
 def test_unknown_sessions_are_404(db):
