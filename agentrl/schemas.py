@@ -122,6 +122,10 @@ class ForkReason(StrEnum):
     NEW_CONVERSATION = "new_conversation"  # begins anew, under the same system prompt and tools
 
 
+STARTS = (None, ForkReason.NEW_CONVERSATION, ForkReason.OTHER_AGENT)
+"""Fork reasons of calls that had nothing to extend: nothing of theirs was processed before."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSpan:
     """Output tokens `[start, end)` of one interaction were sampled by weight `version`."""

@@ -17,7 +17,8 @@ conversation whose first call is still running, role, system prompt and tools ar
 
 Raw prompts have no messages: their place is told by what they begin with (`raw_place`).
 
-What the caller says in `X-Turn-Type` wins over all of this, and whatever extends a call has its role.
+What the caller says in `X-Turn-Type` wins over all of this, and whatever extends a call has its role. Once the session
+has ended, what came before the agent with tools is judged again (`store.roles`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from agentrl.proxy.state import ProxyState, Session
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.rendering.conversation import chain_key
 from agentrl.schemas import InteractionStatus, Json, Role
-from agentrl.store import deliveries, interactions, responses, sessions
+from agentrl.store import deliveries, interactions, responses, roles, sessions
 from agentrl.store.codec import new_id
 from agentrl.store.interactions import Node
 
@@ -177,6 +177,7 @@ def _options(caller: Caller, request: ModelRequest, index: int) -> Json | None:
         "previous_id": request.previous_id,
         "has_instructions": request.has_instructions or None,
         "retry": caller.retry or None,
+        roles.SAID: caller.role,
         responses.ASKED: request.kept,
     }
     return {name: value for name, value in asked.items() if value is not None} or None

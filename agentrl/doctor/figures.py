@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.doctor.forks import STARTS, Fork
+from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Call, Session
-from agentrl.schemas import InteractionStatus, Role
+from agentrl.schemas import STARTS, InteractionStatus, Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from agentrl.doctor.record import Call, Session
 from agentrl.rendering.conversation import root_key
 from agentrl.rendering.divergence import Divergence, common, compare, nearest, plain
-from agentrl.schemas import ForkReason, Json
-
-STARTS = (None, ForkReason.NEW_CONVERSATION, ForkReason.OTHER_AGENT)
-"""Reasons of calls that had nothing to extend: nothing of theirs was processed before."""
+from agentrl.schemas import STARTS, ForkReason, Json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from enum import StrEnum
 
 from agentrl.doctor import advice, refused
 from agentrl.doctor.figures import Figures, why_untrainable
-from agentrl.doctor.forks import STARTS, Fork
+from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
 from agentrl.doctor.words import count
-from agentrl.schemas import GONE
+from agentrl.schemas import GONE, STARTS
 from agentrl.store.sessions import PARENT_ENDED
 
 LOW_MERGE_RATE = 0.5

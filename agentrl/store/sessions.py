@@ -20,7 +20,7 @@ from agentrl.credit import MAX_REWARD
 from agentrl.errors import RequestError
 from agentrl.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import NO_BOUND, capacity
-from agentrl.store import codec, deliveries, heartbeats, returns, rewards, runs, trajectories
+from agentrl.store import codec, deliveries, heartbeats, returns, rewards, roles, runs, trajectories
 from agentrl.store.codec import new_id
 from agentrl.store.rewards import RewardAnswer
 from agentrl.tables import groups, interactions, sessions, tasks
@@ -368,6 +368,7 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
     if row.parent_session_id is not None:
         # A reward of a session above is either seen now, or waits for this lock and then finds the trajectories.
         _locked_group(conn, row.group_id)
+    roles.judge(conn, session_id)
     if not row.is_eval and status == SessionStatus.COMPLETED and not _is_below_gone(conn, row):
         rewarded = returns.of_sessions(conn, [session_id], limits.turn_discount)[session_id].rewarded
         if not rewarded and now < row.ended_at + limits.reward_timeout_s:

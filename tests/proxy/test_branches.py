@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from databases import KINDS
 
 from agentrl.proxy.branches import judge, judge_branch
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.divergence import leading_system
 from agentrl.schemas import ForkReason, Role
+from agentrl.store import audit, returns
 from agentrl.store.conversations import Conversation
 from agentrl.testing import Reply
 
@@ -182,6 +184,45 @@ def test_a_title_that_is_asked_for_beside_the_first_call_is_no_main_call(proxy, 
     assert sorted(forks(proxy, session), key=str) == [
         ("main", "new_conversation", False), ("main", None, False), ("side", "other_agent", False),
     ]  # fmt: skip
+
+
+def finish(proxy: Any, sessions: Any, value: float = 1.0) -> None:
+    for one in sessions:
+        assert proxy.post(f"/sessions/{one['session_id']}/reward", {"value": value}).status_code == 200
+        assert proxy.post(f"/sessions/{one['session_id']}/end").status_code == 200
+
+
+@pytest.mark.parametrize("database_kind", KINDS)
+@pytest.mark.parametrize("said", [None, "main"])
+def test_a_title_that_comes_before_the_agent_is_no_turn_of_it(proxy, said):
+    """Judged when the session has ended, wherever its role counts: trace, credit, audit."""
+    sessions = proxy.post("/groups").json()["sessions"]
+    session = sessions[0]
+    headers = {} if said is None else {"X-Turn-Type": said}
+    ask(proxy, session, [OTHER, U1], extra_headers=headers)
+    ask(proxy, session, [U2])  # a probe
+    [a1] = ask(proxy, session, [S, U1], [ADD])
+    ask(proxy, session, [S, U1, a1, U2], [ADD])
+    assert [role for role, *_ in forks(proxy, session)] == ["main", "subagent", "main", "main"]
+    finish(proxy, sessions)
+    title, probe, *agent = proxy.calls(session)
+    assert [call["role"] for call in (title, probe, *agent)] == [said or "side", "side", "main", "main"]
+    with proxy.database.read() as conn:
+        assert audit.violations(conn, proxy.run_id) == []
+        credited = returns.of_sessions(conn, [session["session_id"]], 0.5)[session["session_id"]]
+    assert credited.calls[agent[0]["id"]] == 0.5
+    assert (title["id"] in credited.calls) == (said is not None)
+    assert credited.episode_return == (0.5 if said is None else 0.25)
+
+
+def test_a_conversation_that_the_agent_takes_over_stays_a_turn_of_it(proxy):
+    """A handoff: an agent without tools speaks first, and its turn is in the history of the next."""
+    sessions = proxy.post("/groups").json()["sessions"]
+    session = sessions[0]
+    [a1] = ask(proxy, session, [OTHER, U1])
+    ask(proxy, session, [S, U1, a1, U2], [ADD])
+    finish(proxy, sessions)
+    assert [role for role, *_ in forks(proxy, session)] == ["main", "main"]
 
 
 def test_the_callers_word_wins(proxy):
