@@ -77,9 +77,9 @@ def key(*lock_files: Path) -> str:
 
 
 def read_pins(text: str) -> list[str]:
-    """The `name==version` lines, without comments."""
-    lines = (line.split("#")[0].strip() for line in text.splitlines())
-    return [line for line in lines if line]
+    """The pins, `name==version` and their hashes in one line, without comments."""
+    lines = (line.split("#")[0].strip() for line in text.replace("\\\n", "").splitlines())
+    return [" ".join(line.split()) for line in lines if line]
 
 
 @contextlib.contextmanager
@@ -107,15 +107,15 @@ def build_shared(shared: Path, pins: list[str], lock: int, npm: Path | None = No
     print(f"setup: building the shared environment, once per machine: {shared}", flush=True)
     run([PYTHON, "-m", "venv", str(shared)])
     python = str(shared / "bin" / "python")
-    wanted, options = [], []
-    for pin in pins:
-        if pin.startswith("torch=="):
-            pin, options = choose_torch(python, pin)
-        wanted.append(pin)
+    torch = [pin for pin in pins if pin.startswith("torch==")]
+    for pin in torch:  # alone: no other package may come from its index
+        chosen, options = choose_torch(python, pin)
+        install(python, [chosen, *options], shared, 1, lock)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(wanted))
+        file.write("\n".join(pin for pin in pins if pin not in torch))
         file.flush()
-        install(python, ["--requirement", file.name, *options], shared, len(pins), lock)
+        arguments = ["--require-hashes", "--requirement", file.name]
+        install(python, arguments, shared, len(pins) - len(torch), lock)
     if npm:
         install_npm(npm, shared, lock)
     compile_all(python, shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,5 +94,30 @@ def test_a_folder_in_the_place_of_the_link_is_left_alone(environment: ModuleType
 
 def test_pins_are_read_without_comments(environment: ModuleType) -> None:
     assert environment.read_pins("# head\na==1  # why\n\nb==2\n") == ["a==1", "b==2"]
+    assert environment.read_pins("a==1 \\\n    --hash=x \\\n    --hash=y\nb==2\n") == ["a==1 --hash=x --hash=y", "b==2"]
+
+
+def test_every_pin_has_the_hashes_of_its_files_but_for_torch(environment: ModuleType) -> None:
     for lock_file in environment.LOCKS.values():
-        assert all("==" in pin for pin in environment.read_pins(lock_file.read_text()))
+        for pin in environment.read_pins(lock_file.read_text()):
+            assert re.fullmatch(r"torch==\S+|\S+==\S+( --hash=sha256:[0-9a-f]{64})+", pin), pin
+
+
+def test_torch_is_installed_alone_and_all_else_by_its_hashes(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[tuple[list[str], list[str]]] = []
+
+    def install(python: str, arguments: list[str], shared: Path, *_: Any) -> None:
+        shared.mkdir(exist_ok=True)
+        file = arguments[2:] if arguments[0] == "--require-hashes" else []
+        calls.append((arguments, [line for name in file for line in Path(name).read_text().splitlines()]))
+
+    monkeypatch.setattr(environment, "install", install)
+    monkeypatch.setattr(environment, "run", lambda command, *_: None)
+    monkeypatch.setattr(environment, "compile_all", lambda *_: None)
+    monkeypatch.setattr(environment, "choose_torch", lambda python, pin: (f"{pin}+cpu", ["--extra-index-url", "x"]))
+    environment.build_shared(tmp_path / "env", ["a==1 --hash=h", "torch==2", "b==2 --hash=h"], 0)
+    (torch, _), (_, others) = calls
+    assert torch == ["torch==2+cpu", "--extra-index-url", "x"]
+    assert others == ["a==1 --hash=h", "b==2 --hash=h"]
