@@ -337,7 +337,7 @@ class EvalSampling(Section):
     """Softmax temperature; 0 takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample from the likeliest tokens that together have this probability."""
-    top_k: Positive | None = None
+    top_k: Annotated[int, Field(gt=0, le=2**30)] | None = None
     """Sample from the N likeliest tokens."""
     min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Sample from the tokens that are at least this times as likely as the likeliest."""

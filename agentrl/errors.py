@@ -12,6 +12,7 @@ AgentRLError
 ├── NonFiniteError                training met a loss or a gradient that is NaN or infinite
 └── EngineError                   an inference engine failed a call
     ├── EngineUnavailable         nobody answers, or no engine is in the pool
+    │   └── EngineDied            the connection broke off under a call
     └── EngineRejected            the engine refused the request (its own 4xx)
 """
 
@@ -76,6 +77,10 @@ class EngineError(AgentRLError):
 
 class EngineUnavailable(EngineError):
     """Nobody answers at the engine's address, or no engine is in the pool."""
+
+
+class EngineDied(EngineUnavailable):
+    """The connection broke off after the engine had the request: it may have died of it."""
 
 
 class EngineRejected(EngineError):

@@ -231,6 +231,8 @@ def _error_response(request: Request, error: RequestError) -> Response:
     if error.retry_after_s is not None:  # whole seconds by RFC 9110; OpenAI's SDKs and our client read the finer one
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["retry-after-ms"] = str(math.ceil(1000 * error.retry_after_s))
+    if error.code == "engine_died":
+        headers["x-should-retry"] = "false"  # to SDKs: the call may be what kills engines
     if error.status in (408, 413):
         headers["connection"] = "close"  # the rest of the body may never come
     body = dialects.of_request(request.url.path, request.headers).encode_error(error)

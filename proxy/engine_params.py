@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentrl.engine.params import ParamRefused, check
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import ModelRequest
 from agentrl.proxy.prompts import Prompt
@@ -33,7 +34,8 @@ def resumable(params: Json) -> bool:
 def engine_params(state: ProxyState, session: Session, request: ModelRequest, prompt: Prompt, index: int) -> Json:
     """SGLang's sampling parameters of one answer, its temperature always among them.
 
-    Raises RequestError 400 when the context cannot hold the call, or a token does not exist: an engine dies of it.
+    Raises RequestError 400 when the context cannot hold the call, a token does not exist, or a parameter is out of its
+    range: an engine dies of it.
     """
     _check_ids(prompt, state.renderer.vocab_size)
     forced = (session.sampling or {}) if session.is_eval else state.sampling
@@ -52,13 +54,13 @@ def engine_params(state: ProxyState, session: Session, request: ModelRequest, pr
         params["sampling_seed"] = request.seed + index
     if prompt.regex is not None:
         params["regex"] = prompt.regex
-    for token in params.get("logit_bias", ()):
-        if int(token) >= state.renderer.vocab_size:
-            message = f"logit_bias: token {token} is outside the vocabulary of {state.renderer.vocab_size}"
-            raise RequestError(400, message, code="invalid_parameter", param="logit_bias")
     if "json_schema" in params and ("regex" in params or prompt.opening):
         message = "a response format and a forced tool call exclude each other"
         raise RequestError(400, message, code="invalid_parameter", param="tool_choice")
+    try:
+        check(params, state.renderer.vocab_size)
+    except ParamRefused as error:
+        raise RequestError(400, str(error), code="invalid_parameter", param=error.param) from error
     return params
 
 

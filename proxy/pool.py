@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agentrl.engine.client import EngineClient, PauseMode
-from agentrl.errors import EngineError, EngineUnavailable, StoreError
+from agentrl.errors import EngineDied, EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.adapters import Adapters
 from agentrl.proxy.engine import Engine, EngineState
 from agentrl.proxy.recent import Recent
@@ -178,14 +178,15 @@ class EnginePool:
         return f"{rid}-{self._segments:08x}"
 
     async def failed(self, engine: Engine, rid: str, error: EngineError) -> int:
-        """An engine broke off a call: it is dead until it answers a probe, which is due at once.
+        """An engine broke off a call, or did not take it: it is dead until it answers a probe, which is due at once.
 
         Returns how many engines have died under this call.
         """
         await self.set_state(engine, EngineState.DEAD, error=str(error))
         engine.look.set()
-        self._deaths[rid] = self._deaths.get(rid, 0) + 1
-        return self._deaths[rid]
+        deaths = self._deaths.get(rid, 0) + isinstance(error, EngineDied)
+        self._deaths[rid] = deaths
+        return deaths
 
     async def serves_rightly(self, version: int) -> bool:
         """Whether an engine should be serving `version`. Raises StoreError."""

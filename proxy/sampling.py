@@ -31,8 +31,8 @@ from agentrl.tokens import TokenIds
 log = logging.getLogger(__name__)
 MAX_FRUITLESS = 8
 """Segments in a row that were aborted before their first token."""
-MAX_DEATHS = 4
-"""Of engines that a call was on: it may be what killed them."""
+MAX_DEATHS = 1
+"""Of engines that a call was on, that it may be what killed them: the second one was its last."""
 WHOLE_INTERVAL = 256
 """Tokens per event where nobody waits for the single ones: so many are lost when the engine dies."""
 ABORT_TIMEOUT_S = 5.0

@@ -19,8 +19,8 @@ import aiohttp
 import orjson
 
 from agentrl.engine.stream import BASE, Adapter, Chunk, ChunkReader, EventBuffer, parse_version
-from agentrl.engine.wire import Wire
-from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
+from agentrl.engine.wire import NotConnected, Wire
+from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json
 from agentrl.tokens import TokenIds
 
@@ -79,8 +79,8 @@ class EngineClient:
 
         `rid` must be unique and of fixed length, because the server aborts by prefix. Closing the generator drops the
         connection, upon which the server aborts the request. `timeout_s` bounds the whole call, also while paused.
-        A server that does not have the adapter (any more) raises EngineUnavailable, and samples nothing. Of its prefix
-        cache the request uses what requests with the same `cache_key` left there.
+        A server that does not have the adapter (any more) raises EngineUnavailable, and samples nothing; one that hangs
+        up, EngineDied. Of its prefix cache the request uses what requests with the same `cache_key` left there.
         """
         ids = input_ids if isinstance(input_ids, TokenIds) else TokenIds(input_ids)
         body: Json = {
@@ -118,12 +118,14 @@ class EngineClient:
             raise
         except TimeoutError as error:
             raise _late(where, seconds) from error
-        except OSError as error:
+        except NotConnected as error:
             raise _failed(where, error) from error
+        except OSError as error:
+            raise EngineDied(f"{where} failed: {error}") from error
         finally:
             if response is not None:
                 self._wire.release(response, ending=ended)
-        raise EngineUnavailable(f"{self.url} ended the stream of {rid} before its finish reason")
+        raise EngineDied(f"{self.url} ended the stream of {rid} before its finish reason")
 
     def hang_up(self) -> None:
         """Break off what is sampled: it raises EngineUnavailable. For a server that hangs."""

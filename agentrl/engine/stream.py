@@ -11,6 +11,8 @@ from agentrl.schemas import Json, VersionSpan
 T = TypeVar("T")
 BASE = 0
 """The version of base weights. A server that samples by an adapter reports this one all the same."""
+NO_TOKEN = "Grammar accept_token failed"
+"""What SGLang says, as if it were its own fault, of a grammar that accepts no token."""
 FINISH_REASONS = frozenset({"stop", "length", "abort"})
 
 
@@ -159,6 +161,8 @@ def _stream_error(error: Any) -> EngineError:
     """Errors that come after the 200 of a stream: {"message", "code"}."""
     message = error.get("message") if isinstance(error, dict) else error
     code = int(error.get("code") or 500) if isinstance(error, dict) else 500
+    if NO_TOKEN in str(message):
+        return EngineRejected("the engine refused the request: its grammar accepts no further token")
     return (EngineRejected if 400 <= code < 500 else EngineError)(f"the engine refused the request: {message}")
 
 

@@ -21,6 +21,10 @@ END_S = 1.0
 """For the end of a response to arrive once all that matters of it is here."""
 
 
+class NotConnected(ConnectionError):
+    """No connection could be made: the server knows nothing of the request."""
+
+
 class Wire:
     """The connections to one server, whose `url` may have a user, a password and a path in front of all others."""
 
@@ -41,7 +45,8 @@ class Wire:
     async def post(self, path: str, body: bytes, headers: dict[str, str], timeout_s: float) -> Connection:
         """Send JSON; returns the connection once the head of the response is here. `release` it in any case.
 
-        The values of `headers` are printable; `timeout_s` bounds the whole response. Raises OSError (or TimeoutError).
+        The values of `headers` are printable; `timeout_s` bounds the whole response. Raises NotConnected, or another
+        OSError (a TimeoutError is one) once the server may have the request.
         """
         assert all(map(str.isprintable, headers.values()))
         connection = self._kept() or await self._connect()
@@ -86,10 +91,13 @@ class Wire:
         return None
 
     async def _connect(self) -> Connection:
-        async with asyncio.timeout(CONNECT_S):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._idle), self._host, self._port, ssl=self._tls
-            )
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self._idle), self._host, self._port, ssl=self._tls
+                )
+        except OSError as error:
+            raise NotConnected(str(error) or f"no connection within {CONNECT_S:g} s") from error
         return connection
 
 

@@ -10,6 +10,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from agentrl.engine.params import MAX_TOP_K
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.anthropic_blocks import (
     AssistantMessage,
@@ -135,7 +136,7 @@ class MessagesBody(CountBody, kw_only=True):
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=1)] | None = None
+    top_k: Annotated[int, Meta(ge=1, le=MAX_TOP_K)] | None = None
     # Harmless, as above.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

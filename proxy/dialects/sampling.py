@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 import orjson
 from msgspec import Meta
 
+from agentrl.engine import grammars, params
 from agentrl.proxy.dialects.base import bad_parameter, unsupported
 from agentrl.schemas import Json
 
@@ -22,7 +25,7 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=params.MAX_TOP_K)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
@@ -35,32 +38,25 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         fields = SamplingBody.__struct_fields__
         asked = {name: value for name in fields if (value := getattr(self, name)) not in (None, {})}
         if self.logit_bias:
-            asked["logit_bias"] = _logit_bias(self.logit_bias)
+            _checked("logit_bias", partial(params.check_biases, self.logit_bias))
+            asked["logit_bias"] = {str(int(token)): bias for token, bias in self.logit_bias.items()}
         return asked
 
 
-MAX_STOPS = 32
-"""SGLang's own limit."""
-
-
 def stops(value: Stop | None, param: str = "stop") -> list[str]:
-    """Stop strings as a list. Raises RequestError 400 for empty ones."""
+    """Stop strings as a list. Raises RequestError 400 for those that no engine is sent."""
     found = [value] if isinstance(value, str) else value or []
-    if not all(found):
-        raise bad_parameter(param, f"{param} must not hold empty strings")
-    if len(found) > MAX_STOPS:
-        raise bad_parameter(param, f"{param} must have at most {MAX_STOPS} strings, got {len(found)}")
+    _checked(param, partial(params.check_stops, found, param))
     return found
 
 
-def _logit_bias(value: dict[str, float]) -> Json:
-    """Biases by token id. Raises RequestError 400; whether the ids are in the vocabulary is checked with the prompt."""
-    for token, bias in value.items():
-        if not token.isascii() or not token.isdecimal():
-            raise bad_parameter("logit_bias", f"logit_bias: {token!r} is no token id")
-        if not -100 <= bias <= 100:
-            raise bad_parameter("logit_bias", f"logit_bias: {bias} is not from -100 to 100")
-    return dict(value)
+def _checked(param: str, check: Callable[[], None]) -> None:
+    """Raises RequestError 400 where the check refuses."""
+    try:
+        check()
+    except (params.ParamRefused, grammars.GrammarRefused) as error:
+        named = isinstance(error, params.ParamRefused)
+        raise bad_parameter(param, str(error) if named else f"{param}: {error}") from error
 
 
 def format_constraint(format: Json | None, param: str, *, nested: str | None = None) -> Json:
@@ -78,6 +74,8 @@ def format_constraint(format: Json | None, param: str, *, nested: str | None = N
             schema = inner.get("schema") if isinstance(inner, dict) else None
             if not isinstance(schema, dict):
                 raise bad_parameter(param, f"{param} of type json_schema needs a schema that is an object")
-            return {"json_schema": orjson.dumps(schema).decode()}
+            text = orjson.dumps(schema).decode()
+            _checked(param, partial(grammars.check_json_schema, text))
+            return {"json_schema": text}
     kind = format.get("type")
     raise unsupported(param, f"{param} type {kind!r} is not supported; choose text, json_object or json_schema")

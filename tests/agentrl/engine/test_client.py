@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from agentrl.engine.client import Chunk, EngineClient, Health
 from agentrl.engine.server import free_port
-from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
+from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
 from agentrl.testing import FakeEngine, Omission, Reply
 
 
@@ -30,8 +30,9 @@ async def sample(client: EngineClient, **more: str) -> list[Chunk]:
 async def test_nobody_there(http: aiohttp.ClientSession) -> None:
     client = EngineClient(f"http://127.0.0.1:{free_port()}", http)
     assert await client.health() is Health.DEAD
-    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1"):
+    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1") as caught:
         await sample(client)
+    assert not isinstance(caught.value, EngineDied)  # it did not get the request
 
 
 async def test_a_connection_that_breaks_gives_the_tokens_before(
@@ -41,7 +42,7 @@ async def test_a_connection_that_breaks_gives_the_tokens_before(
     stream = EngineClient(fake_engine.url, http).generate(rid="r" * 32, input_ids=[1], sampling_params={})
     assert (await anext(stream)).output_ids == [5]
     assert (await anext(stream)).output_ids == [6]
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineDied):
         await anext(stream)
 
 
