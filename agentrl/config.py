@@ -12,7 +12,6 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from agentrl.algorithm import Algorithm
-from agentrl.credit import MAX_REWARD
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.section import Section
 
@@ -21,6 +20,8 @@ NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 ALL_LINEAR = "all-linear"
 """Stands for every linear layer but the output head."""
+MAX_REWARD = 1e6
+"""Largest |value| of a reward, where a run does not say otherwise (`proxy.max_reward`)."""
 
 
 class SamplingConfig(Section):

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.schemas import Role
-
-MAX_REWARD = 1e6
-"""Largest |value| of a reward, where a run does not say otherwise (`proxy.max_reward`)."""
-TIE = 1e-9
-"""Differences of returns that rounding makes: rewards that are added up in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +108,6 @@ def _conversations(calls: Sequence[CallFact]) -> list[list[str]]:
         first[call.id] = first.get(parent.id, call.id) if parent is not None else call.id
         found.setdefault(first[call.id], []).append(call.id)
     return list(found.values())
-
-
-def tied(returns: Collection[float]) -> bool:
-    """Whether returns are equal but for rounding: max − min ≤ TIE · max(1, largest |R|). One return is; so are none."""
-    if not returns:
-        return True
-    low, high = min(returns), max(returns)
-    return high - low <= TIE * max(1.0, abs(low), abs(high))
 
 
 def outcome(calls: Sequence[CallFact], returns: Mapping[str, float]) -> float:

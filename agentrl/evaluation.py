@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any, Self
 
 from agentrl import intervals
-from agentrl.credit import TIE
 from agentrl.schemas import Json, SessionStatus
+from agentrl.ties import TIE
 
 ATTEMPTS = 3
 """Episodes in which an agent may fail a sample of a task before that counts as reward 0."""

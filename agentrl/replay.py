@@ -14,7 +14,8 @@ from sqlalchemy import Connection, Row, select
 from zstandard import ZstdError
 
 from agentrl.algorithm import Algorithm
-from agentrl.credit import MAX_REWARD, SessionRewards
+from agentrl.config import MAX_REWARD
+from agentrl.credit import SessionRewards
 from agentrl.errors import UserError, did_you_mean
 from agentrl.export.columns import ARRAYS, Columns
 from agentrl.export.columns import Row as Record

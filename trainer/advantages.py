@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithm import Algorithm
-from agentrl.credit import tied
 from agentrl.schemas import Float32, Float64, TrajectoryTokens
+from agentrl.ties import tied
 
 EPSILON = 1e-6
 """Added to standard deviations."""
@@ -62,7 +62,7 @@ def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorit
 
     A = (R − baseline) / scale with, as scale, 1, the sample standard deviation of the returns of the group or of the
     batch; `whiten` makes them mean 0 and (population) deviation 1 over the batch's loss tokens (REINFORCE++, arXiv
-    2501.03262). Under a group's baseline a group of equal returns (`credit.tied`) has no advantage before that, and a
+    2501.03262). Under a group's baseline a group of equal returns (`ties.tied`) has no advantage before that, and a
     group of one none at all: it has nothing to be compared with.
     """
     compared = _compare(trajectories, overlong_penalties(trajectories, algorithm), algorithm)

@@ -48,6 +48,7 @@ def create(
     Without a config file it only records. The run's key is printed as a shell's `export`, here and never again: only
     its hash is stored. So is the database's URL where it is the run's own file; everything else goes to stderr.
     """
+    from agentrl import cautions
     from agentrl.environment import DATABASE_URL, RUN_KEY, key_from
     from agentrl.launch.create import create_run
     from agentrl.schemas import Power
@@ -58,6 +59,8 @@ def create(
     url = create_run(settings, key)
     own_file = settings.database_url is None and not os.environ.get(DATABASE_URL)
     _print_exports({RUN_KEY: key} | ({DATABASE_URL: url} if own_file else {}))
+    for caution in cautions.of(settings):
+        say(caution, err=True)
     say(
         f"run {settings.name} is made; agentrl proxy --run {settings.name} --engine http://HOST:PORT serves it",
         err=True,

@@ -33,11 +33,15 @@ def trainer(
     A run whose steps had checkpoints is not started over without them, unless --from-base says so.
     Exit status 3 means that a newer trainer of the same run has started.
     """
+    from agentrl import cautions
     from agentrl.config import load_config
     from agentrl.trainer import sinks
 
     run = load_config(config, overrides)
     sinks.require(run.metrics)
+    if "RANK" not in os.environ:  # before torchrun: said once
+        for caution in cautions.of(run):
+            say(caution, err=True)
     url, key = _required("AGENTRL_PROXY_URL"), _required("AGENTRL_ADMIN_KEY")
     if "RANK" not in os.environ:  # before any other trainer is fenced; and torchrun would hide the exit status
         _check_resume(run, from_base)

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
+from agentrl import cautions
 from agentrl.config import RunConfig
 from agentrl.console import Console
 from agentrl.engine.guarded import kill_tree
@@ -78,6 +79,8 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
                 with connect.env_file(plan) as env_file, Display(config, console) as display:
                     if moved:
                         display.note(moved)
+                    for caution in cautions.of(config):
+                        display.note(caution)
                     display.note(f"proxy: {plan.proxy_url}; other programs: . {env_file}")
                     _supervised(plan, database, run_id, display)
             return report(plan, database, run_id)

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, select, update
 
-from agentrl import credit
 from agentrl.schemas import Json, TrajectoryState
 from agentrl.tables import groups
 from agentrl.tables import runs as runs_table
 from agentrl.tables import trajectories as trajectories_table
+from agentrl.ties import tied
 
 StalePolicy = Literal["mask", "drop"]
 """What one too-old token does to its trajectory: it alone leaves the loss, or the whole trajectory does."""
@@ -112,11 +112,11 @@ def is_young(trajectory: Any, young: Set[int], policy: StalePolicy) -> bool:
 
 
 def _tied(rows: Iterable[Any]) -> set[str]:
-    """Groups whose episodes all have the same return (`credit.tied`), or that have one only."""
+    """Groups whose episodes all have the same return (`tied`), or that have one only."""
     outcomes: dict[str, set[float]] = {}
     for row in rows:
         outcomes.setdefault(row.group_id, set()).add(row.outcome)
-    return {group_id for group_id, values in outcomes.items() if credit.tied(values)}
+    return {group_id for group_id, values in outcomes.items() if tied(values)}
 
 
 def _retire(conn: Connection, run_id: str, group_ids: list[str], reason: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select
 
-from agentrl.credit import MAX_REWARD
+from agentrl.config import MAX_REWARD
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.schemas import GONE, InteractionStatus, Json, RewardScope
 from agentrl.store import trajectories

@@ -15,8 +15,7 @@ from typing import Any, Self
 
 from sqlalchemy import Column, Connection, Row, func, insert, select, update
 
-from agentrl.config import RunConfig
-from agentrl.credit import MAX_REWARD
+from agentrl.config import MAX_REWARD, RunConfig
 from agentrl.errors import RequestError
 from agentrl.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import NO_BOUND, capacity

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, select
 
-from agentrl.credit import tied
 from agentrl.schemas import TrajectoryTokens
 from agentrl.store import Database, runs
 from agentrl.store import trajectories as paths
 from agentrl.tables import trajectories
+from agentrl.ties import tied
 from agentrl.trainer.tuning.items import Item, imitated, pair
 from agentrl.tuning import DataConfig, PairDataConfig, SftDataConfig
 
