@@ -21,6 +21,9 @@ PROMPT_VERSION = -1
 GREEDY_BELOW = 1e-6
 """SGLang takes the likeliest token at a temperature below this one."""
 
+UNREAD = "[image or file: not shown, this model reads text only]"
+"""What a tool's result says in the place of each of its parts that is no text."""
+
 
 class Power(StrEnum):
     """What a key may do."""

@@ -174,6 +174,7 @@ def _options(caller: Caller, request: ModelRequest, index: int) -> Json | None:
         "choice": index if request.choices > 1 else None,
         "tool_choice": None if choice == "auto" else {"name": choice.name} if isinstance(choice, Named) else choice,
         "parallel_tool_calls": None if request.parallel_tool_calls else False,
+        "left_out": request.left_out or None,
         "previous_id": request.previous_id,
         "has_instructions": request.has_instructions or None,
         "retry": caller.retry or None,

@@ -57,7 +57,7 @@ def parser_after(state: ProxyState, request: ModelRequest, before: Sequence[int]
     """A parser for an answer to `before`, a prompt without its opening. With tool_choice `none` a tool call is text."""
     if request.prompts:
         return state.renderer.text_parser()
-    tools = None if request.tool_choice == "none" else request.tools
+    tools = None if request.tool_choice == "none" else request.callable_tools
     return state.renderer.parser(tools, before)
 
 
@@ -197,9 +197,10 @@ def opening_of(state: ProxyState, request: ModelRequest) -> tuple[list[int], str
     """What a forced tool call begins with: ids at the end of the prompt, and what the rest must match."""
     if request.tool_choice in ("auto", "none"):
         return [], None
-    assert request.tools, "dialects refuse a tool_choice that needs tools without them"
+    tools = request.callable_tools
+    assert tools, "dialects refuse a tool_choice that needs tools without them"
     name = request.tool_choice.name if isinstance(request.tool_choice, Named) else None
-    opening = state.renderer.opening(request.tools, name)
+    opening = state.renderer.opening(tools, name)
     return opening.ids, opening.regex
 
 

@@ -8,100 +8,58 @@ follow each other are one text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
 
 import msgspec
 import orjson
-from msgspec import Meta
 
 from agentrl.errors import RequestError
+from agentrl.proxy.dialects.anthropic_tools import Toolbox
+from agentrl.proxy.dialects.anthropic_types import (
+    AssistantMessage,
+    Document,
+    Image,
+    Message,
+    PlainText,
+    RedactedThinking,
+    SearchResult,
+    SystemMessage,
+    Text,
+    Texts,
+    Thinking,
+    ToolAddition,
+    ToolReference,
+    ToolRemoval,
+    ToolResult,
+    ToolUse,
+    UserMessage,
+)
 from agentrl.proxy.dialects.tool_results import Results
-from agentrl.schemas import Json
-
-Name = Annotated[str, Meta(min_length=1)]
-Nothing = Annotated[list[Any], Meta(max_length=0)]
+from agentrl.schemas import UNREAD, Json
 
 
-class _Typed(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
-    pass
+def chat_messages(system: str | list[Text] | None, messages: Sequence[Message], tools: Toolbox) -> list[Json]:
+    """The conversation in Chat Completions' shape; the tools that it brings in are `tools.loaded` afterwards.
 
-
-class CacheControl(_Typed, tag="ephemeral"):
-    """Accepted everywhere, and without effect: the engine caches every prefix."""
-
-    ttl: str | None = None
-
-
-class _Cached(_Typed):
-    cache_control: CacheControl | None = None
-
-
-class Text(_Cached, tag="text", kw_only=True):
-    text: str
-    citations: Nothing | None = None
-    parsed_output: Any = None  # of the SDK's own parsing
-
-
-class Thinking(_Typed, tag="thinking"):
-    thinking: str
-    signature: str | None = None  # ours signs nothing
-
-
-class RedactedThinking(_Typed, tag="redacted_thinking"):
-    data: str  # of another model: nobody here can read it
-
-
-class DirectCaller(_Typed, tag="direct"):
-    pass
-
-
-class ToolUse(_Cached, tag="tool_use", kw_only=True):
-    id: Name
-    name: Name
-    input: msgspec.Raw  # kept as it is written
-    caller: DirectCaller | None = None
-
-
-class ToolResult(_Cached, tag="tool_result", kw_only=True):
-    tool_use_id: Name
-    content: str | list[Text] | None = None
-    is_error: bool | None = None  # the text says it: chat templates have no place for it
-
-
-class _Message(msgspec.Struct, forbid_unknown_fields=True, tag_field="role"):
-    pass
-
-
-class UserMessage(_Message, tag="user"):
-    content: str | list[Text | ToolResult]
-
-
-class AssistantMessage(_Message, tag="assistant"):
-    content: str | list[Text | Thinking | RedactedThinking | ToolUse]
-
-
-class SystemMessage(_Message, tag="system"):
-    content: str | list[Text]
-
-
-Message = UserMessage | AssistantMessage | SystemMessage
-
-
-def chat_messages(system: str | list[Text] | None, messages: Sequence[Message]) -> list[Json]:
-    """The conversation in Chat Completions' shape. Raises RequestError 400 naming the place of what cannot be."""
+    Raises RequestError 400 naming the place of what cannot be.
+    """
     found: list[Json] = []
     if instructions := text_of(system):
         found.append({"role": "system", "content": instructions})
+    last_user = max((i for i, message in enumerate(messages) if isinstance(message, UserMessage)), default=-1)
     for i, message in enumerate(messages):
+        at = f"messages[{i}].content"
         match message:
             case UserMessage(content=content):
-                found += _of_user(content)
+                found += _of_user(content, tools, at)
             case AssistantMessage(content=content):
                 if not found or found[-1]["role"] != "assistant":
                     found.append({"role": "assistant", "content": None})
-                _add(found[-1], content, f"messages[{i}].content")
+                _add(found[-1], content, at)
+            case SystemMessage(clear_at="next_user_message") if i < last_user:
+                pass
             case SystemMessage(content=content):
-                found.append({"role": "system", "content": text_of(content)})
+                if (text := _of_system(content, tools, at)) or isinstance(content, str):
+                    found.append({"role": "system", "content": text})
     _check_results(messages)
     return found
 
@@ -110,7 +68,7 @@ def _check_results(messages: Sequence[Message]) -> None:
     """Raises RequestError 400 for a result of no call."""
     results = Results()
     for i, message in enumerate(messages):
-        for j, block in enumerate(() if isinstance(message.content, str) else message.content):
+        for j, block in enumerate(() if isinstance(message.content, str) else message.content or ()):
             if isinstance(block, ToolUse):
                 results.call(block.id)
             elif isinstance(block, ToolResult):
@@ -154,21 +112,72 @@ def object_text(arguments: str) -> str:
     return arguments if is_object else orjson.dumps({"arguments": arguments}).decode()
 
 
-def _of_user(content: str | Sequence[Text | ToolResult]) -> Iterator[Json]:
+def _of_user(
+    content: str | Sequence[Text | Document | SearchResult | ToolResult], tools: Toolbox, at: str
+) -> Iterator[Json]:  # fmt: skip
     """Results of tools, each a message, and the texts between them."""
     if isinstance(content, str):
         content = [Text(text=content)]
-    texts: list[Text] = []
-    for block in content:
-        if isinstance(block, Text):
-            texts.append(block)
-            continue
-        if texts:
-            yield {"role": "user", "content": text_of(texts)}
-            texts = []
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content)}
+    texts: list[str] = []
+    for i, block in enumerate(content):
+        if isinstance(block, ToolResult):
+            if texts:
+                yield {"role": "user", "content": "".join(texts)}
+                texts = []
+            result = _of_result(block.content, tools, f"{at}[{i}].content")
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
+        elif (text := _read(block)) is not None:
+            texts.append(text)
+        else:
+            place = f"{at}[{i}].source"
+            raise RequestError(400, f"{place}: only text is supported", code="invalid_messages", param=place)
     if texts or not content:
-        yield {"role": "user", "content": text_of(texts)}
+        yield {"role": "user", "content": "".join(texts)}
+
+
+def _of_result(
+    content: str | Sequence[Text | Image | Document | SearchResult | ToolReference] | None, tools: Toolbox, at: str
+) -> str:  # fmt: skip
+    """What a tool answered, with a text in the place of what is none."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, block in enumerate(content):
+        if isinstance(block, ToolReference):
+            texts.append(tools.load_named(block.tool_name, f"{at}[{i}].tool_name"))
+        else:
+            texts.append(UNREAD if (text := _read(block)) is None else text)
+    return "".join(texts)
+
+
+def _read(block: Text | Image | Document | SearchResult) -> str | None:
+    """A block's text; None for one that has none."""
+    match block:
+        case Text(text=text):
+            return text
+        case SearchResult(title=title, source=source, content=content):
+            return "\n".join((title, source, text_of(content)))
+        case Document(source=PlainText(data=text), title=title, context=context):
+            return "\n".join(part for part in (title, context, text) if part)
+        case Document(source=Texts(content=content), title=title, context=context):
+            return "\n".join(part for part in (title, context, text_of(content)) if part)
+    return None
+
+
+def _of_system(content: str | Sequence[Text | ToolAddition | ToolRemoval] | None, tools: Toolbox, at: str) -> str:
+    """Instructions in the midst of a conversation, with the tools that they bring in and take away."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, block in enumerate(content):
+        match block:
+            case Text(text=text):
+                texts.append(text)
+            case ToolAddition(tool=tool):
+                texts.append(tools.load(tool, f"{at}[{i}].tool"))
+            case ToolRemoval(tool=tool):
+                texts.append(f"The tool {tool.name} is no longer available.\n")
+    return "".join(texts)
 
 
 def _add(turn: Json, content: str | Sequence[Text | Thinking | RedactedThinking | ToolUse], at: str) -> None:

@@ -12,18 +12,19 @@ from msgspec import Meta
 
 from agentrl.engine.params import MAX_TOP_K
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.anthropic_blocks import (
+from agentrl.proxy.dialects.anthropic_blocks import chat_messages, content_blocks
+from agentrl.proxy.dialects.anthropic_output import error_body, message_json, stop_of, usage_json
+from agentrl.proxy.dialects.anthropic_stream import MessagesStream
+from agentrl.proxy.dialects.anthropic_tools import toolbox
+from agentrl.proxy.dialects.anthropic_types import (
     AssistantMessage,
     CacheControl,
     Message,
     Name,
-    Nothing,
     Text,
-    chat_messages,
-    content_blocks,
+    TurnConfig,
+    Typed,
 )
-from agentrl.proxy.dialects.anthropic_output import error_body, message_json, stop_of, usage_json
-from agentrl.proxy.dialects.anthropic_stream import MessagesStream
 from agentrl.proxy.dialects.base import (
     Answer,
     Head,
@@ -32,6 +33,7 @@ from agentrl.proxy.dialects.base import (
     ToolChoice,
     bad_parameter,
     decode_struct,
+    refuse,
     unsupported,
 )
 from agentrl.proxy.dialects.openai_chat import among
@@ -41,28 +43,11 @@ from agentrl.schemas import Json
 B = TypeVar("B", bound="CountBody")
 
 
-class _Typed(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
+class ChooseNone(Typed, tag="none"):
     pass
 
 
-class Tool(_Typed, tag="custom", kw_only=True):
-    name: Name
-    input_schema: dict[str, Any]
-    description: str | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
-    defer_loading: bool | None = None
-    input_examples: Nothing | None = None
-    # Harmless: nothing here that a policy could do otherwise.
-    strict: bool | None = None  # a policy is not held to the schema: it learns it
-    eager_input_streaming: bool | None = None
-    cache_control: CacheControl | None = None
-
-
-class ChooseNone(_Typed, tag="none"):
-    pass
-
-
-class _Choose(_Typed):
+class _Choose(Typed):
     disable_parallel_tool_use: bool | None = None
 
 
@@ -81,16 +66,17 @@ class ChooseTool(_Choose, tag="tool", kw_only=True):
 Choice = ChooseAuto | ChooseAny | ChooseTool | ChooseNone
 
 
-class NoThinking(_Typed, tag="disabled"):
+class NoThinking(Typed, tag="disabled"):
     pass
 
 
-class ThinkingBetweenTools(_Typed, tag="between_tools"):
+class ThinkingBetweenTools(Typed, tag="between_tools"):
     pass
 
 
-class _Thinks(_Typed):
-    display: Literal["summarized", "omitted"] | None = None  # ours is the thinking itself, or nothing
+class _Thinks(Typed):
+    display: Literal["summarized", "omitted", "updates"] | None = None  # ours is the thinking itself, or nothing
+    block_binding: dict[str, Any] | None = None  # ours signs nothing
 
 
 class AdaptiveThinking(_Thinks, tag="adaptive"):
@@ -101,13 +87,17 @@ class ThinkingEnabled(_Thinks, tag="enabled", kw_only=True):
     budget_tokens: Annotated[int, Meta(ge=1)]
 
 
-class JsonSchema(_Typed, tag="json_schema"):
+class JsonSchema(Typed, tag="json_schema"):
     schema: dict[str, Any]
 
 
-class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+class OutputConfig(TurnConfig):
     format: JsonSchema | None = None
-    effort: str | None = None  # a policy reasons as it has learned to
+    task_budget: dict[str, Any] | None = None  # a policy spends what it has learned to
+
+
+class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
+    edits: list[dict[str, Any]] | None = None
 
 
 class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -116,20 +106,26 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
     system: str | list[Text] | None = None
-    tools: list[Tool] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Choice | None = None
     thinking: ThinkingEnabled | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonSchema | None = None
+    context_management: ContextManagement | None = None
     # Harmless: nothing here that a policy could do otherwise.
     cache_control: CacheControl | None = None
     speed: str | None = None
+    billing_policy: dict[str, Any] | None = None
+    # Refused, save where they ask for nothing.
+    compaction: Any = None
+    container: Any = None
+    mcp_servers: list[Any] | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
     """A request as it comes."""
 
-    REFUSED: ClassVar[tuple[str, ...]] = ("thread",)
+    REFUSED: ClassVar[tuple[str, ...]] = ("compaction", "container", "mcp_servers", "thread")
 
     max_tokens: Annotated[int, Meta(ge=1)]
     stop_sequences: list[str] | None = None
@@ -142,6 +138,8 @@ class MessagesBody(CountBody, kw_only=True):
     service_tier: str | None = None
     inference_geo: str | None = None
     diagnostics: dict[str, Any] | None = None
+    fallbacks: Any = None  # for what a model declines: the policy answers all
+    fallback_credit_token: Any = None
     # Refused, in the words on which the SDK's tool runner goes on without.
     thread: dict[str, Any] | bool | None = None
 
@@ -202,15 +200,35 @@ def _prompt(data: CountBody) -> ModelRequest:
     if isinstance(data.messages[last], AssistantMessage):
         why = "is the assistant's: an answer cannot be begun for the policy (prefill is not supported)"
         raise unsupported(f"messages[{last}]", f"messages[{last}]: the last message {why}")
-    tools = [chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(data.tools or [])] or None
+    _refuse(data)
+    tools = toolbox(data.tools)
+    messages = chat_messages(data.system, data.messages, tools)
+    loaded = list(tools.loaded.values())
     return ModelRequest(
         model=data.model,
-        messages=chat_messages(data.system, data.messages),
-        tools=tools,
-        tool_choice=tool_choice(data.tool_choice, tools),
+        messages=messages,
+        tools=tools.listed or None,
+        loaded=loaded,
+        left_out=tools.left_out,
+        tool_choice=tool_choice(data.tool_choice, [*tools.listed, *loaded]),
         parallel_tool_calls=not getattr(data.tool_choice, "disable_parallel_tool_use", False),
         constraint=_constraint(data),
     )
+
+
+def _refuse(data: CountBody) -> None:
+    """Raises RequestError 400 for the first parameter that asks for what is not done here."""
+    refuse(
+        {
+            "compaction": data.compaction is not None and "ask for a summary in a message",
+            "container": data.container is not None and "nothing is run for the policy",
+            "mcp_servers": bool(data.mcp_servers) and "the agent connects to MCP servers, and sends their tools",
+        }
+    )
+    for i, edit in enumerate((data.context_management and data.context_management.edits) or []):
+        if edit.get("type") != "clear_thinking_20251015" or edit.get("keep") not in ("all", {"type": "all"}):
+            at = f"context_management.edits[{i}]"
+            raise unsupported(at, f"{at} is not supported: the policy is given the conversation as it is sent")
 
 
 def _constraint(data: CountBody) -> Json:
@@ -220,18 +238,6 @@ def _constraint(data: CountBody) -> Json:
         raise bad_parameter("output_format", "output_format and output_config.format are the same: give one of them")
     asked = schema or data.output_format
     return format_constraint(None if asked is None else msgspec.to_builtins(asked), "output_config.format")
-
-
-def chat_tool(tool: Tool, at: str) -> Json:
-    """A tool in Chat Completions' shape. Raises RequestError 400 for what agentrl does not do."""
-    if tool.defer_loading:
-        raise unsupported(f"{at}.defer_loading", f"{at}.defer_loading is not supported: every tool is in the prompt")
-    if not isinstance(tool.input_schema.get("properties") or {}, dict):
-        raise bad_parameter(f"{at}.input_schema.properties", f"{at}.input_schema.properties: must be an object")
-    function: Json = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}
 
 
 def tool_choice(choice: Choice | None, tools: list[Json] | None) -> ToolChoice:

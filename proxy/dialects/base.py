@@ -52,6 +52,8 @@ class ModelRequest:
     previous_id: str | None = None  # the call whose conversation `messages` go on with: Responses
     has_instructions: bool = False  # the first message is of this call alone: what follows `previous_id` drops it
     tools: list[Json] | None = None
+    loaded: list[Json] = field(default_factory=list)  # tools that messages define: callable, not in the list
+    left_out: list[str] = field(default_factory=list)  # tools that a provider would run: the policy is not told of them
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     sampling: Json = field(default_factory=dict)  # temperature, top_p, top_k, penalties, logit_bias, …
@@ -65,6 +67,11 @@ class ModelRequest:
     top_logprobs: int = 0
     kept: Json | None = None  # of the body, for who asks for the response once more: Responses
     wire: Any = None  # the dialect's own body: what its encoder needs besides
+
+    @property
+    def callable_tools(self) -> list[Json] | None:
+        """What an answer may call."""
+        return [*(self.tools or []), *self.loaded] or None
 
     @property
     def choices(self) -> int:
@@ -247,6 +254,12 @@ def _read(body: bytes, shape: type[S]) -> S:
         known = shape.__struct_encode_fields__
         kept = {name: value for name, value in fields.items() if name in known or bytes(value) != b"null"}
         return msgspec.json.decode(msgspec.json.encode(kept), type=shape)
+
+
+def invalid_at(message: str, at: str) -> RequestError:
+    """msgspec's words on a part of a body, as an error that names its place `at` and what in it is bad."""
+    what, _, where = message.partition(" - at `$")
+    return _invalid(f"{what} - at `$.{at}{where.rstrip('`')}`", msgspec.Struct)
 
 
 def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:

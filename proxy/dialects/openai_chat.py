@@ -31,7 +31,7 @@ from agentrl.proxy.dialects.base import (
     unsupported,
 )
 from agentrl.proxy.dialects.sampling import SamplingBody, Seed, Stop, TopLogprobs, format_constraint, stops
-from agentrl.proxy.dialects.tool_results import Results
+from agentrl.proxy.dialects.tool_results import Results, text_only
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.validation import validate_messages, validate_tools
 from agentrl.schemas import Json
@@ -100,14 +100,15 @@ class OpenAIChat:
         """Read a request. Raises RequestError 400, naming what is wrong."""
         data = decode_struct(body, ChatBody)
         _refuse(data)
-        validate_messages(data.messages)
-        _check_results(data.messages)
+        messages = text_only(data.messages)
+        validate_messages(messages)
+        _check_results(messages)
         validate_tools(data.tools)
         if data.top_logprobs and not data.logprobs:
             raise bad_parameter("top_logprobs", "top_logprobs needs logprobs: true")
         return ModelRequest(
             model=data.model,
-            messages=data.messages,
+            messages=messages,
             tools=data.tools or None,
             tool_choice=tool_choice(data.tool_choice, data.tools),
             parallel_tool_calls=data.parallel_tool_calls is not False,

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.tool_results import Results
-from agentrl.schemas import Json
+from agentrl.schemas import UNREAD, Json
 
 Name = Annotated[str, Meta(min_length=1)]
 
@@ -26,6 +26,20 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", kw_onl
 
 class InputText(_Part, tag="input_text"):
     text: str
+
+
+class InputImage(_Part, tag="input_image"):
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
+
+
+class InputFile(_Part, tag="input_file"):
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    detail: str | None = None
 
 
 class OutputText(_Part, tag="output_text"):
@@ -62,7 +76,7 @@ class FunctionCall(_Item, tag="function_call"):
 
 class FunctionCallOutput(_Item, tag="function_call_output"):
     call_id: Name
-    output: str | list[InputText]
+    output: str | list[InputText | InputImage | InputFile]
 
 
 class Reasoning(_Item, tag="reasoning"):
@@ -118,10 +132,16 @@ def _turn(messages: list[Json]) -> Json:
     return messages[-1]
 
 
-def _text(content: str | Sequence[InputText | OutputText | Refusal]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
+def _text(content: str | Sequence[InputText | OutputText | Refusal | InputImage | InputFile]) -> str:
+    return content if isinstance(content, str) else "".join(map(_part_text, content))
+
+
+def _part_text(part: InputText | OutputText | Refusal | InputImage | InputFile) -> str:
+    match part:
+        case Refusal(refusal=text) | InputText(text=text) | OutputText(text=text):
+            return text
+        case InputImage() | InputFile():
+            return UNREAD
 
 
 def _reasoning(item: Reasoning, at: str) -> str:

@@ -1,8 +1,19 @@
-"""Results of tools that no call asked for."""
+"""Results of tools: those that no call asked for are refused, and what is no text in them is replaced by a text.
+
+An agent's own tool may answer with a picture whatever the model reads (Claude Code's `Read`, Codex's `view_image`). A
+text-only model is told that there was one. What users attach themselves is refused.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from agentrl.errors import RequestError
+from agentrl.schemas import UNREAD
+
+ATTACHMENTS = ("image_url", "image", "input_audio", "file")
+"""Parts of Chat Completions that are no text; some clients write `image`."""
 
 
 class Results:
@@ -30,3 +41,19 @@ class Results:
             if call_id not in self._called:
                 message = f"{at}: no tool call before it has the id {call_id!r}"
                 raise RequestError(400, message, code="invalid_messages", param=at)
+
+
+def text_only(messages: Sequence[Any]) -> list[Any]:
+    """Messages of Chat Completions, with `agentrl.schemas.UNREAD` for what a tool's result holds besides text."""
+    return [_text_only(message) for message in messages]
+
+
+def _text_only(message: Any) -> Any:
+    if not isinstance(message, dict) or message.get("role") != "tool" or not isinstance(message.get("content"), list):
+        return message
+    return message | {"content": [_read(part) for part in message["content"]]}
+
+
+def _read(part: Any) -> Any:
+    unread = isinstance(part, dict) and part.get("type") in ATTACHMENTS
+    return {"type": "text", "text": UNREAD} if unread else part

@@ -13,6 +13,7 @@ from agentrl.doctor import refused, report
 from agentrl.doctor.record import read
 from agentrl.doctor.report import Report, as_json
 from agentrl.doctor.show import rows, show
+from agentrl.schemas import UNREAD
 from agentrl.visible import visible
 
 
@@ -46,6 +47,12 @@ def of(*calls: dict[str, Any], subagents: Sequence[Report] = (), **facts: Any) -
 
 def subagent(id: str, *calls: dict[str, Any], **facts: Any) -> Report:
     return of(*calls, session_id=id, parent_session_id="s", rewards=[], **facts)
+
+
+def showing(images: int, id: str = "a", parent: str | None = None) -> dict[str, Any]:
+    """A call behind a tool's result that held images."""
+    result = {"role": "tool", "tool_call_id": "c", "content": "see " + UNREAD * images}
+    return call(id, parent, new_messages=[result])
 
 
 GREEDY = {"params": {"temperature": 0.0}}
@@ -98,6 +105,12 @@ def test_the_verdict(found, answer, problem):
         (of(call("a"), rewards=[]), "no reward was given"),
         (of(call("a"), is_eval=True), "never trained itself"),
         (of(call("a"), call("b", "a", distribution_modified=True)), "2 sampled tokens cannot be trained"),
+        (of(showing(1), showing(1, "b", "a")), f'1 attachment in tools\' results was replaced by the text "{UNREAD}"'),
+        (of(showing(2)), "2 attachments in tools' results were replaced"),
+        (
+            of(call("a", options={"left_out": ["web_search"]})),
+            "does not know of them: web_search",
+        ),
         (of(call("a"), undelivered("b", "failed", "refused")), "1 call failed (refused)"),
         (of(call("a"), undelivered("b", "aborted", "")), "1 call aborted"),
         (of(call("a"), undelivered("b", "running", "")), "1 call still running"),

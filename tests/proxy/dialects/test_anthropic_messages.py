@@ -12,11 +12,20 @@ from agentrl.errors import RequestError
 from agentrl.proxy.dialects.anthropic_messages import AnthropicMessages
 from agentrl.proxy.dialects.base import Named
 from agentrl.rendering.validation import validate_messages, validate_tools
+from agentrl.schemas import UNREAD
 
 DIALECT = AnthropicMessages()
 HI = {"role": "user", "content": "hi"}
 CALC = {"name": "calc", "input_schema": {"type": "object", "properties": {"x": {"type": "string"}}}}
 EPHEMERAL = {"type": "ephemeral", "ttl": "1h"}
+BLOCK = {"type": "text", "text": "x", "cache_control": EPHEMERAL}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://images/1"}}
+PDF = {"type": "base64", "data": "", "media_type": "application/pdf"}
+REFERENCE = {"type": "tool_reference", "tool_name": "notes"}
+CLEAR_NOTHING = {"type": "clear_thinking_20251015", "keep": "all"}
+NOTES = {"name": "notes", "description": "Keeps notes.", "input_schema": {"type": "object", "properties": {}}}
+USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+REFERENCE_IN_SYSTEM = {"type": "tool_reference", "name": "notes"}
 
 
 def decode(**fields):
@@ -31,6 +40,10 @@ def refusal(**fields) -> RequestError:
 
 def call(id, name, arguments):
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def user(*blocks):
+    return [HI, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": list(blocks)}]
 
 
 def test_a_conversation_becomes_chat_messages():
@@ -127,6 +140,76 @@ def test_tool_choices(choice, expected):
     assert request.parallel_tool_calls
 
 
+def test_a_deferred_tool_comes_into_the_conversation_where_it_is_loaded():
+    found = {"type": "tool_result", "tool_use_id": "c", "content": [REFERENCE]}
+    request = decode(
+        tools=[CALC, NOTES | {"defer_loading": True}],
+        messages=[HI, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [found]}],
+    )
+    assert [tool["function"]["name"] for tool in request.tools] == ["calc"]
+    assert [tool["function"]["name"] for tool in request.callable_tools] == ["calc", "notes"]
+    validate_messages(request.messages)
+    shown = request.messages[-1]["content"]
+    assert shown.startswith("<functions>\n<function>{")
+    assert json.loads(shown[shown.index("{") : shown.rindex("}") + 1])["description"] == "Keeps notes."
+    assert decode(tools=[CALC, NOTES | {"defer_loading": True}]).callable_tools == decode(tools=[CALC]).callable_tools
+
+
+def test_system_messages_bring_tools_in_and_take_them_away():
+    defined = {"type": "tool_definition", "definition": NOTES}
+    request = decode(
+        tools=[CALC],
+        messages=[
+            HI,
+            {"role": "system", "output_config": {"effort": "low"}},
+            {"role": "system", "content": [{"type": "tool_addition", "tool": defined}, BLOCK]},
+            {"role": "system", "content": [{"type": "tool_addition", "tool": REFERENCE_IN_SYSTEM}]},
+            {"role": "system", "content": [{"type": "tool_removal", "tool": REFERENCE_IN_SYSTEM}]},
+        ],
+    )
+    added, again, removed = (message["content"] for message in request.messages[1:])
+    assert added.startswith("<functions>")
+    assert added.endswith("</functions>\nx")
+    assert "Keeps notes." in again
+    assert removed == "The tool notes is no longer available.\n"
+    assert [tool["function"]["name"] for tool in request.loaded] == ["notes"]
+
+
+def test_a_system_message_is_gone_once_its_turn_is_over():
+    fleeting = {"role": "system", "content": "Now.", "clear_at": "next_user_message"}
+    roles = [message["role"] for message in decode(messages=[HI, fleeting]).messages]
+    assert roles == ["user", "system"]
+    answered = [HI, fleeting, {"role": "assistant", "content": "yes?"}, HI]
+    assert [message["role"] for message in decode(messages=answered).messages] == ["user", "assistant", "user"]
+
+
+def test_tools_of_anthropics_servers_are_left_out():
+    request = decode(tools=[{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}, CALC])
+    assert [tool["function"]["name"] for tool in request.tools] == ["calc"]
+    assert request.left_out == ["web_search"]
+    assert decode(tools=[{"type": "mcp_toolset", "mcp_server_name": "m"}]).tools is None
+
+
+def test_what_a_tools_result_holds_besides_text_is_replaced_by_a_text():
+    """Claude Code's `Read` answers with an image or a PDF."""
+    page = {
+        "type": "document",
+        "title": "Page",
+        "source": {"type": "text", "data": "words"},
+    }
+    hit = {"type": "search_result", "title": "A", "source": "http://a", "content": [{"type": "text", "text": "found"}]}
+    content = [IMAGE, {"type": "text", "text": " beside "}, {"type": "document", "source": PDF}, page, hit]
+    request = decode(messages=user({"type": "tool_result", "tool_use_id": "c", "content": content}))
+    assert request.messages[-1]["content"] == f"{UNREAD} beside {UNREAD}Page\nwordsA\nhttp://a\nfound"
+
+
+def test_examples_of_a_tools_input_are_part_of_its_schema():
+    (tool,) = decode(tools=[CALC | {"input_examples": [{"x": "1"}]}]).tools
+    parameters = tool["function"]["parameters"]
+    assert parameters.pop("examples") == [{"x": "1"}]
+    assert parameters == CALC["input_schema"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -141,7 +224,10 @@ def test_tool_choices(choice, expected):
         {"inference_geo": None},
         {"diagnostics": {"previous_message_id": None}},
         {"cache_control": {"type": "ephemeral"}},
-        {"output_config": {"effort": "low"}},
+        {"output_config": {"effort": "low", "task_budget": {"type": "tokens", "total": 9}}},
+        {"mcp_servers": []},
+        {"context_management": {"edits": []}},
+        {"context_management": {"edits": [CLEAR_NOTHING]}},
         {"tools": [], "stop_sequences": [], "stream": False, "temperature": None, "tool_choice": {"type": "none"}},
     ],
 )
@@ -149,14 +235,6 @@ def test_harmless_parameters_change_nothing(fields):
     request, plain = decode(**fields), decode()
     names = [name for name in request.__dataclass_fields__ if name not in ("wire", "tool_choice")]
     assert {n: getattr(request, n) for n in names} == {n: getattr(plain, n) for n in names}
-
-
-def user(*blocks):
-    return [HI, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": list(blocks)}]
-
-
-USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
-IMAGE = {"type": "image", "source": {"type": "url", "url": "http://images/1"}}
 
 
 @pytest.mark.parametrize(
@@ -169,12 +247,22 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://images/1"}}
         ({"stop_sequences": [""]}, 400, "stop_sequences"),
         ({"container": "c"}, 400, "container"),
         ({"thread": {"type": "create"}}, 400, "thread"),
-        ({"mcp_servers": []}, 400, "mcp_servers"),
-        ({"context_management": {}}, 400, "context_management"),
+        ({"mcp_servers": [{"type": "url", "name": "m", "url": "http://m"}]}, 400, "mcp_servers"),
+        (
+            {"context_management": {"edits": [CLEAR_NOTHING, {"type": "clear_tool_uses_20250919"}]}},
+            400,
+            "context_management.edits[1]",
+        ),
+        (
+            {"context_management": {"edits": [CLEAR_NOTHING | {"keep": {"type": "thinking_turns", "value": 1}}]}},
+            400,
+            "context_management.edits[0]",
+        ),
+        ({"compaction": {"type": "summarize"}}, 400, "compaction"),
         ({"thinking": {"type": "deep"}}, 400, "thinking"),
         ({"thinking": {"type": "enabled"}}, 400, "thinking"),
         ({"output_config": {"format": {"type": "xml"}}}, 400, "output_config.format"),
-        ({"output_config": {"task_budget": {}}}, 400, "output_config.task_budget"),
+        ({"output_config": {"budget": {}}}, 400, "output_config.budget"),
         (
             {
                 "output_config": {"format": {"type": "json_schema", "schema": {}}},
@@ -183,11 +271,12 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://images/1"}}
             400,
             "output_format",
         ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "tools[0]"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "tools[0]"),
         ({"tools": [{"name": "calc"}]}, 400, "tools[0]"),
-        ({"tools": [CALC | {"defer_loading": True}]}, 400, "tools[0].defer_loading"),
-        ({"tools": [CALC | {"allowed_callers": ["code_execution_20260120"]}]}, 400, "tools[0].allowed_callers[0]"),
-        ({"tools": [CALC | {"input_examples": [{}]}]}, 400, "tools[0].input_examples"),
+        ({"tools": [CALC, CALC | {"input_schema": 3}]}, 400, "tools[1].input_schema"),
+        ({"tools": [CALC | {"colour": "red"}]}, 400, "tools[0].colour"),
+        ({"tools": [CALC | {"allowed_callers": ["code_execution_20260120"]}]}, 400, "tools[0].allowed_callers"),
+        ({"tools": [CALC | {"input_examples": [3]}]}, 400, "tools[0].input_examples[0]"),
         ({"tools": [CALC | {"input_schema": {"properties": ["x"]}}]}, 400, "tools[0].input_schema.properties"),
         ({"tool_choice": {"type": "any"}}, 400, "tool_choice"),
         ({"tools": [CALC], "tool_choice": {"type": "tool", "name": "clac"}}, 400, "tool_choice"),
@@ -197,13 +286,18 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://images/1"}}
         ({"messages": user(IMAGE)}, 400, "messages[2].content[0]"),
         ({"messages": user({"type": "document"})}, 400, "messages[2].content[0]"),
         ({"messages": user(USE)}, 400, "messages[2].content[0]"),
+        ({"messages": user({"type": "document", "source": PDF})}, 400, "messages[2].content[0].source"),
         (
-            {"messages": user({"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]})},
+            {"messages": user({"type": "tool_result", "tool_use_id": "c", "content": [{"type": "video"}]})},
             400,
             "messages[2].content[0].content[0]",
         ),
+        (
+            {"messages": user({"type": "tool_result", "tool_use_id": "c", "content": [REFERENCE]})},
+            400,
+            "messages[2].content[0].content[0].tool_name",
+        ),
         ({"messages": user({"type": "text"})}, 400, "messages[2].content[0]"),
-        ({"messages": user({"type": "text", "text": "x", "citations": [{}]})}, 400, "messages[2].content[0].citations"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}, HI]},
             400,
@@ -253,7 +347,6 @@ def test_a_count_needs_no_max_tokens_and_takes_no_sampling():
         DIALECT.decode_count(json.dumps(body | {"temperature": 1}).encode())
 
 
-BLOCK = {"type": "text", "text": "x", "cache_control": EPHEMERAL}
 FULL = {
     "model": "m", "max_tokens": 9, "system": [BLOCK],
     "messages": [

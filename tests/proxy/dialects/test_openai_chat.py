@@ -7,6 +7,8 @@ import pytest
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import Named
 from agentrl.proxy.dialects.openai_chat import ChatBody, OpenAIChat
+from agentrl.rendering.validation import validate_messages
+from agentrl.schemas import UNREAD
 
 decode = OpenAIChat().decode
 
@@ -71,6 +73,17 @@ def test_every_parameter_of_the_sdk_is_known_or_refused_by_name():
 
     names = {"stream", *completion_create_params.CompletionCreateParamsBase.__annotations__}
     assert names <= set(ChatBody.__struct_fields__)
+
+
+def test_what_a_tools_result_holds_besides_text_is_replaced_by_a_text():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    words = {"type": "text", "text": "See "}
+    result = {"role": "tool", "tool_call_id": "c", "content": [words, image]}
+    found = OpenAIChat().decode(json.dumps({"messages": [{"role": "user", "content": "hi"}, result]}).encode()).messages
+    assert found[-1] == result | {"content": [words, {"type": "text", "text": UNREAD}]}
+    validate_messages(found)
+    with pytest.raises(RequestError, match="'image_url' are not supported"):
+        OpenAIChat().decode(json.dumps({"messages": [{"role": "user", "content": [image]}]}).encode())
 
 
 def test_the_budget_may_be_spelled_twice_but_not_differ():

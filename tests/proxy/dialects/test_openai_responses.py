@@ -16,6 +16,7 @@ from agentrl.proxy.dialects.openai_responses import OpenAIResponses, ResponsesBo
 from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.validation import validate_messages
+from agentrl.schemas import UNREAD
 
 DIALECT = OpenAIResponses()
 EVENT = TypeAdapter(ResponseStreamEvent)
@@ -309,7 +310,7 @@ def user(*parts):
         ([{"role": "user", "content": "x", "name": "bob"}], "input[0].name"),
         ([{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}], "input[0].call_id"),
         ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}], "input[0].arguments"),
-        ([{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "file_id": "x"}]}],
+        ([{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_video", "file_id": "x"}]}],
          "input[0].output[0]"),
         ([{"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "gAAAA-_x"}],
          "input[0].encrypted_content"),
@@ -321,6 +322,20 @@ def test_items_that_cannot_be_are_refused_with_their_place(items, param):
     error = refusal(input=items)
     assert (error.status, error.code, error.param) == (400, "invalid_messages", param)
     assert param in str(error)
+
+
+def test_what_a_tools_output_holds_besides_text_is_replaced_by_a_text():
+    """Codex's `view_image` answers with an image."""
+    parts = [
+        {"type": "input_text", "text": "See "},
+        {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"},
+        {"type": "input_file", "file_id": "x", "filename": "a.pdf"},
+    ]
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": parts},
+    ]
+    assert decode(input=items).messages[-1]["content"] == f"See {UNREAD}{UNREAD}"
 
 
 @pytest.mark.parametrize(

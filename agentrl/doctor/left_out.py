@@ -1,0 +1,34 @@
+"""What agents sent that a text-only policy did not see: attachments in tools' results, tools that providers run."""
+
+from __future__ import annotations
+
+from agentrl.doctor.record import Session
+from agentrl.doctor.words import count, some
+from agentrl.rendering.messages import role_of, text_of
+from agentrl.schemas import UNREAD
+from agentrl.visible import visible
+
+
+def unread(session: Session) -> int:
+    """How many images and files of tools' results were replaced by a text. One that is sent again counts once."""
+    found = {
+        message["tool_call_id"]: text_of(message).count(UNREAD)
+        for call in session.delivered
+        for message in call.turns
+        if role_of(message) == "tool"
+    }
+    return sum(found.values())
+
+
+def lines(session: Session) -> list[str]:
+    """One line for each kind."""
+    found = []
+    if n := unread(session):
+        found.append(
+            f"{count(n, 'attachment')} in tools' results {'was' if n == 1 else 'were'} replaced by the text "
+            f'"{UNREAD}": the policy reads text only'
+        )
+    tools = dict.fromkeys(visible(tool) for call in session.calls for tool in call.left_out)
+    if tools:
+        found.append(f"tools that only a provider runs were left out, the policy does not know of them: {some(tools)}")
+    return found
