@@ -145,6 +145,8 @@ sessions = Table(
     Column("metadata", JSON, nullable=False),
     Column("error", Text),
     Column("parent_session_id", ForeignKey("sessions.id")),  # a sub-agent's session; of the same group
+    Column("root_session_id", ForeignKey("sessions.id")),  # where its parents end; null for a root itself
+    Column("depth", Integer, nullable=False, default=0),  # parents above it
     Column("created_at", Float, nullable=False),
     Column("last_seen_at", Float, nullable=False),
     Column("due_at", Float, nullable=False),  # until it is built: when the sweep looks at it next
@@ -158,6 +160,9 @@ Index("ix_sessions_eval", sessions.c.run_id, sessions.c.id, sqlite_where=session
       postgresql_where=sessions.c.is_eval.is_(True))  # fmt: skip
 Index("ix_sessions_children", sessions.c.parent_session_id, sqlite_where=sessions.c.parent_session_id.is_not(None),
       postgresql_where=sessions.c.parent_session_id.is_not(None))  # fmt: skip
+Index("ix_sessions_root", sessions.c.root_session_id, sessions.c.depth, sessions.c.id,
+      sqlite_where=sessions.c.root_session_id.is_not(None),
+      postgresql_where=sessions.c.root_session_id.is_not(None))  # fmt: skip
 
 contents = Table(  # tools, system messages and other JSON that many calls share, by content hash
     "contents",
@@ -201,6 +206,9 @@ interactions = Table(
     Column("prompt_tokens", Integer, nullable=False),
     Column("prompt_digest", String(32), nullable=False),  # of the ids that the engine got: checks every bridge
     Column("output_tokens", Integer, nullable=False, default=0),
+    Column(
+        "upstream_tokens", Integer, nullable=False, server_default="0"
+    ),  # that another model sampled, by its own account
     Column("cached_tokens", Integer),
     Column("min_version", Integer),
     Column("max_version", Integer),

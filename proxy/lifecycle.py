@@ -25,11 +25,13 @@ from agentrl.proxy.state import ProxyState
 from agentrl.proxy.transfer import Transfer, members
 from agentrl.proxy.updates import Delivery
 from agentrl.schemas import Json, SessionStatus
-from agentrl.store import heartbeats, interactions, rewards, sessions
+from agentrl.store import family, heartbeats, interactions, rewards, sessions
 from agentrl.store.codec import hash_key
 from agentrl.tables import groups
 
 router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
+TOGETHER = 8
+"""Sessions that are ended together share a commit."""
 MAX_INT32 = 2**31 - 1
 """The largest number of a step, a version or an epoch that every database holds."""
 
@@ -196,11 +198,12 @@ async def abandon_groups(body: OwnerBody, request: Request) -> Json:
     state = _state(request)
     keys.require(await keys.authenticate(request, state), Power.RUN, Power.ADMIN)
     orphans = await state.read(_orphans, state.run_id, body.owner)
-    ends = [
-        state.write(sessions.end, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", state.limits)
-        for session_id, owner in orphans
-    ]
-    await asyncio.gather(*ends)
+    for first in range(0, len(orphans), TOGETHER):
+        ends = [
+            state.write(sessions.end, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", state.limits)
+            for session_id, owner in orphans[first : first + TOGETHER]
+        ]
+        await asyncio.gather(*ends)
     return {"abandoned": len(orphans)}
 
 
@@ -348,7 +351,7 @@ def session_json(conn: Any, session_id: str) -> Json:
         "run_id": row.run_id,
         "group_id": row.group_id,
         "parent_session_id": row.parent_session_id,
-        "children": sessions.children(conn, session_id),
+        "children": family.children(conn, session_id),
         "sample_index": row.sample_index,
         "status": row.status,
         "is_eval": row.is_eval,

@@ -14,17 +14,21 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from agentrl.errors import RequestError, StoreError
+from agentrl.errors import StoreError
 from agentrl.proxy import exchanges
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import InteractionStatus
-from agentrl.store import heartbeats, interactions, sessions
+from agentrl.store import events, heartbeats, interactions, sessions
 from agentrl.store.sessions import Limits
 
 log = logging.getLogger(__name__)
 EVERY_S = 2.0
 PAGE = 256  # sessions that are asked for at once
-TOGETHER = 32  # those of them that are looked at together share a commit
+TOGETHER = 8  # those of them that are looked at together share a commit
+PUT_OFF_S = 60.0  # a session that cannot be dealt with is looked at again after so long
+LONGEST = 1000  # characters of why
+STUCK = "session_stuck"
+"""Kind of the events that say which session cannot be dealt with, and why."""
 FORGOTTEN_S = 5.0
 
 
@@ -81,13 +85,11 @@ async def sweep_once(state: ProxyState, ears: Ears) -> None:
         for replica in await state.read(_silent_serving, state.run_id, silent_since):
             if lost := await state.write(_bury, state.run_id, replica, silent_since, ears.last + ears.gap_s):
                 log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
-    skip, more = 0, True
-    while more:
-        due = await state.read(sessions.due, state.run_id, skip=skip, limit=PAGE)
+    skip = 0
+    while due := await state.read(sessions.due, state.run_id, skip=skip, limit=PAGE):  # what follows is due by now
         for first in range(0, len(due), TOGETHER):
             looks = [_look_at(state, session_id, ears) for session_id in due[first : first + TOGETHER]]
             skip += (await asyncio.gather(*looks)).count(False)  # they stay in front of the others
-        more = len(due) == PAGE
 
 
 async def close_forgotten(state: ProxyState) -> None:
@@ -104,16 +106,35 @@ async def close_forgotten(state: ProxyState) -> None:
 
 
 async def _look_at(state: ProxyState, session_id: str, ears: Ears) -> bool:
-    """Whether one session could be dealt with; what is wrong with it keeps no other from its end."""
+    """Whether a session was dealt with or put off; whatever is wrong with it keeps no other from its end."""
     try:
         abandoned = await state.write(_look, session_id, state.limits, ears.since, ears.last + ears.gap_s)
-    except (StoreError, RequestError) as error:
+    except StoreError as error:
         log.error("session %s: %s", session_id, error)
         return False
+    except Exception as error:  # whatever it is, it is this session's: told, and tried again
+        log.exception("session %s cannot be dealt with; it is tried again in %g s", session_id, PUT_OFF_S)
+        return await _put_off(state, session_id, repr(error))
     if abandoned:
         log.warning("session %s was abandoned", session_id)
         state.forget(session_id)
     return abandoned is not None
+
+
+async def _put_off(state: ProxyState, session_id: str, why: str) -> bool:
+    """Whether it could be stored that a session is stuck."""
+    try:
+        await state.write(_record_stuck, state.run_id, session_id, why[:LONGEST], state.replica)
+    except StoreError as error:
+        log.error("session %s: %s", session_id, error)
+        return False
+    return True
+
+
+def _record_stuck(conn: Connection, run_id: str, session_id: str, why: str, replica: str) -> None:
+    """In the timeline, and the session is left alone for PUT_OFF_S."""
+    events.record(conn, run_id, STUCK, {"session_id": session_id, "error": why}, replica)
+    sessions.put_off(conn, session_id, time.time() + PUT_OFF_S)
 
 
 def _silent_serving(conn: Connection, run_id: str, since: float) -> list[str]:

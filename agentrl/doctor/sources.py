@@ -12,7 +12,7 @@ from agentrl.client import AsyncClient
 from agentrl.doctor.record import Session, read
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.schemas import Json
-from agentrl.store import Database, events, interactions, rewards, runs, sessions
+from agentrl.store import Database, events, family, interactions, rewards, runs, sessions
 
 
 def from_store(database: Database, session_id: str) -> tuple[Session, str]:
@@ -43,7 +43,7 @@ def _session(conn: Connection, session_id: str) -> Session:
         "status": row.status, "is_eval": row.is_eval, "error": row.error, "rewards": rewards.history(conn, row.id),
     }  # fmt: skip
     refused = events.refusals(conn, row.run_id, row.id)
-    below = [_session(conn, child) for child in sessions.children(conn, row.id)]
+    below = [_session(conn, child) for child in family.children(conn, row.id)]
     return read(summary, interactions.trace(conn, row.id), refused, below)
 
 

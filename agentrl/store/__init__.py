@@ -6,6 +6,7 @@ faults          what a database error means, and what to do
 sqlite_file     a SQLite database as a file: where it may lie, whether it is whole
 runs            runs, tasks, weight versions
 sessions        admission, groups, sessions and how they end
+family          a session's tree of sub-agents' sessions
 interactions    one model call: intent, commit, failure, and a session's token tree
 responses       what clients of the Responses API may name again
 rewards         append-only rewards

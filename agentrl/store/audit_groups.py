@@ -202,6 +202,10 @@ def _session(rows: GroupRows, session: Row[Any]) -> Iterator[str]:
             yield f"{name}: it is built before its parent {parent.id}"
         elif session.status == SessionStatus.OPEN and parent.status != SessionStatus.OPEN:
             yield f"{name}: it is open, but its parent {parent.id} has ended"
+        elif (session.root_session_id, session.depth) != (parent.root_session_id or parent.id, parent.depth + 1):
+            yield f"{name}: its root or its depth does not follow from its parent {parent.id}"
+    elif (session.root_session_id, session.depth) != (None, 0):
+        yield f"{name}: it has no parent, but the root {session.root_session_id} at depth {session.depth}"
     seqs = [call.seq for call in rows.calls_of(session.id) if call.seq is not None]
     if seqs != list(range(1, session.seq + 1)):
         yield f"{name}: its seq is {session.seq}, its calls have {seqs}"
@@ -482,20 +486,27 @@ def _credit(rows: GroupRows, discount: float) -> dict[str, _Credit]:
             fact = CallFact(call.id, call.parent_id if earlier else None, call.role)
             calls[call.session_id].append(fact)
     done: dict[str, _Credit] = {}
+    for session_id in _from_the_top(rows):
+        own = credit.counting(facts[session_id])
+        above = done.get(rows.sessions[session_id].parent_session_id or "")
+        rewarded = own.any or (above is not None and above.rewarded)
+        if above is not None and above.rewarded and not own.any:
+            own = SessionRewards(session=above.episode)
+        by_call = credit.call_returns(calls[session_id], own, discount)
+        episode = above.episode if above is not None else credit.outcome(calls[session_id], by_call)
+        done[session_id] = _Credit(by_call, episode, rewarded)
+    return done
 
-    def solve(session_id: str, depth: int = 0) -> _Credit:
-        if session_id not in done:
-            own = credit.counting(facts[session_id])
-            parent = rows.sessions.get(rows.sessions[session_id].parent_session_id)
-            above = None
-            if parent is not None and depth < len(rows.sessions):  # in broken rows it may be a loop
-                above = solve(parent.id, depth + 1)
-            rewarded = own.any or (above is not None and above.rewarded)
-            if above is not None and above.rewarded and not own.any:
-                own = SessionRewards(session=above.episode)
-            by_call = credit.call_returns(calls[session_id], own, discount)
-            episode = above.episode if above is not None else credit.outcome(calls[session_id], by_call)
-            done[session_id] = _Credit(by_call, episode, rewarded)
-        return done[session_id]
 
-    return {session_id: solve(session_id) for session_id in rows.sessions}
+def _from_the_top(rows: GroupRows) -> list[str]:
+    """The sessions of a group, parents before their children; last those that broken rows put into a loop."""
+    below: dict[str, list[str]] = {}
+    order: list[str] = []
+    for row in rows.sessions.values():
+        if row.parent_session_id in rows.sessions:
+            below.setdefault(row.parent_session_id, []).append(row.id)
+        else:
+            order.append(row.id)
+    for session_id in order:
+        order += below.get(session_id, [])
+    return order + sorted(rows.sessions.keys() - order)

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Select, select
 from agentrl import credit
 from agentrl.credit import CallFact, SessionRewards
 from agentrl.schemas import InteractionStatus
-from agentrl.tables import interactions, rewards, sessions
+from agentrl.store import family
+from agentrl.tables import interactions, rewards
 
 Rescore = Callable[[str, SessionRewards], SessionRewards]
 """Given a session's id and its rewards, what to reward it with instead (`agentrl replay --rescore`)."""
@@ -46,52 +47,26 @@ def of_sessions(
     conn: Connection, session_ids: Sequence[str], discount: float, rescore: Rescore | None = None
 ) -> dict[str, SessionReturns]:
     """Returns of sessions. A sub-agent's session without a reward inherits the return of the session above it."""
-    above = _lineage(conn, session_ids)
+    above = family.lineage(conn, session_ids)
     facts = applied(conn, list(above))
     if rescore is not None:
         facts = {sid: rescore(sid, facts[sid]) for sid in above}
     calls = _calls(conn, list(above))
     done: dict[str, SessionReturns] = {}
-
-    def solve(session_id: str) -> SessionReturns:
-        if session_id not in done:
-            own, parent = facts[session_id], above[session_id]
-            over = solve(parent) if parent is not None else None
-            rewarded = own.any
-            if over is not None and not own.any and over.rewarded:
-                own, rewarded = SessionRewards(session=over.episode_return), True
-            by_call = credit.call_returns(calls[session_id], own, discount)
-            done[session_id] = SessionReturns(
-                episode_id=over.episode_id if over else session_id,
-                episode_return=over.episode_return if over else credit.outcome(calls[session_id], by_call),
-                calls=by_call,
-                rewarded=rewarded,
-            )
-        return done[session_id]
-
-    return {sid: solve(sid) for sid in session_ids}
-
-
-def roots(conn: Connection, session_ids: Sequence[str]) -> dict[str, str]:
-    """The episode of each session: itself, or for a sub-agent's session the one at the root."""
-    above = _lineage(conn, session_ids)
-
-    def root(session_id: str) -> str:
-        parent = above[session_id]
-        return session_id if parent is None else root(parent)
-
-    return {sid: root(sid) for sid in session_ids}
-
-
-def _lineage(conn: Connection, session_ids: Sequence[str]) -> dict[str, str | None]:
-    """Sessions and all that stand above them → whom each inherits from."""
-    above: dict[str, str | None] = {}
-    wanted = set(session_ids)
-    while wanted:
-        rows = conn.execute(select(sessions.c.id, sessions.c.parent_session_id).where(sessions.c.id.in_(wanted)))
-        above |= {row.id: row.parent_session_id for row in rows}
-        wanted = {parent for parent in above.values() if parent is not None} - set(above)
-    return above
+    for session_id, parent_id in above.items():
+        own = facts[session_id]
+        over = done[parent_id] if parent_id is not None else None
+        rewarded = own.any
+        if over is not None and not own.any and over.rewarded:
+            own, rewarded = SessionRewards(session=over.episode_return), True
+        by_call = credit.call_returns(calls[session_id], own, discount)
+        done[session_id] = SessionReturns(
+            episode_id=over.episode_id if over else session_id,
+            episode_return=over.episode_return if over else credit.outcome(calls[session_id], by_call),
+            calls=by_call,
+            rewarded=rewarded,
+        )
+    return {sid: done[sid] for sid in session_ids}
 
 
 def _calls(conn: Connection, session_ids: Sequence[str]) -> dict[str, list[CallFact]]:

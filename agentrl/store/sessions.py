@@ -4,7 +4,9 @@ A group is `running` until each of its sessions is built; then it is `ready` (en
 `rejected` (it gives its admission back). Evaluation groups are `evaluated` and never touch admission.
 
 Nothing waits for ever: every session that is not built has a `due_at`, and any replica's sweep looks at what is due.
-Locks are taken in the order session, group, run, and each session is settled in a transaction (or unit) of its own.
+Locks are taken in the order root session, sessions below it from the top, group, run. Whoever opens or ends a session
+of a tree holds its root. A session is sealed with all that stand below it at once; their trajectories are built a few
+sessions at a time, MOST_SETTLED in one transaction (or unit).
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from sqlalchemy import Column, Connection, Row, func, insert, select, update
+from sqlalchemy import Column, ColumnElement, Connection, Row, and_, case, exists, func, insert, select, update
 
 from agentrl.config import MAX_REWARD, RunConfig
 from agentrl.errors import RequestError
 from agentrl.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import NO_BOUND, capacity
-from agentrl.store import codec, deliveries, heartbeats, returns, rewards, roles, runs, trajectories
+from agentrl.store import codec, deliveries, family, heartbeats, returns, rewards, roles, runs, trajectories
 from agentrl.store.codec import new_id
+from agentrl.store.family import Family
 from agentrl.store.rewards import RewardAnswer
 from agentrl.tables import groups, interactions, sessions, tasks
 from agentrl.tables import runs as runs_table
@@ -32,6 +35,8 @@ WAITS_S = 5.0
 """Who was refused a place is taken to wait for one for so long; `agentrl.client` asks again sooner."""
 PARENT_ENDED = "its parent session ended"
 """The error of a sub-agent's session that was open then."""
+MOST_SETTLED = 8
+"""Sessions of a tree whose trajectories are built in one transaction: no other commit waits for more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +55,8 @@ class Limits:
     session_max_s: float
     heartbeat_timeout_s: float
     max_reward: float = MAX_REWARD
+    max_subagent_depth: int = 8
+    max_subagents_per_session: int = 256
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
@@ -67,6 +74,8 @@ class Limits:
             session_max_s=config.proxy.session_max_s,
             heartbeat_timeout_s=config.proxy.heartbeat_timeout_s,
             max_reward=config.proxy.max_reward,
+            max_subagent_depth=config.proxy.max_subagent_depth,
+            max_subagents_per_session=config.proxy.max_subagents_per_session,
         )
 
     def silence_s(self, owner: str | None) -> float:
@@ -210,9 +219,9 @@ def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str,
     """Open a sub-agent's session under an open one: same group, no admission, ended at the latest with its parent.
 
     A `key_hash` that opened one before gets the same session. Raises RequestError: 404 for an unknown parent, 409 when
-    it has ended.
+    it has ended, 422 when the tree has as many levels or sub-agents as it may have.
     """
-    parent = _locked(conn, parent_id)
+    parent = _locked_in_tree(conn, parent_id)
     earlier = conn.execute(
         select(sessions.c.id, groups.c.task_id, groups.c.task)
         .join(groups, groups.c.id == sessions.c.group_id)
@@ -222,6 +231,8 @@ def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str,
         return NewGroup(parent.group_id, earlier.task_id, earlier.task, [earlier.id], new=False)
     if parent.status != SessionStatus.OPEN:
         raise RequestError(409, f"session {parent_id} is sealed: it has ended", code="session_sealed")
+    root_id = family.root_of(parent)
+    _check_tree(conn, root_id, parent.depth, limits)
     group = _locked_group(conn, parent.group_id)
     index = conn.execute(
         select(func.max(sessions.c.sample_index)).where(sessions.c.group_id == group.id)
@@ -231,10 +242,23 @@ def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str,
         insert(sessions).values(
             id=session_id, run_id=parent.run_id, group_id=group.id, sample_index=max(index + 1, group.size),
             key_hash=key_hash, status=SessionStatus.OPEN, is_eval=group.is_eval, metadata=metadata,
-            parent_session_id=parent_id, created_at=now, last_seen_at=now, due_at=_first_look(limits, group.owner, now),
+            parent_session_id=parent_id, root_session_id=root_id, depth=parent.depth + 1,
+            created_at=now, last_seen_at=now, due_at=_first_look(limits, group.owner, now),
         )
     )  # fmt: skip
     return NewGroup(group.id, group.task_id, group.task, [session_id])
+
+
+def _check_tree(conn: Connection, root_id: str, depth: int, limits: Limits) -> None:
+    """Raises RequestError 422 unless the tree takes one more session, below one at `depth`."""
+    deepest, most = limits.max_subagent_depth, limits.max_subagents_per_session
+    if depth >= deepest:
+        message = f"sub-agents stand at most {deepest} levels below a session (proxy.max_subagent_depth)"
+        raise RequestError(422, message, code="subagents_too_deep", param="parent_session_id")
+    of_root = select(func.count()).select_from(sessions).where(sessions.c.root_session_id == root_id)
+    if (found := conn.execute(of_root).scalar_one()) >= most:
+        message = f"session {root_id} has {found} sub-agents' sessions, of {most} (proxy.max_subagents_per_session)"
+        raise RequestError(422, message, code="too_many_subagents", param="parent_session_id")
 
 
 def _insert_group(
@@ -329,57 +353,88 @@ def end(conn: Connection, session_id: str, status: SessionStatus, error: str | N
     Ending twice is harmless: the first end stands, except that a session which waits for calls or a reward can still be
     given up. Raises RequestError 404 for an unknown session.
     """
-    row = _locked(conn, session_id)
+    row = _locked_in_tree(conn, session_id)
     given_up = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
     if row.status != SessionStatus.OPEN and not given_up:
         return str(row.status)
-    for child_id in children(conn, session_id):
-        end(conn, child_id, status, PARENT_ENDED, limits)
-    final = SessionStatus.CLOSING if status == SessionStatus.COMPLETED and _running_calls(conn, session_id) else status
+    below = [member.id for member in family.load(conn, family.root_of(row)).below(session_id)]
+    _lock_all(conn, below)
+    _seal(conn, [session_id], status, error, due_in_s=0.0)
+    _seal(conn, below, status, PARENT_ENDED, due_in_s=limits.silence_s(None))
+    return settle(conn, session_id, limits)
+
+
+def _seal(conn: Connection, session_ids: list[str], status: SessionStatus, error: str | None, due_in_s: float) -> None:
+    """Seal those of some locked sessions that are open, or with ABANDONED those that are not built."""
+    takes: ColumnElement[bool] = sessions.c.status == SessionStatus.OPEN
+    final: Any = status
+    if status == SessionStatus.ABANDONED:
+        takes = and_(sessions.c.built.is_(False), sessions.c.status.not_in(GONE))
+    elif status == SessionStatus.COMPLETED:
+        runs_still = exists().where(
+            interactions.c.session_id == sessions.c.id, interactions.c.status == InteractionStatus.RUNNING
+        )
+        final = case((runs_still, SessionStatus.CLOSING.value), else_=SessionStatus.COMPLETED.value)
     now = time.time()
     conn.execute(
-        update(sessions).where(sessions.c.id == session_id).values(status=final, error=error, ended_at=now, due_at=now)
+        update(sessions)
+        .where(sessions.c.id.in_(session_ids), takes)
+        .values(status=final, error=error, ended_at=now, due_at=now + due_in_s)
     )
-    return settle(conn, session_id, limits)
 
 
 def settle(conn: Connection, session_id: str, limits: Limits) -> str:
     """Build the trajectories of an ended session once nothing more can arrive; returns its status.
 
     Until then it says when to look again (`due_at`): when its running calls have had their grace, or its reward its
-    time. A sub-agent's session waits for its parent, from which it may inherit a reward.
+    time. A sub-agent's session waits for its parent, from which it may inherit a reward. So the sessions below one that
+    is built follow, MOST_SETTLED together; those that are left are due at once.
     """
     row = _locked(conn, session_id)
     if row.built or row.status == SessionStatus.OPEN:
         return str(row.status)
-    now = time.time()
+    tree = family.load(conn, family.root_of(row))
+    below = [member.id for member in tree.below(session_id) if not member.built][: MOST_SETTLED - 1]
+    built: list[str] = []
+    members = {session_id: row} | {member.id: member for member in _lock_all(conn, below)}
+    for member in members.values():
+        follows = member.parent_session_id in built
+        if (follows or member.id == session_id) and _build(conn, member, tree, limits, parent_is_built=follows):
+            built.append(member.id)
+    if built:
+        left = (sessions.c.parent_session_id.in_(built), sessions.c.built.is_(False), sessions.c.id.not_in(members))
+        conn.execute(update(sessions).where(*left).values(due_at=time.time()))
+        _settle_group(conn, row.group_id, limits)
+    return str(conn.execute(select(sessions.c.status).where(sessions.c.id == session_id)).scalar_one())
+
+
+def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, parent_is_built: bool) -> bool:
+    """Build the trajectories of a locked session that has ended, if nothing more can arrive; whether that is done."""
+    session_id, now = row.id, time.time()
     status = SessionStatus(row.status)
     if status == SessionStatus.CLOSING:
         if _running_calls(conn, session_id) and now < row.ended_at + limits.end_grace_s:
             _look_again(conn, session_id, row.ended_at + limits.end_grace_s)
-            return str(status)
+            return False
         status = SessionStatus.COMPLETED
         conn.execute(update(sessions).where(sessions.c.id == session_id).values(status=status))
-    if row.parent_session_id is not None and not _is_built(conn, row.parent_session_id):
-        _look_again(conn, session_id, now + limits.silence_s(None))
-        return str(status)
-    _lock_below(conn, session_id)
     if row.parent_session_id is not None:
+        if not (parent_is_built or tree.is_built(row.parent_session_id)):
+            _look_again(conn, session_id, now + limits.silence_s(None))
+            return False
         # A reward of a session above is either seen now, or waits for this lock and then finds the trajectories.
         _locked_group(conn, row.group_id)
     roles.judge(conn, session_id)
-    if not row.is_eval and status == SessionStatus.COMPLETED and not _is_below_gone(conn, row):
+    is_below_gone = any(member.status in GONE for member in tree.above(session_id))
+    if not row.is_eval and status == SessionStatus.COMPLETED and not is_below_gone:
         rewarded = returns.of_sessions(conn, [session_id], limits.turn_discount)[session_id].rewarded
         if not rewarded and now < row.ended_at + limits.reward_timeout_s:
             _look_again(conn, session_id, row.ended_at + limits.reward_timeout_s)
-            return str(status)
+            return False
         deliveries.demote_unread(conn, session_id)
         trajectories.build(conn, row, limits.turn_discount)
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(built=True))
-    for child_id in children(conn, session_id):
-        settle(conn, child_id, limits)
-    _settle_group(conn, row.group_id, limits)
-    return str(status)
+    return True
 
 
 def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
@@ -395,7 +450,7 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
         return
     of_group = (trajectories_table.c.group_id == group_id, trajectories_table.c.state == TrajectoryState.READY)
     trainable = list(conn.execute(select(trajectories_table.c.session_id).distinct().where(*of_group)).scalars())
-    episodes = set(returns.roots(conn, trainable).values())
+    episodes = set(family.roots(conn, trainable).values())
     ready = len(episodes) >= limits.min_group_size
     conn.execute(
         update(groups).where(groups.c.id == group_id).values(state="ready" if ready else "rejected", finished_at=now)
@@ -421,8 +476,8 @@ def reward(
     """
     row = _locked(conn, session_id)
     waiting = row.status != SessionStatus.OPEN and not row.built
-    if waiting:
-        _lock_below(conn, session_id)
+    if waiting:  # what may be settled with it, before the group
+        _lock_all(conn, family.ids_below(conn, session_id))
     answer = rewards.add(
         conn, session_id, value=value, discount=limits.turn_discount, scope=scope, max_value=limits.max_reward,
         interaction_id=None if interaction_id is None else codec.call_id(interaction_id),
@@ -466,7 +521,7 @@ def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: floa
     without a gap, so that an outage of the proxy or the database kills nobody. A running call keeps a session alive,
     a sub-agent's session keeps its parent alive, and is itself ended by its parent. Ended sessions are settled.
     """
-    row = _locked(conn, session_id)
+    row = _locked_in_tree(conn, session_id)
     if row.built or row.due_at > time.time():  # another replica was faster
         return False
     if row.status != SessionStatus.OPEN:
@@ -478,17 +533,24 @@ def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: floa
         return False
     owner = conn.execute(select(groups.c.owner).where(groups.c.id == row.group_id)).scalar_one()
     silence_s = limits.silence_s(owner)
-    family = _open_family(conn, session_id)
-    heard = max(heard_since, *family.values())
+    tree = family.load(conn, family.root_of(row))
+    below = [member for member in tree.below(session_id) if member.status == SessionStatus.OPEN]
+    heard = max(heard_since, *(member.last_seen_at for member in (row, *below)))
     if owner is not None:
         heard = max(heard, heartbeats.last(conn, row.run_id, "worker", owner))
-    if now < heard + silence_s or _running_calls(conn, *family) or _is_open(conn, row.parent_session_id):
+    at_work = _running_calls(conn, session_id, *(member.id for member in below))
+    if now < heard + silence_s or at_work or _is_open(conn, row.parent_session_id):
         next_look = max(heard, now - silence_s / 2) + silence_s
         _look_again(conn, session_id, min(next_look, row.created_at + limits.session_max_s))
         return False
     why = f"its worker {owner} fell silent" if owner else "nobody used the session any more"
     end(conn, session_id, SessionStatus.ABANDONED, why, limits)
     return True
+
+
+def put_off(conn: Connection, session_id: str, at: float) -> None:
+    """Look at a session no earlier than that, whatever it waits for."""
+    conn.execute(update(sessions).where(sessions.c.id == session_id, sessions.c.due_at < at).values(due_at=at))
 
 
 def _locked(conn: Connection, session_id: str) -> Row[Any]:
@@ -499,61 +561,34 @@ def _locked(conn: Connection, session_id: str) -> Row[Any]:
     return row
 
 
+def _locked_in_tree(conn: Connection, session_id: str) -> Row[Any]:
+    """The session, locked after its root, so that nobody opens or ends one of the tree. Raises RequestError 404."""
+    root_id = conn.execute(select(sessions.c.root_session_id).where(sessions.c.id == session_id)).scalar()
+    if root_id is not None:
+        _locked(conn, root_id)
+    return _locked(conn, session_id)
+
+
+def _lock_all(conn: Connection, session_ids: list[str]) -> list[Row[Any]]:
+    """Sessions of a tree, locked from the top."""
+    if not session_ids:
+        return []
+    of_them = select(sessions).where(sessions.c.id.in_(session_ids)).order_by(sessions.c.depth, sessions.c.id)
+    return list(conn.execute(of_them.with_for_update(key_share=True)))
+
+
 def _locked_group(conn: Connection, group_id: str) -> Row[Any]:
     """The group, locked: after sessions, before the run."""
     return conn.execute(select(groups).where(groups.c.id == group_id).with_for_update(key_share=True)).one()
-
-
-def _is_below_gone(conn: Connection, session: Row[Any]) -> bool:
-    """Whether a session above failed or was abandoned: then nothing of its sub-agents is trained either."""
-    parent_id = session.parent_session_id
-    while parent_id is not None:
-        parent = conn.execute(
-            select(sessions.c.status, sessions.c.parent_session_id).where(sessions.c.id == parent_id)
-        ).one()
-        if parent.status in GONE:
-            return True
-        parent_id = parent.parent_session_id
-    return False
 
 
 def _look_again(conn: Connection, session_id: str, at: float) -> None:
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(due_at=at))
 
 
-def _is_built(conn: Connection, session_id: str) -> bool:
-    return bool(conn.execute(select(sessions.c.built).where(sessions.c.id == session_id)).scalar_one())
-
-
 def _is_open(conn: Connection, session_id: str | None) -> bool:
     found = select(sessions.c.id).where(sessions.c.id == session_id, sessions.c.status == SessionStatus.OPEN)
     return session_id is not None and conn.execute(found).first() is not None
-
-
-def _open_family(conn: Connection, session_id: str) -> dict[str, float]:
-    """When each of the session and the open sub-agents' sessions below it was last heard of."""
-    heard: dict[str, float] = {}
-    generation = select(sessions.c.id, sessions.c.last_seen_at).where(sessions.c.id == session_id)
-    while found := {row.id: row.last_seen_at for row in conn.execute(generation)}:
-        heard |= found
-        generation = select(sessions.c.id, sessions.c.last_seen_at).where(
-            sessions.c.parent_session_id.in_(found), sessions.c.status == SessionStatus.OPEN
-        )
-    return heard
-
-
-def children(conn: Connection, session_id: str) -> list[str]:
-    """The sessions of a session's sub-agents, oldest first."""
-    below = select(sessions.c.id).where(sessions.c.parent_session_id == session_id)
-    return list(conn.execute(below.order_by(sessions.c.id)).scalars())
-
-
-def _lock_below(conn: Connection, session_id: str) -> None:
-    """Lock the sub-agents' sessions of every level, before the group: they are settled with it."""
-    level = [session_id]
-    while level:
-        below = select(sessions.c.id).where(sessions.c.parent_session_id.in_(level)).order_by(sessions.c.id)
-        level = list(conn.execute(below.with_for_update(key_share=True)).scalars())
 
 
 def _running_calls(conn: Connection, *session_ids: str) -> int:

@@ -15,8 +15,9 @@ from agentrl.errors import FencedError, StoreError
 from agentrl.schemas import Batch, Json, ResumePlan, StepState, TrainedBatch, TrajectoryState, VersionState
 from agentrl.store import leases, runs, trajectories
 from agentrl.store.codec import new_id
+from agentrl.store.family import roots
 from agentrl.store.leases import StalePolicy
-from agentrl.store.returns import Rescore, roots
+from agentrl.store.returns import Rescore
 from agentrl.tables import runs as runs_table
 from agentrl.tables import step_trajectories, steps, weight_versions
 from agentrl.tables import trajectories as trajectories_table

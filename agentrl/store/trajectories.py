@@ -11,11 +11,11 @@ import numpy as np
 from sqlalchemy import Connection, Row, insert, select, update
 
 from agentrl.schemas import PROMPT_VERSION, Json, TrajectoryState, TrajectoryTokens
-from agentrl.store import codec, returns
+from agentrl.store import codec, family, returns
 from agentrl.store.codec import new_id
 from agentrl.store.interactions import OF_THE_POLICY
 from agentrl.store.returns import Rescore, SessionReturns
-from agentrl.tables import interaction_data, interactions, sessions, trajectories, trajectory_interactions
+from agentrl.tables import interaction_data, interactions, trajectories, trajectory_interactions
 
 
 def paths(parents: Mapping[str, str | None]) -> list[list[str]]:
@@ -82,18 +82,16 @@ def refresh(conn: Connection, session_id: str, discount: float) -> None:
 
     Returns change; what was rejected for want of a reward becomes ready; a side call that was rewarded can be trained.
     """
-    family = [session_id]
-    for member in family:
-        family += conn.execute(select(sessions.c.id).where(sessions.c.parent_session_id == member)).scalars()
+    members = [session_id, *family.ids_below(conn, session_id)]
     owned: dict[tuple[str, str], list[Row[Any]]] = {}
     for row in conn.execute(
         select(trajectories.c.id.label("trajectory_id"), interactions)
         .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
         .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
-        .where(trajectories.c.session_id.in_(family), trajectory_interactions.c.owned.is_(True))
+        .where(trajectories.c.session_id.in_(members), trajectory_interactions.c.owned.is_(True))
     ):
         owned.setdefault((row.session_id, row.trajectory_id), []).append(row)
-    credited = returns.of_sessions(conn, family, discount)
+    credited = returns.of_sessions(conn, members, discount)
     for (sid, trajectory_id), calls in owned.items():
         values = worth(calls, credited[sid])
         conn.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))

@@ -100,3 +100,21 @@ def test_the_client_opens_them(proxy):
         assert proxy.get(f"/sessions/{other.id}")["parent_session_id"] == s.id
         assert proxy.get(f"/sessions/{sub.id}")["metadata"] == {"role": "search"}
     assert proxy.get("/api/run")["admitted"] == 1
+
+
+class TestBounds:
+    @pytest.fixture
+    def run_config(self, run_config: dict[str, Any]) -> dict[str, Any]:
+        return run_config | {"proxy": {"max_subagent_depth": 2, "max_subagents_per_session": 2}}
+
+    def test_a_tree_is_bounded_in_levels_and_number(self, proxy):
+        parent = proxy.session()
+        first = child(proxy, {}, with_key(parent))
+        second = child(proxy, {}, with_key(first))
+        deep = proxy.post("/sessions", {}, headers=with_key(second))
+        assert (deep.status_code, deep.json()["error"]["code"]) == (422, "subagents_too_deep")
+        wide = proxy.post("/sessions", {}, headers=with_key(parent))
+        assert (wide.status_code, wide.json()["error"]["code"]) == (422, "too_many_subagents")
+        named = {"Authorization": "Bearer run-key", "X-Session-ID": "n", "x-parent-session-id": parent["session_id"]}
+        call = proxy.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, headers=named)
+        assert (call.status_code, call.json()["error"]["code"]) == (422, "too_many_subagents")

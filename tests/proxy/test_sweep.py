@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from databases import KINDS
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from agentrl.config import parse_config
-from agentrl.errors import StoreUnavailable
+from agentrl.errors import RequestError, StoreUnavailable
 from agentrl.proxy import sweep
 from agentrl.proxy.sweep import Ears, beat, sweep_once
 from agentrl.schemas import SessionStatus
-from agentrl.store import Database, codec, heartbeats, interactions, runs, sessions
+from agentrl.store import Database, codec, events, heartbeats, interactions, runs, sessions
 from agentrl.tables import interactions as interactions_table
 from agentrl.tables import sessions as sessions_table
 from agentrl.tokens import TokenIds
@@ -234,6 +234,32 @@ async def test_one_bad_session_does_not_keep_the_others_from_their_end(replica, 
     assert ids[0] in caplog.text
 
 
+@pytest.mark.parametrize("failure", [RecursionError("too deep"), KeyError("x"), RequestError(404, "no", code="no")])
+async def test_whatever_one_session_fails_with_is_its_own_recorded_and_tried_again_later(
+    replica, clock, monkeypatch, caplog, failure
+):
+    ids, ears = start(replica), Ears(TIMEOUT_S / 4)
+    look, looked = sessions.look, []
+
+    def bad(conn: Any, session_id: str, *args: Any, **kwargs: Any) -> bool:
+        looked.append(session_id)
+        if session_id == ids[0]:
+            raise failure
+        return look(conn, session_id, *args, **kwargs)
+
+    monkeypatch.setattr(sessions, "look", bad)
+    await listen(replica, ears, clock, TIMEOUT_S + 20)
+    assert statuses(replica, ids[1:]) == {"abandoned"}
+    assert looked.count(ids[0]) == 1, "it is put off"
+    assert f"session {ids[0]} cannot be dealt with" in caplog.text
+    with replica.database.read() as conn:
+        (event,) = events.of_run(conn, replica.run_id, sweep.STUCK)
+    assert event.data == {"session_id": ids[0], "error": repr(failure)}
+    monkeypatch.setattr(sessions, "look", look)
+    await listen(replica, ears, clock, sweep.PUT_OFF_S)
+    assert statuses(replica, ids) == {"abandoned"}
+
+
 async def test_a_database_that_is_away_is_asked_again(replica, clock, caplog):
     ids, ears = start(replica), Ears(TIMEOUT_S / 4)
 
@@ -258,6 +284,21 @@ async def test_many_overdue_sessions_are_all_looked_at(replica, clock):
         patch.setattr(sweep, "TOGETHER", 3)
         await beat_and_sweep(replica, Ears(TIMEOUT_S / 4))
     assert statuses(replica, ids) == {"failed"}
+
+
+async def test_one_pass_settles_a_tree_that_takes_many_transactions(replica, clock):
+    """What a transaction leaves is due at once."""
+    (root, *_), limits = start(replica, owner=None), replica.limits
+    for _ in range(3 * sessions.MOST_SETTLED):
+        replica.database.transact(sessions.start_child, root, limits, codec.new_id(), {})
+    replica.database.transact(sessions.end, root, SessionStatus.COMPLETED, None, limits)
+    tree = sessions_table.c.root_session_id == root
+    unbuilt = select(func.count()).select_from(sessions_table).where(tree, sessions_table.c.built.is_(False))
+    with replica.database.read() as conn:
+        assert conn.scalar(unbuilt) == 2 * sessions.MOST_SETTLED + 1
+    await beat_and_sweep(replica, Ears(TIMEOUT_S / 4))
+    with replica.database.read() as conn:
+        assert conn.scalar(unbuilt) == 0
 
 
 @pytest.mark.parametrize("busy", ["a call", "a heartbeat", "a running call"])

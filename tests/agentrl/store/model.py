@@ -73,6 +73,10 @@ class Session:
         return self.parent.root if self.parent is not None else self
 
     @property
+    def depth(self) -> int:
+        return self.parent.depth + 1 if self.parent is not None else 0
+
+    @property
     def complete(self) -> list[Call]:
         return sorted((c for c in self.calls if c.status == "complete"), key=lambda c: c.seq or 0)
 
@@ -268,6 +272,15 @@ class Model:
         self.cursor += not group.is_eval
         if group.owner is not None:
             self.beats[group.owner] = self.now
+
+    def refuses_child(self, parent: Session) -> str | None:
+        """Why it has no sub-agent any more."""
+        if parent.status != "open":
+            return "session_sealed"
+        if parent.depth >= self.limits.max_subagent_depth:
+            return "subagents_too_deep"
+        below = [s for s in parent.group.sessions if s.parent is not None and s.root is parent.root]
+        return "too_many_subagents" if len(below) >= self.limits.max_subagents_per_session else None
 
     def commit(self, call: Call, status: str, output: list[int], spans: list[tuple[int, int, int]]) -> None:
         session = call.session

@@ -35,6 +35,7 @@ from agentrl.tables import steps as steps_table
 LIMITS = Limits(
     group_size=2, min_group_size=1, max_concurrent_groups=4, max_staleness=1, groups_per_step=1, turn_discount=0.5,
     reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=5000.0, heartbeat_timeout_s=60.0,
+    max_subagent_depth=2, max_subagents_per_session=3,
 )  # fmt: skip
 TARGET_STEPS = 12
 picks = st.integers(0, 63)  # which of those there are, counted from the newest
@@ -136,10 +137,11 @@ class StoreMachine(RuleBasedStateMachine):
     def start_child(self, pick):
         parent = self._session(pick)
         new = self._try(lambda conn: sessions.start_child(conn, parent.id, self.model.limits, codec.new_id(), {}))
+        refusal = self.model.refuses_child(parent)
         if isinstance(new, Exception):
-            assert (_code(new), parent.status != "open") == ("session_sealed", True)
+            assert _code(new) == refusal
             return
-        assert parent.status == "open"
+        assert refusal is None
         (child_id,) = new.session_ids
         now = self.model.now
         parent.group.sessions.append(Session(child_id, parent.group, parent, now, now))

@@ -1,0 +1,97 @@
+"""A session's tree: its root, and the sub-agents' sessions below it, of every level. One query loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, or_, select
+
+from agentrl.tables import sessions
+
+
+class Family:
+    """The sessions of one tree, as they were when it was loaded: id, parent, depth, status, built, last_seen_at."""
+
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self._members = {row.id: row for row in rows}  # parents before their children
+
+    def above(self, session_id: str) -> list[Any]:
+        """The sessions that a session stands under, nearest first."""
+        found: list[Any] = []
+        parent_id = self._members[session_id].parent_session_id
+        while parent_id is not None:
+            found.append(self._members[parent_id])
+            parent_id = found[-1].parent_session_id
+        return found
+
+    def below(self, session_id: str) -> list[Any]:
+        """The sessions that stand under a session, level by level, each level in the order of ids."""
+        ids = {session_id}
+        found: list[Any] = []
+        for row in self._members.values():
+            if row.parent_session_id in ids:
+                ids.add(row.id)
+                found.append(row)
+        return found
+
+    def is_built(self, session_id: str) -> bool:
+        """Whether the trajectories of a session exist."""
+        return bool(self._members[session_id].built)
+
+
+def root_of(session: Any) -> str:
+    """The id of the root of a session, given as a row: itself, unless it is a sub-agent's."""
+    return str(session.root_session_id or session.id)
+
+
+def load(conn: Connection, root_id: str) -> Family:
+    """The tree of a root."""
+    c = sessions.c
+    rows = conn.execute(
+        select(c.id, c.parent_session_id, c.depth, c.status, c.built, c.last_seen_at)
+        .where(or_(c.id == root_id, c.root_session_id == root_id))
+        .order_by(c.depth, c.id)
+    )
+    return Family(rows.all())
+
+
+def lineage(conn: Connection, session_ids: Iterable[str]) -> dict[str, str | None]:
+    """Sessions and all that stand above them → the parent of each; parents come before their children."""
+    c = sessions.c
+    named = list(conn.execute(select(c.id, c.root_session_id).where(c.id.in_(list(session_ids)))))
+    roots = {row.root_session_id for row in named if row.root_session_id is not None}
+    if not roots:
+        return {row.id: None for row in named}
+    rows = conn.execute(
+        select(c.id, c.parent_session_id)
+        .where(or_(c.id.in_([row.id for row in named]), c.id.in_(roots), c.root_session_id.in_(roots)))
+        .order_by(c.depth, c.id)
+    )
+    parents: dict[str, str | None] = {row.id: row.parent_session_id for row in rows}
+    wanted: set[str] = set()
+    for row in named:
+        session_id: str | None = row.id
+        while session_id is not None and session_id not in wanted:
+            wanted.add(session_id)
+            session_id = parents[session_id]
+    return {session_id: parent_id for session_id, parent_id in parents.items() if session_id in wanted}
+
+
+def roots(conn: Connection, session_ids: Iterable[str]) -> dict[str, str]:
+    """The episode of each session: itself, or for a sub-agent's session the one at the root."""
+    c = sessions.c
+    rows = conn.execute(select(c.id, c.root_session_id).where(c.id.in_(list(session_ids))))
+    return {row.id: root_of(row) for row in rows}
+
+
+def ids_below(conn: Connection, session_id: str) -> list[str]:
+    """The sub-agents' sessions of every level below a session, level by level."""
+    row = conn.execute(select(sessions.c.id, sessions.c.root_session_id).where(sessions.c.id == session_id)).one()
+    return [member.id for member in load(conn, root_of(row)).below(session_id)]
+
+
+def children(conn: Connection, session_id: str) -> list[str]:
+    """The sessions of a session's own sub-agents, oldest first."""
+    below = select(sessions.c.id).where(sessions.c.parent_session_id == session_id)
+    return list(conn.execute(below.order_by(sessions.c.id)).scalars())

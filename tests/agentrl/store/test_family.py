@@ -1,0 +1,231 @@
+"""Trees of sub-agents' sessions: their bounds, their ends in small transactions, trees that older versions let grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from databases import KINDS, Databases
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from play import call, open_group
+from sqlalchemy import event, func, insert, select
+
+from agentrl.errors import RequestError
+from agentrl.schemas import SessionStatus
+from agentrl.store import Database, audit, codec, family, returns, rewards, runs, sessions
+from agentrl.store.family import Family
+from agentrl.store.sessions import Limits
+from agentrl.tables import groups, trajectories
+from agentrl.tables import sessions as sessions_table
+
+trees = st.integers(1, 24).flatmap(lambda n: st.tuples(*(st.integers(0, max(0, i - 1)) for i in range(n))))
+"""For each session but the root, the number of its parent."""
+
+
+def child(db: Database, parent_id: str, limits: Limits) -> str:
+    with db.write() as conn:
+        return sessions.start_child(conn, parent_id, limits, codec.new_id(), {}).session_ids[0]
+
+
+def grown(db: Database, run_id: str, limits: Limits, parents: tuple[int, ...]) -> list[str]:
+    """A group whose only session has sub-agents, by the number of each one's parent."""
+    ids = list(open_group(db, run_id, limits, 1).session_ids)
+    for parent in parents[1:]:
+        ids.append(child(db, ids[parent], limits))
+    return ids
+
+
+def old_tree(db: Database, run_id: str, limits: Limits, parents: list[int]) -> list[str]:
+    """The same, of any size, as rows that are there."""
+    ids = list(open_group(db, run_id, limits, 1).session_ids)
+    depths = [0]
+    with db.write() as conn:
+        root = conn.execute(select(sessions_table).where(sessions_table.c.id == ids[0])).one()._mapping
+        for parent in parents:
+            ids.append(codec.new_id(after=ids[-1]))
+            depths.append(depths[parent] + 1)
+        rows = [
+            {**root, "id": ids[i], "parent_session_id": ids[parent], "root_session_id": ids[0], "depth": depths[i],
+             "sample_index": i, "key_hash": ids[i]}
+            for i, parent in enumerate(parents, start=1)
+        ]  # fmt: skip
+        conn.execute(insert(sessions_table), rows)
+    return ids
+
+
+@contextmanager
+def counted(db: Database) -> Iterator[SimpleNamespace]:
+    """What the block executes: statements, and sessions that are built."""
+    seen = SimpleNamespace(statements=0, built=0)
+
+    def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+        seen.statements += 1
+        seen.built += statement.startswith("UPDATE sessions SET built")
+
+    event.listen(db.engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(db.engine, "before_cursor_execute", note)
+
+
+def sweep_to_the_end(db: Database, run_id: str, limits: Limits, seen: SimpleNamespace | None = None) -> None:
+    """Look at what is due, each session in a transaction of its own; no transaction does more than its share."""
+    while due := db.query(sessions.due, run_id):
+        for session_id in due:
+            if seen is not None:
+                seen.statements = seen.built = 0
+            db.transact(sessions.look, session_id, limits, heard_since=0.0)
+            if seen is not None:
+                assert seen.built <= sessions.MOST_SETTLED
+                assert seen.statements <= 20 * sessions.MOST_SETTLED
+
+
+@given(parents=trees)
+def test_above_and_below_are_what_following_parents_finds(parents):
+    def parent_of(i: int) -> int | None:
+        return None if i == 0 else parents[i]
+
+    def chain(i: int) -> list[str]:
+        found, above = [], parent_of(i)
+        while above is not None:
+            found.append(str(above))
+            above = parent_of(above)
+        return found
+
+    depth = {i: len(chain(i)) for i in range(len(parents))}
+    rows: list[Any] = [
+        SimpleNamespace(id=str(i), parent_session_id=None if i == 0 else str(parents[i]))
+        for i in sorted(depth, key=lambda i: (depth[i], str(i)))
+    ]
+    tree = Family(rows)
+    for i in depth:
+        assert [row.id for row in tree.above(str(i))] == chain(i)
+        below = [row.id for row in tree.below(str(i))]
+        assert sorted(below) == sorted(str(j) for j in depth if str(i) in chain(j))
+        assert [depth[int(j)] for j in below] == sorted(depth[int(j)] for j in below)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    parents=trees, reward=st.sampled_from([None, 0, 3]),
+    ends=st.lists(st.tuples(st.integers(0, 23), st.sampled_from(["completed", "failed", "abandoned"])), max_size=6),
+)  # fmt: skip
+def test_any_tree_ends_as_the_rules_say_however_few_are_settled_at_once(
+    databases: Databases, monkeypatch, parents, ends, reward
+):
+    """The model: what is open takes the end of the nearest session above it that ends; all is built in the end."""
+    monkeypatch.setattr(sessions, "MOST_SETTLED", 3)
+    limits = LIMITS
+    with databases.lent("sqlite") as url:
+        db = Database(url)
+        run_id = new_run(db)
+        ids = grown(db, run_id, limits, parents)
+        status = ["open"] * len(ids)
+
+        def end_all(i: int, how: str) -> None:
+            if status[i] == "open" or (how == "abandoned" and status[i] == "completed"):
+                status[i] = how
+                for j in range(1, len(ids)):
+                    if parents[j] == i:
+                        end_all(j, how)
+
+        with db.write() as conn:
+            for session_id in ids:
+                call(conn, run_id, session_id)
+            if reward is not None:
+                rewards.add(conn, ids[min(reward, len(ids) - 1)], value=1.0, discount=1.0)
+        for i, how in [(i % len(ids), how) for i, how in ends if i % len(ids)] + [(0, "completed")]:
+            end_all(i, how)
+            db.transact(sessions.end, ids[i], SessionStatus(how), None, limits)
+        sweep_to_the_end(db, run_id, limits)
+        with db.read() as conn:
+            rows = {row.id: row for row in conn.execute(select(sessions_table))}
+            assert [rows[session_id].status for session_id in ids] == status
+            assert all(row.built for row in rows.values())
+            assert {family.root_of(row) for row in rows.values()} == {ids[0]}
+            assert set(returns.of_sessions(conn, ids, 1.0)) == set(ids)
+            assert conn.execute(select(groups.c.state)).scalar_one() != "running"
+            trained = set(conn.execute(select(trajectories.c.session_id)).scalars())
+            assert audit.violations(conn, run_id) == []
+        gone = [s in ("failed", "abandoned") for s in status]
+        assert trained == {
+            ids[i] for i in range(len(ids)) if not gone[i] and not any(gone[j] for j in above_of(parents, i))
+        }
+        db.close()
+
+
+def above_of(parents: tuple[int, ...], i: int) -> list[int]:
+    found = []
+    while i:
+        i = parents[i]
+        found.append(i)
+    return found
+
+
+def test_a_tree_has_so_many_levels(db, run_id, limits):
+    bounded = replace(limits, max_subagent_depth=2)
+    (root, _) = open_group(db, run_id, bounded).session_ids
+    below = child(db, child(db, root, bounded), bounded)
+    with pytest.raises(RequestError) as refused:
+        child(db, below, bounded)
+    assert (refused.value.status, refused.value.code) == (422, "subagents_too_deep")
+    with pytest.raises(RequestError, match="at most 0 levels"):
+        child(db, root, replace(limits, max_subagent_depth=0))
+
+
+def test_a_tree_has_so_many_sub_agents_of_all_levels_and_each_root_its_own(db, run_id, limits):
+    bounded = replace(limits, max_subagents_per_session=3)
+    first, second = open_group(db, run_id, bounded).session_ids
+    below = child(db, first, bounded)
+    child(db, below, bounded)
+    child(db, below, bounded)
+    for parent in (first, below):
+        with pytest.raises(RequestError) as refused:
+            child(db, parent, bounded)
+        assert (refused.value.status, refused.value.code) == (422, "too_many_subagents")
+    child(db, second, bounded)
+
+
+@pytest.mark.parametrize(("shape", "n"), [("deep", 1050), ("wide", 300)])
+@pytest.mark.parametrize("database_kind", KINDS[:1])
+def test_a_tree_of_an_older_version_is_swept_without_recursion_and_in_small_transactions(db, run_id, limits, shape, n):
+    ids = old_tree(db, run_id, limits, [i if shape == "deep" else 0 for i in range(n)])
+    with db.write() as conn:
+        conn.execute(sessions_table.update().values(created_at=0.0, due_at=0.0))
+        rewards.add(conn, ids[0], value=1.0, discount=1.0)
+    with counted(db) as seen:
+        sweep_to_the_end(db, run_id, limits, seen)
+    with db.read() as conn:
+        built = select(sessions_table.c.status, func.count()).where(sessions_table.c.built).group_by("status")
+        assert [tuple(row) for row in conn.execute(built)] == [("failed", n + 1)]
+        assert returns.of_sessions(conn, ids[-1:], 1.0)[ids[-1]].episode_return == 0.0
+
+
+@pytest.mark.parametrize("database_kind", KINDS[:1])
+def test_the_end_of_a_large_tree_seals_all_of_it_and_settles_a_few(db, run_id, limits):
+    ids = old_tree(db, run_id, limits, [0] * 1000)
+    with counted(db) as seen:
+        assert db.transact(sessions.end, ids[0], SessionStatus.COMPLETED, None, limits) == "completed"
+    assert seen.built == sessions.MOST_SETTLED
+    assert seen.statements < 200
+    with db.read() as conn:
+        assert set(conn.execute(select(sessions_table.c.status)).scalars()) == {"completed"}
+    assert len(db.query(sessions.due, run_id, limit=2000)) == 1001 - sessions.MOST_SETTLED
+    with pytest.raises(RequestError, match="sealed"):
+        child(db, ids[1], limits)
+
+
+def new_run(db: Database) -> str:
+    with db.write() as conn:
+        return runs.create(conn, name="r", config={}, task_data=[{"n": 1}], base_model="tiny", key="k", seed=0, steps=5)
+
+
+LIMITS = Limits(
+    group_size=1, min_group_size=1, max_concurrent_groups=4, max_staleness=1, groups_per_step=1, turn_discount=1.0,
+    reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=5000.0, heartbeat_timeout_s=60.0,
+    max_subagent_depth=30,
+)  # fmt: skip
