@@ -95,6 +95,7 @@ class FakeEngine:
         self.update_takes_s = 0.0  # from a folder
         self.groups: set[str] = set()  # that it has joined; nothing is received over them
         self.updating = False  # between begin and end of an update by tensors
+        self._loaded = "the weights of its start"
         self.digests: dict[str, str] | None = None  # of its weights; None: of where they are from
         self.adapters: dict[str, str] = {}  # name → folder
         self.requests: list[Json] = []
@@ -197,6 +198,7 @@ class FakeEngine:
             "/pause_generation": self._pause_generation,
             "/continue_generation": self._continue_generation,
             "/update_weights_from_disk": self._update_weights_from_disk,
+            "/update_weight_version": self._update_weight_version,
             "/init_weights_update_group": self._init_weights_update_group,
             "/destroy_weights_update_group": self._destroy_weights_update_group,
             "/begin_weight_update": self._begin_weight_update,
@@ -262,7 +264,12 @@ class FakeEngine:
             return 400, {"success": False, "message": problem}
         self.model_path = body["model_path"]
         self.version = body.get("weight_version") or self.version
+        self._loaded = f"{self.model_path}@{self.version}"
         return 200, {"success": True, "message": "Succeeded to update model weights."}
+
+    async def _update_weight_version(self, body: Json) -> tuple[int, Json]:
+        self.version = body["new_version"]
+        return 200, {"success": True, "new_version": self.version}
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return _json({"tp_size": 1})
@@ -295,6 +302,7 @@ class FakeEngine:
             problem = "must run between begin_weight_update() and end_weight_update()"
         if problem is None:
             self.version = body.get("weight_version") or self.version
+            self._loaded = f"{self.model_path}@{self.version}"
         return _done(problem)
 
     async def _load_lora_adapter(self, body: Json) -> tuple[int, Json]:
@@ -339,7 +347,7 @@ class FakeEngine:
         return (400, {"message": "requests are running"}) if self.running and not self.paused else (200, {})
 
     async def _weights_checker(self, body: Json) -> tuple[int, Json]:
-        digests = self.digests or {"weights": f"{self.model_path}@{self.version}"}
+        digests = self.digests or {"weights": self._loaded}
         return 200, {"success": True, "ranks": [{"checksums": digests}]}
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl.models import has_weights
 from agentrl.proxy import publish
 from agentrl.proxy.folders import WeightFolders
 from agentrl.store import Database, engines, interactions, runs
@@ -30,11 +32,12 @@ class EngineRecords:
         """The version that an engine should serve which reports `reported`: `publish.wanted`."""
         return await self._read(publish.wanted, self._run_id, reported)
 
-    async def folder(self, version: int) -> str:
-        """Where a version's tensors are: they are what the trainer recorded."""
+    async def folder(self, version: int) -> str | None:
+        """Where a version's tensors are: they are what the trainer recorded. None: engines keep what they have, in a
+        run that only records and has a tokenizer alone."""
         row = await self._read(runs.version, self._run_id, version)
         if row is None or row.path is None:
-            return self._base_model
+            return self._base_model if await asyncio.to_thread(_may_have_weights, Path(self._base_model)) else None
         return await self._folders.checked(version, row.path, row.checksum)
 
     async def save(self, engine: Engine) -> None:
@@ -68,3 +71,8 @@ class EngineRecords:
 
     async def _read(self, query: Callable[..., T], *args: Any) -> T:
         return await asyncio.to_thread(self._database.query, query, *args)
+
+
+def _may_have_weights(folder: Path) -> bool:
+    """Engines may see a folder that this machine does not."""
+    return has_weights(folder) or not folder.is_dir()

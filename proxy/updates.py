@@ -68,8 +68,8 @@ class Records(Protocol):
     async def wanted(self, reported: int | None) -> int:
         """The version that an engine should serve which reports `reported`; any replica may publish."""
 
-    async def folder(self, version: int) -> str:
-        """Where a version's tensors are."""
+    async def folder(self, version: int) -> str | None:
+        """Where a version's tensors are. None: engines keep what they have."""
 
     async def save(self, engine: Engine) -> None:
         """Record an engine's state."""
@@ -239,6 +239,7 @@ class Updates:
         if self._adapters is None:
             return await self._replace(engine, turn, version, delivery)
         path = await self._records.folder(version)
+        assert path is not None, "a run with adapters is trained"
         if engine.label != BASE or not turn.whole:
             await self._replace(engine, turn, BASE)
         await self._adapters.put(engine, version, path)
@@ -269,7 +270,7 @@ class Updates:
         return Loaded(time.monotonic() - started, transport, verified)
 
     async def _fill(
-        self, client: EngineClient, version: int, path: str, delivery: Delivery, *, flush: bool
+        self, client: EngineClient, version: int, path: str | None, delivery: Delivery, *, flush: bool
     ) -> tuple[str, int]:
         """Update a paused engine: by the delivery's transfer if it can, else from the folder. Raises EngineError.
 
@@ -284,6 +285,9 @@ class Updates:
             except EngineError as error:
                 log.warning("engine %s reads version %d from its folder: %s", client.url, version, error)
                 await close_open_update(client)
+        if path is None:
+            await client.label_weights(version)
+            return "none", await self._check(client, version, delivery)
         await client.update_weights_from_disk(path, version, flush_cache=flush, timeout_s=self.timeout_s)
         return "disk", await self._check(client, version, delivery)
 

@@ -24,11 +24,11 @@ def check(
     run: Annotated[str | None, typer.Option("--run", help="Name of the run; without it every run.")] = None,
     database_url: str = DatabaseUrl,
 ) -> None:
-    """Check the database itself, then every promise of its runs row by row: exact tokens, exactly once, bounded
-    staleness, states, credit, counters.
+    """Check the database itself, then what the rows of its runs must fulfil: exact tokens, exactly-once training,
+    bounded staleness, states, credit, counters.
 
     Prints each run's figures as JSON; exits with status 1 and one line per violation (`TABLE ID: what is wrong`) on
-    stderr when a promise is broken. A run may be on meanwhile.
+    stderr. A run may be on meanwhile. What left no row, an answer that was lost before it was recorded, it cannot see.
     """
     from agentrl.cli.progress import bar
     from agentrl.store import Database, audit, runs

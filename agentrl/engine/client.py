@@ -163,6 +163,10 @@ class EngineClient:
         if not answer.get("success"):
             raise EngineRejected(f"{self.url} did not load {path}: {answer.get('message')}")
 
+    async def label_weights(self, version: int) -> None:
+        """Have the weights that the engine has reported as `version`."""
+        await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+
     async def join_group(
         self, group: str, *, host: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float
     ) -> None:

@@ -18,13 +18,14 @@ from agentrl.store import Database, runs
 def create_run(config: RunConfig, key: str) -> str:
     """Make the run of `config` and its folder; returns the URL of its database. Raises UserError for what cannot work.
 
-    A run without an agent or tasks of its own serves programs that agentrl does not start.
+    A run without an agent or tasks of its own serves programs that agentrl does not start. One that only records needs
+    no weights: engines keep theirs.
     """
     if config.agent is not None:
         load_agent(config.agent, config.agent_args)
     settings_of(config)
     task_data = [] if config.tasks is None else load_tasks(config.tasks, seed=config.seed)
-    model = resolve_model(config.model)
+    model = resolve_model(config.model, weights=config.steps > 0)
     url = folder.database_url(config)
     with folder.locked(config.run_dir):
         folder.check_new(config, url)

@@ -22,17 +22,17 @@ def cache_dir() -> Path:
     return Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl") / "models"
 
 
-def resolve_model(name_or_dir: str, cache: Path | None = None) -> Path:
+def resolve_model(name_or_dir: str, cache: Path | None = None, *, weights: bool = True) -> Path:
     """The Hugging Face folder of a model; a built-in one is made in `cache` on first use.
 
-    Raises ModelFolderError, one line that names what is missing.
+    Without `weights` a tokenizer is enough. Raises ModelFolderError, one line that names what is missing.
     """
     if name_or_dir in BUILT_IN:
         return make_model(name_or_dir, (cache or cache_dir()) / name_or_dir)
     folder = Path(name_or_dir).expanduser()
     if not folder.exists() and os.sep not in name_or_dir:
         raise ModelFolderError(f"no model {name_or_dir!r}{did_you_mean(name_or_dir, BUILT_IN)}, or give a local folder")
-    check_model_folder(folder)
+    check_model_folder(folder, weights=weights)
     return folder.resolve()
 
 
@@ -62,8 +62,13 @@ def make_model(name: str, out: Path) -> Path:
     return out
 
 
-def check_model_folder(folder: Path) -> None:
-    """Raise ModelFolderError unless `folder` has a config, weights and a tokenizer."""
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds tensors."""
+    return any(folder.glob("*.safetensors"))
+
+
+def check_model_folder(folder: Path, *, weights: bool = True) -> None:
+    """Raise ModelFolderError unless `folder` has a config, weights (if they are needed) and a tokenizer."""
     if not folder.is_dir():
         raise ModelFolderError(f"model folder {folder} does not exist")
     missing = [
@@ -73,7 +78,7 @@ def check_model_folder(folder: Path) -> None:
             "weights (*.safetensors)": ["*.safetensors"],
             "a tokenizer (tokenizer.json)": ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"],
         }.items()
-        if not any(any(folder.glob(pattern)) for pattern in patterns)
+        if not any(any(folder.glob(pattern)) for pattern in patterns) and (weights or "weights" not in what)
     ]
     if missing:
         raise ModelFolderError(f"model folder {folder} has no {', no '.join(missing)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,24 @@ def test_two_commands_record_a_program_of_somebody_elses(
         assert client.request("POST", f"{path}/end", {}) == {"status": "completed", "interactions": 1}
         run = client.request("GET", "/api/run")
     assert (run["groups"]["ready"], run["trajectories"], run["steps"]) == (1, {"ready": 1}, 0)
+
+
+def test_a_tokenizer_is_enough_to_record_and_the_engine_keeps_its_weights(
+    tmp_path: Path, tiny_model: Path, fake_engine: FakeEngine
+) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(tiny_model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    trained = agentrl("run", "create", "--name", "r", "--model", str(folder), "steps=1", cwd=tmp_path)
+    assert "no weights" in trained.stderr
+    made = agentrl("run", "create", "--name", "rec", "--model", str(folder), cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    fake_engine.version, served = "default", fake_engine.model_path
+    env = exports(made.stdout)
+    with serving(tmp_path, env, fake_engine) as url, Client(url, env["AGENTRL_RUN_KEY"], timeout_s=20) as client:
+        opened = client.request("POST", "/sessions", {})
+        model = openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
+        model.chat.completions.create(model="rec", messages=[{"role": "user", "content": "ab"}])
+    assert (fake_engine.version, fake_engine.model_path) == ("0", served)
 
 
 def test_the_key_may_be_ones_own(tmp_path: Path, tiny_model: Path) -> None:

@@ -207,6 +207,15 @@ async def test_a_bad_path_is_refused_and_changes_nothing(client: EngineClient, t
     assert n_tokens(await collect(client, {"max_new_tokens": 2, "ignore_eos": True})) == 2
 
 
+async def test_weights_are_given_another_label_and_stay_what_they_are(client: EngineClient) -> None:
+    before = await client.checksums()
+    await client.label_weights(7)
+    assert (await client.model_info()).version == "7"
+    assert await client.checksums() == before
+    chunks = await collect(client, {"max_new_tokens": 3, "ignore_eos": True})
+    assert chunks[-1].versions == [VersionSpan(version=7, start=0, end=3)]
+
+
 async def test_an_overlong_prompt_is_refused_in_the_stream(client: EngineClient) -> None:
     with pytest.raises(EngineRejected, match="longer than"):
         await collect(client, {"max_new_tokens": 2}, ids=[5] * 3000)
