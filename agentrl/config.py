@@ -109,11 +109,12 @@ class ProxyConfig(Section):
     max_concurrent_calls: Positive = 4096
     """Answers that one process of the proxy samples at once; while there are as many, calls get 429."""
     max_concurrent_calls_per_session: Positive = 512
-    """The same for one session, and the most answers that one request may ask for (`n`, prompts)."""
+    """The same for one session with its sub-agents', and the most answers that a request may ask for (`n`, prompts)."""
     max_calls_per_session: Positive | None = None
-    """Model calls of one session; then they are refused with 403, `session_limit_reached`. null: any number."""
+    """Model calls of one session with its sub-agents' sessions, those of other models included; then they are refused
+    with 403, `session_limit_reached`. null: any number."""
     max_tokens_per_session: Positive | None = None
-    """Sampled tokens of one session; once there are as many, calls are refused in the same way. null: any number."""
+    """Sampled tokens, counted alike; once there are as many, calls are refused in the same way. null: any number."""
     max_subagent_depth: NonNegative = 8
     """Levels of sub-agents' sessions below a session; deeper ones are refused with 422. 0: none."""
     max_subagents_per_session: NonNegative = 256

@@ -25,11 +25,11 @@ from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Nam
 from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distribution
 from agentrl.proxy.prompts import Prompt, parser_after, prompts_for
 from agentrl.proxy.sampling import Interrupted, Sampled, sample
-from agentrl.proxy.state import ProxyState, Session
+from agentrl.proxy.state import ProxyState
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.rendering.conversation import chain_key
 from agentrl.schemas import InteractionStatus, Json, Role
-from agentrl.store import deliveries, interactions, responses, roles, sessions
+from agentrl.store import deliveries, interactions, responses, roles
 from agentrl.store.codec import new_id
 from agentrl.store.interactions import Node
 
@@ -67,7 +67,7 @@ class Call:
 async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> tuple[Head, list[Call]]:
     """Render the prompts and check what is asked for. Raises RequestError."""
     at = time.perf_counter()
-    session = await _session(state, caller.session_id)
+    session = await state.session(caller.session_id)
     _check_model(state, request.model)
     if request.previous_id is not None:
         request = await _continued(state, caller.session_id, request)
@@ -124,7 +124,7 @@ async def begin(state: ProxyState, caller: Caller, calls: Sequence[Call]) -> lis
 
 async def count_tokens(state: ProxyState, session_id: str, request: ModelRequest) -> int:
     """How many tokens the prompt of a request would have. Records nothing. Raises RequestError."""
-    await _session(state, session_id)
+    await state.session(session_id)
     _check_model(state, request.model)
     (prompt,) = await prompts_for(state, session_id, request, None)
     return len(prompt.token_ids)
@@ -359,7 +359,6 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
         prompt_tokens=len(prompt.token_ids), cached_tokens=sampled.cached_tokens or 0,
         output_tokens=len(sampled.output_ids), fork_reason=prompt.fork_reason, bridged=prompt.parent is not None,
     )  # fmt: skip
-    state.gate.answered(call.session_id, seq, len(sampled.output_ids))
     node = Node(
         id=call.id, conversation_key=key, parent=prompt.parent, ids=prompt.token_ids.extended(sampled.output_ids),
         n_delta=len(prompt.delta_ids),
@@ -367,17 +366,6 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
         tools_hash=prompt.tools.hash if prompt.tools is not None else None, messages=prompt.messages + 1,
     )  # fmt: skip
     state.trees.commit(call.session_id, seq, node)
-
-
-async def _session(state: ProxyState, session_id: str) -> Session:
-    """What never changes about a session. Whether it is still open, the intent row's transaction decides."""
-    session = state.sessions.get(session_id)
-    if session is None:
-        row = await state.read(sessions.get, session_id)
-        if row is None or row.run_id != state.run_id:
-            raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
-        session = state.sessions[session_id] = Session(row.key_hash, row.is_eval, row.sampling)
-    return session
 
 
 def _check_model(state: ProxyState, model: str | None) -> None:

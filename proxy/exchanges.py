@@ -186,7 +186,8 @@ async def exchange_for(state: ProxyState, caller: Caller, request: ModelRequest)
     if caller.retry:
         state.metrics.retried("resampled")
     while True:
-        place = await state.gate.admit(state, caller.session_id, request.choices)
+        root_id = (await state.session(caller.session_id)).root_id
+        place = await state.gate.admit(state, root_id, request.choices)
         begins = False
         try:
             head, begun = await calls.prepare(state, caller, request)

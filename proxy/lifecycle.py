@@ -19,6 +19,7 @@ from agentrl.config import EvalSampling
 from agentrl.errors import RequestError
 from agentrl.proxy import exchanges, keys, publish
 from agentrl.proxy.admission import admitted
+from agentrl.proxy.bounds import MAX_INT32
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.keys import Power
 from agentrl.proxy.state import ProxyState
@@ -32,8 +33,6 @@ from agentrl.tables import groups
 router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
 TOGETHER = 8
 """Sessions that are ended together share a commit."""
-MAX_INT32 = 2**31 - 1
-"""The largest number of a step, a version or an epoch that every database holds."""
 
 
 class Body(BaseModel):

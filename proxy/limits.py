@@ -38,14 +38,11 @@ def check(asked: ModelRequest) -> None:
 
 
 @dataclass(slots=True)
-class _Session:
-    """What one session does and has done, as this process knows it."""
+class _Tree:
+    """What a root session and its sub-agents' sessions do, and have begun, as this process knows it."""
 
     running: int = 0
     calls: int = 0
-    tokens: int = 0
-    seq: int = -1  # of the store, when it was last heard of
-    known: bool = False  # `calls` and `tokens` were read from the store
 
 
 @dataclass(slots=True)
@@ -53,28 +50,28 @@ class Admission:
     """The place of one request, for `answers` answers. Give it back once, by `close` or, if none began, `cancel`."""
 
     _gate: Gate
-    _session: _Session
+    _tree: _Tree
     answers: int
 
     def close(self) -> None:
         """The answers are over, however they ended. Closing twice is harmless."""
         answers, self.answers = self.answers, 0
         self._gate.running -= answers
-        self._session.running -= answers
+        self._tree.running -= answers
 
     def cancel(self) -> None:
         """The calls never began: they do not count."""
-        self._session.calls -= self.answers
+        self._tree.calls -= self.answers
         self.close()
 
 
 @dataclass(slots=True, kw_only=True)
 class Gate:
-    """Lets calls in while the proxy process and their session have room. Every step is O(1) and does not wait.
+    """Lets calls in while the proxy process and their session have room.
 
-    The totals of a session come from the store when the session is first seen, and again whenever a commit shows that
-    another replica has served it since. So a session exceeds them by no more than what is under way at that moment, and
-    one call for each replica.
+    A sub-agent's session counts for the root that it stands under. What a root has used is read from the store at each
+    call, where calls or tokens are limited; nothing is read elsewhere. So a session exceeds its limits by no more than
+    what is under way at that moment.
     """
 
     max_running: int
@@ -82,7 +79,7 @@ class Gate:
     max_calls: int | None = None  # of a session
     max_tokens: int | None = None  # sampled in a session
     running: int = 0
-    _sessions: Recent[_Session] = field(default_factory=Recent)
+    _trees: Recent[_Tree] = field(default_factory=Recent)
 
     @classmethod
     def of(cls, config: ProxyConfig) -> Self:
@@ -94,56 +91,43 @@ class Gate:
             max_tokens=config.max_tokens_per_session,
         )
 
-    async def admit(self, state: ProxyState, session_id: str, answers: int) -> Admission:
-        """A place for a request. Asks the store only for a session with limits, seldom.
+    async def admit(self, state: ProxyState, root_id: str, answers: int) -> Admission:
+        """A place for a request of a session that stands under this root, or is it.
 
         Raises RequestError: 400 for more answers than there can ever be room for, 429 while there is none, 403 when the
         session has used up its calls or tokens.
         """
-        session = self._sessions.get(session_id)
-        if session is None:
-            session = self._sessions[session_id] = _Session()
-        if not session.known and (self.max_calls is not None or self.max_tokens is not None):
-            self._learn(session, await state.read(usage.of_session, session_id))
-        self._check(session, answers)
-        session.running += answers
-        session.calls += answers
+        used = None
+        if self.max_calls is not None or self.max_tokens is not None:
+            used = await state.read(usage.of_tree, root_id)
+        tree = self._trees.get(root_id)
+        if tree is None:
+            tree = self._trees[root_id] = _Tree()
+        if used is not None:
+            tree.calls = max(tree.calls, used.calls)
+        self._check(tree, used.tokens if used is not None else 0, answers)
+        tree.running += answers
+        tree.calls += answers
         self.running += answers
-        return Admission(self, session, answers)
+        return Admission(self, tree, answers)
 
-    def answered(self, session_id: str, seq: int, tokens: int) -> None:
-        """An answer with so many tokens was committed, as the session's change number `seq`."""
-        session = self._sessions.get(session_id)
-        if session is None:
-            return
-        session.tokens += tokens
-        if session.seq >= 0 and seq > session.seq + 1:
-            session.known = False  # somebody else has served it meanwhile
-        session.seq = max(session.seq, seq)
-
-    def forget(self, session_id: str) -> None:
+    def forget(self, root_id: str) -> None:
         """The session has ended."""
-        self._sessions.pop(session_id, None)
+        self._trees.pop(root_id, None)
 
-    def _learn(self, session: _Session, found: usage.Usage) -> None:
-        session.calls = max(session.calls, found.calls)
-        session.tokens = max(session.tokens, found.tokens)
-        session.seq = max(session.seq, found.seq)
-        session.known = True
-
-    def _check(self, session: _Session, answers: int) -> None:
-        if self.max_calls is not None and session.calls + answers > self.max_calls:
-            raise _used_up(f"the session has made {session.calls} of its {self.max_calls} calls")
-        if self.max_tokens is not None and session.tokens >= self.max_tokens:
-            raise _used_up(f"the session has sampled {session.tokens} of its {self.max_tokens} tokens")
+    def _check(self, tree: _Tree, tokens: int, answers: int) -> None:
+        if self.max_calls is not None and tree.calls + answers > self.max_calls:
+            raise _used_up(f"the session has made {tree.calls} of its {self.max_calls} calls")
+        if self.max_tokens is not None and tokens >= self.max_tokens:
+            raise _used_up(f"the session has sampled {tokens} of its {self.max_tokens} tokens")
         most = min(self.max_running, self.max_running_of_session)
         if answers > most:
             raise RequestError(
                 400, f"{answers} answers in one request: at most {most} are sampled at once", code="invalid_parameter",
                 param="n",
             )  # fmt: skip
-        if session.running + answers > self.max_running_of_session:
-            raise _busy(f"the session has {session.running} calls under way, of {self.max_running_of_session}")
+        if tree.running + answers > self.max_running_of_session:
+            raise _busy(f"the session has {tree.running} calls under way, of {self.max_running_of_session}")
         if self.running + answers > self.max_running:
             raise _busy(f"the proxy has {self.running} calls under way, of {self.max_running}")
 

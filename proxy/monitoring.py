@@ -11,8 +11,9 @@ from starlette.responses import PlainTextResponse, Response
 from agentrl.environment import masked
 from agentrl.errors import RequestError
 from agentrl.proxy import keys, metrics
+from agentrl.proxy.bounds import MAX_INT32
 from agentrl.proxy.guarded import GuardedRoute
-from agentrl.proxy.lifecycle import MAX_INT32, session_json
+from agentrl.proxy.lifecycle import session_json
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
 from agentrl.store import activity, evaluations, events, interactions, runs, sessions, steps

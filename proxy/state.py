@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 
-from agentrl.errors import StoreError
+from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.keyring import Keyring
 from agentrl.proxy.limits import Gate
 from agentrl.proxy.metrics import Metrics
@@ -20,7 +20,7 @@ from agentrl.proxy.recent import Recent
 from agentrl.proxy.tree import TreeCache
 from agentrl.rendering import Renderer
 from agentrl.schemas import Json, Power
-from agentrl.store import Database, deliveries
+from agentrl.store import Database, deliveries, family, sessions
 from agentrl.store.codec import hash_key
 from agentrl.store.keys import Key
 from agentrl.store.sessions import Limits
@@ -41,6 +41,7 @@ class Session:
     key_hash: str
     is_eval: bool
     sampling: Json | None  # forced on it in an evaluation
+    root_id: str  # of the session that it stands under; itself, unless it is a sub-agent's
 
 
 @dataclass(kw_only=True)
@@ -114,9 +115,23 @@ class ProxyState:
 
     def opened(self, session_id: str, key: str, *, is_eval: bool, sampling: Json | None) -> None:
         """A session was made just now, by this process: its first call need not ask the store."""
-        session = self.sessions[session_id] = Session(hash_key(key), is_eval, sampling)
+        session = self.sessions[session_id] = Session(hash_key(key), is_eval, sampling, session_id)
         self.keyring.remember(session.key_hash, Key(Power.SESSION, session_id))
         self.trees.plant(session_id)
+
+    async def session(self, session_id: str) -> Session:
+        """What never changes about a session; whether it is still open, the intent row's transaction decides.
+
+        Raises RequestError 404.
+        """
+        session = self.sessions.get(session_id)
+        if session is None:
+            row = await self.read(sessions.get, session_id)
+            if row is None or row.run_id != self.run_id:
+                raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+            session = Session(row.key_hash, row.is_eval, row.sampling, family.root_of(row))
+            self.sessions[session_id] = session
+        return session
 
     def forget(self, session_id: str) -> None:
         """Drop what is cached about a session that ended here. What ends elsewhere makes room by and by: `Recent`."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import msgspec
@@ -26,10 +26,11 @@ import orjson
 from agentrl.config import UpstreamConfig
 from agentrl.errors import ConfigError, RequestError
 from agentrl.proxy import calls
+from agentrl.proxy.bounds import MAX_INT32
 from agentrl.proxy.calls import Caller
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import InteractionStatus, Json, Role
-from agentrl.store import interactions
+from agentrl.store import interactions, usage
 from agentrl.store.codec import Content, new_id
 from agentrl.tokens import TokenIds
 
@@ -79,6 +80,30 @@ class Start:
     body: bytes | None
 
 
+class Spent:
+    """The tokens that an answer says it took. One that says nothing counts as a token for each of its events."""
+
+    def __init__(self) -> None:
+        self._said = 0
+        self._events = 0
+
+    def told(self, data: Any) -> Self:
+        """A whole answer, or an event of a streamed one, in any dialect. Streams repeat their total as it grows."""
+        self._events += 1
+        match data:
+            case {"usage": {} as said} | {"response": {"usage": {} as said}} | {"message": {"usage": {} as said}}:
+                for name in ("completion_tokens", "output_tokens"):
+                    tokens = said.get(name)
+                    if isinstance(tokens, int) and 0 < tokens <= MAX_INT32:
+                        self._said = max(self._said, tokens)
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """How many."""
+        return self._said or self._events
+
+
 class _Named(msgspec.Struct):
     model: Any = None
 
@@ -119,7 +144,7 @@ async def run(
     upstream cannot be reached, breaks off or answers nonsense, 504 when it is late. Closing the generator early aborts
     the call.
     """
-    place = await state.gate.admit(state, caller.session_id, 1)
+    place = await state.gate.admit(state, (await state.session(caller.session_id)).root_id, 1)
     try:
         passed = await _begin(state, upstream, caller, path, headers, body)
     except BaseException:
@@ -203,11 +228,12 @@ async def _relay(
         except ValueError as error:
             why = f"{passed.upstream.name} answered no JSON: {error}"
             raise RequestError(502, why, code="upstream_failed") from error
-        await _commit(state, passed, answer, ending(answer), started_at)
+        await _commit(state, passed, answer, ending(answer), started_at, Spent().told(answer).tokens)
         yield Start(status=response.status, headers=headers, body=body)
         return
     start: Start | None = Start(status=response.status, headers=headers, body=None)
     events: list[Any] = []
+    spent = Spent()
     held: list[bytes] = []
     reason = problem = None
     holding = False  # what closes a tool call or ends the answer leaves after the commit
@@ -217,6 +243,7 @@ async def _relay(
             data = data_of(event)
             if data is not None:
                 events.append(data)
+                spent.told(data)
             reason, problem = reason or ending(data), problem or error_of(data)
             if start is not None:
                 yield start
@@ -231,7 +258,7 @@ async def _relay(
     if problem is not None:
         await _fail(state, passed, problem)
     elif reason is not None:
-        await _commit(state, passed, {"events": events}, reason, started_at)
+        await _commit(state, passed, {"events": events}, reason, started_at, spent.tokens)
     else:
         raise RequestError(502, f"{passed.upstream.name} broke off", code="upstream_failed")
     yield b"".join(held)
@@ -341,7 +368,9 @@ def _intent(state: ProxyState, caller: Caller, passed: Passed, asked: Json) -> i
     )
 
 
-async def _commit(state: ProxyState, passed: Passed, answer: Json, reason: str | None, first_token_at: float) -> None:
+async def _commit(
+    state: ProxyState, passed: Passed, answer: Json, reason: str | None, first_token_at: float, tokens: int
+) -> None:
     outcome = interactions.Outcome(
         status=InteractionStatus.COMPLETE,
         conversation_key=b"",
@@ -356,9 +385,8 @@ async def _commit(state: ProxyState, passed: Passed, answer: Json, reason: str |
         cached_tokens=None,
         first_token_at=first_token_at,
     )
-    seq = await state.write(interactions.finish, passed.id, passed.session_id, outcome)
+    seq = await state.write(usage.finish_upstream, passed.id, passed.session_id, outcome, tokens)
     state.trees.commit(passed.session_id, seq, None)
-    state.gate.answered(passed.session_id, seq, 0)  # its tokens are not the policy's
 
 
 async def _fail(state: ProxyState, passed: Passed, error: str) -> None:

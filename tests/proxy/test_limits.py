@@ -132,3 +132,40 @@ def test_the_calls_of_a_session_are_counted_over_replicas(proxy: Any, second: An
     for replica in (proxy, proxy, proxy):
         assert replica.post("/v1/chat/completions", ASK, headers=bearer(session)).status_code == 200
     assert second.post("/v1/chat/completions", ASK, headers=bearer(session)).status_code == 403
+
+
+def sub_agent(replica: Any, parent: dict[str, Any]) -> dict[str, Any]:
+    opened: dict[str, Any] = replica.post("/sessions", {}, headers=bearer(parent)).json()
+    return opened
+
+
+@pytest.mark.parametrize("database_kind", KINDS)
+def test_a_sub_agents_calls_are_charged_to_its_root_over_replicas(proxy: Any, second: Any) -> None:
+    root, other = proxy.session(), proxy.session()
+    below = sub_agent(proxy, sub_agent(second, root))
+    beside = sub_agent(second, root)
+    for replica, session in ((proxy, root), (second, below), (proxy, beside)):
+        assert replica.post("/v1/chat/completions", ASK, headers=bearer(session)).status_code == 200
+    for replica, session in ((proxy, root), (second, below), (second, sub_agent(proxy, root))):
+        answer = replica.post("/v1/chat/completions", ASK, headers=bearer(session))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "session_limit_reached")
+    assert proxy.post("/v1/chat/completions", ASK, headers=bearer(other)).status_code == 200
+
+
+def test_calls_under_way_are_counted_over_a_session_and_its_sub_agents(proxy: Any, until: Any) -> None:
+    root = proxy.session()
+    family = [root, sub_agent(proxy, root)]
+    proxy.engine.enqueue(*(Reply(proxy.says("hello"), hold_after=1) for _ in family))
+    asked = [
+        threading.Thread(target=proxy.post, args=("/v1/chat/completions", ASK), kwargs={"headers": bearer(session)})
+        for session in family
+    ]
+    for thread in asked:
+        thread.start()
+    until(lambda: proxy.engine.holding == 2)
+    answer = proxy.post("/v1/chat/completions", ASK, headers=bearer(sub_agent(proxy, root)))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_calls")
+    for _ in asked:
+        proxy.engine.release()
+    for thread in asked:
+        thread.join()

@@ -449,6 +449,48 @@ def test_such_calls_count_against_the_limits_of_their_session(proxy, judge, unti
     assert len(judge.got) == 2
 
 
+@pytest.mark.parametrize("run_limits", [{"max_tokens_per_session": 50}])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_tokens_that_they_say_they_took_count_for_the_root_of_their_session(proxy, judge, streamed):
+    root = proxy.session()
+    sub = proxy.post("/sessions", {"parent_session_id": root["session_id"]}).json()
+    usage = {"usage": {"prompt_tokens": 1000, "completion_tokens": 40}}
+    answered = {"id": "j", "choices": [{"finish_reason": "stop", "message": {"content": "good"}}]}
+    events = (STREAM[0], event({"id": "j", "choices": [], **usage}), *STREAM[1:])
+    judge.answer = stream(*events) if streamed else whole(answered | usage)
+    for session in (root, sub):
+        answer = ask(proxy, session, stream=streamed)
+        if streamed:
+            list(answer)
+    for session in (root, sub):
+        with pytest.raises(openai.PermissionDeniedError, match="80 of its 50 tokens"):
+            ask(proxy, session, "default")
+    with proxy.database.read() as conn:
+        assert audit.violations(conn, proxy.run_id) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens"),
+    [
+        ([{"usage": {"completion_tokens": 7}}], 7),
+        ([{"usage": {"output_tokens": 7, "input_tokens": 90}}], 7),
+        ([{"type": "message_start", "message": {"usage": {"output_tokens": 1}}}, {"usage": {"output_tokens": 9}}], 9),
+        ([{"response": {"status": "completed", "usage": {"output_tokens": 3}}}], 3),
+        ([{"choices": []}] * 5, 5),
+        ([{"usage": None}, "text"], 2),
+        ([{"usage": {"completion_tokens": 10**30}}], 1),
+        ([{"usage": {"completion_tokens": "7"}}], 1),
+        ([{"usage": {"completion_tokens": -7}}], 1),
+        ([{"usage": {"completion_tokens": True}}], 1),
+    ],
+)
+def test_what_an_answer_took_is_read_in_every_dialect(said, tokens):
+    spent = upstreams.Spent()
+    for data in said:
+        spent.told(data)
+    assert spent.tokens == tokens
+
+
 @pytest.mark.parametrize("run_limits", [{"max_calls_per_session": 1}])
 def test_such_a_call_that_never_began_does_not_count(proxy):
     session = proxy.session()
