@@ -61,6 +61,18 @@ def build_tree(sequences: Sequence[Int32]) -> PrefixTree:
     return PrefixTree(np.concatenate(tokens).astype(np.int32), np.concatenate(positions), ends[:size].copy(), paths)
 
 
+def line_up(sequences: Sequence[Int32]) -> PrefixTree:
+    """Sequences one after another, none of which shares a token with another."""
+    lengths = np.array([len(s) for s in sequences])
+    ends = np.cumsum(lengths)
+    return PrefixTree(
+        np.concatenate(sequences).astype(np.int32),
+        np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+        np.repeat(ends, lengths).astype(np.int32),
+        [np.arange(end - n, end, dtype=np.int32) for n, end in zip(lengths, ends, strict=True)],
+    )
+
+
 def split_by_budget(sequences: Sequence[Int32], budget: int) -> list[list[int]]:
     """Indices of sequences, in parts whose trees hold at most `budget` tokens (a longer sequence stands alone)."""
     parts: list[list[int]] = []

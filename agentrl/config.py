@@ -211,7 +211,7 @@ class UpdateConfig(Section):
     """Train only the top N decoder blocks (and the final norm); null trains everything."""
     lora: AdapterConfig = AdapterConfig()
     tokens_per_microbatch: Positive = 4096
-    """Packing budget: tokens of one forward pass."""
+    """Packing budget: tokens of one forward pass; of a model that is not packed one sequence, however long."""
     ranks: Positive = 1
     """Processes (torchrun) that share the model and the data."""
     replicas: Positive = 1

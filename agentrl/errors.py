@@ -3,12 +3,13 @@
 AgentRLError
 ├── UserError (ValueError)        bad input; the message is one line and names the field
 │   ├── ConfigError               a config file, an override, a flag
-│   └── ModelFolderError          a model folder that is missing or incomplete
+│   └── ModelFolderError          a model folder that is missing, incomplete or of a model that cannot be trained
 ├── RequestError                  an HTTP answer with a status and a code, in the caller's dialect
 ├── StoreError                    the database refused, is damaged, or is too old
 │   ├── StoreUnavailable          it cannot be reached or is locked, for longer than was waited: try later
 │   ├── ValueRefused              a value that it cannot hold: the caller's fault
 │   └── FencedError               an older trainer epoch met a newer one
+├── UnknownAttention              a model's attention is not the one that prefix trees have
 ├── NonFiniteError                training met a loss or a gradient that is NaN or infinite
 └── EngineError                   an inference engine failed a call
     ├── EngineUnavailable         nobody answers, or no engine is in the pool
@@ -35,7 +36,7 @@ class ConfigError(UserError):
 
 
 class ModelFolderError(UserError):
-    """A model folder is missing or incomplete."""
+    """A model folder is missing or incomplete, or its model is none that the trainer can train."""
 
 
 class RequestError(AgentRLError):
@@ -65,6 +66,10 @@ class ValueRefused(StoreError):
 
 class FencedError(StoreError):
     """This trainer's epoch is over: a newer trainer has started."""
+
+
+class UnknownAttention(AgentRLError):
+    """A model attends in a way that the attention over prefix trees does not: it is trained unpacked."""
 
 
 class NonFiniteError(AgentRLError):

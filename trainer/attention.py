@@ -7,25 +7,48 @@ a token that several rows share, such as a common system prompt, is still comput
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentrl.errors import UserError
+from agentrl.errors import UnknownAttention
 
 NAME = "agentrl_tree"
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Where the N tokens stand in the rows."""
+KNOWN = frozenset({"position_ids", "use_cache", "is_causal"})
+"""Arguments that models pass to attention, and that change nothing about it: positions are in the queries and keys."""
 
-    nodes_BL: Tensor  # int64, the token at each place; 0 in padding
-    homes_N: Tensor  # int64, flat index into B × L: the place whose output is a token's own
-    mask_B1LL: Tensor  # additive: 0 where a place sees another, very negative elsewhere
-    depth: int  # longest sequence
+
+class Rows:
+    """Where the N tokens stand in the rows.
+
+    No dataclass: FSDP, with a type to compute in, would hand each block a copy of one.
+    """
+
+    __slots__ = ("depth", "homes_N", "mask_B1LL", "nodes_BL", "positions_N", "windows")
+
+    def __init__(self, nodes_BL: Tensor, homes_N: Tensor, mask_B1LL: Tensor, positions_N: Tensor, depth: int) -> None:
+        self.nodes_BL = nodes_BL  # int64, the token at each place; 0 in padding
+        self.homes_N = homes_N  # int64, flat index into B × L: the place whose output is a token's own
+        self.mask_B1LL = mask_B1LL  # additive: 0 where a place sees another, very negative elsewhere
+        self.positions_N = positions_N  # int64, where each token stands in its sequence
+        self.depth = depth  # of the longest sequence
+        self.windows = dict[int, Tensor]()  # masks by sliding window: the windows that were asked for
+
+    def mask(self, window: int | None) -> Tensor:
+        """(B, 1, L, L) what a place sees when it sees its own sequence's last `window` tokens, or all of them."""
+        if window is None:
+            return self.mask_B1LL
+        if window not in self.windows:
+            self.windows[window] = self.mask_B1LL if window >= self.depth else self._narrowed(window)
+        return self.windows[window]
+
+    def _narrowed(self, window: int) -> Tensor:
+        positions_BL = self.positions_N[self.nodes_BL]
+        far_BLL = positions_BL[:, :, None] - positions_BL[:, None, :] >= window
+        return self.mask_B1LL.masked_fill(far_BLL[:, None], torch.finfo(self.mask_B1LL.dtype).min)
 
 
 def tree_mask(ends_BL: Tensor, dtype: torch.dtype) -> Tensor:
@@ -46,17 +69,26 @@ def tree_attention(
     rows: Rows,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
+    dropout: float = 0.0,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """Gather rows, attend, scatter back: (1, N, h, d)."""
-    if (sliding_window is not None and rows.depth > sliding_window) or softcap is not None:
-        raise UserError(f"{type(module).__name__}: no training with soft caps or windows shorter than a trajectory")
+    """Gather rows, attend, scatter back: (1, N, h, d).
+
+    Raises UnknownAttention where a model asks for attention that is not this one: by a mask that it changed, or by an
+    argument that is not known to change nothing.
+    """
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in KNOWN)
+    if dropout:
+        unknown.append("dropout")
+    if attention_mask is not rows.mask_B1LL:
+        unknown.append("a mask of its own")
+    if unknown:
+        raise UnknownAttention(f"{type(module).__name__} attends with {', '.join(unknown)}")
     out_BhLd = torch.nn.functional.scaled_dot_product_attention(
         _rows(query_1hNd, rows.nodes_BL),
         _rows(key_1hNd, rows.nodes_BL),
         _rows(value_1hNd, rows.nodes_BL),
-        attn_mask=rows.mask_B1LL,
+        attn_mask=rows.mask(sliding_window),
         scale=scaling,
         enable_gqa=key_1hNd.shape[1] != query_1hNd.shape[1],
     )

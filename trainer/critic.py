@@ -21,14 +21,14 @@ from agentrl.trainer.advantages import overlong_penalties, own_returns, whitened
 from agentrl.trainer.algorithms.critic import gae
 from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.packing import Microbatch, Sample
-from agentrl.trainer.policy import Body
+from agentrl.trainer.policy import Body, decoder
 
 
 class Critic(Body):
     """The body of a causal LM, and a value head. Its forward is the FSDP root."""
 
     def __init__(self, lm: Any) -> None:
-        super().__init__(lm.base_model)
+        super().__init__(decoder(lm))
         self.value = nn.Linear(lm.config.hidden_size, 1)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)

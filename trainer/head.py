@@ -46,9 +46,14 @@ def _chunks(predictions: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, predictions, size))
 
 
+def logits_of(hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
+    """(C, V) float32."""
+    return linear(hidden_CH, weight_VH).float()
+
+
 def _log_p(hidden_CH: Tensor, weight_VH: Tensor, temperatures_C: Tensor) -> Tensor:
     """(C, V) float32."""
-    logits_CV = linear(hidden_CH, weight_VH).float().div_(temperatures_C[:, None])
+    logits_CV = logits_of(hidden_CH, weight_VH).div_(temperatures_C[:, None])
     log_p_CV: Tensor = torch.ops.aten._log_softmax.out(logits_CV, -1, False, out=logits_CV)  # row by row, in place
     return log_p_CV
 

@@ -45,7 +45,7 @@ def build(folder: Path) -> tuple[Any, Names]:
         raise ModelFolderError(f"model folder {folder} has no config.json")
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME)
+        lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     names = _checked_names(lm, folder)
     _compute_buffers(lm)
     return lm, names

@@ -143,6 +143,8 @@ def train(
     models = make_models(base_model, config.trainer, world)
     optimizer = make_optimizer(models.policy, config.trainer)
     t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base)
+    if t.policy.unpacked:
+        say(t, f"every sequence is computed by itself, which is slower: {t.policy.unpacked}")
     resume(t)
     with sinks_of(t):
         while t.step < config.steps:

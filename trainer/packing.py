@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.batching import PrefixTree, balance, build_tree, pack_grids, split_by_budget
+from agentrl.batching import PrefixTree, balance, build_tree, line_up, pack_grids, split_by_budget
 from agentrl.schemas import Float32, Int32, TrajectoryTokens
+
+UNPACKED = 0
+"""A token budget under which a microbatch has one unit, whose sequences share nothing and are computed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Microbatch:
     kv_mixed_S: Tensor  # bool, over keys and values that partly older weights computed
     trajectories_S: Tensor  # int64, the trajectory of each loss token, counted from 0; all of its tokens are here
     turns_S: Tensor  # int64, the turn of each loss token, counted from 0 over all trajectories
+    lengths: tuple[int, ...]  # unpacked: of the sequences that the N tokens are, one after another; packed: none
     trajectory_ids: tuple[str, ...]  # of those trajectories, in their order
     proximal_S: Tensor | None = field(default=None)  # float32, set once it is known
     reference_S: Tensor | None = field(default=None)  # float32, where there is a reference policy
@@ -140,6 +144,14 @@ def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) ->
     return out
 
 
+def collate_share(by_rank: Sequence[Sequence[Sequence[Sequence[Unit]]]], rank: int, budget: int) -> list[Microbatch]:
+    """A rank's share of a minibatch of `plan`. In each microbatch all ranks make as many forward passes."""
+    return [
+        collate(share[rank]) if budget != UNPACKED else collate_unpacked(share[rank], max(map(_sequences, share)))
+        for share in zip(*by_rank, strict=True)
+    ]
+
+
 def collate(rows: Sequence[Sequence[Unit]]) -> Microbatch:
     """Tensors of one microbatch; no rows give a one-token microbatch without loss tokens.
 
@@ -155,10 +167,26 @@ def collate(rows: Sequence[Sequence[Unit]]) -> Microbatch:
     return _microbatch(tree, nodes, samples)
 
 
+def collate_unpacked(rows: Sequence[Sequence[Unit]], passes: int) -> Microbatch:
+    """The same with every sequence by itself: one forward pass for each, and for as many more of one token as make up
+    `passes`."""
+    samples = [s for row in rows for unit in row for s in unit.samples]
+    filled = line_up([*map(_used_ids, samples), *[np.zeros(1, np.int32)] * (passes - len(samples))])
+    lengths = tuple(len(path) for path in filled.paths)
+    return _microbatch(filled, [[np.arange(len(filled), dtype=np.int32)]], samples, lengths)
+
+
+def _sequences(rows: Sequence[Sequence[Unit]]) -> int:
+    """At least one: every pass runs the blocks, so that ranks stay in step."""
+    return max(1, sum(len(unit.samples) for row in rows for unit in row))
+
+
 _EMPTY = build_tree([np.zeros(1, np.int32)])
 
 
-def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sample]) -> Microbatch:
+def _microbatch(
+    tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sample], lengths: tuple[int, ...] = ()
+) -> Microbatch:
     """`nodes[row]` lists, per tree of the row, its nodes in depth-first order."""
     width = max(sum(len(part) for part in row) for row in nodes)
     nodes_BL = np.zeros((len(nodes), width), np.int64)
@@ -175,7 +203,7 @@ def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sa
     masks = [np.flatnonzero(s.tokens.loss_mask) for s in samples]
     keys = [
         np.stack([path[where - 1], s.tokens.input_ids[where], s.tokens.temperatures[where]], 1, dtype=np.float64)
-        for s, path, where in zip(samples, tree.paths, masks, strict=bool(samples))
+        for s, path, where in zip(samples, tree.paths, masks, strict=False)  # an empty microbatch's path is nobody's
     ]
     if keys:
         distinct, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
@@ -211,6 +239,7 @@ def _microbatch(tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sa
         kv_mixed_S=joined((s.tokens.kv_mixed[w] for s, w in zip(samples, masks, strict=True)), np.bool_),
         trajectories_S=joined((np.full(len(w), i) for i, w in enumerate(masks)), np.int64),
         turns_S=joined((t + n for t, n in zip(turns, first, strict=False)), np.int64),
+        lengths=lengths,
         trajectory_ids=tuple(s.tokens.trajectory_id for s in samples),
         proximal_S=known("proximal"),
         reference_S=known("reference"),

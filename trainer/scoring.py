@@ -22,7 +22,7 @@ from agentrl.trainer.algorithms.kl import kl_divergence
 from agentrl.trainer.critic import gae_advantages
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import Models
-from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
+from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
 from agentrl.trainer.sharding import reshard
 
 Scores = list[Float32]
@@ -33,7 +33,7 @@ def make_samples(
     trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm, models: Models, budget: int, world: World
 ) -> list[Sample]:
     """A batch's trajectories with their advantages, and with what else the update needs to know. Collective."""
-    scorer = Scorer(trajectories, budget, world)
+    scorer = Scorer(trajectories, models.policy.budget(budget), world)
     reference = logprobs = values = targets = costs = None
     if algorithm.needs_reference:
         assert models.reference is not None
@@ -82,7 +82,8 @@ class Scorer:
 
     @cached_property
     def _microbatches(self) -> list[Microbatch]:
-        return [collate(rows).to(self._world.device) for rows in self._planned[self._world.data_rank]]
+        mine = collate_share(self._planned, self._world.data_rank, self._budget)
+        return [m.to(self._world.device) for m in mine]
 
     @torch.no_grad()
     def score(self, model: Callable[[Microbatch], Tensor]) -> Scores:

@@ -12,14 +12,21 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
-from agentrl.trainer import loading, lora, onednn, tensor_parallel
+from agentrl.trainer import loading, lora, mechanisms, onednn, probe, tensor_parallel
 from agentrl.trainer.distributed import Mesh
-from agentrl.trainer.policy import Body, Policy
+from agentrl.trainer.policy import Body, Policy, decoder
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -45,7 +52,8 @@ def load_sharded(
         raise UserError("trainer.cpu_offload moves parameters off a GPU, and the trainer runs on the CPU")
     lm, names = loading.build(folder)
     lm.eval()  # no dropout: the recomputed logprobs are of the policy that sampled
-    _refuse_unsupported(lm, folder)
+    if why := mechanisms.untrainable(lm):
+        raise ModelFolderError(f"model folder {folder}: {type(lm).__name__}: {why}")
     blocks = _blocks(lm)
     if train_layers is not None:
         _freeze_all_but_top(lm, blocks, train_layers)
@@ -72,6 +80,9 @@ def load_sharded(
     loading.fill(model, lm, folder, names, torch.device("cpu" if cpu_offload else device))
     if adapter and adapter.rank:
         lora.initialise(lm)
+    register_fsdp_forward_method(model, "within")
+    probe.choose(model, folder, torch.device(device), dtype)
+    reshard(model)
     return model
 
 
@@ -94,19 +105,10 @@ def reshard(model: Body) -> None:
 
 
 def _blocks(lm: Any) -> nn.ModuleList:
-    layers = getattr(lm.base_model, "layers", None) or getattr(lm.base_model, "h", None)
+    layers = getattr(decoder(lm), "layers", None) or getattr(decoder(lm), "h", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelFolderError(f"{type(lm).__name__}: no list of decoder blocks found to shard")
     return layers
-
-
-def _refuse_unsupported(lm: Any, folder: Path) -> None:
-    """The head is applied by us: refuse models whose logits are more than hidden · weightᵀ."""
-    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(lm.config, key, None) not in (None, 1, 1.0):
-            raise ModelFolderError(f"model folder {folder}: config key {key!r} is not supported by the trainer")
-    if getattr(lm.get_output_embeddings(), "bias", None) is not None:
-        raise ModelFolderError(f"model folder {folder}: an output head with a bias is not supported by the trainer")
 
 
 def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
@@ -115,7 +117,7 @@ def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
     lm.requires_grad_(False)
     for block in blocks[len(blocks) - top :]:
         block.requires_grad_(True)
-    norms = [m for name, m in lm.base_model.named_children() if "norm" in name or name == "ln_f"]
+    norms = [m for name, m in decoder(lm).named_children() if "norm" in name or name == "ln_f"]
     for norm in norms:
         norm.requires_grad_(True)
 

@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from agentrl.errors import UserError
+from agentrl.trainer.policy import decoder
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "colwise": {},
@@ -55,7 +56,7 @@ def parallelize(lm: Any, mesh: DeviceMesh) -> None:
     asks for what PyTorch has no style for, and when a size is no multiple of the ranks.
     """
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it advises DTensor's authors
-    base = lm.base_model
+    base = decoder(lm)
     found = list(_planned(base, type(lm).__name__))
     _check_sizes(base, found, mesh.size())
     trained = {name: parameter.requires_grad for name, parameter in base.named_parameters()}

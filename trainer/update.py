@@ -33,7 +33,7 @@ from agentrl.trainer.flops import Work, is_dense, update_flops
 from agentrl.trainer.losses import LossTokens, policy_loss
 from agentrl.trainer.metrics import Metrics
 from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, Seen, culprits, stop
-from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units, plan
+from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
 from agentrl.trainer.policy import Body, Policy
 from agentrl.trainer.sharding import accumulate, reshard
 from agentrl.trainer.tally import Tally, mean
@@ -93,10 +93,11 @@ def update_policy(
     in no metric: `on_nonfinite` is told of it, and may raise. Returns the metrics, equal on every rank. Collective.
     """
     step = Step(config.algorithm, version, ages)
-    units = make_units(samples, config.tokens_per_microbatch)
+    budget = policy.budget(config.tokens_per_microbatch)
+    units = make_units(samples, budget)
     teach = _teaching_groups(samples, step.algorithm)
-    learning = _microbatches([u for u in units if u.group_id in teach], config.minibatches, config, world)
-    scored = _microbatches([u for u in units if u.group_id not in teach], 1, config, world)
+    learning = _microbatches([u for u in units if u.group_id in teach], config.minibatches, budget, world)
+    scored = _microbatches([u for u in units if u.group_id not in teach], 1, budget, world)
     rest = _totals((m for microbatches in scored for m in microbatches), world)
     tally, silent, skipped = Tally(), Tally(), 0
     with torch.no_grad():
@@ -139,7 +140,9 @@ def update_policy(
         reshard(learner.critic)
         metrics["explained_variance"] = explained_variance(samples)
     return (
-        metrics | {name: mean(norms) for name, norms in grad_norms.items()} | {"nonfinite_minibatches": float(skipped)}
+        metrics
+        | {name: mean(norms) for name, norms in grad_norms.items()}
+        | {"nonfinite_minibatches": float(skipped), "packed": float(not policy.unpacked)}
     )
 
 
@@ -161,7 +164,7 @@ def _is_finite(
 def _flops(policy: Policy, step: Step, config: TrainerConfig, world: World) -> Metrics:
     """Of the update's passes, over all ranks, where the model's arithmetic is known."""
     done, model = world.total(step.passes), policy.lm.config.to_dict()
-    if not is_dense(model):
+    if policy.unpacked or not is_dense(model):
         return {}
     passes = ((done[f"{kind}_tokens"], done[f"{kind}_predictions"]) for kind in ("forward", "backward"))
     return {"flops": update_flops(model, Work(*passes), config)}
@@ -183,13 +186,10 @@ def _teaching_groups(samples: Sequence[Sample], algorithm: Algorithm) -> set[str
     }
 
 
-def _microbatches(
-    units: Sequence[Unit], minibatches: int, config: TrainerConfig, world: World
-) -> list[list[Microbatch]]:
+def _microbatches(units: Sequence[Unit], minibatches: int, budget: int, world: World) -> list[list[Microbatch]]:
     """This rank's microbatches, per minibatch."""
-    budget = config.tokens_per_microbatch
     planned = plan(units, ranks=world.data_size, minibatches=minibatches, budget=budget)
-    return [[collate(rows).to(world.device) for rows in by_rank[world.data_rank]] for by_rank in planned]
+    return [[m.to(world.device) for m in collate_share(by_rank, world.data_rank, budget)] for by_rank in planned]
 
 
 def _totals(microbatches: Iterable[Microbatch], world: World) -> Totals:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from support import AGES
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from agentrl.batching import PrefixTree, build_tree
+from agentrl.batching import build_tree, line_up
 from agentrl.config import TrainerConfig
 from agentrl.presets import PRESETS
-from agentrl.schemas import Int32, TrainedBatch, TrajectoryTokens
-from agentrl.trainer import checkpoint, models, packing
+from agentrl.schemas import TrainedBatch, TrajectoryTokens
+from agentrl.trainer import checkpoint, mechanisms, models, packing
 from agentrl.trainer.checkpoint import Checkpoint, StepRecord, full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.packing import Sample
@@ -67,18 +67,23 @@ class Computed(NamedTuple):
 
 
 class Run:
-    """The models of a run in this world. What it does is collective. Without `sharing` no prefix is computed once."""
+    """The models of a run in this world. What it does is collective.
+
+    Without `sharing` no prefix is computed once; `unpacked`, transformers computes every sequence by itself.
+    """
 
     def __init__(
-        self, model: Path, world: World, reference: Path | None = None, *, sharing: bool = True, **settings: Any
-    ) -> None:
+        self, model: Path, world: World, reference: Path | None = None, *, sharing: bool = True,
+        unpacked: bool = False, **settings: Any,
+    ) -> None:  # fmt: skip
         torch.manual_seed(0)
         config = TrainerConfig(**{"tokens_per_microbatch": WHOLE, "lr": 1e-4, "critic_lr": 1e-3} | settings)
         if config.algorithm.needs_reference:
             config = config.model_copy(update={"reference": reference})
         self.config, self.world = config, world
-        self.build_tree = build_tree if sharing else unshared
-        self.models = models.make_models(model, self.config, world)
+        self.build_tree = build_tree if sharing else line_up
+        with patch.object(mechanisms, "unpackable", lambda _: "a test asked for it") if unpacked else nullcontext():
+            self.models = models.make_models(model, self.config, world)
         self.optimizer = make_optimizer(self.models.policy, self.config)
 
     def step(self, trajectories: Sequence[TrajectoryTokens]) -> Computed:
@@ -135,18 +140,6 @@ def keep_gradients(
         )
 
     return optimizer.register_step_pre_hook(keep)
-
-
-def unshared(sequences: Sequence[Int32]) -> PrefixTree:
-    """In place of `build_tree`: every sequence by itself."""
-    lengths = np.array([len(s) for s in sequences])
-    ends = np.cumsum(lengths)
-    return PrefixTree(
-        np.concatenate(sequences),
-        np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
-        np.repeat(ends, lengths).astype(np.int32),
-        [np.arange(end - n, end, dtype=np.int32) for n, end in zip(lengths, ends, strict=True)],
-    )
 
 
 def apart(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:

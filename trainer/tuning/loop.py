@@ -86,6 +86,8 @@ def tune(
     steps = config.steps or config.epochs * steps_per_epoch(data.train, config.trainer.batch_size)
     optimizer = make_optimizer(model, config.trainer)
     t = Tuning(config, base_model, world, method, model, optimizer, prepared, data.digest(), steps)
+    if model.unpacked:
+        say(t, f"every sequence is computed by itself, which is slower: {model.unpacked}")
     found = find_checkpoint(t)
     if isinstance(method, Dpo):  # while the model is still the base model
         say(t, "computing the base model's log-probabilities")

@@ -11,7 +11,7 @@ import torch
 
 from agentrl.schemas import Float32
 from agentrl.trainer.distributed import World
-from agentrl.trainer.packing import Microbatch, Sample, collate, plan
+from agentrl.trainer.packing import Microbatch, Sample, collate_share, plan
 from agentrl.trainer.policy import Body
 from agentrl.trainer.schedule import set_learning_rate
 from agentrl.trainer.sharding import reshard
@@ -29,7 +29,7 @@ def train(
     config: TuningTrainerConfig, world: World,
 ) -> dict[str, float]:  # fmt: skip
     """One update; its metrics, equal on every rank. Collective."""
-    count, work = method.count(items), _work(items, method, config, world)
+    count, work = method.count(items), _work(model, items, method, config, world)
     sums: dict[str, float] = defaultdict(float)
     for i, (_, m) in enumerate(work, 1):
         loss, parts = method.loss(model, m)
@@ -39,7 +39,8 @@ def train(
     set_learning_rate(optimizer, lr)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return _metrics(world.total(sums), count) | {"grad_norm": grad_norm, "lr": lr}
+    facts = {"grad_norm": grad_norm, "lr": lr, "packed": float(not model.unpacked)}
+    return _metrics(world.total(sums), count) | facts
 
 
 @torch.no_grad()
@@ -49,7 +50,7 @@ def score(
     """The metrics of items that are not trained. Collective."""
     sums: dict[str, float] = defaultdict(float)
     for part in _parts(items, config.batch_size):
-        for _, m in _work(part, method, config, world):
+        for _, m in _work(model, part, method, config, world):
             _add(sums, method.loss(model, m)[1], m)
     reshard(model)  # the optimizer and checkpoints know shards
     return _metrics(world.total(sums), method.count(items))
@@ -62,7 +63,7 @@ def with_reference(
     """The same items with the model's log-probabilities in `tokens.logprobs`, where tokens are trained. Collective."""
     known: dict[str, Float32] = {}
     for part in _parts(items, config.batch_size):
-        for samples, m in _work(part, method, config, world):
+        for samples, m in _work(model, part, method, config, world):
             logprobs_P, _ = model(m)
             ends = np.cumsum([s.tokens.loss_mask.sum() for s in samples])
             logprobs = np.split(logprobs_P[m.predictions_S].cpu().numpy(), ends[:-1]) if samples else []
@@ -79,13 +80,14 @@ def _with_logprobs(sample: Sample, of_trained: Float32) -> Sample:
     return dataclasses.replace(sample, tokens=dataclasses.replace(sample.tokens, logprobs=logprobs))
 
 
-def _work(items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World) -> Work:
+def _work(model: Body, items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World) -> Work:
     """This rank's share of a batch; every rank has as many microbatches, since each is collective."""
-    budget = config.tokens_per_microbatch
+    budget = model.budget(config.tokens_per_microbatch)
     (by_rank,) = plan(method.units(items, budget), ranks=world.data_size, minibatches=1, budget=budget)
+    made = collate_share(by_rank, world.data_rank, budget)
     return [
-        ([sample for row in rows for unit in row for sample in unit.samples], collate(rows).to(world.device))
-        for rows in by_rank[world.data_rank]
+        ([sample for row in rows for unit in row for sample in unit.samples], m.to(world.device))
+        for rows, m in zip(by_rank[world.data_rank], made, strict=True)
     ]
 
 

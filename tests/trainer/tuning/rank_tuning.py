@@ -1,6 +1,8 @@
 """Run by torchrun: two steps of every method, the trained weights and metrics written by rank 0.
 
-torchrun … rank_tuning.py MODEL REFERENCE OUT
+torchrun … rank_tuning.py MODEL REFERENCE UNPACKED OUT
+
+Pairs are trained with UNPACKED, too, a model whose sequences are not packed.
 """
 
 from __future__ import annotations
@@ -21,20 +23,21 @@ from agentrl.trainer.tuning import step
 from agentrl.trainer.update import make_optimizer
 
 
-def main(folder: Path, reference: Path, out: Path) -> None:
+def main(folder: Path, reference: Path, unpacked: Path, out: Path) -> None:
     metrics: list[dict[str, float]] = []
     weights: dict[str, Tensor] = {}
     with join_world("cpu", threads=1) as world:
-        for kind in KINDS:
+        kinds = [(kind, folder, reference) for kind in KINDS]
+        for kind, folder, reference in [*kinds, ("dpo", unpacked, unpacked), ("reward-model", unpacked, unpacked)]:
             config = config_of(kind, lr=1e-4, tokens_per_microbatch=40)
             method, model, items = prepared(config, random_items(kind, 5), folder, world, reference)
             optimizer = make_optimizer(model, config.trainer)
             for _ in range(2):
                 metrics.append(step.train(model, optimizer, items, method, 1e-4, config.trainer, world))
-            weights |= {f"{kind}/{name}": full(p).clone() for name, p in model.trainable()}
+            weights |= {f"{kind}/{folder.name}/{name}": full(p).clone() for name, p in model.trainable()}
         if world.leads:
             save_file(weights, out / f"ranks-{world.size}.safetensors")
             (out / f"ranks-{world.size}.json").write_text(json.dumps(metrics))
 
 
-main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+main(*map(Path, sys.argv[1:]))

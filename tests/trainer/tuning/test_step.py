@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import save_family
 from safetensors.torch import load_file
 from support import torchrun
 from torch import Tensor
@@ -117,12 +118,14 @@ def test_a_pair_shares_its_prompt(tiny_model: Path, other_model: Path, world: Wo
 
 
 def test_two_ranks_make_the_step_of_one(tiny_model: Path, other_model: Path, tmp_path: Path) -> None:
+    unpacked = save_family("Phi-3, longrope", tmp_path / "unpacked")
     for ranks in (1, 2):
-        torchrun("tuning/rank_tuning.py", ranks, tiny_model, other_model, tmp_path)
+        torchrun("tuning/rank_tuning.py", ranks, tiny_model, other_model, unpacked, tmp_path)
     one, two = (json.loads((tmp_path / f"ranks-{n}.json").read_text()) for n in (1, 2))
     for a, b in zip(one, two, strict=True):
-        for name in ("loss", "grad_norm", "tokens_trained"):
+        for name in ("loss", "grad_norm", "tokens_trained", "packed"):
             assert b[name] == pytest.approx(a[name], rel=1e-4), name
+    assert [metrics["packed"] for metrics in one] == [1.0] * 2 * len(KINDS) + [0.0] * 4
     left, right = (load_file(tmp_path / f"ranks-{n}.safetensors") for n in (1, 2))
     for name in left:
         torch.testing.assert_close(right[name], left[name], rtol=1e-4, atol=1e-5)
