@@ -46,8 +46,8 @@ async def input_items(request: Request) -> Response:
     limit, order, after = query.get("limit", str(PAGE)), query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise bad_parameter("order", f"order must be asc or desc, got {order!r}")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= LONGEST_PAGE):
-        raise bad_parameter("limit", f"limit must be from 1 to {LONGEST_PAGE}, got {limit!r}")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) <= 9 and 1 <= int(limit) <= LONGEST_PAGE):
+        raise bad_parameter("limit", f"limit must be from 1 to {LONGEST_PAGE}, got {limit[:20]!r}")
     items = _items(await _find(state, session_id, call_id))
     if order == "desc":
         items.reverse()
