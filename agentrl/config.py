@@ -102,6 +102,9 @@ class ProxyConfig(Section):
     """Deadline of one model call, waiting for an engine included."""
     retry_grace_s: Annotated[float, Field(ge=0)] = 30.0
     """How long an answer is sampled on after its client left, so that a retry gets it. 0 stops at once."""
+    restore_dropped_text: bool = False
+    """A tool call that comes back without the text that was sampled beside it, and is otherwise the same with the same
+    id, stands for the recorded turn: the prompt then has the text that the client dropped. Else such a call forks."""
     max_body_bytes: Positive = 32 * 1024 * 1024
     """Larger requests are refused with 413."""
     body_timeout_s: Seconds = 60.0

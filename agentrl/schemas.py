@@ -119,8 +119,10 @@ class ForkReason(StrEnum):
     TEMPLATE_REWROTE = "template_rewrote"  # the chat template changes earlier turns when new ones follow
     REASONING_DROPPED = "reasoning_dropped"  # the chat template leaves the reasoning out of earlier turns
     TRUNCATED = "truncated"  # the earlier output has no end-of-turn token
+    TEXT_DROPPED = "text_dropped"  # an earlier tool call came back without the text that was sampled beside it
     TOOLS_CHANGED = "tools_changed"  # same messages, other tools or template options
     COMPACTED = "compacted"  # earlier turns were left out or replaced by a summary
+    SUMMARY = "summary"  # wrote the summary that a compacted conversation begins with
     OTHER_AGENT = "other_agent"  # a system prompt or tools that the session had not had before
     NEW_CONVERSATION = "new_conversation"  # begins anew, under the same system prompt and tools
 

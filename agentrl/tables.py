@@ -198,6 +198,7 @@ interactions = Table(
     Column("options", JSON),  # what else was asked for: tool_choice, the choice of n, … (null: nothing)
     Column("messages", Integer, nullable=False, default=0),  # of the conversation, the answer included
     Column("conversation_key", String(64)),  # chained hash of the messages, this answer included
+    Column("textless_key", String(64)),  # the same without the answer's text, for clients that drop it; mostly null
     Column("fork_reason", String(32)),
     Column("bridged", Boolean, nullable=False, default=False),
     Column("distribution_modified", Boolean, nullable=False),

@@ -173,7 +173,7 @@ async def _running(
             request_timeout_s=config.proxy.request_timeout_s, max_body_bytes=config.proxy.max_body_bytes,
             body_timeout_s=config.proxy.body_timeout_s, gate=Gate.of(config.proxy),
             public=PublicAddress.of(config.proxy),
-            retry_grace_s=config.proxy.retry_grace_s,
+            retry_grace_s=config.proxy.retry_grace_s, restore_dropped_text=config.proxy.restore_dropped_text,
             trees=TreeCache(load_tree), upstreams=others, http=http,
             metrics_public=config.proxy.metrics_public,
         )  # fmt: skip

@@ -9,11 +9,16 @@ conversation whose first call is still running, role, system prompt and tools ar
   way, with its role. Other tools: `tools_changed`; another system prompt and other tools: `other_agent`, a handoff;
   else what became of the first message that differs (`rendering.divergence`).
 - The history holds none, under a system prompt (numbers and dates aside) and tools that the session has had: the role
-  is that of the calls under them, `main` where there is no main call yet; `compacted` when it quotes an earlier answer
-  of theirs (the main agent: of anyone's), else `new_conversation`.
+  is that of the calls under them, `main` where there is no main call yet; `compacted` when it stands on earlier turns
+  of theirs (the main agent: of anyone's), else `new_conversation`. It stands on them when it quotes an answer that sums
+  up others, several answers of one conversation, or one and the task that it was given to. A second task that quotes
+  the result of the first is new.
 - Under others: `other_agent`. It is `main` where there is no main call yet, or with tools where no main call had any
   (the title came first). Without tools beside a main thread that has some, and with another system prompt, it is `side`
   (a title, a check); else `subagent`.
+
+A call that extends a recorded one is compared with what else goes on from that: with the conversation that shares most
+messages. One that only asks something else there is a branch without a reason.
 
 Raw prompts have no messages: their place is told by what they begin with (`raw_place`).
 
@@ -23,7 +28,7 @@ has ended, what came before the agent with tools is judged again (`store.roles`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -43,7 +48,7 @@ from agentrl.rendering.divergence import (
     quoting,
 )
 from agentrl.schemas import ForkReason, Json, Role
-from agentrl.store import conversations
+from agentrl.store import conversations, interactions
 from agentrl.store.conversations import Conversation
 
 
@@ -53,6 +58,7 @@ class Place:
 
     role: Role
     reason: ForkReason | None
+    summary: str | None = None  # the call that wrote the summary which the conversation stands on
 
 
 FIRST = Place(role=Role.MAIN, reason=None)
@@ -67,26 +73,29 @@ async def place(state: ProxyState, session_id: str, request: ModelRequest) -> Pl
         recorded = list(conversations.of_session(conn, session_id).values())
         return judge(recorded, request.messages, request.tools, conversations.under_way(conn, session_id))
 
-    return await state.read(read)
+    found = await state.read(read)
+    if found.summary is not None:
+        await state.write(interactions.sums_up, found.summary)
+    return found
 
 
 async def why_not_deeper(
-    state: ProxyState, session_id: str, request: ModelRequest, covered: int
+    state: ProxyState, session_id: str, request: ModelRequest, covered: int, below: Collection[str]
 ) -> ForkReason | None:  # fmt: skip
-    """Why a call that extends a recorded one by its first `covered` messages extends none of those below that."""
+    """Why a call that extends a recorded one by its first `covered` messages extends none of the calls `below` that."""
 
     def read(conn: Connection) -> ForkReason | None:
         recorded = list(conversations.of_session(conn, session_id).values())
-        return judge_branch(recorded, request.messages, covered)
+        return judge_branch(recorded, request.messages, covered, below)
 
     return await state.read(read)
 
 
-def raw_place(tree: Tree, prompt: str | list[int], decode: Decode) -> Place:
+def raw_place(tree: Tree, prompt: str | list[int], decode: Decode, stop_ids: Sequence[int]) -> Place:
     """The place of a raw prompt that begins with no whole call, prompt and answer.
 
     One that goes on from an earlier prompt leaves out the answer that was sampled, or the token that ended it, or says
-    it otherwise.
+    it otherwise. The text of an answer that was cut off, before any of `stop_ids`, may be other tokens.
     """
     if not tree.nodes:
         return FIRST
@@ -94,7 +103,12 @@ def raw_place(tree: Tree, prompt: str | list[int], decode: Decode) -> Place:
     if kin is None:
         return Place(role=Role.MAIN, reason=ForkReason.NEW_CONVERSATION)
     node, length = kin
-    return Place(role=Role(node.role), reason=None if length == len(prompt) else ForkReason.HISTORY_EDITED)
+    if length == len(prompt):
+        return Place(role=Role(node.role), reason=None)
+    output = node.ids[len(node.ids) - node.n_output :]
+    cut_off = bool(output) and output[-1] not in stop_ids
+    again = not isinstance(prompt, str) and cut_off and decode(prompt[length:]).startswith(decode(output))
+    return Place(role=Role(node.role), reason=ForkReason.TRUNCATED if again else ForkReason.HISTORY_EDITED)
 
 
 def judge(
@@ -132,21 +146,62 @@ def judge(
     if not recorded:
         return Place(role=own_role, reason=None)
     # Others sum up for the main agent; a check that quotes what it checks has lost nothing.
-    summed_up = recorded if own_role == Role.MAIN else alike
-    answers = plain([one.messages[-1] for one in summed_up if one.messages], known)
-    quoted = quoting(answers, sent[n_system:]) is not None
-    return Place(role=own_role, reason=ForkReason.COMPACTED if quoted else ForkReason.NEW_CONVERSATION)
+    quotable = recorded if own_role == Role.MAIN else alike
+    quoted = _quoted(quotable, sent[n_system:], known)
+    sums = [one.call_id for one in quoted if _sums_up(one, recorded, known)]
+    if sums or any(_stands_on(one, quoted, sent[n_system:], known) for one in quoted):
+        return Place(role=own_role, reason=ForkReason.COMPACTED, summary=sums[-1] if sums else None)
+    return Place(role=own_role, reason=ForkReason.NEW_CONVERSATION)
 
 
-def judge_branch(recorded: Sequence[Conversation], messages: Sequence[Json], covered: int) -> ForkReason | None:
+def judge_branch(
+    recorded: Sequence[Conversation], messages: Sequence[Json], covered: int, below: Collection[str]
+) -> ForkReason | None:  # fmt: skip
     """`why_not_deeper`, given the session's recorded conversations. None: it just goes another way from there."""
     known: dict[int, Json] = {}
-    sent, histories = plain(messages), [plain(one.all, known) for one in recorded]
-    if any(message["role"] == "assistant" for message in sent[covered:]):
-        found = compare(histories[nearest(histories, sent)], sent)
-        return None if found is None else found.reason
-    summary = quoting((history[-1] for history in histories), sent[covered:])
-    return None if summary is None else ForkReason.COMPACTED
+    sent = plain(messages)[covered:]
+    others = [one for one in recorded if one.call_id in below]
+    histories = [plain(one.all, known) for one in others]
+    if histories:
+        index = nearest([history[covered:] for history in histories], sent)
+        before, history = histories[index][:covered], histories[index][covered:]
+        at = common(history, sent)
+        if at == len(history) and at < len(sent):  # every message of it, and not its tokens
+            return ForkReason.TRUNCATED if others[index].finish == "length" else ForkReason.TEMPLATE_REWROTE
+        if any(message["role"] == "assistant" for message in sent):
+            found = compare([*before, *history], [*before, *sent])
+            return None if found is None else found.reason
+        later = {mark(message) for message in history[at:]}
+        if any(mark(message) in later for message in sent[at:]):  # what stood between was dropped
+            return ForkReason.HISTORY_EDITED
+    quoted = _quoted(recorded, sent, known)
+    compacted = any(one.call_id in below or _sums_up(one, recorded, known) for one in quoted)
+    return ForkReason.COMPACTED if compacted else None
+
+
+def _quoted(recorded: Sequence[Conversation], sent: Sequence[Json], known: dict[int, Json]) -> list[Conversation]:
+    """The conversations whose last answers the plain messages quote."""
+    answered = [one for one in recorded if one.messages]
+    return [one for one in answered if quoting(plain([one.messages[-1]], known), sent) is not None]
+
+
+def _sums_up(one: Conversation, recorded: Sequence[Conversation], known: dict[int, Json]) -> bool:
+    """Whether an answer is a summary: a user asked for it behind earlier answers, or in words that quote some."""
+    *asked, _ = plain(one.messages, known)
+    if not asked or asked[-1]["role"] != "user":
+        return False
+    if any(message["role"] == "assistant" for message in asked):
+        return True
+    return bool(_quoted([other for other in recorded if other is not one], asked, known))
+
+
+def _stands_on(
+    one: Conversation, quoted: Sequence[Conversation], sent: Sequence[Json], known: dict[int, Json]
+) -> bool:  # fmt: skip
+    """Whether plain messages go on with a conversation: they quote another answer of it too, or hold its task."""
+    history = [mark(message) for message in plain(one.messages, known)]
+    answers = {mark(known[id(other.messages[-1])]) for other in quoted}
+    return len(answers.intersection(history)) > 1 or history[0] in map(mark, sent)
 
 
 def _stems_from(

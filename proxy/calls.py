@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection
 
 from agentrl.errors import RequestError, StoreError
-from agentrl.proxy.bounds import check_options
 from agentrl.proxy.delivered import Delivered
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
 from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distribution
@@ -29,6 +28,7 @@ from agentrl.proxy.sampling import Interrupted, Sampled, sample
 from agentrl.proxy.state import ProxyState
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.rendering.conversation import chain_key
+from agentrl.rendering.divergence import textless
 from agentrl.schemas import InteractionStatus, Json, Role
 from agentrl.store import deliveries, interactions, responses, roles
 from agentrl.store.codec import new_id
@@ -104,7 +104,6 @@ async def begin(state: ProxyState, caller: Caller, calls: Sequence[Call]) -> lis
     """
     at = time.perf_counter()
     intents = [_intent(state, caller, call, first=calls[0]) for call in calls]
-    check_options(intents[0].options, intents[0].params)
     ids = {call.id for call in calls}
     state.serving.update(ids)
     try:
@@ -337,7 +336,10 @@ class Attempt:
 
 async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answer) -> None:
     prompt = call.prompt
-    key = chain_key(prompt.chain, answer.message)
+    key, textless_key = chain_key(prompt.chain, answer.message), None
+    text = answer.message.get("content") if answer.message.get("tool_calls") else None
+    if text and state.restore_dropped_text:
+        textless_key = chain_key(prompt.chain, textless(answer.message))
     outcome = interactions.Outcome(
         status=InteractionStatus.COMPLETE,
         conversation_key=key,
@@ -353,6 +355,7 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
         first_token_at=sampled.first_token_at,
         top_logprobs=sampled.top,
         kv_mixed=sampled.kv_mixed,
+        textless_key=textless_key,
     )
     at = time.perf_counter()
     seq = await state.write(interactions.finish, call.id, call.session_id, outcome)
@@ -366,6 +369,7 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
         n_delta=len(prompt.delta_ids),
         role=prompt.role, system_hash=prompt.system.hash if prompt.system is not None else None,
         tools_hash=prompt.tools.hash if prompt.tools is not None else None, messages=prompt.messages + 1,
+        textless_key=textless_key, text=None if textless_key is None else text,
     )  # fmt: skip
     state.trees.commit(call.session_id, seq, node)
 

@@ -14,7 +14,7 @@ from agentrl.errors import RequestError
 from agentrl.proxy.branches import Place, place, raw_place, why_not_deeper
 from agentrl.proxy.dialects.base import ModelRequest, Named
 from agentrl.proxy.state import ProxyState
-from agentrl.proxy.tree import Tree
+from agentrl.proxy.tree import Tree, with_texts
 from agentrl.rendering import OutputParser
 from agentrl.rendering.conversation import canonical, chain_key, root_key
 from agentrl.rendering.divergence import leading_system
@@ -71,6 +71,9 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
     if _holds_answer(messages[hit[0] if hit is not None else 0 :]):  # another replica may have recorded it
         tree = await state.trees.get(session_id, fresh=True)
         hit = tree.deepest(chain)
+    if hit is not None and state.restore_dropped_text:
+        messages = with_texts(messages, hit[1])
+        request = replace(request, messages=messages)
     opening, regex = opening_of(state, request)
     start = await _start(state, session_id, request, tree, hit)
     parent, n_system = start.parent, leading_system(messages)
@@ -109,19 +112,39 @@ async def _start(
         after = messages[depth:]
         bridge = state.renderer.bridge(node.ids, after, tools, messages_before=messages[:depth])
         if bridge.delta_ids is not None:
-            delta = bridge.delta_ids
-            start = _Start(parent=node, delta=delta, covered=depth, role=Role(node.role), reason=None)
-            if not _holds_answer(after) and not tree.branches_at(node, delta):
+            start = _Start(parent=node, delta=bridge.delta_ids, covered=depth, role=Role(node.role), reason=None)
+            if not _may_go_deeper(tree, start, messages):
                 return start
-            if (deeper := _exact(tree, node.ids.extended(delta), messages, depth)) is not None:
-                return deeper
-            return replace(start, reason=await why_not_deeper(state, session_id, request, depth))
+            deeper = _exact(tree, node.ids.extended(bridge.delta_ids), messages, depth)
+            return await _explained(state, session_id, request, tree, deeper or start)
         found = Place(role=Role(node.role), reason=bridge.reason)
     else:
+        depth = 0
         found = await place(state, session_id, request)
     ids = state.renderer.render(messages, tools)
     exact = _exact(tree, ids, messages, 0)
-    return exact or _Start(parent=None, delta=ids, covered=0, role=found.role, reason=found.reason)
+    if exact is None:
+        return _Start(parent=None, delta=ids, covered=0, role=found.role, reason=found.reason)
+    if exact.covered < depth:  # what the hit lost is the reason
+        return replace(exact, reason=found.reason)
+    return await _explained(state, session_id, request, tree, exact)
+
+
+def _may_go_deeper(tree: Tree, start: _Start, messages: Sequence[Json]) -> bool:
+    """Whether what a call adds to the one that it extends may stand in the place of recorded turns."""
+    assert start.parent is not None
+    return _holds_answer(messages[start.covered :]) or tree.branches_at(start.parent, start.delta)
+
+
+async def _explained(
+    state: ProxyState, session_id: str, request: ModelRequest, tree: Tree, start: _Start
+) -> _Start:  # fmt: skip
+    """The start with its reason, where other calls go on from what it extends."""
+    assert start.parent is not None
+    if not _may_go_deeper(tree, start, request.messages):
+        return start
+    below = tree.below(start.parent)
+    return replace(start, reason=await why_not_deeper(state, session_id, request, start.covered, below))
 
 
 def _exact(tree: Tree, ids: Sequence[int], messages: Sequence[Json], covered: int) -> _Start | None:
@@ -147,7 +170,7 @@ def _raw_prompt(state: ProxyState, tree: Tree, prompt: str | list[int], role: Ro
     hit = _raw_parent(state, tree, prompt)
     parent, delta = hit if hit is not None else (None, ids)
     if parent is None:
-        found = raw_place(tree, prompt, state.renderer.decode)
+        found = raw_place(tree, prompt, state.renderer.decode, state.renderer.stop_token_ids)
         found = replace(found, role=role or found.role)
     else:
         found = Place(role=Role(parent.role), reason=None)

@@ -47,8 +47,7 @@ async def note(request: Request, error: RequestError) -> None:
             return
         state.refusals[session_id] = state.refusals.get(session_id, 0) + 1
         refusal = {
-            "session_id": session_id, "status": error.status, "code": error.code,
-            "param": error.param and error.param[:LONGEST].replace("\0", ""),
+            "session_id": session_id, "status": error.status, "code": error.code, "param": error.param,
             "message": str(error)[:LONGEST].replace("\0", ""), "route": request.url.path[:LONGEST], "at": time.time(),
         }  # fmt: skip
         caller = getattr(request.state, "caller", None)

@@ -69,6 +69,7 @@ class ProxyState:
     metrics: Metrics = field(default_factory=Metrics)
     metrics_public: bool = False  # `/metrics` needs no key
     retry_grace_s: float = 0.0
+    restore_dropped_text: bool = False
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # answers that are being sampled, by their first call
     _given: list[str] = field(default_factory=list)
     serving: set[str] = field(

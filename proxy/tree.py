@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from agentrl.rendering.conversation import canonical
+from agentrl.schemas import Json
 from agentrl.store.interactions import Node
 from agentrl.tokens import ID_BYTES, packed, unpacked
 
@@ -35,6 +37,8 @@ class Tree:
     def add(self, node: Node) -> None:
         """A later call with an equal conversation takes the earlier one's place."""
         self.nodes[node.conversation_key] = node
+        if node.textless_key is not None:
+            self.nodes[node.textless_key] = node
         self.by_id[node.id] = node
 
     def deepest(self, chain: Sequence[bytes]) -> tuple[int, Node] | None:
@@ -51,6 +55,14 @@ class Tree:
         below = [call.own_ids for call in calls if call.parent is not None and call.parent.id == node.id]
         prompt = packed(delta)
         return bool(below) and not any(ids.startswith(prompt) for ids in below)
+
+    def below(self, node: Node) -> set[str]:
+        """The calls that go on from `node`, and from those."""
+        found = {node.id}
+        for call in self.by_id.values():  # parents come before what follows them
+            if call.parent is not None and call.parent.id in found:
+                found.add(call.id)
+        return found - {node.id}
 
     def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
         """The call whose whole sequence begins `ids` and is longest, and how long it is."""
@@ -103,6 +115,18 @@ class Tree:
             if begins and (best is None or end > best[1]):
                 best = node, end
         return best
+
+
+def with_texts(messages: Sequence[Json], node: Node) -> list[Json]:
+    """Messages that go on from `node`, with the texts of its path's answers that their client dropped."""
+    whole = list(messages)
+    above: Node | None = node
+    while above is not None:
+        at = above.messages - 1
+        if above.text is not None and "content" not in canonical(whole[at]):
+            whole[at] = whole[at] | {"content": above.text}
+        above = above.parent
+    return whole
 
 
 def _first_ids(node: Node, count: int | None) -> bytes:

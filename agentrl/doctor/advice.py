@@ -30,7 +30,9 @@ def of(fork: Fork) -> Advice:
     return Advice(cause=f"{found.cause} (by the messages alone: {seen})", todo=found.todo, certain=False)
 
 
-_SHOWN_BY_MESSAGES = (ForkReason.HISTORY_EDITED, ForkReason.ARGUMENTS_CHANGED, ForkReason.CALL_IDS_CHANGED)
+_SHOWN_BY_MESSAGES = (
+    ForkReason.HISTORY_EDITED, ForkReason.ARGUMENTS_CHANGED, ForkReason.CALL_IDS_CHANGED, ForkReason.TEXT_DROPPED,
+)  # fmt: skip
 
 
 def _advice(fork: Fork) -> Advice:
@@ -62,6 +64,12 @@ def _advice(fork: Fork) -> Advice:
                 cause=f"the client changed a tool call's id in {at}, and the prompt is not token for token the same",
                 todo="Keep the ids that the answer had, in the call and in its result.",
             )
+        case ForkReason.TEXT_DROPPED:
+            return Advice(
+                cause=f"the client sent the tool call in {at} back without the text beside it{_change(fork.messages)}",
+                todo="Send the content of an answer back with its tool calls; where the framework drops it, set "
+                "proxy.restore_dropped_text.",
+            )
         case ForkReason.TEMPLATE_REWROTE:
             return Advice(
                 cause="the model's chat template writes earlier turns differently once new ones follow",
@@ -87,6 +95,11 @@ def _advice(fork: Fork) -> Advice:
                 cause=f"earlier turns were left out or replaced by a summary, from {at} on{_change(fork.messages)}",
                 todo="Compact rarely, and far at once: each time begins a new trajectory.",
                 certain=fork.seen is ForkReason.COMPACTED,
+            )
+        case ForkReason.SUMMARY:
+            return Advice(
+                cause="the call wrote the summary with which a later conversation goes on",
+                todo="Nothing: a summary reads what it sums up. With the same system prompt and tools it extends that.",
             )
         case ForkReason.OTHER_AGENT:
             return Advice(
@@ -132,6 +145,8 @@ def _edited(found: MessageDivergence | None, at: str) -> Advice:
             cause=f"the client {what} {at}",
             todo="Send the same system prompt with every call (in Responses: instructions, which do not carry over).",
         )
+    if found.how in _MOVED and found.before is not None:
+        return _misplaced(found)
     was = "sampled" if found.before is not None and found.before["role"] == "assistant" else "sent"
     cause = f"the client edited {at} ({role}), which reads otherwise than it was {was}{_change(found)}"
     if role == "system":
@@ -141,6 +156,19 @@ def _edited(found: MessageDivergence | None, at: str) -> Advice:
     else:
         todo = "Only append to the history: put news into a new message, not into an old one."
     return Advice(cause=cause, todo=todo)
+
+
+_MOVED = ("dropped", "moved", "inserted")
+
+
+def _misplaced(found: MessageDivergence) -> Advice:
+    """Messages that read as they did, one of them in another place, missing, or new among them."""
+    assert found.before is not None
+    assert found.now is not None
+    shown = found.now if found.how == "inserted" else found.before
+    what = {"dropped": "dropped", "moved": "moved", "inserted": "put a new message in at"}[str(found.how)]
+    cause = f"the client {what} message {found.index + 1} ({role_of(shown)}): {_cut(_words(shown), 0)}"
+    return Advice(cause=cause, todo="Keep every message, where it was: put news behind the last one.")
 
 
 def _change(found: MessageDivergence | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Call, Session
-from agentrl.schemas import STARTS, InteractionStatus, Role
+from agentrl.schemas import ForkReason, InteractionStatus, Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class Figures:
     upstream: int  # answered by another model
     trajectories: int
     forks: int
-    continuing: int  # calls whose history holds a recorded answer
+    continuing: int  # calls whose history holds a recorded answer, without those that sum it up
     extending: int  # those of them that extend an earlier call exactly
     merge_rate: float | None  # extending / continuing
     sampled_tokens: int
@@ -49,8 +49,12 @@ def of(session: Session, forks: Sequence[Fork]) -> Figures:
     delivered = session.delivered
     statuses = Counter(call.status for call in session.calls)
     roles = Counter(call.role for call in session.calls)
-    branched = {fork.call.number for fork in forks if fork.reason not in STARTS}
-    continuing = [call for call in delivered if call.parent is not None or call.number in branched]
+    branched = {fork.call.number for fork in forks if fork.costly}
+    summaries = {fork.call.number for fork in forks if fork.reason == ForkReason.SUMMARY}
+    continuing = [
+        call for call in delivered
+        if call.number not in summaries and (call.parent is not None or call.number in branched)
+    ]  # fmt: skip
     extending = [call for call in continuing if call.number not in branched]
     sampled = sum(call.output_tokens for call in delivered)
     trained = sum(call.output_tokens for call in delivered if why_untrainable(call, session) is None)

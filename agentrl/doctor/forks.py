@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.doctor.record import Call, Session
 from agentrl.rendering.conversation import root_key
-from agentrl.rendering.divergence import Divergence, common, compare, nearest, plain
+from agentrl.rendering.divergence import Change, Divergence, change, common, compare, nearest, plain
 from agentrl.schemas import STARTS, ForkReason, Json
 
 
@@ -29,6 +29,7 @@ class MessageDivergence:
     index: int
     before: Json | None
     now: Json | None
+    how: Change | None  # what became of the message; None where a conversation has ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,11 @@ class Fork:
     def kind(self) -> str:
         """Its reason; without one it is a `branch` off an earlier call, or `parallel` to one that had no answer yet."""
         return self.reason or ("branch" if self.call.parent else "parallel")
+
+    @property
+    def costly(self) -> bool:
+        """Whether a call that could have extended another did not. One that sums up a conversation need not."""
+        return self.reason not in (*STARTS, ForkReason.SUMMARY)
 
     @property
     def leaves_out_the_end(self) -> bool:
@@ -117,19 +123,32 @@ def _departures(session: Session) -> Iterator[tuple[Call, list[Call]]]:
 def _fork(call: Call, earlier: list[Call], plain_known: dict[int, Json]) -> Fork:
     """`plain_known` keeps the plain messages of the session's conversations, which share messages."""
     reason = ForkReason(call.reason) if call.reason else None
-    tokens = token_divergence(call, _begun_with(call, earlier) if call.raw else earlier)
     kin, found = _kin(call, earlier, plain_known)
     if call.raw:  # its tokens say what it goes on from, and there are no messages
+        tokens = token_divergence(call, _begun_with(call, earlier))
         kin, found = tokens.other if tokens else None, None
-    cost = 0
-    if kin is not None and reason not in STARTS:
-        above = len(call.prompt_ids) - len(call.delta_ids)
-        known = kin.sequence[min(above, shared_tokens(call.prompt_ids, kin.sequence)) :]
-        cost = common_subsequence(call.delta_ids, known)
+    else:  # what it stems from by its messages; a conversation of its own, what it is like by its tokens
+        stems = kin is not None and (reason not in STARTS or call.parent is not None)
+        tokens = token_divergence(call, [kin] if kin is not None and stems else earlier)
     return Fork(
         call=call, reason=reason, seen=found.reason if found else None,
-        tokens=tokens, messages=None if call.raw else _messages(call, kin, found), cost_tokens=cost,
+        tokens=tokens, messages=None if call.raw else _messages(call, kin, found, plain_known),
+        cost_tokens=0 if kin is None else _cost(call, kin, reason, plain_known),
     )  # fmt: skip
+
+
+def _cost(call: Call, kin: Call, reason: ForkReason | None, known: dict[int, Json]) -> int:
+    """How many tokens of the call's prompt had been processed for `kin`, behind what it extends."""
+    above = len(call.prompt_ids) - len(call.delta_ids)
+    if reason not in STARTS:
+        behind = kin.sequence[min(above, shared_tokens(call.prompt_ids, kin.sequence)) :]
+        return common_subsequence(call.delta_ids, behind)
+    if reason is not None or call.parent is None:
+        return 0
+    shared = common(plain(kin.messages, known), plain(call.asked, known))
+    if shared <= len(call.parent.messages):
+        return 0
+    return max(0, shared_tokens(call.prompt_ids, kin.sequence) - above)  # a branch that repeats whole messages
 
 
 def _begun_with(call: Call, earlier: list[Call]) -> list[Call]:
@@ -147,16 +166,17 @@ def _kin(call: Call, earlier: list[Call], known: dict[int, Json]) -> tuple[Call 
     return earlier[index], compare(histories[index], sent)
 
 
-def _messages(call: Call, kin: Call | None, found: Divergence | None) -> MessageDivergence | None:
+def _messages(
+    call: Call, kin: Call | None, found: Divergence | None, known: dict[int, Json]
+) -> MessageDivergence | None:  # fmt: skip
     if kin is None:
         return None
-    if found is not None:
-        at = found.index
-    elif root_key(kin.tools) != root_key(call.tools):
+    before, now = plain(kin.messages, known), plain(call.asked, known)
+    if found is None and root_key(kin.tools) != root_key(call.tools):
         return None  # the messages agree
-    else:
-        at = common(plain(kin.messages), plain(call.asked))
-    before, now = kin.messages, call.asked
+    at = common(before, now) if found is None else found.index
     return MessageDivergence(
-        other=kin, index=at, before=before[at] if at < len(before) else None, now=now[at] if at < len(now) else None
-    )
+        other=kin, index=at, before=kin.messages[at] if at < len(before) else None,
+        now=call.asked[at] if at < len(now) else None,
+        how=change(before, now, at) if at < min(len(before), len(now)) else None,
+    )  # fmt: skip

@@ -111,7 +111,7 @@ def _fork_json(report: Report, fork: Fork) -> Json:
         },
         "first_different_message": messages and {
             "index": messages.index, "other_call": messages.other.number, "before": messages.before,
-            "now": messages.now,
+            "now": messages.now, "how": messages.how,
         },
     }  # fmt: skip
 

@@ -12,7 +12,7 @@ from agentrl.doctor.figures import Figures, why_untrainable
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
 from agentrl.doctor.words import count
-from agentrl.schemas import GONE, STARTS
+from agentrl.schemas import GONE
 from agentrl.store.sessions import PARENT_ENDED
 
 LOW_MERGE_RATE = 0.5
@@ -95,7 +95,7 @@ def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list
     """What spoils a session that can be trained."""
     found: list[str] = []
     if figures.merge_rate is not None and figures.merge_rate < LOW_MERGE_RATE:
-        costly = [fork for fork in forks if fork.reason not in STARTS]
+        costly = [fork for fork in forks if fork.costly]
         causes = Counter(str(fork.reason) for fork in costly)
         (cause, n), *_ = causes.most_common(1)
         example = next(fork for fork in costly if fork.reason == cause)
@@ -114,7 +114,7 @@ def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list
 def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[str]:
     found = refused.lines(session.refusals) if figures.calls else []
     found += left_out.lines(session)
-    costly = [fork for fork in forks if fork.reason not in STARTS]
+    costly = [fork for fork in forks if fork.costly]
     if costly and figures.merge_rate is not None and figures.merge_rate >= LOW_MERGE_RATE:
         named = ", ".join(f"call {fork.call.number} ({str(fork.reason).replace('_', ' ')})" for fork in costly[:5])
         found.append(f"{count(len(costly), 'call')} could not extend an earlier one: {named}")

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.messages import role_of
@@ -24,6 +25,9 @@ _TELLS_TIME = re.compile(
     r"|dec(ember)?",
     re.IGNORECASE,
 )
+
+
+Change = Literal["edited", "dropped", "moved", "inserted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +91,29 @@ def nearest(recorded: Sequence[Sequence[Json]], sent: Sequence[Json]) -> int:
 def compare(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergence | None:
     """Where plain `sent` departs from plain `recorded`, and why; None where it goes on from it, or repeats it.
 
-    Compacted: answers stand nearer to the beginning than they did, or no answer follows where one was left out. System
-    messages at the beginning do not count: where they come or go, nothing is compacted.
+    Compacted: several answers were left out, or the first turn, before one that was kept; or all of several. A single
+    message that was dropped, moved or put in is an edit (`change`).
     """
     at = common(recorded, sent)
     if at in (len(recorded), len(sent)):
         return None
-    left_out = recorded[at]["role"] == "assistant" and not any(m["role"] == "assistant" for m in sent[at:])
-    if left_out or _moved_up(recorded, sent, at):
+    if _left_out(recorded, sent, at):
         return Divergence(at, ForkReason.COMPACTED)
     return Divergence(at, _cause(recorded[at], sent[at]))
+
+
+def change(recorded: Sequence[Json], sent: Sequence[Json], at: int) -> Change:
+    """What became of the first message that differs, `at`, of two plain conversations."""
+    stays = mark(recorded[at]) in map(mark, sent[at:])
+    known = mark(sent[at]) in map(mark, recorded[at:])
+    if stays:
+        return "moved" if known else "inserted"
+    return "dropped" if known else "edited"
+
+
+def textless(message: Json) -> Json:
+    """A message without its text."""
+    return {name: value for name, value in message.items() if name != "content"}
 
 
 def without_ids(message: Json) -> Json:
@@ -127,18 +144,31 @@ def _text(message: Json) -> str:
     return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
 
 
-def _moved_up(recorded: Sequence[Json], sent: Sequence[Json], at: int) -> bool:
-    """Whether an answer of `recorded` stands in `sent` with fewer messages before it, leading system messages aside."""
+def _left_out(recorded: Sequence[Json], sent: Sequence[Json], at: int) -> bool:
+    """Whether turns of `recorded`, which differs from `sent` at message `at`, were left out: see `compare`."""
+    before, now = _answers(recorded, at), _answers(sent, at)
+    if not now:
+        return len(before) > 1 and at > leading_system(sent)
+    first = not any(message["role"] == "assistant" for message in recorded[:at])
+    kept = {answer for _, answer in now}
+    places: dict[str, tuple[int, int, int]] = {}  # of an answer: its message, its rank, how many before it are gone
+    gone = 0
+    for rank, (index, answer) in enumerate(before):
+        places.setdefault(answer, (index, rank, gone))
+        gone += answer not in kept
     shift = leading_system(recorded) - leading_system(sent)
-    places: dict[str, int] = {}
-    for index in range(at, len(recorded)):
-        if recorded[index]["role"] == "assistant":
-            places.setdefault(mark(recorded[index]), index)
-    return any(
-        places.get(mark(sent[index]), -1) > index + shift
-        for index in range(at, len(sent))
-        if sent[index]["role"] == "assistant"
-    )
+    for rank_now, (index_now, answer) in enumerate(now):
+        index, rank, gone = places.get(answer, (0, 0, 0))
+        left_out = min(rank - rank_now, gone)
+        if left_out > 1 or (left_out == 1 and first and index - index_now - shift > 1):
+            return True
+    return False
+
+
+def _answers(messages: Sequence[Json], start: int) -> list[tuple[int, str]]:
+    """Index and mark of each answer from message `start` on."""
+    behind = enumerate(messages[start:], start)
+    return [(index, mark(message)) for index, message in behind if message["role"] == "assistant"]
 
 
 def _cause(before: Json, now: Json) -> ForkReason:
@@ -150,4 +180,6 @@ def _cause(before: Json, now: Json) -> ForkReason:
     if same and [call["name"] for call in calls] == [call["name"] for call in calls_now]:
         bare = without_ids(before) == without_ids(now)
         return ForkReason.CALL_IDS_CHANGED if bare else ForkReason.ARGUMENTS_CHANGED
+    if calls and before.get("content") and mark(textless(before)) == mark(now):
+        return ForkReason.TEXT_DROPPED
     return ForkReason.HISTORY_EDITED

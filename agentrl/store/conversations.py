@@ -24,6 +24,7 @@ class Conversation:
     messages: list[Json]  # what follows them
     tools: list[Json] | None
     options: Mapping[str, Any]
+    finish: str | None = None  # why its answer ended
 
     @property
     def all(self) -> list[Json]:
@@ -36,7 +37,8 @@ def of_session(conn: Connection, session_id: str) -> dict[str, Conversation]:
     rows = conn.execute(
         select(
             interactions.c.id, interactions.c.parent_id, interactions.c.system_hash, interactions.c.tools_hash,
-            interactions.c.role, interactions.c.options, interaction_data.c.new_messages, interaction_data.c.answer,
+            interactions.c.role, interactions.c.options, interactions.c.finish_reason, interaction_data.c.new_messages,
+            interaction_data.c.answer,
         )
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
         .where(interactions.c.session_id == session_id, *OF_THE_POLICY)
@@ -49,7 +51,7 @@ def of_session(conn: Connection, session_id: str) -> dict[str, Conversation]:
         found[row.id] = Conversation(
             call_id=row.id, role=row.role, system=shared.get(row.system_hash, []), tools=shared.get(row.tools_hash),
             messages=[*before, *codec.unpack_json(row.new_messages), codec.unpack_json(row.answer)],
-            options=row.options or {},
+            options=row.options or {}, finish=row.finish_reason,
         )  # fmt: skip
     return found
 

@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import Connection, Row, bindparam, case, func, literal_column, select, update
 
 from agentrl.errors import RequestError, StoreError
-from agentrl.schemas import Delivery, InteractionStatus, Json, Role, SessionStatus, VersionSpan
+from agentrl.schemas import Delivery, ForkReason, InteractionStatus, Json, Role, SessionStatus, VersionSpan
 from agentrl.store import bulk, codec
 from agentrl.store.codec import Content
 from agentrl.tables import contents, interaction_data, interactions, sessions
@@ -38,7 +38,7 @@ UPDATE_SESSION = bulk.update(
 )  # fmt: skip
 UPDATE_FINISHED = bulk.update(
     interactions, "id", "status", "seq", "conversation_key", "output_tokens", "cached_tokens", "min_version",
-    "max_version", "finish_reason", "engine_url", "first_token_at", "finished_at", "kv_mixed",
+    "max_version", "finish_reason", "engine_url", "first_token_at", "finished_at", "kv_mixed", "textless_key",
     where="status = 'running'",
 )  # fmt: skip
 
@@ -90,6 +90,7 @@ class Outcome:
     first_token_at: float | None
     top_logprobs: Json | list[Any] | None = None  # [[[logprob, id], …], …] for each output id, where asked for
     kv_mixed: bool = False  # sampled over keys and values that partly older weights computed
+    textless_key: bytes | None = None  # of the conversation without the text of its answer, where that may be dropped
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.logprobs):
@@ -116,11 +117,18 @@ class Node:
     system_hash: str | None
     tools_hash: str | None
     messages: int  # of the conversation, the answer included; 0 when unknown
+    textless_key: bytes | None = None  # of a client that drops the answer's text
+    text: str | None = None  # that text
 
     @property
     def own_ids(self) -> bytes:
         """Packed: what follows the parent's ids."""
         return self.ids.behind(len(self.parent.ids) if self.parent is not None else 0)
+
+    @property
+    def n_output(self) -> int:
+        """How many of its ids were sampled by it."""
+        return len(self.ids) - self.n_delta - (len(self.parent.ids) if self.parent is not None else 0)
 
 
 def begin(conn: Connection, intent: Intent) -> None:
@@ -184,6 +192,7 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
                 "max_version": max(versions, default=None), "finish_reason": outcome.finish_reason,
                 "engine_url": outcome.engine_url, "first_token_at": outcome.first_token_at, "finished_at": now,
                 "kv_mixed": outcome.kv_mixed,
+                "textless_key": None if outcome.textless_key is None else outcome.textless_key.hex(),
             }
         )  # fmt: skip
         data.append(data_row(interaction_id, outcome))
@@ -261,7 +270,19 @@ def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error
     conn.execute(
         update(interactions)
         .where(interactions.c.id == interaction_id, interactions.c.status == InteractionStatus.RUNNING)
-        .values(status=status, error=codec.error_text(error), finished_at=now)
+        .values(status=status, error=error.replace("\0", "\ufffd"), finished_at=now)  # PostgreSQL's text has no NUL
+    )
+
+
+def sums_up(conn: Connection, interaction_id: str) -> None:
+    """The answer of this call begins a compacted conversation: that is why it did not extend another one."""
+    conn.execute(
+        update(interactions)
+        .where(
+            interactions.c.id == interaction_id,
+            interactions.c.fork_reason.in_((ForkReason.TOOLS_CHANGED, ForkReason.OTHER_AGENT)),
+        )
+        .values(fork_reason=ForkReason.SUMMARY)
     )
 
 
@@ -322,8 +343,9 @@ def load_tree(
     rows = conn.execute(
         select(
             interactions.c.id, interactions.c.parent_id, interactions.c.conversation_key, interactions.c.role,
-            interactions.c.system_hash, interactions.c.tools_hash, interactions.c.messages,
+            interactions.c.system_hash, interactions.c.tools_hash, interactions.c.messages, interactions.c.textless_key,
             interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids,
+            case((interactions.c.textless_key.is_not(None), interaction_data.c.answer)).label("answer"),
         )
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
         .where(interactions.c.session_id == session_id, interactions.c.seq > after, *OF_THE_POLICY)
@@ -338,6 +360,8 @@ def load_tree(
             id=row.id, conversation_key=bytes.fromhex(row.conversation_key),
             parent=parent, ids=(parent.ids if parent else TokenIds()).extended(own_ids), n_delta=len(delta_ids),
             role=row.role, system_hash=row.system_hash, tools_hash=row.tools_hash, messages=row.messages,
+            textless_key=None if row.textless_key is None else bytes.fromhex(row.textless_key),
+            text=None if row.answer is None else codec.unpack_json(row.answer)["content"],
         )  # fmt: skip
     return int(seq), list(nodes.values())
 

@@ -52,10 +52,7 @@ def _named(models: Sequence[Model]) -> list[Model]:
 
 
 def _openai(model: Model) -> Json:
-    described: Json = {"id": model.name, "object": "model", "created": int(model.created), "owned_by": "agentrl"}
-    if model.max_context is not None:
-        described["max_model_len"] = model.max_context  # as vLLM and SGLang call it
-    return described
+    return {"id": model.name, "object": "model", "created": int(model.created), "owned_by": "agentrl"}
 
 
 def _anthropic(model: Model) -> Json:

@@ -25,8 +25,7 @@ from agentrl.proxy.dialects.base import (
     sse,
     unsupported,
 )
-from agentrl.proxy.dialects.neutral import OF_COMPLETIONS, Table
-from agentrl.proxy.dialects.openai_chat import StreamOptions, check_stream_options, error_body, usage_of
+from agentrl.proxy.dialects.openai_chat import StreamOptions, error_body, usage_of
 from agentrl.proxy.dialects.sampling import SamplingBody, Seed, Stop, TopLogprobs, stops
 from agentrl.rendering import ContentDelta
 from agentrl.schemas import Json
@@ -41,7 +40,7 @@ TokenId = Annotated[int, Meta(ge=0)]
 class CompletionsBody(SamplingBody, kw_only=True):
     """A request as it comes."""
 
-    NEUTRAL: ClassVar[Table] = OF_COMPLETIONS
+    REFUSED: ClassVar[tuple[str, ...]] = ("suffix",)
 
     prompt: str | list[str | TokenId | list[TokenId]]
     model: str | None = None
@@ -56,6 +55,7 @@ class CompletionsBody(SamplingBody, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     user: str | None = None  # harmless
+    suffix: str | None = None  # refused
 
 
 class OpenAICompletions:
@@ -69,7 +69,8 @@ class OpenAICompletions:
         data = decode_struct(body, CompletionsBody)
         prompts = prompts_of(data.prompt)
         n = data.n or 1
-        check_stream_options(data.stream_options)
+        if data.suffix is not None:
+            raise unsupported("suffix", "suffix is not supported: the model writes on, it does not fill in")
         if data.best_of not in (None, n):
             raise unsupported("best_of", f"best_of is not supported: every answer is delivered, so it must be n, {n}")
         if data.echo and data.logprobs is not None:

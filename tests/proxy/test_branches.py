@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from databases import KINDS
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.proxy.branches import judge, judge_branch
 from agentrl.rendering.conversation import canonical
@@ -34,15 +36,23 @@ S, U1, A1, U2, A2, U3 = (
 OTHER = says("system", "write a title")
 
 
-def recorded(messages, tools=None, role="main", id="x"):
+U4 = says("user", "four")
+
+
+def recorded(messages, tools=None, role="main", id="x", finish="stop"):
     n = leading_system(messages)
     system = [canonical(message) for message in messages[:n]]
-    return Conversation(call_id=id, role=role, system=system, messages=messages[n:], tools=tools, options={})
+    return Conversation(
+        call_id=id, role=role, system=system, messages=messages[n:], tools=tools, options={}, finish=finish
+    )
 
 
 MAIN = [recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, U2, A2], [ADD])]
 BARE = [recorded([S, U1, A1]), recorded([S, U1, A1, U2, A2])]
-TIMED = [recorded([says("system", "Be brief. It is Mon 10:02."), U1, A1], [ADD])]
+SUMMED = [recorded([S, U1, A2], [ADD]), recorded([S, U1, A2, U2, A1], [ADD])]  # A1 is asked for behind A2
+WORKED = [recorded([S, U1, says("assistant", None, tool_calls=[{"id": "c", "function": {"name": "add"}}]),
+                    says("tool", "2", tool_call_id="c"), A1], [ADD])]  # fmt: skip
+TIMED = [recorded([says("system", "Be brief. It is Mon 10:02."), U1, A2, U2, A1], [ADD])]
 TEN_PAST = says("system", "Be brief. It is Tue 10:10.")
 OWN = "There are two books about apples."
 CHECK = recorded([OTHER, says("user", "Is this right? second"), says("assistant", "yes")], role="side")
@@ -62,7 +72,16 @@ SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
         (MAIN, [S, U1], None, (Role.MAIN, ForkReason.TOOLS_CHANGED)),
         (MAIN, [OTHER, U1, A1, U2], [FIND], (Role.MAIN, ForkReason.OTHER_AGENT)),  # a handoff
         (MAIN, [S, U2, A2, U3], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
-        (MAIN, [S, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        (SUMMED, [S, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        (SUMMED, [S, says("user", "second, that is")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),  # too short
+        # a second task that quotes the result of the first; and the first task once more
+        (MAIN, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        (WORKED, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        (WORKED, [S, U1, says("user", f"So far: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        ([recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, says("tool", "x"), says("assistant", OWN)], [ADD])],
+         [S, says("user", f"1. {LONG} 2. {OWN}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        ([recorded([S, U1, A1], [ADD]), recorded([S, U2, says("assistant", OWN)], [ADD])],
+         [S, says("user", f"1. {LONG} 2. {OWN}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
         (MAIN, [S, says("user", "anew")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
         (MAIN, [S, says("user", "e.g."), says("assistant", "an example"), U3], [ADD],
          (Role.MAIN, ForkReason.NEW_CONVERSATION)),
@@ -89,11 +108,14 @@ SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
          (Role.SIDE, ForkReason.NEW_CONVERSATION)),
         ([*BARE, recorded([OTHER, U3, A2], role="subagent")], [OTHER, says("user", f"Improve: {LONG}")], None,
          (Role.SUBAGENT, ForkReason.NEW_CONVERSATION)),
-        ([*MAIN, recorded([says("system", "search"), U1, says("assistant", OWN)], [FIND], role="subagent")],
+        ([*MAIN, recorded([says("system", "search"), U1, A2, U2, says("assistant", OWN)], [FIND], role="subagent")],
          [says("system", "search"), says("user", f"So far: {OWN}")], [FIND], (Role.SUBAGENT, ForkReason.COMPACTED)),
         # what another agent summed up for the main one
-        ([*MAIN, recorded([OTHER, U3, says("assistant", OWN)], role="side")], [S, says("user", f"So far: {OWN}")],
-         [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        ([*MAIN, recorded([OTHER, says("user", f"Sum up: {LONG}"), says("assistant", OWN)], role="side")],
+         [S, says("user", f"So far: {OWN}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        # what another agent found out for it
+        ([*MAIN, recorded([OTHER, U3, says("assistant", OWN)], role="side")], [S, says("user", f"Known: {OWN}")],
+         [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
     ],
 )  # fmt: skip
 def test_the_place_of_a_call(history, sent, tools, expected):
@@ -104,14 +126,71 @@ def test_the_place_of_a_call(history, sent, tools, expected):
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
-        ([U3], None),  # another question at the same point
+        ([U4], None),  # another question at the same point
+        ([U3], ForkReason.HISTORY_EDITED),  # the turn before it was dropped
+        ([U2], None),  # the same once more
+        ([says("user", f"You said: {A1['content']}")], None),  # that is still there
         ([says("user", "2"), A2, U3], ForkReason.HISTORY_EDITED),
         ([U2, says("assistant", "edited"), U3], ForkReason.HISTORY_EDITED),
-        ([says("user", f"So far: {LONG}")], ForkReason.COMPACTED),
+        ([says("user", f"So far: {OWN}")], ForkReason.COMPACTED),
+        ([U4, U4], None),
+        ([U2, says("assistant", OWN), U4], ForkReason.HISTORY_EDITED),  # what stood between was dropped
+        ([U2, U3], ForkReason.HISTORY_EDITED),  # the answer was dropped
+        ([U2, A2, U3, says("assistant", OWN), U4], ForkReason.TRUNCATED),
     ],
 )
 def test_why_a_branch_extends_nothing_deeper(after, expected):
-    assert judge_branch(MAIN, [S, U1, A1, *after], 3) == expected
+    below = [recorded([S, U1, A1, U2, A2], [ADD], id="2"),
+             recorded([S, U1, A1, U2, A2, U3, says("assistant", OWN)], [ADD], id="3", finish="length")]  # fmt: skip
+    beside = [recorded([S, U1, A1], [ADD]), recorded([S, U3, U4, A2], [ADD], id="4")]
+    assert judge_branch([*beside, *below], [S, U1, A1, *after], 3, {"2", "3"}) == expected
+
+
+def edits(draw: Any, talk: list[Any], start: int) -> tuple[list[Any], str]:
+    """A conversation that begins as the recorded one up to `start`, with one change behind that, and what it was."""
+    how = draw(st.sampled_from(["drop", "insert", "edit", "trim", "none"]))
+    at = draw(st.integers(start, len(talk) - 1))
+    sent = list(talk)
+    if how == "drop":
+        del sent[at]
+    elif how == "insert":
+        sent.insert(at, says("user", "new"))
+    elif how == "edit":
+        sent[at] = sent[at] | {"content": "edited"}
+    elif how == "trim":
+        sent = [*talk[:start], *talk[start + 2 * draw(st.integers(1, (len(talk) - start) // 2)) :]]
+    return [*sent, says("user", "next")], how
+
+
+@given(turns=st.integers(3, 6), start=st.integers(0, 2), data=st.data())
+def test_one_change_of_a_conversation_has_the_reason_that_was_made(turns, start, data):
+    """Every answer and every question is another one, so a change can be told from each other."""
+    talk = [S]
+    for turn in range(turns):
+        talk += [says("user", f"question {turn}"), says("assistant", f"answer {turn}")]
+    covered = 1 + 2 * start
+    sent, how = edits(data.draw, talk, covered)
+    recorded_calls = [recorded(talk[: 1 + 2 * (turn + 1)], [ADD], id=str(turn)) for turn in range(turns)]
+    below = {str(turn) for turn in range(start, turns)}
+    branch = judge_branch(recorded_calls, sent, covered, below) if start else None
+    found = branch if start else judge(recorded_calls, sent, [ADD]).reason
+    if how == "none" or sent[: len(talk)] == talk:
+        if start:  # the messages are those that were recorded; only the tokens can differ
+            assert found == ForkReason.TEMPLATE_REWROTE
+        return
+    left = [message for message in sent[covered:] if message["role"] == "assistant"]
+    if how == "trim":
+        gone = turns - start - len(left)
+        if start and not left:  # goes another way from there
+            assert found is None
+        elif not start and not left:
+            assert found == ForkReason.NEW_CONVERSATION  # nothing of it is left
+        else:
+            assert found == (ForkReason.COMPACTED if gone > 1 or not start else ForkReason.HISTORY_EDITED)
+    elif how == "drop" and not left:  # the only answer there was
+        assert found in (None, ForkReason.HISTORY_EDITED)
+    else:
+        assert found == ForkReason.HISTORY_EDITED
 
 
 def ask(proxy: Any, session: Any, messages: Any, tools: Any = None, **options: Any) -> Any:

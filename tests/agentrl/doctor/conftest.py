@@ -12,8 +12,8 @@ from agentrl.doctor import report, sources
 from agentrl.doctor.report import Report
 
 _shared = proxy_fixtures("doctor_proxy_conftest")
-database_kind, run_config, store_url, proxy = (
-    getattr(_shared, name) for name in ("database_kind", "run_config", "store_url", "proxy")
+database_kind, run_config, store_url, proxy, second = (
+    getattr(_shared, name) for name in ("database_kind", "run_config", "store_url", "proxy", "second")
 )
 
 

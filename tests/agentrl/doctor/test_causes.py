@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,66 @@ def test_a_truncated_answer(proxy, ask, examine):
     assert "cut off before its end" in report.advice(the_fork(report, "truncated")).cause
 
 
+def test_a_truncated_answer_behind_a_kept_turn(proxy, ask, examine):
+    """It still extends the turn before; that the last one is lost has its reason and its cost."""
+    session = proxy.session()
+    a1 = ask(session, [U1])
+    cut = proxy.says("dé", end=False)[:-1]
+    proxy.engine.enqueue(Reply(cut, finish_reason="length"))
+    reply = proxy.sdk(session).chat.completions.create(model="test", messages=[U1, a1, U2])
+    ask(session, [U1, a1, U2, reply.choices[0].message.model_dump(exclude_none=True), U3])
+    report = examine(session)
+    fork = the_fork(report, "truncated")
+    assert (fork.call.parent.number, fork.tokens.other.number) == (1, 2)
+    assert fork.cost_tokens > 0
+    assert (report.figures.extending, report.figures.continuing) == (1, 2)
+
+
+def test_raw_ids_of_a_truncated_answer(proxy, examine):
+    session = proxy.session()
+    client = proxy.sdk(session)
+    proxy.engine.enqueue(Reply(proxy.says("dé", end=False)[:-1], finish_reason="length"))
+    prompt = proxy.renderer.encode("Q: how many? A:")
+    text = client.completions.create(model="default", prompt=prompt, max_tokens=9).choices[0].text
+    client.completions.create(model="default", prompt=[*prompt, *proxy.renderer.encode(text + " Q:")], max_tokens=4)
+    the_fork(examine(session), "truncated")
+
+
+@pytest.mark.parametrize(
+    ("sent", "cause"),
+    [
+        ([U1, "a1", "a2", U3], "the client dropped message 3 (user): “two”"),
+        ([U1, "a1", U2, says("user", "mind"), "a2", U3], "the client put a new message in at message 4 (user): “mind”"),
+        ([U2, "a1", U1, "a2", U3], "the client moved message 1 (user): “one”"),
+        ([U1, U2, "a2", U3], "the client dropped message 2 (assistant): “first answer”"),
+    ],
+)
+def test_a_message_that_is_dropped_moved_or_put_in_is_named(proxy, ask, examine, sent, cause):
+    session = proxy.session()
+    a1 = ask(session, [U1], "first answer")
+    a2 = ask(session, [U1, a1, U2], "second answer")
+    answers = {"a1": a1, "a2": a2}
+    ask(session, [answers[message] if isinstance(message, str) else message for message in sent])
+    report = examine(session)
+    fork = the_fork(report, "history_edited")
+    assert fork.cost_tokens > 0
+    assert report.advice(fork).cause == cause
+
+
+def test_a_turn_that_is_dropped_behind_a_kept_one_is_named(proxy, ask, examine):
+    session = proxy.session()
+    talk = [U1]
+    for text in ("first answer", "second answer", "third answer"):
+        talk += [ask(session, talk, text), says("user", f"and then, after {text}?")]
+    del talk[3]
+    ask(session, talk)
+    report = examine(session)
+    fork = the_fork(report, "history_edited")
+    assert report.advice(fork).cause == "the client dropped message 4 (assistant): “second answer”"
+    assert fork.call.parent.number == 1
+    assert fork.tokens.other.number == 3
+
+
 def test_changed_tools(proxy, ask, examine):
     session = proxy.session()
     a1 = ask(session, [S, U1], tools=[ADD])
@@ -146,10 +207,36 @@ def test_compaction_by_a_sliding_window(proxy, ask, examine):
 def test_compaction_by_a_summary_is_told_as_probable(proxy, ask, examine):
     session = proxy.session()
     summary = "They have one apple and want two more."
-    ask(session, [S, U1], summary)
+    a1 = ask(session, [S, U1])
+    ask(session, [S, U1, a1, says("user", "sum up")], summary)
     ask(session, [S, says("user", f"So far: {summary}")])
     report = examine(session)
     assert not report.advice(the_fork(report, "compacted")).certain
+
+
+@pytest.mark.parametrize("summarizer", [None, says("system", "you sum up")])
+def test_the_call_that_writes_the_summary_is_left_out_of_the_merge_rate(proxy, ask, examine, summarizer):
+    """It has no tools, or another system prompt, so it extends nothing; only what quotes it tells what it was."""
+    session = proxy.session()
+    summary = "They have one apple and want two more."
+    a1 = ask(session, [S, U1], tools=[ADD])
+    a2 = ask(session, [S, U1, a1, U2], tools=[ADD])
+    ask(session, [summarizer or S, U1, a1, U2, a2, says("user", "sum up")], summary)
+    assert {fork.reason for fork in examine(session).forks} <= {"tools_changed", "other_agent"}
+    ask(session, [S, says("user", f"So far: {summary}")], tools=[ADD])
+    report = examine(session)
+    assert [fork.reason for fork in report.forks] == ["summary", "compacted"]
+    assert "wrote the summary" in report.advice(report.forks[0]).cause
+    assert (report.figures.extending, report.figures.continuing) == (1, 2)
+    assert report.forks[0].cost_tokens > 0
+
+
+def test_a_second_task_that_quotes_the_result_of_the_first_is_new(proxy, ask, examine):
+    session = proxy.session()
+    result = "They have one apple and want two more."
+    ask(session, [S, U1], result)
+    ask(session, [S, says("user", f"Translate: {result}")])
+    assert the_fork(examine(session), "new_conversation").cost_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -233,6 +320,24 @@ def test_a_raw_prompt_that_leaves_out_the_end_of_the_answer_or_changes_it(proxy,
     assert cause == "a raw prompt begins with that of call 1, and goes on otherwise than it was answered"
 
 
+def call_without_text(proxy: Any, session: Any, turns: int, *others: Any) -> None:
+    """An agent that calls a tool in each turn, whose framework keeps the calls and drops the text beside them.
+
+    Each turn is served by the next replica.
+    """
+    wanted = 'I will add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+    talk, replicas = [U1], cycle([proxy, *others])
+    for replica in islice(replicas, turns):
+        proxy.engine.enqueue(proxy.renderer.encode(wanted))
+        url = f"{replica.url}/sessions/{session['session_id']}/v1"
+        completions = replica.sdk(session | {"base_url": url}).chat.completions
+        answer = completions.create(model="test", messages=talk, tools=[ADD]).choices[0].message
+        assert answer.content == "I will add."
+        call = answer.tool_calls[0]
+        talk += [{"role": "assistant", "content": None, "tool_calls": [call.model_dump(exclude_none=True)]},
+                 says("tool", "3", tool_call_id=call.id)]  # fmt: skip
+
+
 class TestTemplates:
     """Models whose chat format changes what it has written."""
 
@@ -257,6 +362,8 @@ class TestTemplates:
         names = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
         tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in names])
         tokenizer.save(str(folder / "tokenizer.json"))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": tokenizer.get_vocab_size()}))
         return folder
 
     def test_a_template_that_rewrites_earlier_turns(self, proxy, ask, examine):
@@ -279,3 +386,32 @@ class TestTemplates:
         ask(session, [U1, a1, U2])
         report = examine(session)
         assert "leaves the reasoning out" in report.advice(the_fork(report, "reasoning_dropped")).cause
+
+    @pytest.mark.parametrize("renderer_name", ["qwen3"])
+    def test_text_that_is_dropped_beside_tool_calls_is_named(self, proxy, examine):
+        session = proxy.session()
+        call_without_text(proxy, session, 2)
+        report = examine(session)
+        assert [fork.reason for fork in report.forks] == ["text_dropped"]
+        advice = report.advice(report.forks[0])
+        assert "message 2 back without the text beside it" in advice.cause
+        assert "proxy.restore_dropped_text" in advice.todo
+        assert report.forks[0].cost_tokens > 0
+
+    @pytest.mark.parametrize("renderer_name", ["qwen3"])
+    @pytest.mark.parametrize("restored", [True])
+    def test_text_that_is_dropped_extends_the_recorded_turn_where_it_is_asked_for(self, proxy, second, examine):
+        session = proxy.session()
+        call_without_text(proxy, session, 3, second)
+        report = examine(session)
+        assert not report.forks
+        assert report.figures.merge_rate == 1.0
+        assert proxy.renderer.decode(report.session.calls[-1].prompt_ids).count("I will add.") == 2
+
+    @pytest.fixture
+    def restored(self) -> bool:
+        return False
+
+    @pytest.fixture
+    def run_config(self, run_config, restored):
+        return run_config | {"proxy": {"restore_dropped_text": restored}}
