@@ -72,6 +72,7 @@ from agentrl.weights import ADAPTER, TENSORS
 
 log = logging.getLogger(__name__)
 LOOKS: list[tuple[str, str, Handler]] = [
+    ("/v1/messages/count_tokens", "POST", model_api.count_tokens),
     ("/v1/models", "GET", model_api.models),
     ("/v1/models/{model}", "GET", model_api.models),
     ("/v1/responses/{response_id}", "GET", stored_responses.retrieve),
@@ -112,9 +113,10 @@ def create_app(settings: Settings) -> FrontDoor:
 
 def model_handlers() -> dict[str, Handler]:
     """The handlers of model calls, by path."""
-    return {
+    handlers: dict[str, Handler] = {
         path: metrics.counted(dialect.name, model_api.endpoint(dialect)) for path, dialect in dialects.DIALECTS.items()
     }
+    return handlers | {f"/v1{path}": handlers[path] for path in dialects.OF_ANTHROPICS_SDK if path in handlers}
 
 
 def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
@@ -130,9 +132,10 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
     for prefix in openapi.PREFIXES:
         for path, handler in model_handlers().items():
             app.add_route(prefix + path, handler, ["POST"], include_in_schema=False)
-        app.add_route(f"{prefix}/v1/messages/count_tokens", model_api.count_tokens, ["POST"], include_in_schema=False)
         for path, method, handler in LOOKS:
             app.add_route(prefix + path, handler, [method], include_in_schema=False)
+            if path in dialects.OF_ANTHROPICS_SDK:
+                app.add_route(f"{prefix}/v1{path}", handler, [method], include_in_schema=False)
     openapi.install(app)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(FencedError, _on_fenced_error)

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from agentrl.errors import RequestError
-from agentrl.proxy import dialects
 from agentrl.proxy.refusals import NO_ROUTE
 
 NEAR = 0.7
@@ -23,16 +22,13 @@ def no_route(request: Request) -> RequestError:
     path = request.url.path
     of_session = _OF_SESSION.match(path)
     prefix = of_session[0] if of_session else ""
-    anthropic = dialects.of_request(path, request.headers) is dialects.MESSAGES
-    hint = _hint(path[len(prefix) :], prefix, _served(request.app.routes), anthropic=anthropic)
+    hint = _hint(path[len(prefix) :], prefix, _served(request.app.routes))
     return RequestError(404, f"there is no route {request.method} {path[:LONGEST]}{hint}", code=NO_ROUTE)
 
 
-def _hint(path: str, prefix: str, served: Iterable[str], *, anthropic: bool) -> str:
+def _hint(path: str, prefix: str, served: Iterable[str]) -> str:
     served = list(served)
     if path.startswith("/v1/v1/") and path.removeprefix("/v1") in served:
-        if anthropic:
-            return ": Anthropic's SDKs append /v1 themselves, so drop it from base_url (ANTHROPIC_BASE_URL)"
         return ": base_url ends in one /v1, not in two"
     if f"/v1{path}" in served:
         return ": base_url must end in /v1"

@@ -25,8 +25,9 @@ class Agent(Protocol):
     """What `agent:` in a config names.
 
     `extra` holds `base_url`, `api_key` and `http_client` (an `httpx.AsyncClient` to hand to the SDK; do not close it),
-    and `is_eval`. `agentrl.client.AsyncClient(base_url, api_key).session()` opens a session for a sub-agent. Returns
-    the session's reward, `{completion_id: reward}`, or None when the agent rewarded by itself.
+    `anthropic` (the same three for `AsyncAnthropic`, with the client of the library that it takes), and `is_eval`.
+    `agentrl.client.AsyncClient(base_url, api_key).session()` opens a session for a sub-agent. Returns the session's
+    reward, `{completion_id: reward}`, or None when the agent rewarded by itself.
     """
 
     async def run(self, data: Json, **extra: Any) -> float | Mapping[str, float] | None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Any
-
-import httpx
 
 from agentrl.client import AsyncClient
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent, rewards_of
+from agentrl.rollout.http import AgentHttp
 from agentrl.schemas import Json
 
-CONNECT_PATIENCE_S = 120.0
-"""How long an agent's call waits for a proxy that is being restarted."""
 ABANDON_TIMEOUT_S = 3.0
 
 
@@ -28,34 +24,13 @@ class Outcome:
     error: str | None
 
 
-class PatientTransport(httpx.AsyncHTTPTransport):
-    """Waits for a server that refuses connections. Nothing was sent then, so a retry cannot sample twice."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        deadline, pause_s = time.monotonic() + CONNECT_PATIENCE_S, 0.1
-        while True:
-            try:
-                return await super().handle_async_request(request)
-            except httpx.ConnectError:
-                if time.monotonic() + pause_s > deadline:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, 2.0)
-
-
-def agent_http_client(timeout_s: float) -> httpx.AsyncClient:
-    """The HTTP client that agents share."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-    return httpx.AsyncClient(transport=PatientTransport(limits=limits), timeout=timeout_s)
-
-
 async def play(
     client: AsyncClient,
     agent: Agent,
     data: Json,
     session: Json,
     *,
-    http: httpx.AsyncClient,
+    http: AgentHttp,
     timeout_s: float,
     **extra: Any,
 ) -> Outcome:
@@ -70,9 +45,7 @@ async def play(
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 rewards = rewards_of(
-                    await agent.run(
-                        data, base_url=session["base_url"], api_key=session["api_key"], http_client=http, **extra
-                    )
+                    await agent.run(data, **http.extra(session["base_url"], session["api_key"]), **extra)
                 )
         except Exception as problem:  # noqa: BLE001 - an agent is foreign code: whatever it raises fails its session only
             error = f"the agent ran longer than {timeout_s:g} s" if limit.expired() else _text(problem)

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import httpx
-
 from agentrl.client import AsyncClient
 from agentrl.config import UNSEEN, EvalSampling, RunConfig
 from agentrl.errors import RequestError
 from agentrl.evaluation import Episode, Label, Tries, newest_due, tries
 from agentrl.rollout.agent import Agent, load_tasks
 from agentrl.rollout.episode import play
+from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.progress import Progress
 from agentrl.rollout.runner import is_finished
 from agentrl.schemas import Json
@@ -65,7 +64,7 @@ class Evaluator:
         samples: int,
         every: int | None,
         owner: str,
-        http: httpx.AsyncClient,
+        http: AgentHttp,
         timeout_s: float,
         max_concurrent: int,
         progress: Progress,

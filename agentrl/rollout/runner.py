@@ -15,12 +15,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import httpx
-
 from agentrl.client import AsyncClient
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.episode import play
+from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.progress import Progress
 from agentrl.schemas import Json
 
@@ -32,7 +31,7 @@ async def run_groups(
     client: AsyncClient,
     agent: Agent,
     *,
-    http: httpx.AsyncClient,
+    http: AgentHttp,
     timeout_s: float,
     max_concurrent_groups: int,
     owner: str,
@@ -80,7 +79,7 @@ async def _play_group(
     free: asyncio.Semaphore,
     progress: Progress,
     *,
-    http: httpx.AsyncClient,
+    http: AgentHttp,
     timeout_s: float,
 ) -> None:
     data = group["task"]["data"]

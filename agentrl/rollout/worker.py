@@ -13,9 +13,9 @@ from agentrl.client import AsyncClient
 from agentrl.config import RunConfig
 from agentrl.console import Console
 from agentrl.rollout.agent import load_agent
-from agentrl.rollout.episode import agent_http_client
 from agentrl.rollout.evaluate import Evaluator, settings_of
 from agentrl.rollout.heart import beating
+from agentrl.rollout.http import agent_http
 from agentrl.rollout.progress import Progress, shown
 from agentrl.rollout.runner import is_finished, run_groups
 
@@ -34,7 +34,7 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
     progress = Progress()
     async with (
         AsyncClient(base_url, api_key, timeout_s=START_PATIENCE_S, on_wait=progress.waits) as client,
-        agent_http_client(config.proxy.request_timeout_s) as http,
+        agent_http(config.proxy.request_timeout_s) as http,
         shown(progress, console),
         beating(client, owner),
     ):

@@ -19,6 +19,10 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/messages": MESSAGES,
 }
 
+OF_ANTHROPICS_SDK = ("/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}")
+"""What Anthropic's SDK asks for. It puts a /v1 in front of its own, so these are served with two of them as well: a
+session's `base_url` is the right one for every SDK."""
+
 
 def of_request(path: str, headers: Mapping[str, str]) -> Dialect:
     """The dialect in which to answer a request: by its path, and elsewhere by whose SDK asks."""

@@ -30,8 +30,8 @@ from agentrl.engine.server import free_port
 from agentrl.errors import RequestError
 from agentrl.evaluation import Episode, Label
 from agentrl.rollout import evaluate
-from agentrl.rollout.episode import agent_http_client
 from agentrl.rollout.evaluate import Evaluator, Setting
+from agentrl.rollout.http import agent_http
 from agentrl.rollout.progress import Progress
 from agentrl.rollout.worker import work
 from agentrl.schemas import TrainedBatch, TrainedTrajectory
@@ -246,7 +246,7 @@ async def test_with_hold_one_version_samples_the_whole_evaluation(start: Any) ->
 @pytest.fixture
 async def evaluator(folder: Path) -> AsyncIterator[Any]:
     """Make an evaluator of a run, with an agent of the test's."""
-    async with agent_http_client(20) as http:
+    async with agent_http(20) as http:
         clients: list[AsyncClient] = []
 
         def make(run: Run, agent: Any, tasks: int, owner: str = "me/1", samples: int = 1, **options: Any) -> Evaluator:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic import AsyncAnthropic
 
 from agentrl.agents.calculator import CalculatorAgent
 from agentrl.agents.reverse import ReverseAgent
 from agentrl.client import AsyncClient
-from agentrl.rollout.episode import Outcome, agent_http_client, play
+from agentrl.rollout.episode import Outcome, play
+from agentrl.rollout.http import agent_http
 from agentrl.testing import Reply
 
 EXTERNAL = Path(__file__).parents[2] / "agents" / "external.py"
@@ -28,7 +30,7 @@ async def client(proxy: Any) -> AsyncIterator[AsyncClient]:
 
 async def episode(client: AsyncClient, agent: Any, data: dict[str, Any]) -> Outcome:
     session = (await client.request("POST", "/groups", {"is_eval": True, "task": data}))["sessions"][0]
-    async with agent_http_client(20) as http:
+    async with agent_http(20) as http:
         return await play(client, agent, data, session, http=http, timeout_s=20)
 
 
@@ -42,6 +44,28 @@ def test_the_external_program_opens_rewards_and_ends_its_own_session(proxy: Any)
     session = proxy.get(f"/sessions/{session_id}")
     assert session["status"] == "completed"
     assert [reward["value"] for reward in session["rewards"]] == [1.0]
+
+
+class Greeter:
+    """An agent with Anthropic's SDK; `shares` the worker's client or makes one of its own."""
+
+    def __init__(self, *, shares: bool) -> None:
+        self.shares = shares
+
+    async def run(self, data: dict[str, Any], **extra: Any) -> float:
+        own = {name: extra[name] for name in ("base_url", "api_key")}
+        client = AsyncAnthropic(max_retries=0, **(extra["anthropic"] if self.shares else own))
+        reply = await client.messages.create(
+            model="default", max_tokens=4, messages=[{"role": "user", "content": "Hi"}]
+        )
+        return float(reply.content[0].text == "Hello.")
+
+
+@pytest.mark.parametrize("shares", [True, False])
+async def test_an_agent_with_anthropics_sdk(proxy: Any, client: AsyncClient, shares: bool) -> None:
+    proxy.engine.enqueue(Reply(proxy.says("Hello.")))
+    outcome = await episode(client, Greeter(shares=shares), {})
+    assert (outcome.reward, outcome.error) == (1.0, None)
 
 
 @pytest.mark.parametrize(

@@ -58,14 +58,18 @@ def test_nobody_without_a_key_writes_into_a_session(proxy):
     assert answer.status_code == 401
 
 
-def test_v1_left_on_anthropics_base_url_is_told(proxy):
+@pytest.mark.parametrize("suffix", ["", "/v1"])
+def test_anthropics_sdk_may_have_v1_on_its_base_url(proxy, suffix):
     session = proxy.session()
-    client = anthropic.Anthropic(base_url=session["base_url"], api_key=session["api_key"], max_retries=0)
-    with pytest.raises(anthropic.NotFoundError) as caught:
-        client.messages.create(model="default", max_tokens=4, messages=HELLO)
-    message = caught.value.response.json()["error"]["message"]
-    assert "/v1/v1/messages: Anthropic's SDKs append /v1 themselves, so drop it from base_url" in message
-    assert refused(proxy, session)[0]["message"] == message
+    root = session["base_url"].removesuffix("/v1")
+    client = anthropic.Anthropic(base_url=root + suffix, api_key=session["api_key"], max_retries=0)
+    proxy.engine.enqueue(proxy.says("Hello."))
+    assert client.messages.create(model="default", max_tokens=4, messages=HELLO).content[0].text == "Hello."
+    assert client.messages.count_tokens(model="default", messages=HELLO).input_tokens > 0
+    assert "default" in [model.id for model in client.models.list()]
+    assert client.models.retrieve("default").id == "default"
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        client.messages.create(model="default", max_tokens=0, messages=HELLO)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 import yaml
@@ -25,6 +24,7 @@ from agentrl.errors import UserError
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.command import CommandAgent
 from agentrl.rollout.episode import Outcome, play
+from agentrl.rollout.http import agent_http
 
 _shared = proxy_fixtures("command_proxy_conftest")
 database_kind, run_config, store_url, proxy, until = (
@@ -64,7 +64,7 @@ def episode(proxy: Any) -> Callable[..., Any]:
         session = proxy.session()
 
         async def go() -> Outcome:
-            async with AsyncClient(proxy.url, "run-key", timeout_s=20) as client, httpx.AsyncClient() as http:
+            async with AsyncClient(proxy.url, "run-key", timeout_s=20) as client, agent_http(20) as http:
                 agent = CommandAgent([sys.executable, "-c", program])
                 task = {"n": 7} if data is None else data
                 return await play(client, agent, task, session, http=http, timeout_s=timeout_s, is_eval=False)

@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from agentrl.client import AsyncClient
 from agentrl.config import EvalSampling, parse_config
 from agentrl.evaluation import ATTEMPTS, Label
 from agentrl.rollout import evaluate
-from agentrl.rollout.episode import agent_http_client
 from agentrl.rollout.evaluate import Evaluator, Setting, settings_of
+from agentrl.rollout.http import AgentHttp, agent_http
 from agentrl.rollout.progress import Progress
 
 TASKS = [{"n": 0}, {"n": 1}, {"n": 2}]
@@ -42,13 +41,13 @@ class Agent:
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with agent_http_client(5) as made:
+async def http() -> AsyncIterator[AgentHttp]:
+    async with agent_http(5) as made:
         yield made
 
 
 @pytest.fixture
-async def worker(proxy: Any, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+async def worker(proxy: Any, http: AgentHttp, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(evaluate, "LOOK_S", 0.02)
     async with AsyncClient(proxy.url, "k", timeout_s=5) as client:
 

@@ -7,13 +7,13 @@ import io
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import httpx
 import pytest
 from starlette.responses import JSONResponse
 
 from agentrl.client import AsyncClient
 from agentrl.console import Console
-from agentrl.rollout.episode import agent_http_client, play
+from agentrl.rollout.episode import play
+from agentrl.rollout.http import AgentHttp, agent_http
 from agentrl.rollout.progress import Progress, shown
 from agentrl.rollout.runner import run_groups
 
@@ -44,12 +44,12 @@ async def client(proxy: Any) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with agent_http_client(5) as made:
+async def http() -> AsyncIterator[AgentHttp]:
+    async with agent_http(5) as made:
         yield made
 
 
-async def rollouts(client: AsyncClient, http: httpx.AsyncClient, agent: Scripted, timeout_s: float = 5) -> Progress:
+async def rollouts(client: AsyncClient, http: AgentHttp, agent: Scripted, timeout_s: float = 5) -> Progress:
     progress = Progress()
     await run_groups(
         client, agent, http=http, timeout_s=timeout_s, max_concurrent_groups=2, owner="me", progress=progress
@@ -58,7 +58,7 @@ async def rollouts(client: AsyncClient, http: httpx.AsyncClient, agent: Scripted
 
 
 async def test_every_group_is_played_until_the_run_is_finished(
-    proxy: Any, client: AsyncClient, http: httpx.AsyncClient
+    proxy: Any, client: AsyncClient, http: AgentHttp
 ) -> None:
     agent = Scripted(1.0, {"chatcmpl-1": 0.5}, None, 0)
     progress = await rollouts(client, http, agent)
@@ -70,7 +70,7 @@ async def test_every_group_is_played_until_the_run_is_finished(
     assert {"base_url", "api_key", "http_client", "is_eval"} <= set(extra)
 
 
-async def test_progress_counts_what_runs(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+async def test_progress_counts_what_runs(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     begun, progress = [asyncio.Event(), asyncio.Event()], Progress()
     playing = asyncio.create_task(
         run_groups(
@@ -86,7 +86,7 @@ async def test_progress_counts_what_runs(proxy: Any, client: AsyncClient, http: 
 
 
 async def test_a_session_counts_as_ended_before_its_group_does(
-    proxy: Any, client: AsyncClient, http: httpx.AsyncClient
+    proxy: Any, client: AsyncClient, http: AgentHttp
 ) -> None:
     begun, progress = asyncio.Event(), Progress()
     playing = asyncio.create_task(
@@ -104,7 +104,7 @@ async def test_a_session_counts_as_ended_before_its_group_does(
     await asyncio.wait([playing])
 
 
-async def test_a_failing_agent_hurts_nobody(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+async def test_a_failing_agent_hurts_nobody(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     progress = await rollouts(client, http, Scripted(RuntimeError("boom"), float("nan")))
     assert progress.errors.total() == 2
     errors = sorted(s["error"] for s in proxy.sessions.values() if s["status"] == "failed")
@@ -113,7 +113,7 @@ async def test_a_failing_agent_hurts_nobody(proxy: Any, client: AsyncClient, htt
     assert "2 failed" in progress.line()
 
 
-async def test_a_hanging_agent_times_out(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+async def test_a_hanging_agent_times_out(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     await rollouts(client, http, Scripted(asyncio.Event()), timeout_s=0.05)
     assert [s["error"] for s in proxy.sessions.values() if s["status"] == "failed"] == [
         "the agent ran longer than 0.05 s"
@@ -126,7 +126,7 @@ async def test_a_hanging_agent_times_out(proxy: Any, client: AsyncClient, http: 
      (JSONResponse({"error": {"message": "away", "code": "c"}}, 503, {"retry-after": "60"}), "RequestError: away")],
 )  # fmt: skip
 async def test_a_reward_that_is_not_taken_fails_its_session(
-    proxy: Any, client: AsyncClient, http: httpx.AsyncClient, refused: JSONResponse, error: str
+    proxy: Any, client: AsyncClient, http: AgentHttp, refused: JSONResponse, error: str
 ) -> None:
     proxy.faults["/sessions/{sid}/reward"] = [refused]
     session = await client.request("POST", "/sessions", {})
@@ -136,20 +136,20 @@ async def test_a_reward_that_is_not_taken_fails_its_session(
     assert (ended["status"], ended["error"]) == ("failed", error)
 
 
-async def test_an_end_that_is_refused_is_told(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+async def test_an_end_that_is_refused_is_told(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     proxy.faults["/sessions/{sid}/end"] = [JSONResponse({"error": {"message": "no", "code": "c"}}, 404)]
     session = await client.request("POST", "/sessions", {})
     outcome = await play(client, Scripted(1.0), {}, session, http=http, timeout_s=60)
     assert (outcome.reward, outcome.error) == (None, "RequestError: no")
 
 
-async def test_an_agents_own_time_out_is_not_ours(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+async def test_an_agents_own_time_out_is_not_ours(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     session = await client.request("POST", "/sessions", {})
     outcome = await play(client, Scripted(TimeoutError("its tool")), {}, session, http=http, timeout_s=60)
     assert outcome.error == "TimeoutError: its tool"
 
 
-async def test_cancelling_abandons_the_session(proxy: Any, client: AsyncClient, http: httpx.AsyncClient) -> None:
+async def test_cancelling_abandons_the_session(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     entered = asyncio.Event()
     session = await client.request("POST", "/sessions", {})
     task = asyncio.create_task(play(client, Scripted(entered), {}, session, http=http, timeout_s=60))

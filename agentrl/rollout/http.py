@@ -1,0 +1,80 @@
+"""The HTTP clients that agents share: one of httpx, and where it is installed one of httpx2, for anthropic 2."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    import httpx2
+
+CONNECT_PATIENCE_S = 120.0
+"""How long an agent's call waits for a proxy that is being restarted."""
+KEPT_ALIVE = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentHttp:
+    """Open until the block of `agent_http` ends. `second` is None without httpx2, the library of anthropic 2."""
+
+    first: httpx.AsyncClient
+    second: httpx2.AsyncClient | None
+
+    def extra(self, base_url: str, api_key: str) -> dict[str, Any]:
+        """What an agent's `run` gets of it: `AsyncOpenAI`'s arguments, and those of `AsyncAnthropic` in one mapping."""
+        own = {"base_url": base_url.removesuffix("/v1"), "api_key": api_key, "http_client": self.second or self.first}
+        return {"base_url": base_url, "api_key": api_key, "http_client": self.first, "anthropic": own}
+
+
+class _Patience:
+    """A transport that waits for a server that refuses connections. Nothing was sent then: no retry samples twice."""
+
+    refused: type[Exception]
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request once there is a connection."""
+        deadline, pause_s = time.monotonic() + CONNECT_PATIENCE_S, 0.1
+        while True:
+            try:
+                return await super().handle_async_request(request)  # type: ignore[misc]
+            except self.refused:
+                if time.monotonic() + pause_s > deadline:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 2.0)
+
+
+class PatientTransport(_Patience, httpx.AsyncHTTPTransport):
+    """httpx's."""
+
+    refused = httpx.ConnectError
+
+
+@asynccontextmanager
+async def agent_http(timeout_s: float) -> AsyncIterator[AgentHttp]:
+    """The clients that agents share."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_ALIVE)
+    async with AsyncExitStack() as stack:
+        transport = PatientTransport(limits=limits)
+        first = await stack.enter_async_context(httpx.AsyncClient(transport=transport, timeout=timeout_s))
+        second = None
+        if importlib.util.find_spec("httpx2") is not None:
+            second = await stack.enter_async_context(_second(timeout_s))
+        yield AgentHttp(first=first, second=second)
+
+
+def _second(timeout_s: float) -> httpx2.AsyncClient:
+    import httpx2
+
+    class PatientTransport2(_Patience, httpx2.AsyncHTTPTransport):
+        refused = httpx2.ConnectError
+
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=KEPT_ALIVE)
+    return httpx2.AsyncClient(transport=PatientTransport2(limits=limits), timeout=timeout_s)
