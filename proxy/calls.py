@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection
 
 from agentrl.errors import RequestError, StoreError
+from agentrl.proxy.bounds import check_options
 from agentrl.proxy.delivered import Delivered
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
 from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distribution
@@ -104,6 +105,7 @@ async def begin(state: ProxyState, caller: Caller, calls: Sequence[Call]) -> lis
     """
     at = time.perf_counter()
     intents = [_intent(state, caller, call, first=calls[0]) for call in calls]
+    check_options(intents[0].options, intents[0].params)
     ids = {call.id for call in calls}
     state.serving.update(ids)
     try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from agentrl.errors import RequestError
+from agentrl.proxy.bounds import LONGEST_KEY
 from agentrl.proxy.keyring import Caller as Caller
 from agentrl.proxy.keyring import as_known
 from agentrl.proxy.state import ProxyState
@@ -24,7 +25,6 @@ from agentrl.store import sessions
 from agentrl.store.codec import hash_key
 
 PARENT_HEADER = "x-parent-session-id"
-LONGEST_REPEAT_KEY = 200
 REUSABLE = "areal"
 """Kind of a session's key that may open another session once its own has ended (AReaL's)."""
 FIXED = "arl-session-"
@@ -68,9 +68,9 @@ def claim_of(request: Request, state: ProxyState, claim: str) -> Start:
 def repeat_key(request: Request) -> str | None:
     """The `Idempotency-Key` of a request. Raises RequestError 400 when it is too long to be kept."""
     key = request.headers.get("idempotency-key")
-    if key is not None and len(key) > LONGEST_REPEAT_KEY:
+    if key is not None and len(key) > LONGEST_KEY:
         raise RequestError(
-            400, f"an Idempotency-Key has at most {LONGEST_REPEAT_KEY} characters", code="invalid_parameter",
+            400, f"an Idempotency-Key has at most {LONGEST_KEY} characters", code="invalid_parameter",
             param="Idempotency-Key",
         )  # fmt: skip
     return key

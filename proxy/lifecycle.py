@@ -19,7 +19,7 @@ from agentrl.config import EvalSampling
 from agentrl.errors import RequestError
 from agentrl.proxy import exchanges, keys, publish
 from agentrl.proxy.admission import admitted
-from agentrl.proxy.bounds import MAX_INT32
+from agentrl.proxy.bounds import MAX_INT32, Key, Metadata, Name, TaskData
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.keys import Power
 from agentrl.proxy.state import ProxyState
@@ -73,10 +73,10 @@ class GroupBody(Body):
     """
 
     is_eval: bool = False
-    owner: str | None = Field(default=None, max_length=100)
-    task: dict[str, Any] | None = None
+    owner: Name | None = None
+    task: TaskData | None = None
     size: int = Field(default=1, ge=1, le=1024)
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
     sampling: EvalSampling | None = None
     claim: str | None = Field(default=None, min_length=1, max_length=200)
 
@@ -96,9 +96,9 @@ class OwnerBody(Body):
 class SessionBody(Body):
     """An outside program's own session, or with `parent_session_id` a sub-agent's, which has its parent's task."""
 
-    task: dict[str, Any] | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    parent_session_id: str | None = None
+    task: TaskData | None = None
+    metadata: Metadata = Field(default_factory=dict)
+    parent_session_id: Key | None = None
 
 
 class RewardBody(Body):
@@ -108,15 +108,15 @@ class RewardBody(Body):
     """
 
     value: float
-    interaction_id: str | None = None
-    scope: str | None = None
-    name: str = Field(default="reward", max_length=100)
-    source: str = Field(default="agent", max_length=100)
-    idempotency_key: str | None = Field(default=None, max_length=200)
+    interaction_id: Key | None = None
+    scope: Name | None = None
+    name: Name = "reward"
+    source: Name = "agent"
+    idempotency_key: Key | None = None
 
 
 class EndBody(Body):
-    """How the episode went."""
+    """How the episode went. Of a long error the beginning is kept."""
 
     status: SessionStatus = SessionStatus.COMPLETED
     error: str | None = None

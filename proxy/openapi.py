@@ -36,6 +36,7 @@ ERRORS = {
 OF_MODELS = (400, 401, 403, 404, 409, 413, 429, 502, 503, 504)
 OF_OTHERS = (400, 401, 403, 404, 409, 413, 422, 429, 502, 503)
 TEXT: Json = {"type": "string"}
+EVENT: Json = {"type": "object", "required": ["data"], "properties": {"event": TEXT, "data": TEXT}}
 NAMED: Json = {"anyOf": [TEXT, {"type": "null"}]}
 SCHEMAS: Json = {
     "OpenAIError": {
@@ -138,7 +139,7 @@ def _model_routes(bodies: tuple[Json, ...]) -> Iterator[tuple[str, str, Json]]:
 def _operation(summary: str, parameters: list[Json], body: Json | None = None, *, streamed: bool = False) -> Json:
     content: Json = {"application/json": {"schema": {"type": "object"}}}
     if streamed:
-        content["text/event-stream"] = {"schema": TEXT}
+        content["text/event-stream"] = {"schema": EVENT}
     operation: Json = {
         "tags": ["model"],
         "summary": summary,

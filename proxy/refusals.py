@@ -47,7 +47,8 @@ async def note(request: Request, error: RequestError) -> None:
             return
         state.refusals[session_id] = state.refusals.get(session_id, 0) + 1
         refusal = {
-            "session_id": session_id, "status": error.status, "code": error.code, "param": error.param,
+            "session_id": session_id, "status": error.status, "code": error.code,
+            "param": error.param and error.param[:LONGEST].replace("\0", ""),
             "message": str(error)[:LONGEST].replace("\0", ""), "route": request.url.path[:LONGEST], "at": time.time(),
         }  # fmt: skip
         caller = getattr(request.state, "caller", None)

@@ -13,8 +13,9 @@ from agentrl.errors import RequestError
 from agentrl.proxy import replays
 from agentrl.proxy.dialects import RESPONSES
 from agentrl.proxy.dialects.base import Answer, bad_parameter, unsupported
-from agentrl.proxy.dialects.openai_responses import PREVIOUS, response_tools
+from agentrl.proxy.dialects.openai_responses import NAMESPACES, PREVIOUS
 from agentrl.proxy.dialects.responses_items import items_of
+from agentrl.proxy.dialects.responses_tools import response_tools
 from agentrl.proxy.model_api import session_of
 from agentrl.proxy.state import ProxyState
 from agentrl.rendering.messages import text_of
@@ -45,8 +46,8 @@ async def input_items(request: Request) -> Response:
     limit, order, after = query.get("limit", str(PAGE)), query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise bad_parameter("order", f"order must be asc or desc, got {order!r}")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= LONGEST_PAGE):
-        raise bad_parameter("limit", f"limit must be from 1 to {LONGEST_PAGE}, got {limit!r}")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) <= 9 and 1 <= int(limit) <= LONGEST_PAGE):
+        raise bad_parameter("limit", f"limit must be from 1 to {LONGEST_PAGE}, got {limit[:20]!r}")
     items = _items(await _find(state, session_id, call_id))
     if order == "desc":
         items.reverse()
@@ -105,17 +106,23 @@ def _query(request: Request, *known: str) -> dict[str, list[str]]:
 
 def _body(found: Conversation, include: list[str]) -> Json:
     """The request, its input aside: nothing is sampled for it."""
-    asked: Json = found.options[responses.ASKED]
+    asked: Json = {**found.options[responses.ASKED]}
+    asked.pop(NAMESPACES, None)
     instructions = text_of(found.system[0]) if found.options.get("has_instructions") else None
     return asked | {
-        "input": "-", "instructions": instructions, "tools": response_tools(found.tools),
+        "input": "-", "instructions": instructions, "tools": _tools(found),
         "include": [*asked.get("include", []), *include],
     }  # fmt: skip
 
 
 def _items(found: Conversation) -> list[Json]:
     """What stands before the answer; instructions are no items."""
-    return items_of(found.all[bool(found.options.get("has_instructions")) : -1], found.call_id)
+    return items_of(found.all[bool(found.options.get("has_instructions")) : -1], found.call_id, _tools(found))
+
+
+def _tools(found: Conversation) -> list[Json]:
+    """The functions that the policy was shown, in their namespaces."""
+    return response_tools(found.tools, found.options[responses.ASKED].get(NAMESPACES, []))
 
 
 def _json(body: bytes) -> Response:

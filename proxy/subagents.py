@@ -13,11 +13,11 @@ from starlette.requests import Request
 
 from agentrl.errors import RequestError
 from agentrl.proxy import keys
+from agentrl.proxy.bounds import LONGEST_KEY
 from agentrl.proxy.state import ProxyState
 from agentrl.store import sessions
 
 NAME_HEADER = "x-session-id"
-LONGEST_NAME = 200
 
 
 async def session_of_subagent(request: Request, state: ProxyState) -> str | None:
@@ -37,9 +37,9 @@ async def session_of_subagent(request: Request, state: ProxyState) -> str | None
     name = request.headers.get(NAME_HEADER, "")
     if name == parent_id:
         return None
-    if not 0 < len(name) <= LONGEST_NAME:
+    if not 0 < len(name) <= LONGEST_KEY:
         raise RequestError(
-            400, f"{keys.PARENT_HEADER} needs X-Session-ID, the sub-agent's name, of at most {LONGEST_NAME} characters",
+            400, f"{keys.PARENT_HEADER} needs X-Session-ID, the sub-agent's name, of at most {LONGEST_KEY} characters",
             code="invalid_parameter", param="X-Session-ID",
         )  # fmt: skip
     return await _session(state, parent_id, name)

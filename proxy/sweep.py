@@ -18,7 +18,7 @@ from agentrl.errors import StoreError
 from agentrl.proxy import exchanges
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import InteractionStatus
-from agentrl.store import events, heartbeats, interactions, sessions
+from agentrl.store import codec, events, heartbeats, interactions, sessions
 from agentrl.store.sessions import Limits
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ EVERY_S = 2.0
 PAGE = 256  # sessions that are asked for at once
 TOGETHER = 8  # those of them that are looked at together share a commit
 PUT_OFF_S = 60.0  # a session that cannot be dealt with is looked at again after so long
-LONGEST = 1000  # characters of why
 STUCK = "session_stuck"
 """Kind of the events that say which session cannot be dealt with, and why."""
 FORGOTTEN_S = 5.0
@@ -124,7 +123,7 @@ async def _look_at(state: ProxyState, session_id: str, ears: Ears) -> bool:
 async def _put_off(state: ProxyState, session_id: str, why: str) -> bool:
     """Whether it could be stored that a session is stuck."""
     try:
-        await state.write(_record_stuck, state.run_id, session_id, why[:LONGEST], state.replica)
+        await state.write(_record_stuck, state.run_id, session_id, codec.error_text(why), state.replica)
     except StoreError as error:
         log.error("session %s: %s", session_id, error)
         return False

@@ -26,7 +26,7 @@ import orjson
 from agentrl.config import UpstreamConfig
 from agentrl.errors import ConfigError, RequestError
 from agentrl.proxy import calls
-from agentrl.proxy.bounds import MAX_INT32
+from agentrl.proxy.bounds import MAX_INT32, check_options
 from agentrl.proxy.calls import Caller
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import InteractionStatus, Json, Role
@@ -36,10 +36,11 @@ from agentrl.tokens import TokenIds
 
 HIDDEN = b"[key]"
 CONNECT_S = 5.0
-LONGEST_ERROR = 1000
 SENT_ON = ("accept", "anthropic-version", "anthropic-beta", "openai-beta")
 SENT_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 CONVERSATION = ("messages", "input", "prompt")
+SHARED = ("model", "tools", *CONVERSATION)
+"""Parts of a request that are stored apart from its parameters."""
 DONE = "[DONE]"
 END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
 
@@ -167,6 +168,7 @@ async def _begin(
         asked = _storable(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise RequestError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+    check_options({name: value for name, value in asked.items() if name not in SHARED})
     passed = Passed(
         id=new_id(),
         session_id=caller.session_id,
@@ -208,11 +210,11 @@ async def _ask(state: ProxyState, passed: Passed) -> AsyncGenerator[Start | byte
 async def _relay(
     state: ProxyState, passed: Passed, response: aiohttp.ClientResponse
 ) -> AsyncGenerator[Start | bytes, None]:
-    clean = passed.upstream.without_key
+    clean, parts = passed.upstream.without_key, _parts(state, passed, response)
     headers = {name: value for name, value in response.headers.items() if name.lower() in SENT_BACK}
     headers["x-interaction-id"] = passed.id
     if response.status >= 400:
-        body = clean(await response.read())
+        body = clean(b"".join([part async for part in parts]))
         await _fail(state, passed, f"HTTP {response.status}: {body.decode(errors='replace')}")
         yield Start(status=response.status, headers=headers, body=body)
         return
@@ -220,7 +222,7 @@ async def _relay(
         raise RequestError(502, f"{passed.upstream.name} redirects: check its base_url", code="upstream_failed")
     started_at = time.time()
     if response.content_type != "text/event-stream":
-        body = clean(await response.read())
+        body = clean(b"".join([part async for part in parts]))
         try:
             answer = _storable(body)
             if not isinstance(answer, dict):
@@ -237,7 +239,7 @@ async def _relay(
     held: list[bytes] = []
     reason = problem = None
     holding = False  # what closes a tool call or ends the answer leaves after the commit
-    async with aclosing(split_events(response.content.iter_any())) as chunks:
+    async with aclosing(split_events(parts)) as chunks:
         async for chunk in chunks:
             event = clean(chunk)
             data = data_of(event)
@@ -262,6 +264,17 @@ async def _relay(
     else:
         raise RequestError(502, f"{passed.upstream.name} broke off", code="upstream_failed")
     yield b"".join(held)
+
+
+async def _parts(state: ProxyState, passed: Passed, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    """The answer as it comes. Raises RequestError 502 for one that is longer than a request may be."""
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > state.max_body_bytes:
+            why = f"{passed.upstream.name} answered more than {state.max_body_bytes} bytes"
+            raise RequestError(502, why, code="upstream_failed")
+        yield part
 
 
 async def split_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -344,7 +357,7 @@ def _headers(upstream: Upstream, path: str, said: Mapping[str, str]) -> dict[str
 
 def _intent(state: ProxyState, caller: Caller, passed: Passed, asked: Json) -> interactions.Intent:
     tools = asked.get("tools")
-    rest = {name: value for name, value in asked.items() if name not in ("model", "tools", *CONVERSATION)}
+    rest = {name: value for name, value in asked.items() if name not in SHARED}
     return interactions.Intent(
         id=passed.id,
         run_id=state.run_id,
@@ -390,7 +403,7 @@ async def _commit(
 
 
 async def _fail(state: ProxyState, passed: Passed, error: str) -> None:
-    await state.write(interactions.fail, passed.id, InteractionStatus.FAILED, error[:LONGEST_ERROR])
+    await state.write(interactions.fail, passed.id, InteractionStatus.FAILED, error)
 
 
 def _conversation(asked: Json) -> list[Json]:

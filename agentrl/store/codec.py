@@ -17,6 +17,9 @@ import zstandard
 from agentrl.schemas import Float32, Int32
 from agentrl.tokens import little_endian
 
+ERROR_BYTES = 4096
+"""Of an error that is stored."""
+CUT = b" [cut]"
 _local = threading.local()  # zstd contexts must not be shared between threads
 
 
@@ -94,6 +97,14 @@ def hash_key(key: str) -> str:
 def call_id(response_id: str) -> str:
     """The interaction behind a response's id in any dialect; an interaction's own id stays what it is."""
     return response_id.removeprefix("chat").removeprefix("cmpl-").removeprefix("resp_").removeprefix("msg_")
+
+
+def error_text(text: str) -> str:
+    """An error as it is stored: at most ERROR_BYTES of UTF-8, without NUL, which PostgreSQL's text does not hold."""
+    data = text.replace("\0", "\ufffd").encode(errors="replace")
+    if len(data) <= ERROR_BYTES:
+        return data.decode()
+    return data[: ERROR_BYTES - len(CUT)].decode(errors="ignore") + CUT.decode()
 
 
 def first_id(seconds: float) -> str:

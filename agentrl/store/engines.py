@@ -7,13 +7,18 @@ import time
 from sqlalchemy import Connection, and_, delete, or_, select, update
 
 from agentrl.errors import RequestError
-from agentrl.store import dialect, events
+from agentrl.store import codec, dialect, events
 from agentrl.tables import engines
 
 
 def save(conn: Connection, run_id: str, url: str, *, state: str, version: int | None, error: str | None) -> None:
     """Record what a replica believes of an engine."""
-    values = {"state": state, "version": version, "error": error, "last_seen_at": time.time()}
+    values = {
+        "state": state,
+        "version": version,
+        "error": error and codec.error_text(error),
+        "last_seen_at": time.time(),
+    }
     conn.execute(
         dialect.insert(conn, engines)
         .values(run_id=run_id, url=url, **values)

@@ -270,7 +270,7 @@ def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error
     conn.execute(
         update(interactions)
         .where(interactions.c.id == interaction_id, interactions.c.status == InteractionStatus.RUNNING)
-        .values(status=status, error=error.replace("\0", "\ufffd"), finished_at=now)  # PostgreSQL's text has no NUL
+        .values(status=status, error=codec.error_text(error), finished_at=now)
     )
 
 

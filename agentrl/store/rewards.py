@@ -14,6 +14,9 @@ from agentrl.store import trajectories
 from agentrl.store.codec import new_id
 from agentrl.tables import groups, interactions, rewards, sessions
 
+MAX_REWARDS = 20_000
+"""Of one session, superseded ones included."""
+
 
 @dataclass(frozen=True, slots=True)
 class RewardAnswer:
@@ -59,7 +62,10 @@ def add(
     ).scalar_one()
     applied = session.is_eval or (group_state in ("running", "ready") and session.status not in GONE)
     # The session's lock orders its rewards, whatever the clocks of the processes say: the last one supersedes.
-    newest = conn.execute(select(func.max(rewards.c.id)).where(rewards.c.session_id == session_id)).scalar()
+    known = select(func.max(rewards.c.id), func.count()).where(rewards.c.session_id == session_id)
+    newest, count = conn.execute(known).one()
+    if count >= MAX_REWARDS:
+        raise RequestError(403, f"the session has {count} rewards: it takes no more", code="session_limit_reached")
     reward_id = new_id(after=newest)
     conn.execute(
         insert(rewards).values(

@@ -359,6 +359,7 @@ def end(conn: Connection, session_id: str, status: SessionStatus, error: str | N
         return str(row.status)
     below = [member.id for member in family.load(conn, family.root_of(row)).below(session_id)]
     _lock_all(conn, below)
+    error = None if error is None else codec.error_text(error)
     _seal(conn, [session_id], status, error, due_in_s=0.0)
     _seal(conn, below, status, PARENT_ENDED, due_in_s=limits.silence_s(None))
     return settle(conn, session_id, limits)

@@ -19,13 +19,23 @@ import msgspec
 import orjson
 
 from agentrl.errors import RequestError
+from agentrl.proxy.dialects.neutral import Neutral, Table
 from agentrl.rendering import Delta, ParsedOutput
 from agentrl.rendering.text import reasoning_tokens
 from agentrl.schemas import Json
 
 S = TypeVar("S", bound=msgspec.Struct)
-NEAR = 0.7
+NEAR = 0.85
 """How alike two parameters' names are before one is offered for the other: a typing error, not another word."""
+SYNONYMS = (
+    ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample"),
+    ("stop", "stop_sequences"),
+    ("messages", "input", "prompt"),
+    ("system", "instructions", "system_prompt"),
+    ("response_format", "text", "output_format"),
+    ("reasoning_effort", "reasoning", "thinking"),
+)
+"""Names that the APIs have for one thing: a caller who uses another API's is told this one's."""
 UNSUPPORTED = "unsupported_parameter"
 ENGINE_REFUSED = "the engine refused the request: "
 _LOG_STAMP = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -234,6 +244,12 @@ def refuse(reasons: Mapping[str, str | bool]) -> None:
             raise unsupported(param, f"{param} is not supported: {reason}")
 
 
+def check_neutral(param: str, value: Any, neutral: Neutral) -> None:
+    """Raises RequestError 400 for a parameter with a value that would change something; null is absent."""
+    if value is not None and not neutral.holds(value):
+        raise unsupported(param, neutral.refusal(param))
+
+
 def sse(data: Any, event: str | None = None) -> bytes:
     """One server-sent event with a JSON payload."""
     line = b"data: " + orjson.dumps(data) + b"\n\n"
@@ -246,13 +262,20 @@ def _plain(value: msgspec.Struct | msgspec.Raw) -> Any:
 
 
 def _read(body: bytes, shape: type[S]) -> S:
-    """A body; what it does not know and is null is absent: some clients spell out all parameters that there are."""
+    """A body; what it does not know is absent where it is null or neutral: some clients spell out all that there is.
+
+    Raises RequestError 400 for a parameter of the shape's `NEUTRAL` that is not.
+    """
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        known = shape.__struct_encode_fields__
-        kept = {name: value for name, value in fields.items() if name in known or bytes(value) != b"null"}
+        known, table = shape.__struct_encode_fields__, neutral_of(shape)
+        kept = {}
+        for name, raw in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
+            if name in table and name not in known:
+                check_neutral(name, msgspec.json.decode(raw), table[name])
+            elif name in known or bytes(raw) != b"null":
+                kept[name] = raw
         return msgspec.json.decode(msgspec.json.encode(kept), type=shape)
 
 
@@ -260,6 +283,12 @@ def invalid_at(message: str, at: str) -> RequestError:
     """msgspec's words on a part of a body, as an error that names its place `at` and what in it is bad."""
     what, _, where = message.partition(" - at `$")
     return _invalid(f"{what} - at `$.{at}{where.rstrip('`')}`", msgspec.Struct)
+
+
+def neutral_of(shape: type[msgspec.Struct]) -> Table:
+    """The parameters that a body may have besides its fields, with values that change nothing."""
+    table: Table = getattr(shape, "NEUTRAL", {})
+    return table
 
 
 def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:
@@ -279,9 +308,12 @@ def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:
 
 
 def _near(name: str, shape: type[msgspec.Struct]) -> str:
-    """`; did you mean …?` for a name like this one, of those that are not known only to be `REFUSED`."""
+    """`; did you mean …?` for what this API calls the same thing, or a name that this one is a typing error of."""
     known = [field for field in shape.__struct_encode_fields__ if field not in getattr(shape, "REFUSED", ())]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+    same = next((names for names in SYNONYMS if name in names), ())
+    near = [field for field in known if field in same] or (
+        difflib.get_close_matches(name, known, n=1, cutoff=NEAR) if not same else []
+    )
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

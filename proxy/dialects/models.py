@@ -52,7 +52,10 @@ def _named(models: Sequence[Model]) -> list[Model]:
 
 
 def _openai(model: Model) -> Json:
-    return {"id": model.name, "object": "model", "created": int(model.created), "owned_by": "agentrl"}
+    described: Json = {"id": model.name, "object": "model", "created": int(model.created), "owned_by": "agentrl"}
+    if model.max_context is not None:
+        described["max_model_len"] = model.max_context  # as vLLM and SGLang call it
+    return described
 
 
 def _anthropic(model: Model) -> Json:

@@ -23,13 +23,14 @@ from agentrl.proxy.dialects.base import (
     Tokens,
     ToolChoice,
     bad_parameter,
+    check_neutral,
     decode_struct,
     message_of,
-    refuse,
     spoken,
     sse,
     unsupported,
 )
+from agentrl.proxy.dialects.neutral import OF_CHAT, Neutral, Table
 from agentrl.proxy.dialects.sampling import SamplingBody, Seed, Stop, TopLogprobs, format_constraint, stops
 from agentrl.proxy.dialects.tool_results import Results, text_only
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
@@ -39,20 +40,34 @@ from agentrl.schemas import Json
 __all__ = ["OpenAIChat", "message_of"]
 NAMES = {"json_schema": "response_format"}
 """What errors call differently here."""
-ONLY_MEDIUM = "only medium: the policy writes as it was trained to"
+EXCLUDED = Neutral((False,), "reasoning is always delivered")
+CONTINUOUS = Neutral((False,), "usage is told once, with the end")
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # ours pads nothing
+    continuous_usage_stats: bool | None = None
+
+
+class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
+    """How much to reason: a policy does as it has learned to."""
+
+    effort: str | None = None
+    max_tokens: int | None = None
+    summary: str | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class UsageOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include: bool | None = None
 
 
 class ChatBody(SamplingBody, kw_only=True):
     """A request as it comes."""
 
-    REFUSED: ClassVar[tuple[str, ...]] = (
-        "functions", "function_call", "modalities", "audio", "prediction", "verbosity", "web_search_options",
-    )  # fmt: skip
+    NEUTRAL: ClassVar[Table] = OF_CHAT
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -80,14 +95,8 @@ class ChatBody(SamplingBody, kw_only=True):
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    # Known, and refused unless they say what is so anyway.
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    reasoning: Reasoning | None = None  # OpenRouter's
+    usage: UsageOptions | None = None  # OpenRouter's
 
 
 class OpenAIChat:
@@ -99,7 +108,9 @@ class OpenAIChat:
     def decode(self, body: bytes) -> ModelRequest:
         """Read a request. Raises RequestError 400, naming what is wrong."""
         data = decode_struct(body, ChatBody)
-        _refuse(data)
+        check_stream_options(data.stream_options)
+        if data.reasoning is not None:
+            check_neutral("reasoning.exclude", data.reasoning.exclude, EXCLUDED)
         messages = text_only(data.messages)
         validate_messages(messages)
         _check_results(messages)
@@ -130,7 +141,7 @@ class OpenAIChat:
         for index, answer in enumerate(answers):
             choice: Json = {
                 "index": index,
-                "message": answer.message,
+                "message": {"reasoning_content": None, **answer.message},
                 "finish_reason": answer.finish_reason,
                 "logprobs": logprobs_of(head, answer.tokens) if request.logprobs else None,
             }
@@ -165,7 +176,7 @@ class ChatStream:
 
     def start(self) -> bytes:
         """An empty message of the assistant for every choice."""
-        empty = {"role": "assistant", "content": ""}
+        empty = {"role": "assistant", "content": "", "reasoning_content": None}
         return b"".join(sse(self._chunk(index, empty)) for index in range(self._request.choices))
 
     def piece(self, choice: int, piece: Piece) -> bytes:
@@ -189,9 +200,9 @@ class ChatStream:
 
     def end(self, answers: Sequence[Answer]) -> bytes:
         """The usage, if asked for, and the end."""
-        options = self._request.wire.stream_options
+        options, openrouter = self._request.wire.stream_options, self._request.wire.usage
         usage = b""
-        if options is not None and options.include_usage:
+        if (options is not None and options.include_usage) or (openrouter is not None and openrouter.include):
             usage = sse(self._chunk(0, {}) | {"choices": [], "usage": usage_of(self._head, answers)})
         return usage + b"data: [DONE]\n\n"
 
@@ -212,19 +223,10 @@ class ChatStream:
         }
 
 
-def _refuse(data: ChatBody) -> None:
-    """Raises RequestError 400 for the first parameter that asks for what is not done here."""
-    refuse(
-        {
-            "functions": data.functions is not None and "use tools",
-            "function_call": data.function_call is not None and "use tool_choice",
-            "modalities": data.modalities not in (None, ["text"]) and "the policy writes text",
-            "audio": data.audio is not None and "the policy writes text",
-            "prediction": data.prediction is not None and "the engine takes no draft of an answer",
-            "verbosity": data.verbosity not in (None, "medium") and ONLY_MEDIUM,
-            "web_search_options": data.web_search_options is not None and "the only tools are the agent's own",
-        }
-    )
+def check_stream_options(options: StreamOptions | None) -> None:
+    """Raises RequestError 400 for options that ask for what is not done here."""
+    if options is not None:
+        check_neutral("stream_options.continuous_usage_stats", options.continuous_usage_stats, CONTINUOUS)
 
 
 def _max_tokens(data: ChatBody) -> int | None:

@@ -25,7 +25,8 @@ from agentrl.proxy.dialects.base import (
     sse,
     unsupported,
 )
-from agentrl.proxy.dialects.openai_chat import StreamOptions, error_body, usage_of
+from agentrl.proxy.dialects.neutral import OF_COMPLETIONS, Table
+from agentrl.proxy.dialects.openai_chat import StreamOptions, check_stream_options, error_body, usage_of
 from agentrl.proxy.dialects.sampling import SamplingBody, Seed, Stop, TopLogprobs, stops
 from agentrl.rendering import ContentDelta
 from agentrl.schemas import Json
@@ -40,7 +41,7 @@ TokenId = Annotated[int, Meta(ge=0)]
 class CompletionsBody(SamplingBody, kw_only=True):
     """A request as it comes."""
 
-    REFUSED: ClassVar[tuple[str, ...]] = ("suffix",)
+    NEUTRAL: ClassVar[Table] = OF_COMPLETIONS
 
     prompt: str | list[str | TokenId | list[TokenId]]
     model: str | None = None
@@ -55,7 +56,6 @@ class CompletionsBody(SamplingBody, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     user: str | None = None  # harmless
-    suffix: str | None = None  # refused
 
 
 class OpenAICompletions:
@@ -69,8 +69,7 @@ class OpenAICompletions:
         data = decode_struct(body, CompletionsBody)
         prompts = prompts_of(data.prompt)
         n = data.n or 1
-        if data.suffix is not None:
-            raise unsupported("suffix", "suffix is not supported: the model writes on, it does not fill in")
+        check_stream_options(data.stream_options)
         if data.best_of not in (None, n):
             raise unsupported("best_of", f"best_of is not supported: every answer is delivered, so it must be n, {n}")
         if data.echo and data.logprobs is not None:

@@ -19,20 +19,29 @@ from agentrl.proxy.dialects.base import (
     Named,
     ToolChoice,
     bad_parameter,
+    check_neutral,
     decode_struct,
-    refuse,
     unsupported,
 )
+from agentrl.proxy.dialects.neutral import OF_CHAT, OF_RESPONSES, Neutral, Table
 from agentrl.proxy.dialects.responses_input import messages_of
 from agentrl.proxy.dialects.responses_output import ENCRYPTED, LOGPROBS, NAMES, output_items, response_json
 from agentrl.proxy.dialects.responses_stream import ResponsesStream
+from agentrl.proxy.dialects.responses_tools import chat_tools, joined, namespaces_of
 from agentrl.proxy.dialects.sampling import TopLogprobs, format_constraint
-from agentrl.rendering.validation import validate_tools
 from agentrl.schemas import Json
 
 PREVIOUS = re.compile("resp_([0-9a-f]{32})")
-TOOL_FIELDS = ("name", "description", "parameters", "strict")
-STORED_APART = ("input", "instructions", "tools", "stream", "stream_options")
+NAMESPACES = "namespaces"
+"""Where a record of a request names its tools' namespaces: the tools themselves are recorded as functions."""
+INCLUDED = (LOGPROBS, ENCRYPTED)
+OF_BUILT_IN = (
+    "web_search_call.results", "web_search_call.action.sources", "file_search_call.results",
+    "code_interpreter_call.outputs", "computer_call_output.output.image_url", "message.input_image.image_url",
+)  # fmt: skip
+"""Kinds of `include` that say more of items which no answer of a policy has."""
+ONE_MODE = Neutral(("standard",), "the policy reasons as it has learned to")
+STORED_APART = ("input", "instructions", "tools", "stream", "stream_options", "client_metadata")
 """What a record of a request need not keep: the conversation has it, or the answer is the same without."""
 
 
@@ -45,6 +54,8 @@ class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
     effort: str | None = None  # a policy reasons as it has learned to
     summary: str | None = None  # ours is the reasoning itself
     generate_summary: str | None = None
+    context: str | None = None  # all of it stands in the conversation
+    mode: str | None = None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,7 +65,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     """A request as it comes."""
 
-    REFUSED: ClassVar[tuple[str, ...]] = ("background", "conversation", "prompt", "max_tool_calls", "truncation")
+    NEUTRAL: ClassVar[Table] = OF_RESPONSES
 
     input: str | list[dict[str, Any]]
     model: str | None = None
@@ -81,12 +92,8 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    # Known, and refused unless they say what is so anyway.
-    background: bool | None = None
-    truncation: str | None = None
-    conversation: Any = None
-    prompt: Any = None
-    max_tool_calls: Any = None
+    client_metadata: dict[str, Any] | None = None  # Codex's
+    access_programs: Any = None
 
 
 class OpenAIResponses:
@@ -99,7 +106,7 @@ class OpenAIResponses:
         """Read a request. Raises RequestError 400, naming what is wrong."""
         data = decode_struct(body, ResponsesBody)
         _refuse(data)
-        tools = chat_tools(data.tools)
+        tools, left_out = chat_tools(data.tools)
         text = data.text or TextOptions()
         numbers = {"temperature": data.temperature, "top_p": data.top_p}
         return ModelRequest(
@@ -108,6 +115,7 @@ class OpenAIResponses:
             previous_id=_previous(data.previous_response_id),
             has_instructions=bool(data.instructions),
             tools=tools,
+            left_out=left_out,
             tool_choice=tool_choice(data.tool_choice, tools),
             parallel_tool_calls=data.parallel_tool_calls is not False,
             sampling={name: value for name, value in numbers.items() if value is not None},
@@ -135,37 +143,11 @@ class OpenAIResponses:
         return orjson.dumps(openai_chat.error_body(error, NAMES))
 
 
-def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
-    """Function tools in Chat Completions' shape. Raises RequestError 400 for other tools and for malformed ones."""
-    found: list[Json] = []
-    for i, tool in enumerate(tools or []):
-        if tool.get("type") != "function":
-            raise unsupported(
-                f"tools[{i}].type", f"tools of type {tool.get('type')!r} are not supported, only function"
-            )
-        function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-        for name in function:
-            if name not in TOOL_FIELDS:
-                raise unsupported(f"tools[{i}].{name}", f"tools[{i}]: unknown field{did_you_mean(name, TOOL_FIELDS)}")
-        if not isinstance(function.get("strict", False), bool):
-            raise bad_parameter(f"tools[{i}].strict", f"tools[{i}].strict: must be a boolean")
-        found.append({"type": "function", "function": function})
-    try:
-        validate_tools(found)
-    except RequestError as error:  # its place, where tools have no `function` around them
-        message, place = (text.replace(".function", "", 1) for text in (str(error), error.param or ""))
-        raise RequestError(error.status, message, code=error.code, param=place) from error
-    return found or None
-
-
-def response_tools(tools: Sequence[Json] | None) -> list[Json]:
-    """Tools in Chat Completions' shape as function tools."""
-    return [{"type": "function", **tool["function"]} for tool in tools or []]
-
-
 def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:
     """The Responses API's `tool_choice`. Raises RequestError 400."""
     match choice:
+        case {"type": "function", "namespace": str(namespace), "name": str(name)}:
+            return openai_chat.among(Named(joined(namespace, name)), tools)
         case {"type": "function", "name": str(name)}:
             return openai_chat.among(Named(name), tools)
         case dict():
@@ -186,7 +168,10 @@ def _messages(data: ResponsesBody) -> list[Json]:
 def _kept(data: ResponsesBody) -> Json:
     """What the response is to be shown with once more, besides its conversation."""
     names = (name for name in ResponsesBody.__struct_fields__ if name not in STORED_APART)
-    return {name: msgspec.to_builtins(value) for name in names if (value := getattr(data, name)) is not None}
+    kept = {name: msgspec.to_builtins(value) for name in names if (value := getattr(data, name)) is not None}
+    if namespaces := namespaces_of(data.tools):
+        kept[NAMESPACES] = namespaces
+    return kept
 
 
 def _previous(value: str | None) -> str | None:
@@ -203,20 +188,12 @@ def _previous(value: str | None) -> str | None:
 
 def _refuse(data: ResponsesBody) -> None:
     """Raises RequestError 400 for the first parameter that asks for what is not done here."""
-    reasons: dict[str, str | bool] = {
-        "background": data.background is True and "a response is answered at once, never in the background",
-        "truncation": data.truncation not in (None, "disabled") and "nothing is ever cut from a conversation",
-        "conversation": data.conversation is not None and "use previous_response_id, or send the whole input",
-        "prompt": data.prompt is not None and "no prompts are stored here; use instructions and input",
-        "max_tool_calls": data.max_tool_calls is not None and "it counts built-in tools, of which there are none",
-    }
     if data.text is not None:
-        verbosity = data.text.verbosity not in (None, "medium")
-        reasons["text.verbosity"] = verbosity and openai_chat.ONLY_MEDIUM
-    refuse(reasons)
+        check_neutral("text.verbosity", data.text.verbosity, OF_CHAT["verbosity"])
+    if data.reasoning is not None:
+        check_neutral("reasoning.mode", data.reasoning.mode, ONE_MODE)
     for name in data.include or ():
-        if name not in (LOGPROBS, ENCRYPTED):
-            hint = did_you_mean(name, (LOGPROBS, ENCRYPTED))
-            raise unsupported("include", f"include {name!r} is not supported{hint}")
+        if name not in (*INCLUDED, *OF_BUILT_IN):
+            raise unsupported("include", f"include {name!r} is not supported{did_you_mean(name, INCLUDED)}")
     if data.top_logprobs and LOGPROBS not in (data.include or ()):
         raise bad_parameter("top_logprobs", f"top_logprobs needs include: [{LOGPROBS!r}]")

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from agentrl.errors import RequestError
+from agentrl.proxy.dialects.responses_tools import joined
 from agentrl.proxy.dialects.tool_results import Results
 from agentrl.schemas import UNREAD, Json
 
@@ -57,6 +58,10 @@ class ReasoningText(_Part, tag="reasoning_text"):
     text: str
 
 
+class Direct(_Part, tag="direct"):
+    """The model itself called, no program that it wrote."""
+
+
 class _Item(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", kw_only=True):
     id: str | None = None
     status: str | None = None
@@ -65,18 +70,24 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", kw_onl
 class Message(_Item, tag="message"):
     role: Literal["user", "system", "developer", "assistant"]
     content: str | list[InputText | OutputText | Refusal]
+    phase: str | None = None  # of models that say which text is their last
 
 
 class FunctionCall(_Item, tag="function_call"):
     call_id: Name
     name: Name
     arguments: str
+    namespace: Name | None = None
+    caller: Direct | None = None
     parsed_arguments: Any = None  # of the SDK's own parsing
 
 
 class FunctionCallOutput(_Item, tag="function_call_output"):
     call_id: Name
     output: str | list[InputText | InputImage | InputFile]
+    name: str | None = None
+    namespace: str | None = None
+    caller: Direct | None = None
 
 
 class Reasoning(_Item, tag="reasoning"):
@@ -113,8 +124,9 @@ def messages_of(items: Sequence[Json], *, goes_on: bool = False) -> list[Json]:
                 turn = _turn(messages)
                 if text := _reasoning(item, at):
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + text
-            case FunctionCall(call_id=call_id, name=name, arguments=arguments):
-                call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            case FunctionCall(call_id=call_id, arguments=arguments) as item:
+                function = {"name": joined(item.namespace, item.name), "arguments": arguments}
+                call = {"id": call_id, "type": "function", "function": function}
                 _turn(messages).setdefault("tool_calls", []).append(call)
                 results.call(call_id)
             case FunctionCallOutput(call_id=call_id, output=output):

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from agentrl.proxy.dialects.responses_output import PREFIXES
+from agentrl.proxy.dialects.responses_tools import spoken
 from agentrl.rendering.messages import text_of
 from agentrl.schemas import Json
 
 
-def items_of(messages: Sequence[Json], call_id: str) -> list[Json]:
-    """The items that messages in Chat Completions' shape stand for; their ids are of the call that they went into."""
-    items = (item for message in messages for item in _items(message))
+def items_of(messages: Sequence[Json], call_id: str, tools: Sequence[Json]) -> list[Json]:
+    """The items that messages in Chat Completions' shape stand for; their ids are of the call that they went into.
+
+    The response's `tools` say which functions are of a namespace.
+    """
+    items = (item for message in messages for item in _items(message, tools))
     return [
         item | {"id": f"{PREFIXES[item['type']]}_{call_id}_in{place}", "status": "completed"}
         for place, item in enumerate(items)
     ]
 
 
-def _items(message: Json) -> Iterator[Json]:
+def _items(message: Json, tools: Sequence[Json]) -> Iterator[Json]:
     role, text = message["role"], text_of(message)
     if role == "tool":
         yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": text}
@@ -32,4 +36,5 @@ def _items(message: Json) -> Iterator[Json]:
     if text or not calls:
         yield {"type": "message", "role": role, "content": [{"type": "output_text", "text": text, "annotations": []}]}
     for call in calls:
-        yield {"type": "function_call", "call_id": call["id"], **call["function"]}
+        name = spoken(tools, call["function"]["name"])
+        yield {"type": "function_call", "call_id": call["id"], **call["function"], **name}

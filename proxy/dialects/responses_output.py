@@ -8,6 +8,7 @@ from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import Answer, Head, ModelRequest, Tokens, spoken
 from agentrl.proxy.dialects.openai_chat import logprobs_of, usage_of
 from agentrl.proxy.dialects.responses_input import seal
+from agentrl.proxy.dialects.responses_tools import spoken as spoken_name
 from agentrl.schemas import Json
 
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "function_call_output": "fco"}
@@ -29,7 +30,8 @@ def output_items(request: ModelRequest, head: Head, answer: Answer) -> list[Json
         part = text_part(message["content"] or "", logprobs)
         items.append(new_item("message", head, len(items)) | {"content": [part]})
     for call in calls:
-        fields = {"call_id": call["id"], **call["function"]}
+        name = spoken_name(request.wire.tools, call["function"]["name"])
+        fields = {"call_id": call["id"], **call["function"], **name}
         items.append(new_item("function_call", head, len(items)) | fields)
     for item in items:
         item["status"] = "completed"

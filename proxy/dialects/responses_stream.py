@@ -23,6 +23,7 @@ from agentrl.proxy.dialects.responses_output import (
     text_logprobs,
     text_part,
 )
+from agentrl.proxy.dialects.responses_tools import spoken
 from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 from agentrl.schemas import Json
 
@@ -58,7 +59,7 @@ class ResponsesStream:
                     out += self._switch("reasoning") + self._delta("reasoning_text.delta", text, content_index=0)
                 case ToolCallDelta(_, call_id, name, arguments):
                     if call_id is not None:
-                        out += self._close() + self._open("function_call", {"call_id": call_id, "name": name})
+                        out += self._close() + self._open("function_call", self._called(call_id, name or ""))
                     if arguments:
                         out += self._delta("function_call_arguments.delta", arguments)
         return out
@@ -82,6 +83,9 @@ class ResponsesStream:
         body = error_body(error, NAMES)
         flat = {name: body["error"][name] for name in ("code", "message", "param")}
         return failed + sse({"type": "error", "sequence_number": self._sequence, **flat, **body}, "error")
+
+    def _called(self, call_id: str, name: str) -> Json:
+        return {"call_id": call_id, **spoken(self._request.wire.tools, name)}
 
     def _switch(self, kind: str) -> bytes:
         """An open item of this kind."""

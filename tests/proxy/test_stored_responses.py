@@ -121,7 +121,7 @@ def test_what_is_no_response_of_the_session_is_not_found(proxy, conversation):
     ("path", "param"),
     [
         ("?stream=true", "stream"),
-        ("?include=file_search_call.results", "include"),
+        ("?include=file_search_results", "include"),
         ("/input_items?before=x", "before"),
         ("/input_items?limit=0", "limit"),
         ("/input_items?limit=101", "limit"),
@@ -135,3 +135,24 @@ def test_a_query_that_cannot_be_is_refused_by_name(proxy, conversation, path, pa
         f"{session['base_url']}/responses/{first.id}{path}", headers={"Authorization": f"Bearer {session['api_key']}"}
     )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_calls_of_a_namespace_are_shown_with_it(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("n__calc(ab)"), proxy.says("ba"))
+    tools = [{"type": "namespace", "name": "n", "description": "d", "tools": [CALC]}, {"type": "web_search"}]
+    url, key = session["base_url"], {"Authorization": f"Bearer {session['api_key']}"}
+    body = {"model": "test", "input": "abcd", "tools": tools}
+    first = httpx.post(f"{url}/responses", json=body, headers=key).raise_for_status().json()
+    (item,) = [item for item in first["output"] if item["type"] == "function_call"]
+    assert (item["namespace"], item["name"]) == ("n", "calc")
+    shown = httpx.get(f"{url}/responses/{first['id']}", headers=key).raise_for_status().json()
+    assert shown["output"] == first["output"]
+    result = {"type": "function_call_output", "call_id": item["call_id"], "output": "ba"}
+    body |= {"input": [{"role": "user", "content": "abcd"}, *first["output"], result]}
+    then = httpx.post(f"{url}/responses", json=body, headers=key).raise_for_status().json()
+    before = httpx.get(f"{url}/responses/{then['id']}/input_items", headers=key).raise_for_status().json()["data"]
+    assert [(one.get("namespace"), one["name"]) for one in before if one["type"] == "function_call"] == [("n", "calc")]
+    calls = proxy.calls(session)
+    assert [call["options"]["left_out"] for call in calls] == [["web_search"]] * 2
+    assert calls[1]["parent_id"] == calls[0]["id"]

@@ -449,6 +449,20 @@ def test_such_calls_count_against_the_limits_of_their_session(proxy, judge, unti
     assert len(judge.got) == 2
 
 
+@pytest.mark.parametrize("run_limits", [{"max_body_bytes": 20_000}])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_without_end_is_not_collected(proxy, judge, streamed):
+    session = proxy.session()
+    if streamed:
+        judge.answer = stream(STREAM[0], b"data: " + b"x" * 30_000)
+    else:
+        judge.answer = whole({"choices": [{"finish_reason": "stop", "message": {"content": "x" * 30_000}}]})
+    with pytest.raises(openai.APIError, match="answered more than 20000 bytes"):
+        list(ask(proxy, session, stream=streamed))
+    (call,) = proxy.calls(session)
+    assert call["status"] == "failed"
+
+
 @pytest.mark.parametrize("run_limits", [{"max_tokens_per_session": 50}])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_tokens_that_they_say_they_took_count_for_the_root_of_their_session(proxy, judge, streamed):

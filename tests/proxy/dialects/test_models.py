@@ -26,6 +26,7 @@ def test_openai_lists_models():
         ("judge", 1_760_000_001),
         ("default", 1_760_000_000),
     ]
+    assert [model.get("max_model_len") for model in body["data"]] == [4096, None, 4096]
 
 
 def test_anthropic_lists_models_on_one_page():

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.base import Named
-from agentrl.proxy.dialects.openai_chat import ChatBody, OpenAIChat
+from agentrl.proxy.dialects.base import Answer, Head, Named, Tokens
+from agentrl.proxy.dialects.openai_chat import OpenAIChat
 from agentrl.rendering.validation import validate_messages
 from agentrl.schemas import UNREAD
 
@@ -68,13 +68,6 @@ def test_bad_parameters_are_refused_by_name(fields, status, param):
     assert (error.status, error.param) == (status, param)
 
 
-def test_every_parameter_of_the_sdk_is_known_or_refused_by_name():
-    from openai.types.chat import completion_create_params
-
-    names = {"stream", *completion_create_params.CompletionCreateParamsBase.__annotations__}
-    assert names <= set(ChatBody.__struct_fields__)
-
-
 def test_what_a_tools_result_holds_besides_text_is_replaced_by_a_text():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     words = {"type": "text", "text": "See "}
@@ -84,6 +77,23 @@ def test_what_a_tools_result_holds_besides_text_is_replaced_by_a_text():
     validate_messages(found)
     with pytest.raises(RequestError, match="'image_url' are not supported"):
         OpenAIChat().decode(json.dumps({"messages": [{"role": "user", "content": [image]}]}).encode())
+
+
+def test_a_message_without_reasoning_has_it_as_null():
+    """As SGLang and vLLM have it, so that programs may read the attribute of the SDK's object."""
+    dialect = OpenAIChat()
+    request = dialect.decode(json.dumps({"messages": MESSAGES}).encode())
+    head = Head(id="0" * 32, created=7, model="m", prompt_tokens=3, decode=lambda ids: "a")
+    answer = Answer(
+        interaction_id="0" * 32, message={"role": "assistant", "content": "a"}, finish_reason="stop", stop=None,
+        prompt_ids=[1], cached_tokens=0, tokens=Tokens([1], [-0.5]), versions=[[0, 0, 1]],
+    )  # fmt: skip
+    message = json.loads(dialect.encode(request, head, [answer]))["choices"][0]["message"]
+    first = json.loads(dialect.stream(request, head).start().removeprefix(b"data: "))["choices"][0]["delta"]
+    assert message == {"role": "assistant", "content": "a", "reasoning_content": None}
+    assert first == {"role": "assistant", "content": "", "reasoning_content": None}
+    history = [*MESSAGES, message, *MESSAGES]
+    assert dialect.decode(json.dumps({"messages": history}).encode()).messages[1]["content"] == "a"
 
 
 def test_the_budget_may_be_spelled_twice_but_not_differ():

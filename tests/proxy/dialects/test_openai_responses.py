@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import Answer, Head, Named, Piece, Tokens
-from agentrl.proxy.dialects.openai_responses import OpenAIResponses, ResponsesBody
+from agentrl.proxy.dialects.openai_responses import OpenAIResponses
 from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.validation import validate_messages
@@ -360,14 +360,21 @@ def test_what_a_tools_output_holds_besides_text_is_replaced_by_a_text():
         ({"text": {"verbosity": "low"}}, 400, "text.verbosity"),
         ({"text": {"format": {"type": "grammar"}}}, 400, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, 400, "text.format"),
-        ({"include": ["file_search_call.results"]}, 400, "include"),
+        ({"include": ["file_search_results"]}, 400, "include"),
         ({"top_logprobs": 2}, 400, "top_logprobs"),
         ({"top_logprobs": 21, "include": [LOGPROBS]}, 400, "top_logprobs"),
         ({"previous_response_id": "resp_1"}, 400, "previous_response_id"),
         ({"previous_response_id": ID}, 400, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+        ({"tools": [{"type": "web_serch"}]}, 400, "tools[0].type"),
         ({"tools": [CALC, {"type": "custom", "name": "x"}]}, 400, "tools[1].type"),
-        ({"tools": [{**CALC, "defer_loading": True}]}, 400, "tools[0].defer_loading"),
+        ({"tools": [{**CALC, "async": True}]}, 400, "tools[0].async"),
+        ({"tools": [{**CALC, "allowed_callers": ["programmatic"]}]}, 400, "tools[0].allowed_callers"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, 400, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, 400, "tools[0].tools"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, 400, "tools[0].tools[0].type"),
+        ({"tools": [{**CALC, "name": "n__calc"}, {"type": "namespace", "name": "n", "tools": [CALC]}]}, 400, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, 400, "tool_choice"),
+        ({"tools": [CALC, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, 400, "tool_choice"),
         ({"tools": [{"type": "function"}]}, 400, "tools[0].name"),
         ({"tools": [{**CALC, "parameters": 3}]}, 400, "tools[0].parameters"),
         ({"messages": []}, 400, "messages"),
@@ -382,13 +389,6 @@ def test_what_a_tools_output_holds_besides_text_is_replaced_by_a_text():
 def test_bad_parameters_are_refused_by_name(fields, status, param):
     error = refusal(**fields)
     assert (error.status, error.param) == (status, param)
-
-
-def test_every_parameter_of_the_sdk_is_known_or_refused_by_name():
-    from openai.types.responses import response_create_params
-
-    names = {"stream", *response_create_params.ResponseCreateParamsBase.__annotations__}
-    assert names <= set(ResponsesBody.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -433,3 +433,71 @@ def test_ids_are_the_same_streamed_or_not_and_differ_within_a_response():
     ids = [item.id for item in stream(decode(), deltas, answer(message_from(deltas)))[-1].response.output]
     assert len(set(ids)) == len(ids) == 5
     assert [id.split("_")[0] for id in ids] == ["rs", "msg", "rs", "fc", "fc"]
+
+
+SPACE = {
+    "type": "namespace", "name": "agents", "description": "Other agents.",
+    "tools": [{**CALC, "name": "spawn", "description": "Start one."}, {**CALC, "name": "wait"}],
+}  # fmt: skip
+
+
+class TestTools:
+    def test_a_namespace_becomes_functions_and_built_in_tools_are_left_out(self):
+        request = decode(tools=[CALC, SPACE, {"type": "web_search"}, {"type": "web_search_preview_2025_03_11"}])
+        assert [tool["function"]["name"] for tool in request.tools] == ["calc", "agents__spawn", "agents__wait"]
+        assert request.tools[1]["function"]["description"] == "agents: Other agents.\n\nStart one."
+        assert "description" not in request.tools[2]["function"]
+        assert request.left_out == ["web_search", "web_search_preview_2025_03_11"]
+
+    def test_without_functions_there_are_no_tools(self):
+        request = decode(tools=[{"type": "web_search"}, {"type": "file_search", "vector_store_ids": ["v"]}])
+        assert (request.tools, request.left_out) == (None, ["web_search", "file_search"])
+
+    def test_what_changes_nothing_for_a_policy_is_dropped_from_a_function(self):
+        plain = decode(tools=[CALC]).tools
+        assert (
+            plain
+            == decode(
+                tools=[
+                    {**CALC, "defer_loading": True, "output_schema": {}, "async": False, "allowed_callers": ["direct"]}
+                ]
+            ).tools
+        )
+
+    @pytest.mark.parametrize("name", ["calc", "agents__spawn", "made_up"])
+    def test_a_call_goes_out_with_its_namespace_and_comes_back_as_it_was_sampled(self, name):
+        request = decode(tools=[CALC, SPACE])
+        the_answer = answer({"content": None, "tool_calls": [call("call_0", name, "{}")]})
+        whole = json.loads(DIALECT.encode(request, head(), [the_answer]))
+        encoder = DIALECT.stream(request, head())
+        delta = encoder.piece(0, Piece([ToolCallDelta(0, "call_0", name, "{}")], the_answer.tokens))
+        data = encoder.start() + delta + encoder.finish(0, the_answer) + encoder.end([the_answer])
+        events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: ")]
+        expected = ("agents", "spawn") if name == "agents__spawn" else (None, name)
+        items = [event["item"] for event in events if event["type"].startswith("response.output_item")]
+        assert len(items) == 2
+        for item in (*whole["output"], *items):
+            assert (item.get("namespace"), item["name"]) == expected
+        assert events[-1]["response"] == whole
+        (back,) = decode(input=[{"role": "user", "content": "q"}, *whole["output"]]).messages[1:]
+        assert back["tool_calls"] == the_answer.message["tool_calls"]
+
+    def test_a_function_of_a_namespace_can_be_required(self):
+        request = decode(tools=[SPACE], tool_choice={"type": "function", "namespace": "agents", "name": "wait"})
+        assert request.tool_choice == Named("agents__wait")
+
+    def test_a_namespace_that_ends_with_the_joint_has_it_once(self):
+        request = decode(tools=[SPACE | {"name": "mcp__files__"}])
+        assert request.tools[0]["function"]["name"] == "mcp__files__spawn"
+
+    def test_codexs_own_fields_change_nothing(self):
+        extra = {"client_metadata": {"turn_id": "t"}, "prompt_cache_key": "k", "reasoning": {"summary": "auto"}}
+        plain, spelled = decode(), decode(**extra)
+        assert (spelled.messages, spelled.sampling, spelled.tools) == (plain.messages, plain.sampling, plain.tools)
+        assert "client_metadata" not in spelled.kept
+        items = [
+            {"type": "message", "role": "assistant", "phase": "final_answer", "content": "so"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "caller": {"type": "direct"}},
+            {"type": "function_call_output", "call_id": "c", "output": "1", "name": "f", "caller": {"type": "direct"}},
+        ]
+        assert [message["role"] for message in decode(input=items).messages] == ["assistant", "tool"]

@@ -1,0 +1,84 @@
+"""A model that does one small job with any coding agent's shell tool, and the script of what it says.
+
+The job takes two tool calls and an answer in words. What is said next depends on the last turn alone: on what a tool
+answered, or on there being no such answer yet (`next_line`). A scripted engine follows the script; a model with a real
+vocabulary and a long context can learn it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from agentrl.models import resolve_model
+from agentrl.rendering import load_renderer
+from agentrl.schemas import Json
+
+CONTEXT_LENGTH = 65_536
+SECRET = "heliotrope"
+JOB = "Which word is in note.txt? Write it into answer.txt with the shell, then tell me."
+COMMANDS = ("cat note.txt", f"echo {SECRET} > answer.txt && echo written")
+ANSWER = f"The word is {SECRET}."
+SHELLS: dict[str, Json] = {"Bash": {"description": "Work on the job"}}
+"""Shell tools by name, with what they take besides the command."""
+
+
+def write_folder(out: Path) -> None:
+    """Tokenizer, chat template and configuration of the model, without weights."""
+    smollm2 = resolve_model("smollm2")
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        shutil.copy(smollm2 / name, out / name)
+    tokenizer = json.loads((smollm2 / "tokenizer_config.json").read_text())
+    (out / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": CONTEXT_LENGTH}))
+    (out / "config.json").write_text(json.dumps(model_config(json.loads((smollm2 / "config.json").read_text()))))
+
+
+def model_config(smollm2: Json) -> Json:
+    """A Llama with SmolLM2's vocabulary, much smaller, with room for a coding agent's prompt."""
+    return smollm2 | {
+        "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": CONTEXT_LENGTH,
+    }  # fmt: skip
+
+
+class Script:
+    """Answers as token ids, for `FakeEngine`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._renderer = load_renderer(folder)
+        self.next_line = next_line  # another test may have another job
+
+    def respond(self, input_ids: list[int], sampling_params: Json) -> list[int]:
+        """What the apprentice says to a prompt."""
+        said = self.next_line(self._renderer.decode(input_ids))
+        return self._renderer.encode(said) + self._renderer.stop_token_ids[:1]
+
+
+def next_line(prompt: str) -> str:
+    """The next answer, by the prompt's last turn; a call is in call syntax, for the first shell tool of the prompt."""
+    role, said = last_turn(prompt)
+    if role != "tool":
+        return shell_call(prompt, COMMANDS[0])
+    if SECRET in said:
+        return shell_call(prompt, COMMANDS[1])
+    return ANSWER
+
+
+def last_turn(prompt: str) -> tuple[str, str]:
+    """Who spoke last, and what."""
+    role, _, said = prompt.split("<|im_start|>")[-2].partition("\n")
+    return role, said
+
+
+def shell_call(prompt: str, command: str) -> str:
+    """A call of the prompt's shell tool."""
+    tools = prompt.partition("\nTools: ")[2]
+    name = next(name for name in SHELLS if f"{name}(" in tools)
+    return call(name, **SHELLS[name] | {"command": command})
+
+
+def call(tool: str, **arguments: Any) -> str:
+    """A call in call syntax."""
+    return f"{tool}({json.dumps(arguments)})"
