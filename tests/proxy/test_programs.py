@@ -55,9 +55,8 @@ class Greeter:
     async def run(self, data: dict[str, Any], **extra: Any) -> float:
         own = {name: extra[name] for name in ("base_url", "api_key")}
         client = AsyncAnthropic(max_retries=0, **(extra["anthropic"] if self.shares else own))
-        reply = await client.messages.create(
-            model="default", max_tokens=4, messages=[{"role": "user", "content": "Hi"}]
-        )
+        hello = [{"role": "user", "content": "Hi"}]
+        reply = await client.messages.create(model="default", max_tokens=9, messages=hello)
         return float(reply.content[0].text == "Hello.")
 
 
