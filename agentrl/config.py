@@ -49,15 +49,20 @@ class EngineConfig(Section):
     start_timeout_s: Seconds = 300.0
     """Give up on a server that is not healthy after this long."""
     urls: list[str] = Field(default_factory=list)
-    """Servers that already run; when given, none is started."""
+    """Servers that already run; when given, none is started. Their keys are in AGENTRL_ENGINE_KEY."""
     extra_args: list[str] = Field(default_factory=list)
     """Passed to `sglang.launch_server` as they are."""
+
+    @field_validator("urls")
+    @classmethod
+    def _are_plain_addresses(cls, value: list[str]) -> list[str]:
+        return [plain_address(url, "; use AGENTRL_ENGINE_KEY") for url in value]
 
 
 def plain_address(value: str, instead: str = "") -> str:
     """An HTTP address without a slash at its end. Raises ValueError for anything else, and for one with a password."""
     parts = urlsplit(value)
-    if parts.username is not None:
+    if "@" in value:
         raise ValueError(f"must not hold a password: it is stored with the run{instead}")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"must be http://HOST… or https://HOST… without a query, got {value!r}")

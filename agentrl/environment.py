@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -13,7 +14,9 @@ PROXY_URL = "AGENTRL_PROXY_URL"
 RUN_KEY = "AGENTRL_RUN_KEY"
 ADMIN_KEY = "AGENTRL_ADMIN_KEY"
 DATABASE_URL = "AGENTRL_DATABASE_URL"
-SECRETS = frozenset({RUN_KEY, ADMIN_KEY, DATABASE_URL})
+ENGINE_KEY = "AGENTRL_ENGINE_KEY"
+ENGINE_KEYS = "AGENTRL_ENGINE_KEYS"
+SECRETS = frozenset({RUN_KEY, ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS})
 """A database's URL holds its password."""
 # Greedy, up to the last `@`: a password that should have been percent-encoded is hidden as a whole.
 _PASSWORD = re.compile(r"\A((?>[\w+]+://)?+[^:@/]*):.*@|(?<=[?&]password=)[^&]*", re.DOTALL)
@@ -50,6 +53,16 @@ def masked(value: Any, name: str = "") -> Any:
     if _SECRET_NAME.search(name) and not name.endswith("_env"):
         return MASK
     return without_password(value) if "://" in value else value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def key_from(env: Mapping[str, str], name: str) -> str | None:

@@ -77,7 +77,15 @@ class NonFiniteError(AgentRLError):
 
 
 class EngineError(AgentRLError):
-    """An inference engine failed a call."""
+    """An inference engine failed a call.
+
+    The message is for the operator: it may hold the engine's address and whatever answered there. `said` is what the
+    engine itself says of the request, for whoever sent it.
+    """
+
+    def __init__(self, message: str, *, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
 
 
 class EngineUnavailable(EngineError):

@@ -76,6 +76,7 @@ class FakeEngine:
         vocab_size: int | None = None,
         cumulative: bool = False,
         takes_adapters: bool = True,
+        key: str | None = None,
         token_delay_s: float = 0.0,
         port: int = 0,
     ) -> None:
@@ -87,6 +88,7 @@ class FakeEngine:
         self.vocab_size = vocab_size
         self.cumulative = cumulative
         self.takes_adapters = takes_adapters
+        self.key = key
         self.token_delay_s = token_delay_s
         self.port = port
         self.paused = False
@@ -186,7 +188,7 @@ class FakeEngine:
         loop.close()
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=2**30)
+        app = web.Application(client_max_size=2**30, middlewares=[self._key_required])
         app.router.add_post("/generate", self._generate)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/health", self._health)
@@ -213,6 +215,15 @@ class FakeEngine:
         for path, control in controls.items():
             app.router.add_post(path, self._recorded(path, control))
         return app
+
+    @web.middleware
+    async def _key_required(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization")
+        if self.key is None or request.path in ("/health", "/ready") or given == f"Bearer {self.key}":
+            return await handler(request)
+        return _json({"error": {"message": "this engine needs its key", "code": 401}}, 401)
 
     def _recorded(
         self, path: str, control: Callable[[Json], Awaitable[tuple[int, Json]]]

@@ -34,6 +34,7 @@ from starlette.responses import Response
 from agentrl import __version__
 from agentrl.config import RunConfig
 from agentrl.engine.client import EngineClient
+from agentrl.engine.keys import EngineKeys
 from agentrl.errors import FencedError, RequestError, StoreError, ValueRefused
 from agentrl.proxy import (
     areal,
@@ -89,6 +90,7 @@ class Settings:
     database_url: str = field(repr=False)
     run_name: str
     engine_urls: list[str]
+    engine_keys: EngineKeys = field(default_factory=EngineKeys, repr=False)
     admin_key: str = field(repr=False)
     replica: str  # stable over restarts, so that a restarted proxy finds its own orphaned calls
 
@@ -164,7 +166,7 @@ async def _running(
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        clients = [EngineClient(url, http) for url in settings.engine_urls]
+        clients = [EngineClient(url, http, key=settings.engine_keys.of(url)) for url in settings.engine_urls]
         pool = EnginePool(
             clients, records, adapters=Adapters(records.oldest_call) if by_adapter else None,
             pause_mode=config.publish.pause, update_timeout_s=config.publish.update_timeout_s,

@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 from prometheus_client.exposition import choose_encoder
@@ -167,7 +166,7 @@ class Metrics:
         """Read what counts itself: the writer's queue, the pool."""
         self._queued.set(state.database.queued)
         for engine in state.pool.engines:
-            name = without_password(engine.url)
+            name = engine.url
             self._running.labels(name).set(engine.running)
             self._usable.labels(name).set(engine.state != "dead")
 
@@ -242,7 +241,7 @@ class _Store:
         states = GaugeMetricFamily("agentrl_engine_state", "1: its state in the store.", labels=["engine", "state"])
         versions = GaugeMetricFamily("agentrl_engine_version", "The weight version that it reports.", labels=["engine"])
         for engine in facts["engines"]:
-            name = without_password(engine["url"])
+            name = engine["url"]
             states.add_metric([name, engine["state"]], 1.0)
             if engine["version"] is not None:
                 versions.add_metric([name], engine["version"])
@@ -252,11 +251,6 @@ class _Store:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"agentrl_{name}", text, value=value)
-
-
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return url if parts.username is None else parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 class _Counted:

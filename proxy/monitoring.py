@@ -67,7 +67,7 @@ async def status(request: Request, window_s: Annotated[float, Query(gt=0, le=600
     found = await state.read(activity.of_run, state.run_id, window_s)
     running = metrics.engine_calls(state)
     for engine in found["engines"]:
-        engine["running"] = running.get(metrics.without_password(engine["url"]), 0)
+        engine["running"] = running.get(engine["url"], 0)
     return {**found, "commit_queue": state.database.queued, "replica": state.replica}
 
 

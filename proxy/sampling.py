@@ -37,6 +37,7 @@ WHOLE_INTERVAL = 256
 """Tokens per event where nobody waits for the single ones: so many are lost when the engine dies."""
 ABORT_TIMEOUT_S = 5.0
 RETRY_AFTER_S = 5.0
+NO_REASON = "it gives no reason"
 BEHIND_DEADLINE_S = 0.1  # an engine that times out has no say in whether the deadline is over
 
 
@@ -158,7 +159,7 @@ async def sample(
     A `whole` answer comes in fewer events. Raises RequestError: 400 when the engine refuses the request, 503 when no
     engine serves before `deadline` (monotonic seconds) or too many calls were sent again, 504 when the answer is not
     whole by then, 502 when the engine fails it or too many engines died under it. Raises Interrupted when it cannot be
-    continued exactly.
+    continued exactly. What callers are told names no engine; the log does.
     """
     if whole:
         params = params | {"stream_interval": WHOLE_INTERVAL}
@@ -189,7 +190,9 @@ async def sample(
                         if time.monotonic() > deadline:
                             raise _late()
             except EngineRejected as error:
-                raise spoken(RequestError(400, f"{ENGINE_REFUSED}{error}", code="engine_rejected"), {}) from error
+                log.info("call %s: %s refused it", rid, engine.url)
+                said = f"{ENGINE_REFUSED}{error.said or NO_REASON}"
+                raise spoken(RequestError(400, said, code="engine_rejected"), {}) from error
             except EngineUnavailable as error:
                 gone = True
                 if time.monotonic() > deadline:
@@ -197,7 +200,8 @@ async def sample(
                 await _may_go_on(pool, engine, rid, error)
                 await segment.account(sampled, pool)
             except EngineError as error:
-                raise RequestError(502, f"the engine failed: {error}", code="engine_error") from error
+                log.warning("call %s: %s failed it: %s", rid, engine.url, type(error).__name__)  # which may quote it
+                raise RequestError(502, "the engine failed", code="engine_error") from error
             finally:
                 pool.release(engine)
                 if not (segment.ended or gone):
@@ -233,11 +237,12 @@ async def _begin(pool: EnginePool, sampled: Sampled, session_id: str, deadline: 
 async def _may_go_on(pool: EnginePool, engine: Engine, rid: str, error: EngineError) -> None:
     """The engine died; whether the call may be sent to another one. Raises RequestError."""
     if await pool.failed(engine, rid, error) > MAX_DEATHS:
-        message = f"{MAX_DEATHS + 1} engines died while they sampled this call: {error}"
+        log.error("call %s is given up: %s", rid, error)
+        message = f"{MAX_DEATHS + 1} engines died while they sampled this call"
         raise RequestError(502, message, code="engine_died") from error
     if not pool.budget.take(time.monotonic(), pool.calls):
         raise RequestError(
-            503, f"engines fail, and too many calls were sent again: {error}", code="engine_unavailable",
+            503, "engines fail, and too many calls were sent again", code="engine_unavailable",
             retry_after_s=RETRY_AFTER_S,
         ) from error  # fmt: skip
 

@@ -1,7 +1,8 @@
 """One of the processes of `agentrl proxy --workers N`: `python -m agentrl.proxy.worker JOB`, started by workers.py.
 
-The database's URL and the admin key come from the environment. When the parent dies in whatever way, the socket pair
-closes, and the worker stops too. Ctrl-C in a terminal reaches every process: the parent decides what it means.
+The database's URL, the admin key and the engines' keys come from the environment. When the parent dies in whatever way,
+the socket pair closes, and the worker stops too. Ctrl-C in a terminal reaches every process: the parent decides what it
+means.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def main() -> int:
 
     metrics.share(job.index)
 
+    from agentrl.engine.keys import EngineKeys
     from agentrl.proxy import connections
     from agentrl.proxy.app import Settings, create_app
 
@@ -63,6 +65,7 @@ def main() -> int:
         database_url=os.environ["AGENTRL_DATABASE_URL"],
         run_name=job.run_name,
         engine_urls=job.engine_urls,
+        engine_keys=EngineKeys.from_env(os.environ),
         admin_key=os.environ["AGENTRL_ADMIN_KEY"],
         replica=f"{job.replica}/{job.index}",
     )

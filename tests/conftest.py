@@ -18,7 +18,7 @@ import uvicorn.server
 sys.path.insert(0, str(Path(__file__).parent))  # for `import databases` and so on
 
 from databases import KINDS, Databases
-from serving import serving
+from serving import ENGINE_KEY, serving
 
 from agentrl.engine.client import EngineClient
 from agentrl.engine.server import Server
@@ -123,9 +123,9 @@ def sglang_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def sglang_server_for_adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A second one, which takes adapters."""
+    """A second one, which takes adapters, and asks for ENGINE_KEY."""
     log_file = tmp_path_factory.mktemp("sglang-adapters") / "engine.log"
-    with serving(tiny_model, log_file, max_running_requests=32, lora_rank=8) as server:
+    with serving(tiny_model, log_file, max_running_requests=32, lora_rank=8, key=ENGINE_KEY) as server:
         yield server
 
 
@@ -133,7 +133,7 @@ def sglang_server_for_adapters(tiny_model: Path, tmp_path_factory: pytest.TempPa
 async def sglang_for_adapters(sglang_server_for_adapters: Server, tiny_model: Path) -> Server:
     """That one with base weights as version 0, without adapters, empty."""
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(sglang_server_for_adapters.url, http)
+        client = EngineClient(sglang_server_for_adapters.url, http, key=ENGINE_KEY)
         await client.abort_all()
         for name in await client.adapters():
             await client.unload_adapter(name)

@@ -13,6 +13,8 @@ from agentrl.schemas import VersionState
 from agentrl.store import Database
 from agentrl.tables import weight_versions
 
+ENGINE_KEY = "arl-engine-of-tests-0123456789abcdef"
+
 
 @contextmanager
 def serving(model: Path, log_file: Path, max_running_requests: int = 8, **settings: Any) -> Iterator[Server]:

@@ -35,14 +35,18 @@ def engine(
 ) -> None:
     """Start a real SGLang server, on a GPU or a plain CPU, restart it when it dies, end it on Ctrl-C.
 
-    Base weights are version 0. A proxy that knows the server brings it to the run's version by itself.
+    Base weights are version 0. A proxy that knows the server brings it to the run's version by itself. The server asks
+    for the key in AGENTRL_ENGINE_KEY, else for a random one, which is written beside the log: the proxy needs it.
     """
+    import os
+
     from rich.text import Text
 
     from agentrl.config import ALL_LINEAR
     from agentrl.console import Console
     from agentrl.engine.server import EngineSpec, check_port, free_port, pick_device
     from agentrl.engine.supervisor import EngineSupervisor, Weights
+    from agentrl.environment import ENGINE_KEY, key_from
     from agentrl.models import check_model_folder, resolve_model
 
     if (weights is None) != (version is None):
@@ -55,6 +59,8 @@ def engine(
     with console.status(Text(f"preparing model {model}")):
         folder = resolve_model(model)
         device = pick_device(device)
+    log_file = log_file or Path("runs") / f"engine-{port}.log"
+    key_file = log_file.with_suffix(".key")
     spec = EngineSpec(
         model=folder,
         host=host,
@@ -63,13 +69,27 @@ def engine(
         dtype=dtype,
         max_total_tokens=max_total_tokens,
         max_running_requests=max_running_requests,
-        log_file=log_file or Path("runs") / f"engine-{port}.log",
+        log_file=log_file,
         lora_rank=lora_rank,
         lora_targets=tuple(lora_target or [ALL_LINEAR]),
+        key=key_from(os.environ, ENGINE_KEY) or _made_up(key_file),
     )
     loaded = Weights(path=weights, version=version) if weights is not None and version is not None else None
-    observer = _Screen(console, spec.log_file)
+    observer = _Screen(console, spec.log_file, None if key_from(os.environ, ENGINE_KEY) else key_file)
     _run_until_signal(EngineSupervisor(spec, observer, weights=loaded, start_timeout_s=start_timeout_s), observer)
+
+
+def _made_up(path: Path) -> str:
+    """A random key, in a file that its owner alone reads."""
+    from agentrl.engine.keys import new_key
+    from agentrl.files import touch_private
+
+    key = new_key()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    touch_private(path)
+    path.write_text(key)
+    return key
 
 
 def _run_until_signal(supervisor: EngineSupervisor, screen: _Screen) -> None:
@@ -95,8 +115,9 @@ def _run_until_signal(supervisor: EngineSupervisor, screen: _Screen) -> None:
 class _Screen:
     """Shows the supervisor's news: a spinner with the time and the log's last line while the server starts."""
 
-    def __init__(self, console: Console, log_file: Path) -> None:
+    def __init__(self, console: Console, log_file: Path, key_file: Path | None) -> None:
         self._console = console
+        self._key_file = key_file
         self._log_file = log_file
         self._status = console.status("starting SGLang")
         self._status.start()
@@ -109,6 +130,8 @@ class _Screen:
     def serving(self, server: Server, start_s: float) -> None:
         self._status.stop()
         self._console.print(f"engine serving on {server.url} after {start_s:.0f} s (log: {self._log_file})")
+        if self._key_file is not None:
+            self._console.print(f"its key, for the proxy: export AGENTRL_ENGINE_KEY=$(cat {self._key_file})")
 
     def died(self, reason: str, restart_in_s: float) -> None:
         self._console.print(f"{reason}\nrestarting in {restart_in_s:.0f} s")

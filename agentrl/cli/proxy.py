@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import socket
@@ -10,6 +9,7 @@ from functools import partial
 
 import typer
 
+from agentrl.environment import is_loopback
 from agentrl.errors import UserError
 from agentrl.visible import log_to_stderr, say
 
@@ -27,11 +27,16 @@ def proxy(
 ) -> None:
     """Serve OpenAI's API in front of SGLang and record every call in the store.
 
-    The admin key comes from AGENTRL_ADMIN_KEY; on loopback one is made up when it is not set.
+    The admin key comes from AGENTRL_ADMIN_KEY; on loopback one is made up when it is not set. The engines' keys come
+    from AGENTRL_ENGINE_KEY, or AGENTRL_ENGINE_KEYS; engines off loopback must have one.
     """
+    from agentrl.engine.keys import EngineKeys
+
+    keys = EngineKeys.from_env(os.environ)
+    keys.check(engine)
     admin_key = os.environ.get("AGENTRL_ADMIN_KEY", "")
     if not admin_key:
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise UserError(f"--host {host} is not loopback: set AGENTRL_ADMIN_KEY first")
         admin_key = f"arl-admin-{secrets.token_urlsafe(24)}"
     listener = _listen(host, port)
@@ -44,6 +49,7 @@ def proxy(
 
         job = Job(run_name=run, engine_urls=engine, replica=replica, log_level=log_level, listener=listener.fileno())
         environment = {"AGENTRL_DATABASE_URL": database_url, "AGENTRL_ADMIN_KEY": admin_key}
+        environment |= keys.variables(engine)
         serving = partial(say, f"{where}, {workers} workers")
         raise typer.Exit(supervise(job, workers, environment, serving))
 
@@ -53,8 +59,9 @@ def proxy(
     from agentrl.proxy.app import Settings, create_app
 
     settings = Settings(
-        database_url=database_url, run_name=run, engine_urls=engine, admin_key=admin_key, replica=replica
-    )
+        database_url=database_url, run_name=run, engine_urls=engine, engine_keys=keys, admin_key=admin_key,
+        replica=replica,
+    )  # fmt: skip
     app = create_app(settings)
     say(where)
     connections.keep_what_is_loaded()
@@ -79,12 +86,3 @@ def _listen(host: str, port: int) -> socket.socket:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     listener.listen(2048)
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from agentrl.config import RunConfig
 from agentrl.errors import EngineUnavailable
-from agentrl.launch import parts, snapshot
+from agentrl.launch import connect, parts, snapshot
 from agentrl.launch.parts import Plan
 from agentrl.launch.process import keep_running
 from agentrl.store import Database, runs
@@ -71,6 +71,7 @@ def _plan(model: Path, folder: Path) -> Plan:
         config=config, model=model, database_url=f"sqlite:///{folder / 'doctor.db'}",
         admin_key=f"arl-admin-{secrets.token_urlsafe(24)}", run_key=f"arl-run-{secrets.token_urlsafe(24)}",
         proxy_port=proxy_port, engine_ports=engine_ports,
+        engine_keys=connect.choose_engine_keys({}, config, engine_ports),
     )  # fmt: skip
 
 

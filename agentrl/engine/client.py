@@ -18,7 +18,16 @@ from typing import Any, Literal
 import aiohttp
 import orjson
 
-from agentrl.engine.stream import BASE, Adapter, Chunk, ChunkReader, EventBuffer, parse_version
+from agentrl.engine.keys import authorization
+from agentrl.engine.stream import (
+    BASE,
+    LONGEST_SAID,
+    Adapter,
+    Chunk,
+    ChunkReader,
+    EventBuffer,
+    parse_version,
+)
 from agentrl.engine.wire import NotConnected, Wire
 from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json
@@ -52,16 +61,19 @@ class EngineInfo:
 
 
 class EngineClient:
-    """One server. `http` belongs to the caller and may be shared by many clients; `close` what was sampled over."""
+    """One server and its `key`. `http` belongs to the caller and may be shared by many clients; what was sampled over
+    is ended by `close`."""
 
     def __init__(
-        self, url: str, http: aiohttp.ClientSession, *, timeout_s: float = 600.0, control_timeout_s: float = 120.0
-    ) -> None:
+        self, url: str, http: aiohttp.ClientSession, *, key: str | None = None, timeout_s: float = 600.0,
+        control_timeout_s: float = 120.0,
+    ) -> None:  # fmt: skip
         self.url = url.rstrip("/")
+        self._headers = authorization(key)
         self._http = http
         self._timeout_s = timeout_s
         self._control_timeout_s = control_timeout_s
-        self._wire = Wire(self.url)
+        self._wire = Wire(self.url, self._headers)
 
     async def generate(
         self,
@@ -289,7 +301,7 @@ class EngineClient:
         """One exchange; every way it can fail becomes one of our three errors."""
         where = f"{self.url}{path}"
         data = None if body is None else orjson.dumps(body)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **self._headers}
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10)
         try:
             async with self._http.request(method, where, data=data, headers=headers, timeout=timeout) as response:
@@ -307,8 +319,11 @@ def _label(version: int | None) -> str | None:
 
 
 def _refusal(where: str, status: int, body: bytes) -> EngineError:
-    kind = EngineRejected if status < 500 else EngineError
-    return kind(f"{where} answered {status}: {_error_message(body)}")
+    ours = status in (401, 403)  # our key is wrong, not the request
+    kind = EngineError if ours or status >= 500 else EngineRejected
+    said = _said(body)
+    raw = body.decode(errors="replace").strip()[:LONGEST_SAID] or "no message"
+    return kind(f"{where} answered {status}: {said or raw}", said=said)
 
 
 def _late(where: str, seconds: float) -> EngineUnavailable:
@@ -329,14 +344,14 @@ def _decode(raw: bytes) -> Json:
     return value
 
 
-def _error_message(raw: bytes) -> str:
+def _said(raw: bytes) -> str:
     """SGLang words its errors as {"error": "…"}, {"error": {"message": "…"}}, {"error_message": "…"} or
-    {"message": "…"}; else the raw text."""
+    {"message": "…"}; anything else is not its own, and empty here."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return raw.decode(errors="replace").strip()[:500] or "no message"
-    error = value.get("error", value) if isinstance(value, dict) else value
+        return ""
+    error = value.get("error", value) if isinstance(value, dict) else None
     if isinstance(error, dict):
-        error = error.get("message") or error.get("error_message") or error
-    return str(error)[:500]
+        error = error.get("message") or error.get("error_message")
+    return error[:LONGEST_SAID] if isinstance(error, str) else ""

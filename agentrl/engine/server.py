@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,7 @@ import aiohttp
 from agentrl.config import ALL_LINEAR
 from agentrl.engine import guard
 from agentrl.engine.client import EngineClient, Health
-from agentrl.environment import without_secrets
+from agentrl.environment import ENGINE_KEY, is_loopback, without_secrets
 from agentrl.errors import EngineUnavailable, UserError
 from agentrl.models import check_model_folder, linear_layers
 
@@ -55,6 +55,7 @@ class EngineSpec:
     lora_rank: int = 0  # takes adapters up to this rank while it runs; 0 takes none
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # last names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
+    key: str | None = field(default=None, repr=False)  # what its clients must send; on loopback alone it may have none
 
     @property
     def url(self) -> str:
@@ -91,7 +92,7 @@ def argv(spec: EngineSpec) -> list[str]:
             options["--lora-backend"] = "torch_native"
         flags += ["--enable-lora", "--lora-target-modules", *_lora_targets(spec)]
     pairs = [part for option in options.items() for part in option]
-    return [sys.executable, "-m", "sglang.launch_server", *pairs, *flags, *spec.extra_args]
+    return [sys.executable, "-m", "agentrl.engine.serve", *pairs, *flags, *spec.extra_args]
 
 
 def _lora_targets(spec: EngineSpec) -> list[str]:
@@ -101,8 +102,10 @@ def _lora_targets(spec: EngineSpec) -> list[str]:
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
-    """Ours without secrets, offline; on a CPU without SGLang's core binding and with idle threads that sleep."""
+    """Ours, offline, without secrets but its key; on a CPU without SGLang's core binding, idle threads sleeping."""
     env = without_secrets(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if spec.key is not None:
+        env[ENGINE_KEY] = spec.key
     if spec.device == "cpu":
         env |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
         env.pop("SGLANG_USE_CPU_ENGINE", None)
@@ -110,7 +113,12 @@ def environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def launch(spec: EngineSpec) -> Server:
-    """Start a server; returns at once. Raises UserError where the model folder or the port cannot be used."""
+    """Start a server; returns at once.
+
+    Raises UserError where the model folder or the port cannot be used, or others could reach it and it has no key.
+    """
+    if spec.key is None and not is_loopback(spec.host):
+        raise UserError(f"host {spec.host} is not loopback: an engine without a key would be anybody's")
     check_model_folder(spec.model)
     check_port(spec.host, spec.port)
     spec.log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +158,7 @@ class Server:
     async def wait_healthy(self, timeout_s: float = 300.0, on_progress: Progress | None = None) -> None:
         """Return when the server serves. Raises EngineUnavailable, with the log's last lines, if it dies or is late."""
         async with aiohttp.ClientSession() as http:
-            client = EngineClient(self.url, http)
+            client = EngineClient(self.url, http, key=self.spec.key)
             while await client.health() is not Health.SERVING:
                 elapsed_s = time.monotonic() - self.started_at
                 if self.returncode is not None:

@@ -87,5 +87,5 @@ class EngineSupervisor:
     async def _load_weights(self) -> None:
         if self._weights is not None:
             async with aiohttp.ClientSession() as http:
-                client = EngineClient(self.spec.url, http)
+                client = EngineClient(self.spec.url, http, key=self.spec.key)
                 await client.update_weights_from_disk(self._weights.path, self._weights.version)

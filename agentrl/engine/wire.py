@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from base64 import b64encode
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import httptools
 
@@ -26,19 +26,16 @@ class NotConnected(ConnectionError):
 
 
 class Wire:
-    """The connections to one server, whose `url` may have a user, a password and a path in front of all others."""
+    """The connections to one server. Its `url` may have a path before all others; `headers` go with each request."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/")
-        head = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
-        if parts.username is not None:
-            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            head += f"Authorization: Basic {b64encode(secret.encode()).decode()}\r\n"
-        self._head = head
+        always = {"Host": parts.netloc, **(headers or {})}
+        self._head = "".join([f"{name}: {value}\r\n" for name, value in always.items()])
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.engine.keys import EngineKeys
+from agentrl.engine.keys import new_key as new_engine_key
 from agentrl.environment import ADMIN_KEY, PROXY_URL, RUN_KEY, key_from
 from agentrl.errors import ConfigError, UserError
 from agentrl.launch import parts
@@ -25,6 +27,18 @@ def choose_keys(env: Mapping[str, str]) -> tuple[str, str]:
     if admin_key is not None and admin_key == run_key:
         raise ConfigError(f"{ADMIN_KEY} and {RUN_KEY} are the same: they are different powers")
     return admin_key or new_key(Power.ADMIN), run_key or new_key(Power.RUN)
+
+
+def choose_engine_keys(env: Mapping[str, str], config: RunConfig, ports: Sequence[int]) -> EngineKeys:
+    """A random key for each engine that is started; those of the configured ones come from the environment.
+
+    Raises ConfigError where a configured engine off loopback has none.
+    """
+    if config.engine.urls:
+        keys = EngineKeys.from_env(env)
+        keys.check(config.engine.urls)
+        return keys
+    return EngineKeys(by_url={parts.engine_url(port): new_engine_key() for port in ports})
 
 
 def choose_ports(config: RunConfig) -> tuple[int, tuple[int, ...], str | None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.engine import server
+from agentrl.engine.keys import EngineKeys
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY
 from agentrl.launch.process import Part
 
@@ -25,6 +26,7 @@ class Plan:
     run_key: str = field(repr=False)
     proxy_port: int
     engine_ports: tuple[int, ...]
+    engine_keys: EngineKeys = field(default_factory=EngineKeys, repr=False)
     from_base: bool = False  # what the trainer does without a usable checkpoint
 
     @property
@@ -36,12 +38,17 @@ class Plan:
     @property
     def engine_urls(self) -> list[str]:
         """The configured servers, else ours."""
-        return self.config.engine.urls or [f"http://127.0.0.1:{port}" for port in self.engine_ports]
+        return self.config.engine.urls or [engine_url(port) for port in self.engine_ports]
 
     @property
     def config_file(self) -> Path:
         """The run's own copy of its configuration."""
         return self.config.run_dir / "config.yaml"
+
+
+def engine_url(port: int) -> str:
+    """Where an engine of ours listens."""
+    return f"http://127.0.0.1:{port}"
 
 
 def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...]]:
@@ -78,6 +85,7 @@ def engines(plan: Plan) -> list[Part]:
             lora_rank=lora.rank if lora.publish == "adapter" else 0,
             lora_targets=tuple(lora.targets),
             extra_args=tuple(config.extra_args),
+            key=plan.engine_keys.of(plan.engine_urls[index]),
         )
         parts.append(
             Part(name=f"engine-{index}", argv=server.argv(spec), env=server.environment(spec), log_file=spec.log_file)
@@ -91,7 +99,8 @@ def proxy(plan: Plan) -> Part:
     argv += ["--workers", str(plan.config.proxy.workers)]
     for url in plan.engine_urls:
         argv += ["--engine", url]
-    return _part(plan, "proxy", argv, {DATABASE_URL: plan.database_url, ADMIN_KEY: plan.admin_key})
+    env = {DATABASE_URL: plan.database_url, ADMIN_KEY: plan.admin_key}
+    return _part(plan, "proxy", argv, env | plan.engine_keys.variables(plan.engine_urls))
 
 
 def rollout(plan: Plan, finished: Callable[[], bool]) -> Part:

@@ -66,6 +66,7 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
             run_key=run_key,
             proxy_port=proxy_port,
             engine_ports=engine_ports,
+            engine_keys=connect.choose_engine_keys(os.environ, config, engine_ports),
             from_base=from_base,
         )
         database = Database(plan.database_url)

@@ -19,7 +19,7 @@ from adapters import write_adapter
 from borrowed import proxy_fixtures
 from databases import Databases
 from peft import PeftModel
-from serving import add_version
+from serving import ENGINE_KEY, add_version
 from transformers import AutoModelForCausalLM
 
 from agentrl.engine.server import Server, free_port
@@ -107,7 +107,7 @@ async def test_calls_keep_the_version_that_they_began_with_and_the_trainer_agree
                 steps=4,
             )  # fmt: skip
         port = free_port()
-        with proxy.serve_proxy(url, [sglang_for_adapters.url], port):
+        with proxy.serve_proxy(url, [sglang_for_adapters.url], port, key=ENGINE_KEY):
             run = Versions(f"http://127.0.0.1:{port}", database, run_id, tiny_model, tmp_path)
             calls = [await run.call()]
             await run.publish(1, rank=8)
@@ -148,6 +148,7 @@ def test_a_run_publishes_its_adapters_and_resumes(sglang_for_adapters: Server, t
     (tmp_path / "config.yaml").write_text(CONFIG)
     folder = tmp_path / "runs" / "adapters"
     env = {name: value for name, value in os.environ.items() if name != "AGENTRL_DATABASE_URL"}
+    env["AGENTRL_ENGINE_KEY"] = ENGINE_KEY  # of the second; the first has one of its own
     shared = sglang_for_adapters.spec.log_file
     before = len(shared.read_text())
     for changes in (["steps=3"], ["steps=5", f"engine.urls=[{sglang_for_adapters.url}]"]):

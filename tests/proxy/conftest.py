@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 from databases import Databases
 
+from agentrl.engine.keys import EngineKeys
 from agentrl.engine.server import free_port
 from agentrl.proxy.app import Settings, create_app
 from agentrl.rendering import Renderer, load_renderer
@@ -82,13 +83,14 @@ class Proxy:
 
 @contextmanager
 def serve_proxy(
-    database_url: str, engine_urls: list[str], port: int, replica: str = "test-replica"
+    database_url: str, engine_urls: list[str], port: int, replica: str = "test-replica", key: str | None = None
 ) -> Iterator[uvicorn.Server]:
     """Run a proxy until the block ends."""
     settings = Settings(
         database_url=database_url,
         run_name="test",
         engine_urls=engine_urls,
+        engine_keys=EngineKeys(key),
         admin_key="admin-key",
         replica=replica,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from adapters import write_adapter
+from serving import ENGINE_KEY
 
 from agentrl.engine.client import Adapter, Chunk, EngineClient
 from agentrl.engine.server import Server
@@ -34,14 +36,14 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         server: Server = request.getfixturevalue("sglang_for_adapters")
         yield server.url
         return
-    with FakeEngine(endless, token_delay_s=0.002) as engine:
+    with FakeEngine(endless, token_delay_s=0.002, key=ENGINE_KEY) as engine:
         yield engine.url
 
 
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[EngineClient]:
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(url, http)
+        client = EngineClient(url, http, key=ENGINE_KEY)
         yield client
         client.close()
 
@@ -145,3 +147,23 @@ async def test_an_adapter_over_other_weights_than_the_base_samples_nothing_that_
         await client.flush_cache()
     with pytest.raises(EngineUnavailable, match="version 7 whole, beneath"):
         await spans(client, V1)
+
+
+async def test_an_engine_answers_nobody_without_its_key(client: EngineClient, url: str) -> None:
+    web_page = {"Origin": "https://evil.example"}
+    async with aiohttp.ClientSession() as http:
+        for method, path in [
+            ("POST", "/generate"), ("POST", "/pause_generation"), ("POST", "/update_weights_from_disk"),
+            ("POST", "/load_lora_adapter"), ("GET", "/server_info"), ("GET", "/model_info"), ("POST", "/flush_cache"),
+        ]:  # fmt: skip
+            answer = await http.request(method, url + path, json={}, headers=web_page)
+            assert answer.status == 401, path
+            assert "Access-Control-Allow-Origin" not in answer.headers
+        ready = await http.get(url + "/ready", headers=web_page)
+        assert ready.status == 200
+        assert "Access-Control-Allow-Origin" not in ready.headers
+        known = {"Authorization": f"Bearer {ENGINE_KEY}"}
+        assert ENGINE_KEY not in await (await http.get(url + "/server_info", headers=known)).text()
+    argvs = await asyncio.to_thread(subprocess.check_output, ["ps", "-eo", "args"], text=True)
+    assert ENGINE_KEY not in argvs
+    assert await spans(client, None) == [VersionSpan(version=0, start=0, end=5)]

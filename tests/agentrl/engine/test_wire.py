@@ -104,13 +104,13 @@ async def test_one_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.
         assert server.connections == 2
 
 
-async def test_the_url_brings_a_path_and_a_password() -> None:
+async def test_the_url_brings_a_path_and_the_headers_a_key() -> None:
     async with serving(TWO_CHUNKS) as server:
-        line = Wire(f"http://me:p%40ss@127.0.0.1:{server.port}/engine/")
+        line = Wire(f"http://127.0.0.1:{server.port}/engine/", {"Authorization": "Bearer abc"})
         await ask(line, "/generate")
         (request,) = server.requests
         assert request.startswith(b"POST /engine/generate HTTP/1.1\r\n")
-        assert b"Authorization: Basic bWU6cEBzcw==\r\n" in request
+        assert b"Authorization: Bearer abc\r\n" in request
         assert f"Host: 127.0.0.1:{server.port}\r\n".encode() in request
         assert b"X-One: 1\r\n" in request
         assert request.endswith(b"Content-Length: 2\r\n\r\n{}")

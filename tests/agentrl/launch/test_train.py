@@ -22,7 +22,8 @@ from sqlalchemy.exc import ProgrammingError
 
 from agentrl.config import RunConfig, parse_config
 from agentrl.console import Console
-from agentrl.environment import ADMIN_KEY, DATABASE_URL, RUN_KEY, SECRETS
+from agentrl.engine.keys import EngineKeys
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS, RUN_KEY, SECRETS
 from agentrl.errors import ConfigError, UserError
 from agentrl.launch import parts, process
 from agentrl.launch.parts import Plan
@@ -123,6 +124,7 @@ def test_each_part_is_told_only_the_secrets_that_it_needs(
     plan = Plan(
         config=config(tmp_path, model, engine={"device": "cpu"}), model=model, database_url="sqlite:///told",
         admin_key="told", run_key="told", proxy_port=1, engine_ports=(2,),
+        engine_keys=EngineKeys(by_url={parts.engine_url(2): "arl-engine-x"}),
     )  # fmt: skip
 
     def told(part: Part) -> set[str]:
@@ -130,10 +132,11 @@ def test_each_part_is_told_only_the_secrets_that_it_needs(
         assert "ours" not in env.values()
         return env.keys() & SECRETS
 
-    assert told(parts.proxy(plan)) == {ADMIN_KEY, DATABASE_URL}
+    assert told(parts.proxy(plan)) == {ADMIN_KEY, DATABASE_URL, ENGINE_KEYS}
     assert told(parts.trainer(plan, lambda: True)) == {ADMIN_KEY, DATABASE_URL}
     assert told(parts.rollout(plan, lambda: True)) == {RUN_KEY}
-    assert told(parts.engines(plan)[0]) == set()
+    assert told(parts.engines(plan)[0]) == {ENGINE_KEY}
+    assert not any("arl-engine-x" in word for part in (parts.proxy(plan), *parts.engines(plan)) for word in part.argv)
 
 
 @pytest.mark.parametrize(
