@@ -11,6 +11,7 @@ from jinja2 import Undefined
 from agentrl.errors import ModelFolderError, RequestError, did_you_mean
 from agentrl.rendering.family_renderer import FamilyRenderer, LibraryTokenizer
 from agentrl.rendering.folder import ModelFolder
+from agentrl.rendering.reading import FAMILIES
 from agentrl.schemas import Json
 
 _TOOL: Json = {
@@ -68,11 +69,11 @@ def find_family(folder: ModelFolder) -> FamilyRenderer | None:
 
 
 def family_names() -> list[str]:
-    """Every family, longer names first, so that `qwen3.5` is tried before `qwen3`."""
+    """Every family whose replies can be read, longer names first, so that `qwen3.5` is tried before `qwen3`."""
     from renderers.base import RENDERER_REGISTRY, _populate_registry
 
     _populate_registry()
-    return sorted(RENDERER_REGISTRY.keys() - {"default"}, key=lambda name: (-len(name), name))
+    return sorted(RENDERER_REGISTRY.keys() & FAMILIES.keys(), key=lambda name: (-len(name), name))
 
 
 def reproduces_template(renderer: FamilyRenderer, folder: ModelFolder) -> bool:

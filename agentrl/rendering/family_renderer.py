@@ -10,12 +10,11 @@ from tokenizers import Tokenizer
 
 from agentrl.errors import RequestError
 from agentrl.rendering.base import Bridge, Opening, OutputParser
-from agentrl.rendering.family_parser import FamilyParser
 from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.jinja import for_template
-from agentrl.rendering.markup import THINK
 from agentrl.rendering.messages import function_of
 from agentrl.rendering.openings import Openings
+from agentrl.rendering.reading import FAMILIES, output_parser
 from agentrl.rendering.text import TextParser, decode
 from agentrl.rendering.units import units_encode
 from agentrl.schemas import ForkReason, Json
@@ -46,13 +45,10 @@ class FamilyRenderer:
         self._keeping = keeping
         self._tokenizer = tokenizer
         self._generation_prompt = self.render(_TALK, None)[len(self._write(_TALK, None)) :]
-        self._opens_reasoning = self.decode(self._generation_prompt).rstrip().endswith(THINK)
-        plain, calling = (self._write([*_TALK, reply], None) for reply in _THOUGHTFUL)
-        self.reasons = self._opens_reasoning or any(_THOUGHT in self.decode(ids) for ids in (plain, calling))
-        elsewhere = self._write([*_TALK, _THOUGHTFUL[0], *_TALK], None)
-        markers = tokenizer.get_added_tokens_decoder().keys() & set(calling) - {*plain, *elsewhere}
-        self._call_markers = [self.decode([id]) for id in sorted(markers)]
-        self._header = self._reasoning_header(plain)
+        self._reads = FAMILIES[name]
+        self._opens_reasoning = self._in_reasoning(self._generation_prompt)
+        replies = (self.decode(self._write([*_TALK, reply], None)) for reply in _THOUGHTFUL)
+        self.reasons = self._opens_reasoning or any(_THOUGHT in reply for reply in replies)
         self._openings = Openings(self, self._write, self._encode)
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
@@ -96,20 +92,10 @@ class FamilyRenderer:
         return Bridge(whole[end + 1 :])
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
-        """The library's parser, with reasoning and content streamed."""
-        tail = prompt_ids[-TAIL:]
-        if self._opens_reasoning and self.decode(tail).rstrip().endswith(THINK):
-            prompt = self._generation_prompt  # what the library asks a prompt is whether it has opened the reasoning
-        else:
-            prompt = [token for part in self._last_turn(list(prompt_ids)) for token in part]
-        return FamilyParser(
-            self._inner,
-            self._tokenizer,
-            self.stop_token_ids,
-            tools,
-            prompt,
-            call_markers=self._call_markers,
-            header=self._header,
+        """A parser of the family's own format."""
+        opened = self._in_reasoning(prompt_ids[-TAIL:])
+        return output_parser(
+            self._reads, self._tokenizer, self.stop_token_ids, tools, prompt_ids, in_reasoning=opened, trims=True
         )
 
     def text_parser(self) -> OutputParser:
@@ -148,12 +134,9 @@ class FamilyRenderer:
                 message["name"] = next(_names_of_call(earlier, message.get("tool_call_id")), "tool")
         return plain
 
-    def _reasoning_header(self, thoughtful: list[int]) -> str:
-        """The words between the marker of a reply's reasoning and the reasoning, "" for none."""
-        before, found, _ = self.decode(thoughtful).rpartition(_THOUGHT)
-        markers = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
-        header = min((before.rpartition(marker)[2] for marker in markers), key=len)
-        return header if found and header.strip() else ""
+    def _in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the end of a prompt has opened the reasoning."""
+        return self.decode(prompt_ids).rstrip().endswith(self._reads.think[0].rstrip())
 
     def _last_turn(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """The last generation prompt and what follows it: all that the library looks at, whatever came before."""

@@ -23,6 +23,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compile `source`; `special_tokens` (`bos_token`, …) are visible to it by name."""
         self.source = source
+        self.text_arguments = False  # arguments of tool calls are JSON text, not values
         self._special_tokens = dict(special_tokens)
         try:
             self._template = _environment().from_string(source)
@@ -40,7 +41,7 @@ class ChatTemplate:
         """The conversation as text; `options` are further variables. Raises RequestError(400) when it is refused."""
         variables = {
             **self._special_tokens,
-            "messages": [for_template(message) for message in messages],
+            "messages": [for_template(message, text_arguments=self.text_arguments) for message in messages],
             "tools": tools or None,
             "documents": None,
             "add_generation_prompt": generation_prompt,
@@ -59,17 +60,22 @@ class ChatTemplate:
             ) from error
 
 
-def for_template(message: Json) -> Json:
-    """A message as templates expect it: content a string, no nulls, tool arguments as values."""
+def for_template(message: Json, *, text_arguments: bool = False) -> Json:
+    """A message as templates expect it: content a string, no nulls, tool arguments as values, or as their JSON."""
     plain = {key: value for key, value in message.items() if value is not None}
     plain |= {"role": role_of(message), "content": text_of(message)}
     if calls := message.get("tool_calls"):
-        plain["tool_calls"] = [call | {"function": _with_values(function_of(call))} for call in calls]
+        plain["tool_calls"] = [
+            call | {"function": _with_arguments(function_of(call), text_arguments)} for call in calls
+        ]
     return plain
 
 
-def _with_values(function: Json) -> Json:
-    return function | {"arguments": parse_arguments(function.get("arguments"))}
+def _with_arguments(function: Json, as_text: bool) -> Json:
+    values = parse_arguments(function.get("arguments"))
+    if as_text and not isinstance(values, str):
+        return function | {"arguments": json.dumps(values, ensure_ascii=False)}
+    return function | {"arguments": values}
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -8,6 +8,8 @@ from agentrl.errors import ModelFolderError, RequestError
 from agentrl.rendering.base import Renderer
 from agentrl.rendering.chatml import END, START, ChatMLRenderer
 from agentrl.rendering.folder import ModelFolder, read_folder
+from agentrl.rendering.probing import knows_tools
+from agentrl.rendering.template import TemplateRenderer
 from agentrl.schemas import Json
 
 PROBE: list[Json] = [
@@ -24,6 +26,7 @@ def load_renderer(model_dir: Path, name: str | None = None) -> Renderer:
     `name`, or `{"renderer": NAME}` in the folder's renderer.json, decides: `chatml`, `template`, or a family of the
     `renderers` package. Otherwise the first that reproduces the folder's own chat template: ChatML, a family that
     knows the model, the generic bridge over the template.
+    Raises ModelFolderError where the template writes tool calls that no format reads back.
     """
     folder = read_folder(model_dir)
     match name or folder.renderer:
@@ -39,7 +42,7 @@ def load_renderer(model_dir: Path, name: str | None = None) -> Renderer:
         return plain
     from agentrl.rendering.families import find_family
 
-    return find_family(folder) or generic(folder)
+    return find_family(folder) or _readable(generic(folder), folder)
 
 
 def chatml(folder: ModelFolder) -> ChatMLRenderer:
@@ -52,10 +55,20 @@ def chatml(folder: ModelFolder) -> ChatMLRenderer:
     )
 
 
-def generic(folder: ModelFolder) -> Renderer:
-    """The bridge over whatever template the folder has."""
-    from agentrl.rendering.template import TemplateRenderer
+def _readable(renderer: TemplateRenderer, folder: ModelFolder) -> Renderer:
+    """Raises ModelFolderError for a template whose tool calls would stay text: an agent would never see them."""
+    assert folder.template is not None
+    if not renderer.reads_calls and knows_tools(folder.template):
+        model = folder.config.get("model_type") or "this model"
+        raise ModelFolderError(
+            f"the chat template of {model} in {folder.path} writes tool calls in a format that cannot be read exactly; "
+            'to serve it without tools, write {"renderer": "template"} into its renderer.json'
+        )
+    return renderer
 
+
+def generic(folder: ModelFolder) -> TemplateRenderer:
+    """The bridge over whatever template the folder has."""
     if folder.template is None:
         raise ModelFolderError(f"model folder {folder.path} has no chat template and no ChatML tokens")
     return TemplateRenderer(folder)

@@ -1,147 +1,275 @@
-"""Reads reasoning and Hermes tool calls, `<think>…</think>` and `<tool_call>{json}</tool_call>`, out of a stream.
+"""Reads reasoning and tool calls out of a stream, for every format that writes them between markers.
 
-A marker that is one token of the vocabulary counts only as that token; the same letters spelled by other tokens are
-text. Markers that the vocabulary does not have are found in the text. White space around markers is layout and dropped.
-What is malformed, unclosed or out of place stays text, letter by letter.
+           ┌──────────── think ───────────┐
+    CONTENT ── end of think ──◄── REASONING ── a call: held, until the end of think or of the reply
+       │ ▲
+       ▼ │ the call is sent whole, or its characters are text
+      BLOCK
+
+White space around markers is layout: it is kept between two texts and left out at the ends. What is malformed, unclosed
+or out of place stays text, letter by letter.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Generator, Iterator, Sequence
 from enum import Enum, auto
 
 from tokenizers import Tokenizer
 
-from agentrl.rendering.base import (
-    ContentDelta,
-    Delta,
-    OutputParser,
-    ReasoningDelta,
-    ToolCallDelta,
-    new_call_id,
-    places,
-)
-from agentrl.rendering.messages import parse_arguments
+from agentrl.rendering.alphabet import alphabet
+from agentrl.rendering.base import ContentDelta, Delta, OutputParser, ReasoningDelta, ToolCallDelta, places
+from agentrl.rendering.call_readers import Items
+from agentrl.rendering.formats import Format
 from agentrl.rendering.text import text_decoder
+from agentrl.rendering.typed import Parameters
+from agentrl.schemas import Json
 
-THINK, END_THINK = "<think>", "</think>"
-CALL, END_CALL = "<tool_call>", "</tool_call>"
+MAX_INNER = 64
+"""Closing markers inside one value; behind them the first one closes."""
 
 
 class _Mode(Enum):
     CONTENT = auto()
     REASONING = auto()
-    CALL = auto()
+    BLOCK = auto()
 
 
 class MarkupParser(OutputParser):
-    """Content, reasoning and tool calls of an output; `markers` are those that this model and request use."""
+    """Content, reasoning and tool calls of an output."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_token_ids: list[int], markers: Sequence[str], *, in_reasoning: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop_token_ids: list[int],
+        format: Format,
+        tools: list[Json] | None,
+        *,
+        thinks: bool = True,
+        in_reasoning: bool = False,
+        trims: bool = False,
     ) -> None:
-        """`in_reasoning`: the prompt has opened the reasoning already."""
+        """`thinks`: the format's reasoning is used; `in_reasoning`: the prompt has opened it.
+
+        Without tools calls are text. `trims`: outer white space of the reply is layout.
+        """
         super().__init__(stop_token_ids)
+        self._format = format
+        self._parameters = Parameters(tools)
+        self._alphabet = alphabet(tokenizer, (*format.markers, *format.atoms))
+        self._reader = format.reader(self._alphabet)
         self._decoder = text_decoder(tokenizer)
-        ids = {marker: tokenizer.token_to_id(marker) for marker in markers}
-        self._by_id = {id: marker for marker, id in ids.items() if id is not None}
-        self._in_text = [marker for marker, id in ids.items() if id is None]
-        self._tail = ""  # text that may become a marker
+        marked = self._alphabet.marked
+        self._think, self._end_think = map(marked, format.think) if thinks else ("", "")
+        self._blocks = {marked(start): end and marked(end) for start, end in format.blocks.items()} if tools else {}
+        self._section, self._end_section = map(marked, format.section or ("", "")) if tools else ("", "")
+        self._dropped = {marked(marker) for marker in format.dropped}
+        ends = [end for end in self._blocks.values() if end]
+        markers = [self._think, self._end_think, *self._blocks, *ends, self._section, self._end_section, *self._dropped]
+        self._markers = sorted({marker for marker in markers if marker}, key=lambda marker: -len(marker))
+        self._find = re.compile("|".join(map(re.escape, self._markers)) or "(?!)")
+        self._bare = format.bare if tools else ""
+        self._trims = trims
+
         self._mode = _Mode.REASONING if in_reasoning else _Mode.CONTENT
-        self._gap = ""  # white space that a marker may turn into layout
-        self._after_marker = in_reasoning
-        self._call = ""
-        self._calls = 0
         self._may_think = not in_reasoning
+        self._after_marker = in_reasoning
+        self._tail = ""  # text that may become a marker
+        self._gap = ""  # white space, or a section's beginning, that what follows may turn into layout
+        self._layout = False  # the gap stands beside a marker
+        self._said = False  # there is content
+        self._in_section = False
+        self._sectioned = False  # the section has held a call
+        self._opener = ""
+        self._body: list[str] = []
+        self._inner: int | None = None  # where the first closing marker ends that stands inside a value
+        self._inners = 0
+        self._reopened: int | None = None  # where another call begins in the body
+        self._draft: list[str] | None = None  # reasoning from the first call in it on
+        self._calls = 0
 
     def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
         start = 0
-        for at in places(ids, self._by_id.keys()):
-            yield from self._scan(self._decoder.push_run(ids[start:at]))
-            yield from self._rest()
-            yield from self._on_marker(self._by_id[ids[at]])
+        letters = self._alphabet.letters
+        for at in places(ids, letters.keys()):
+            text = self._decoder.push_run(ids[start:at]) + self._decoder.flush()
+            yield from self._scan(text + letters[ids[at]])
             start = at + 1
         yield from self._scan(self._decoder.push_run(ids[start:]))
 
     def _end(self) -> Iterator[Delta]:
+        yield from self._scan(self._decoder.flush())
         yield from self._rest()
-        if self._mode is _Mode.CALL:
-            yield from self._not_a_call(CALL + self._call)
-        if self._mode is _Mode.CONTENT:
-            yield ContentDelta(self._gap)
+        if self._draft is not None:
+            yield from self._end_in_reasoning("".join(self._draft))
+        yield from self._end_blocks()
+        if self._mode is _Mode.CONTENT and (self._gap.strip() or not (self._trims or self._layout)):
+            yield ContentDelta(self._alphabet.spelled(self._gap))
 
     def _rest(self) -> Iterator[Delta]:
-        yield from self._scan(self._decoder.flush())
         tail, self._tail = self._tail, ""
         yield from self._on_text(tail)
 
     def _scan(self, text: str) -> Iterator[Delta]:
-        """Split text at the markers that are text, holding back what may be the beginning of one."""
-        self._tail += text
-        while found := [(at, marker) for marker in self._in_text if (at := self._tail.find(marker)) >= 0]:
-            at, marker = min(found)
-            before, self._tail = self._tail[:at], self._tail[at + len(marker) :]
-            yield from self._on_text(before)
-            yield from self._on_marker(marker)
-        keep = max((_overlap(self._tail, marker) for marker in self._in_text), default=0)
-        cut = len(self._tail) - keep
-        before, self._tail = self._tail[:cut], self._tail[cut:]
-        yield from self._on_text(before)
+        """Split text at markers, holding back what may be the beginning of one."""
+        text, at = self._tail + text, 0
+        while found := self._find.search(text, at):
+            yield from self._on_text(text[at : found.start()])
+            at = found.end()
+            again = yield from self._on_marker(found[0])
+            if again:
+                text, at = again + text[at:], 0
+        cut = len(text) - max((_overlap(text, marker) for marker in self._markers if len(marker) > 1), default=0)
+        cut = max(cut, at)
+        self._tail = text[cut:]
+        yield from self._on_text(text[at:cut])
 
     def _on_text(self, text: str) -> Iterator[Delta]:
-        if self._mode is _Mode.CALL:
-            self._call += text
+        if not text:
+            return
+        if self._mode is _Mode.BLOCK:
+            self._body.append(text)
+            return
+        if self._draft is not None:
+            self._draft.append(text)
+            return
+        if text.isspace():
+            self._gap += text
             return
         text = self._gap + text
-        if self._after_marker:
+        if self._mode is _Mode.CONTENT and self._bare and not self._said:
+            if text.lstrip()[0] in self._bare:
+                self._gap = ""
+                self._open_block("", text)
+                return
+            self._bare = ""
+        if self._after_marker or (self._trims and not self._said and self._mode is _Mode.CONTENT):
             text = text.lstrip()
         kept = text.rstrip()
         self._gap = text[len(kept) :]
         if kept:
-            self._after_marker = self._may_think = False
-            yield ReasoningDelta(kept) if self._mode is _Mode.REASONING else ContentDelta(kept)
+            self._after_marker = self._may_think = self._layout = False
+            kept = self._alphabet.spelled(kept)
+            if self._mode is _Mode.REASONING:
+                yield ReasoningDelta(kept)
+            else:
+                self._said = True
+                yield ContentDelta(kept)
 
-    def _on_marker(self, marker: str) -> Iterator[Delta]:
-        match self._mode, marker:
-            case (_Mode.CONTENT, "<think>") if self._may_think:
-                self._open(_Mode.REASONING)
-                self._may_think = False
-            case (_Mode.REASONING, "</think>"):
-                self._open(_Mode.CONTENT)
-            case (_Mode.CONTENT, "<tool_call>"):
-                self._mode, self._call = _Mode.CALL, ""
-            case (_Mode.CALL, "</tool_call>"):
-                yield from self._close_call()
-            case _:
-                yield from self._on_text(marker)
+    def _on_marker(self, marker: str) -> Generator[Delta, None, str]:
+        """What a marker makes certain; returns text that is to be read again."""
+        again = ""
+        if self._mode is _Mode.BLOCK:
+            again = yield from self._in_block(marker)
+        elif self._mode is _Mode.REASONING:
+            yield from self._in_reasoning(marker)
+        elif marker == self._think and self._may_think:
+            self._switch(_Mode.REASONING)
+            self._may_think = False
+        elif marker in self._blocks and (self._in_section or not self._format.needs_section):
+            self._open_block(marker)
+        elif marker == self._section and (self._sectioned or not self._in_section):
+            self._in_section, self._sectioned = True, False
+            self._gap += marker
+        elif marker == self._end_section and self._sectioned:
+            self._in_section = self._sectioned = False
+            self._layout = True
+        elif marker in self._dropped:
+            self._layout = self._after_marker = True
+        else:
+            yield from self._on_text(marker)
+        return again
 
-    def _open(self, mode: _Mode) -> None:
-        self._mode, self._gap, self._after_marker = mode, "", True
+    def _in_reasoning(self, marker: str) -> Iterator[Delta]:
+        if marker == self._end_think:
+            if self._draft is not None:
+                yield from self._end_draft()
+            self._switch(_Mode.CONTENT)
+        elif (
+            self._draft is None and self._format.ends_reasoning and (marker in self._blocks or marker == self._section)
+        ):
+            self._draft = [self._gap, marker]
+            self._gap = ""
+        else:
+            yield from self._on_text(marker)
 
-    def _close_call(self) -> Iterator[Delta]:
-        call = read_call(self._call)
-        if call is None:
-            yield from self._not_a_call(CALL + self._call + END_CALL)
-            return
-        name, arguments = call
-        yield ToolCallDelta(self._calls, new_call_id(), name, arguments)
-        self._calls += 1
-        self._open(_Mode.CONTENT)
-        self._may_think = False
-
-    def _not_a_call(self, text: str) -> Iterator[Delta]:
-        self._mode = _Mode.CONTENT
+    def _end_draft(self) -> Iterator[Delta]:
+        text, self._draft = "".join(self._draft or ()), None
         yield from self._on_text(text)
 
+    def _end_in_reasoning(self, draft: str) -> Iterator[Delta]:
+        """The reply is over within reasoning that holds a call: if it has ended by itself, the call was meant."""
+        if self._stop is None:
+            yield from self._end_draft()
+            return
+        gap, before = self._gap, self._calls
+        self._draft = None
+        self._switch(_Mode.CONTENT)
+        deltas = [*self._scan(draft), *self._rest(), *self._end_blocks()]
+        if self._calls == before:
+            self._mode, self._gap, self._after_marker = _Mode.REASONING, gap, False
+            deltas = list(self._on_text(draft))
+        yield from deltas
 
-def read_call(text: str) -> tuple[str, str] | None:
-    """Name and JSON arguments of a Hermes call, or None where it is malformed."""
-    match parse_arguments(text):
-        case {"name": str(name), **rest} if name:
-            arguments = parse_arguments(rest.get("arguments"))
-            return (name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
-    return None
+    def _switch(self, mode: _Mode) -> None:
+        self._mode, self._gap, self._after_marker, self._layout = mode, "", True, True
+
+    def _open_block(self, marker: str, *body: str) -> None:
+        self._mode, self._opener, self._body = _Mode.BLOCK, marker, list(body)
+        self._inner, self._inners, self._reopened = None, 0, None
+
+    def _in_block(self, marker: str) -> Generator[Delta, None, str]:
+        """A marker in the body of a call; returns text that is to be read again."""
+        body = "".join(self._body)
+        if marker != self._blocks.get(self._opener):
+            self._body = [body, marker]
+            if self._reopened is None and marker in self._blocks:
+                self._reopened = len(body)
+            return ""
+        items = self._reader.read(body, self._parameters)
+        if items is None and self._inners < MAX_INNER and self._reader.goes_on(body):
+            self._body = [body, marker]
+            self._inner = self._inner or len(body) + len(marker)
+            self._inners += 1
+            return ""
+        if items is not None:
+            yield from self._deliver(items)
+            return ""
+        return (yield from self._no_call(body + marker))
+
+    def _end_blocks(self) -> Iterator[Delta]:
+        """No more can come."""
+        while self._mode is _Mode.BLOCK:
+            body = "".join(self._body)
+            endless = self._blocks.get(self._opener) is None
+            items = self._reader.read(body, self._parameters) if endless else None
+            if items is not None:
+                yield from self._deliver(items)
+                continue
+            again = yield from self._no_call(body)
+            yield from self._scan(again)
+            yield from self._rest()
+
+    def _deliver(self, items: Items) -> Iterator[Delta]:
+        self._mode = _Mode.CONTENT
+        if self._in_section:
+            self._gap, self._sectioned = self._gap.replace(self._section, ""), True
+        self._layout, self._bare, self._may_think = True, "", False
+        self._after_marker = not self._said
+        for item in items:
+            if isinstance(item, str):
+                yield from self._on_text(item)
+                continue
+            yield ToolCallDelta(self._calls, item.id or self._format.new_id(), item.name, item.arguments)
+            self._calls += 1
+
+    def _no_call(self, body: str) -> Generator[Delta, None, str]:
+        """The block is text, up to the first marker that may have closed it or begun another; returns the rest."""
+        self._mode, self._bare = _Mode.CONTENT, ""
+        cut = self._inner or (len(body) if self._reopened is None else self._reopened)
+        yield from self._on_text(self._opener + body[:cut])
+        return body[cut:]
 
 
 def _overlap(text: str, marker: str) -> int:

@@ -44,10 +44,11 @@ def parse_arguments(arguments: Any) -> Any:
             json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError):  # models write anything, also a thousand brackets
         return arguments
-    return arguments if _deeper_than(MAX_DEPTH, value) else value
+    return arguments if deeper_than(MAX_DEPTH, value) else value
 
 
-def _deeper_than(depth: int, value: Any) -> bool:
+def deeper_than(depth: int, value: Any) -> bool:
+    """Whether lists and objects are nested more than `depth` deep."""
     level = [value]
     for _ in range(depth):
         level = [

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.rendering.base import Opening, Renderer
-from agentrl.rendering.markup import END_THINK, THINK
+from agentrl.rendering.formats import END_THINK, THINK
 from agentrl.rendering.messages import function_of
 from agentrl.schemas import Json
 

