@@ -20,9 +20,16 @@ CONTEXT_LENGTH = 65_536
 SECRET = "heliotrope"
 JOB = "Which word is in note.txt? Write it into answer.txt with the shell, then tell me."
 COMMANDS = ("cat note.txt", f"echo {SECRET} > answer.txt && echo written")
+OF_MINI, HAND_IN = '"returncode": 0', "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""What results of mini-swe-agent's shell hold, and the command that ends its work: it takes no answer in words."""
 ANSWER = f"The word is {SECRET}."
-SHELLS: dict[str, Json] = {"Bash": {"description": "Work on the job"}}
-"""Shell tools by name, with what they take besides the command."""
+SHELLS: dict[str, tuple[str | None, Json]] = {
+    "Bash": ("command", {"description": "Work on the job"}),
+    "exec_command": ("cmd", {}),
+    "bash": (None, {}),
+}
+"""Shell tools by name: what they call the command (a tool with one parameter has no name for it in call syntax), and
+what they take before it."""
 
 
 def write_folder(out: Path) -> None:
@@ -63,6 +70,8 @@ def next_line(prompt: str) -> str:
         return shell_call(prompt, COMMANDS[0])
     if SECRET in said:
         return shell_call(prompt, COMMANDS[1])
+    if OF_MINI in said:
+        return shell_call(prompt, HAND_IN)
     return ANSWER
 
 
@@ -76,7 +85,8 @@ def shell_call(prompt: str, command: str) -> str:
     """A call of the prompt's shell tool."""
     tools = prompt.partition("\nTools: ")[2]
     name = next(name for name in SHELLS if f"{name}(" in tools)
-    return call(name, **SHELLS[name] | {"command": command})
+    parameter, before = SHELLS[name]
+    return f"{name}({command})" if parameter is None else call(name, **before | {parameter: command})
 
 
 def call(tool: str, **arguments: Any) -> str:
