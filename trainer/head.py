@@ -46,14 +46,23 @@ def _chunks(predictions: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, predictions, size))
 
 
-def logits_of(hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
-    """(C, V) float32."""
-    return linear(hidden_CH, weight_VH).float()
+def head_of(weight_VH: Tensor) -> Tensor:
+    """The head as `logits_of` takes it. A CPU has no product of bfloat16 matrices that is not rounded: there a pass has
+    a float32 copy."""
+    return weight_VH.float() if weight_VH.device.type == "cpu" else weight_VH
 
 
-def _log_p(hidden_CH: Tensor, weight_VH: Tensor, temperatures_C: Tensor) -> Tensor:
+def logits_of(hidden_CH: Tensor, head_VH: Tensor) -> Tensor:
+    """(C, V) float32, of sums in float32 that nothing rounds: a bfloat16 logit of size 16 is off by up to 0.06."""
+    if head_VH.dtype == torch.float32:
+        return linear(hidden_CH.float(), head_VH)
+    logits_CV: Tensor = torch.mm(hidden_CH, head_VH.t(), out_dtype=torch.float32)
+    return logits_CV
+
+
+def _log_p(hidden_CH: Tensor, head_VH: Tensor, temperatures_C: Tensor) -> Tensor:
     """(C, V) float32."""
-    logits_CV = logits_of(hidden_CH, weight_VH).div_(temperatures_C[:, None])
+    logits_CV = logits_of(hidden_CH, head_VH).div_(temperatures_C[:, None])
     log_p_CV: Tensor = torch.ops.aten._log_softmax.out(logits_CV, -1, False, out=logits_CV)  # row by row, in place
     return log_p_CV
 
@@ -79,9 +88,9 @@ class _TrainedHead(torch.autograd.Function):
         logprobs_P = torch.empty(len(targets_P), dtype=torch.float32, device=hidden_PH.device)
         entropy_P = torch.empty_like(logprobs_P)
         kept: dict[int, Tensor] = {}
-        room = kept_bytes
+        room, head_VH = kept_bytes, head_of(weight_VH)
         for part in _chunks(len(targets_P), chunk):
-            log_p_CV = _log_p(hidden_PH[part], weight_VH, temperatures_P[part])
+            log_p_CV = _log_p(hidden_PH[part], head_VH, temperatures_P[part])
             logprobs_P[part] = _chosen(log_p_CV, targets_P[part])
             entropy_P[part] = -log_p_CV.exp().mul_(log_p_CV).sum(-1)
             if (room := room - log_p_CV.nbytes) >= 0:
@@ -98,10 +107,12 @@ class _TrainedHead(torch.autograd.Function):
         grad_P, entropy_grad_P = (grad / temperatures_P for grad in grads)
         grad_PH = torch.empty_like(hidden_PH)
         grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        head_VH = None
         for part in _chunks(len(targets_P), ctx.chunk):
             log_p_CV = ctx.kept.pop(part.start, None)
             if log_p_CV is None:
-                log_p_CV = _log_p(hidden_PH[part], weight_VH, temperatures_P[part])
+                head_VH = head_of(weight_VH) if head_VH is None else head_VH
+                log_p_CV = _log_p(hidden_PH[part], head_VH, temperatures_P[part])
             if ctx.entropy_gradient:
                 p_CV = log_p_CV.exp()
                 slope_CV = log_p_CV.add_(entropy_P[part, None]).mul_(-entropy_grad_P[part, None])
@@ -136,8 +147,9 @@ class _FrozenHead(torch.autograd.Function):
         entropy_P = torch.empty_like(logprobs_P)
         slope_PH = torch.empty_like(hidden_PH) if needs_grad else None
         entropy_slope_PH = torch.empty_like(hidden_PH) if entropy_gradient else None
+        head_VH = head_of(weight_VH)
         for part in _chunks(len(targets_P), chunk):
-            log_p_CV = _log_p(hidden_PH[part], weight_VH, temperatures_P[part])
+            log_p_CV = _log_p(hidden_PH[part], head_VH, temperatures_P[part])
             logprobs_P[part] = _chosen(log_p_CV, targets_P[part])
             p_CV = log_p_CV.exp()
             entropy_P[part] = -(log_p_CV * p_CV).sum(-1)

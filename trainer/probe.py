@@ -22,7 +22,7 @@ from torch import Tensor
 from agentrl.errors import ModelFolderError, UnknownAttention
 from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
 from agentrl.trainer import mechanisms
-from agentrl.trainer.head import logits_of
+from agentrl.trainer.head import head_of, logits_of
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units
 from agentrl.trainer.policy import Body, Policy
 
@@ -88,7 +88,7 @@ def _logits_apart(policy: Policy, ids: list[int], hidden_TH: Tensor, device: tor
 
     def both() -> tuple[Tensor, Tensor]:
         whole_KV = policy.lm(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -COMPARED:]
-        ours_KV = logits_of(hidden_TH[-COMPARED:], policy.lm.get_output_embeddings().weight) * policy.scale
+        ours_KV = logits_of(hidden_TH[-COMPARED:], head_of(policy.lm.get_output_embeddings().weight)) * policy.scale
         return ours_KV, whole_KV
 
     return _apart(*policy.within(both))

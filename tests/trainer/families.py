@@ -79,7 +79,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     }),
     "SmolLM3": (PACKED, "SmolLM3", {}),
     "OLMo 3": (PACKED, "Olmo3", {"sliding_window": 16}),
-    "OLMo hybrid": (UNPACKED, "OlmoHybrid", {}),
+    "OLMo hybrid": (UNPACKED, "OlmoHybrid", {"initializer_range": 0.1}),
     "Cohere 2": (PACKED, "Cohere2", {"sliding_window": 16, "logit_scale": 0.25}),
     "GLM-4": (PACKED, "Glm4", {"head_dim": 8}),
     "DeepSeek V3": (PACKED, "DeepseekV3", LATENT | {

@@ -1,0 +1,58 @@
+"""What a policy that computes in bfloat16 gives, against transformers in bfloat16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from support import VOCABULARY, random_trajectory
+from torch import Tensor
+
+from agentrl.trainer import mechanisms
+from agentrl.trainer.distributed import World
+from agentrl.trainer.packing import Sample, collate_share, make_units, plan
+from agentrl.trainer.sharding import load_policy
+
+
+def sequences() -> list[Sample]:
+    """Four of one group, with a common prompt; all tokens behind it are trained."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(3, VOCABULARY, 12).tolist()
+    made = [random_trajectory(rng, prompt, name=str(k), turns=1, output=40) for k in range(4)]
+    return [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in made]
+
+
+def of_transformers(folder: Path) -> Tensor:
+    """(S,) with blocks in bfloat16, and their hidden states' products with the head in float64."""
+    from transformers import AutoModelForCausalLM
+
+    lm, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16), []
+    for t in (s.tokens for s in sequences()):
+        ids = torch.from_numpy(t.input_ids.astype(np.int64))
+        with torch.no_grad():
+            hidden = lm.base_model(input_ids=ids[None, :-1], use_cache=False).last_hidden_state[0].double()
+        logprobs = torch.log_softmax(hidden @ lm.get_output_embeddings().weight.double().T, -1)
+        found.append(logprobs.gather(-1, ids[1:, None])[:, 0][t.loss_mask[1:]])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("unpacked", [False, True], ids=["packed", "unpacked"])
+def test_nothing_is_rounded_behind_the_blocks(tiny_model: Path, world: World, unpacked: bool) -> None:
+    """Unpacked, the hidden states are transformers' own, so that the logprobs are those of its unrounded logits.
+    Packed, what the blocks round differs by the order of their sums."""
+    with patch.object(mechanisms, "unpackable", lambda _: "a test asked for it" if unpacked else ""):
+        policy = load_policy(tiny_model, world.mesh, dtype=torch.bfloat16)
+    budget = policy.budget(4096)
+    (by_rank,) = plan(make_units(sequences(), budget), ranks=1, minibatches=1, budget=budget)
+    found: dict[str, Tensor] = {}
+    for m in collate_share(by_rank, 0, budget):
+        with torch.no_grad():
+            logprobs_S = policy(m)[0][m.predictions_S]
+        found |= {name: logprobs_S[m.trajectories_S == i] for i, name in enumerate(m.trajectory_ids)}
+    ours = torch.cat([found[s.tokens.trajectory_id] for s in sequences()])
+    gap = (ours - of_transformers(tiny_model)).abs()
+    assert gap.max() <= (1e-4 if unpacked else 0.05)
+    assert gap.mean() <= (1e-5 if unpacked else 0.005)
