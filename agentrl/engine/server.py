@@ -86,6 +86,8 @@ def argv(spec: EngineSpec) -> list[str]:
         "--sleep-on-idle",
         "--constrained-json-disable-any-whitespace",  # a small model would fill its budget with line breaks
     ]
+    if spec.dtype != "float32":
+        flags.append("--enable-fp32-lm-head")  # as the trainer: logprobs of logits that are not rounded
     if spec.lora_rank:
         options["--max-lora-rank"] = str(spec.lora_rank)
         if spec.device == "cpu":

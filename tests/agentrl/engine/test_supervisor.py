@@ -162,6 +162,8 @@ def test_argv_serves_base_weights_under_a_number_and_lets_extra_arguments_win(sp
     assert "--incremental-streaming-output" in line
     assert line[-2:] == ["--max-total-tokens", "99"]
     assert "--attention-backend" not in server.argv(dataclasses.replace(spec, device="cuda"))
+    assert "--enable-fp32-lm-head" not in line
+    assert "--enable-fp32-lm-head" in server.argv(dataclasses.replace(spec, dtype="bfloat16"))
 
 
 def test_environment_is_offline_and_leaves_ours_alone(spec: EngineSpec) -> None:
