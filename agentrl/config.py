@@ -140,6 +140,8 @@ class ProxyConfig(Section):
     """Rewards beyond ± this are refused with 422, however they come in."""
     end_grace_s: Seconds = 30.0
     """How long an ended session waits for its running calls before its trajectories are built."""
+    any_model: bool = False
+    """Calls may name any model, and the policy answers; else its name is the run's, or `default`."""
     upstreams: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")], UpstreamConfig] = Field(
         default_factory=dict
     )

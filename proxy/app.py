@@ -180,7 +180,7 @@ async def _running(
             public=PublicAddress.of(config.proxy),
             retry_grace_s=config.proxy.retry_grace_s, restore_dropped_text=config.proxy.restore_dropped_text,
             trees=TreeCache(load_tree), upstreams=others, http=http,
-            metrics_public=config.proxy.metrics_public,
+            metrics_public=config.proxy.metrics_public, any_model=config.proxy.any_model,
         )  # fmt: skip
         database.on_commit = state.metrics.committed
         await keyring.refresh(state)

@@ -1,9 +1,9 @@
 """AReaL's front door: its agents, clients and gateways run against this proxy as they are.
 
     POST /grant_capacity        what admission would take now; our own admission decides, nothing is granted
-    POST /rl/start_session      a session of an outside program, and its key, which may be one that was used before
+    POST /rl/start_session      a session of an outside program, or a group, and its key, which may be used again
     POST /chat/completions, …   the model, under AReaL's paths as well: they have no /v1
-    POST /rl/set_reward         a reward, durable, of a call or of the session
+    POST /rl/set_reward         a reward, durable, of a call
     POST /rl/end_session
     POST /export_trajectories   what was sampled, with returns, as tensors or as lists
 
@@ -14,60 +14,84 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 from fastapi import APIRouter, Request
-from pydantic import Field
-from starlette.responses import Response
+from pydantic import ConfigDict, Field, model_validator
+from starlette.responses import JSONResponse, Response
 
 from agentrl.errors import RequestError
 from agentrl.proxy import keys, metrics, model_api
 from agentrl.proxy.admission import admitted
+from agentrl.proxy.bounds import LONGEST_KEY, Key
 from agentrl.proxy.dialects import DIALECTS
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.keys import Power
 from agentrl.proxy.lifecycle import Body
 from agentrl.proxy.state import ProxyState
-from agentrl.schemas import PROMPT_VERSION, InteractionStatus, Json, Role, SessionStatus
-from agentrl.store import areal, interactions, sessions
+from agentrl.schemas import PROMPT_VERSION, Json, SessionStatus
+from agentrl.store import areal, sessions
 from agentrl.store.areal import Path
 from agentrl.store.codec import hash_key
 
 router = APIRouter(tags=["areal"], route_class=GuardedRoute)
 PATHS = frozenset({"/grant_capacity", "/rl/start_session", "/rl/set_reward", "/rl/end_session", "/export_trajectories"})
-POLL_S = 0.1
-SHORTEST_KEY = 20
+FIRST_POLL_S, LONGEST_POLL_S = 0.05, 1.0
+ONLY_TRAJECTORY = 0
+"""AReaL's inference service numbers what lies between rewards; here a session is one trajectory."""
+NO_REWARD = "it was exported without a reward"
 TORCH_NAMES = {"int32": "torch.int32", "float32": "torch.float32", "bool": "torch.bool"}
 
 
-class StartBody(Body):
+class ArealBody(Body):
+    """AReaL's routes ignore fields that they do not know."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class StartBody(ArealBody):
     """AReaL's task, and a key to use again: one that this route gave out or that the caller made.
 
-    Keys that other routes gave out stay with their sessions.
+    Keys that other routes gave out stay with their sessions. `group_size` asks as AReaL's inference service is asked:
+    so many sessions of one task, in one group.
     """
 
-    task_id: str = Field(max_length=200)
-    api_key: Annotated[str, Field(min_length=SHORTEST_KEY, max_length=200, pattern=r"^[!-~]+$")] | None = None
+    task_id: Key
+    api_key: Annotated[str, Field(max_length=LONGEST_KEY, pattern=r"^[!-~]*$")] | None = None
+    group_size: Annotated[int, Field(ge=0, le=1024)] | None = None
 
 
-class RewardBody(Body):
-    """Without `interaction_id` (a response's id) the reward is the session's."""
+class RewardBody(ArealBody):
+    """Without `interaction_id` (a response's id) the reward is the last call's."""
 
-    interaction_id: str | None = None
+    interaction_id: Key | None = None
     reward: float
 
 
-class ExportBody(Body):
-    """`encoding: list` gives plain numbers; `tensor` what AReaL's clients decode."""
+class ExportBody(ArealBody):
+    """`session_id`, or as the inference service has it `session_ids`, merged, which `remove_session` ends.
 
-    session_id: str
+    `encoding: list` gives plain numbers; `tensor` what AReaL's clients decode.
+    """
+
+    session_id: Key | None = None
+    session_ids: Annotated[list[Key], Field(min_length=1, max_length=1024)] | None = None
+    trajectory_id: int | None = None
+    remove_session: bool = True
     discount: float = Field(default=1.0, ge=0, le=1)
     style: Literal["individual", "concat"] = "individual"
     encoding: Literal["tensor", "list"] = "tensor"
+
+    @model_validator(mode="after")
+    def _names_sessions(self) -> Self:
+        if (self.session_id is None) == (self.session_ids is None):
+            raise ValueError("name session_id, or session_ids")
+        return self
 
 
 def with_detail(body: bytes) -> bytes:
@@ -84,17 +108,28 @@ async def grant_capacity(request: Request) -> Json:
 
 
 @router.post("/rl/start_session")
-async def start_session(body: StartBody, request: Request) -> Json:
-    """Start a session. 429 while admission refuses, 409 while the session of `api_key` is open."""
+async def start_session(body: StartBody, request: Request) -> JSONResponse:
+    """Start a session, or with `group_size` a group of them (201). 429 while admission refuses.
+
+    An `api_key` that opens a session has that one ended first, and then opens the new one.
+    """
     state = await _of_runner(request)
     begun = await keys.start_of(request, state)
-    key = body.api_key or begun.session_key(0, keys.REUSABLE)
-    if body.api_key is not None:
+    new_keys = [begun.session_key(i, keys.REUSABLE) for i in range(max(1, body.group_size or 1))]
+    if body.api_key:
         _check_choice(state, body.api_key)
-    session_id = await admitted(
-        state, areal.start, hash_key(key), body.task_id, outside=True, start_digest=begun.digest
-    )
-    return {"session_id": session_id, "api_key": key}
+        new_keys[0] = body.api_key
+        before = await state.read(areal.active, state.run_id, hash_key(body.api_key), begun.digest)
+        if before is not None:
+            await state.write(sessions.end, before, SessionStatus.COMPLETED, None, state.limits)
+            state.forget(before)
+    hashes = [hash_key(key) for key in new_keys]
+    group = await admitted(state, areal.start, hashes, body.task_id, outside=True, start_digest=begun.digest)
+    opened = list(zip(group.session_ids, new_keys, strict=True))
+    if body.group_size is None:
+        return JSONResponse({"session_id": opened[0][0], "api_key": opened[0][1]})
+    listed = [{"session_id": session_id, "session_api_key": key} for session_id, key in opened]
+    return JSONResponse({"group_id": group.group_id, "sessions": listed}, status_code=201)
 
 
 def _check_choice(state: ProxyState, key: str) -> None:
@@ -118,7 +153,11 @@ async def set_reward(body: RewardBody, request: Request) -> Json:
         if refused.code in ("interaction_not_found", "interaction_incomplete"):  # AReaL's clients expect 400
             raise RequestError(400, str(refused), code=refused.code, param=refused.param) from refused
         raise
-    return {"message": "success", "applied": answer.applied}
+    return {
+        "message": "success", "applied": answer.applied, "interaction_count": answer.interactions,
+        "session_id": session_id, "trajectory_id": ONLY_TRAJECTORY, "trajectory_ready": True,
+        "ready_transition": answer.first,
+    }  # fmt: skip
 
 
 @router.post("/rl/end_session")
@@ -128,39 +167,67 @@ async def end_session(request: Request) -> Json:
     session_id = await model_api.session_of(request, state)
     await state.write(sessions.end, session_id, SessionStatus.COMPLETED, None, state.limits)
     state.forget(session_id)
-    calls = await state.read(interactions.of_session, session_id)
-    delivered = [c for c in calls if c.status == InteractionStatus.COMPLETE and c.role != Role.UPSTREAM]
-    return {"message": "success", "interaction_count": len(delivered)}
+    return {"message": "success", "interaction_count": len(await state.read(areal.delivered, session_id))}
 
 
 @router.post("/export_trajectories")
 async def export_trajectories(body: ExportBody, request: Request) -> Json:
-    """The calls of an ended session with tokens and returns; it stays, and can be exported again. 409 while open.
+    """The calls of an ended session with tokens and returns; it stays, and can be exported again.
 
-    `individual`: every call, its prompt and its output. `concat`: every leaf with all that led to it; what several
-    share is trained in the first.
+    Waits for the end of `session_id`; 409 while it is open after `proxy.request_timeout_s`. Of `session_ids`, those
+    that are unknown or without a reward are left out. `individual`: every call, its prompt and its output. `concat`:
+    every leaf with all that led to it; what several share is trained in the first.
     """
-    state: ProxyState = request.app.state.proxy
-    await _of_runner(request)
-    while (status := await _status(request, state, body.session_id)) == SessionStatus.CLOSING:  # noqa: ASYNC110
-        await asyncio.sleep(POLL_S)  # at most the run's end_grace_s: then the sweep completes it
-    if status == SessionStatus.OPEN:
-        raise RequestError(409, f"session {body.session_id} has not ended", code="session_open")
+    state = await _of_runner(request)
+    if body.session_id is not None:
+        status = await _ended(request, state, body.session_id)
+        return {"interactions": await _exported(state, body, body.session_id), "status": status}
+    merged: Json = {}
+    for session_id in body.session_ids or ():
+        if body.trajectory_id in (None, ONLY_TRAJECTORY) and await _is_ready(request, state, body, session_id):
+            merged |= await _exported(state, body, session_id)
+    return {"interactions": merged}
+
+
+async def _exported(state: ProxyState, body: ExportBody, session_id: str) -> Json:
     each_call = body.style == "individual"
-    found = await state.read(areal.paths, body.session_id, body.discount, each_call=each_call)
+    found = await state.read(areal.paths, session_id, body.discount, each_call=each_call)
     encode = _tensor if body.encoding == "tensor" else _lists
     exported = {path.response_ids[-1]: _individual(path) if each_call else _concat(path) for path in found}
     for item in exported.values():
         item["tensor_dict"] = {name: encode(array) for name, array in item["tensor_dict"].items()}
-    return {"interactions": exported, "status": status}
+    return exported
 
 
-async def _status(request: Request, state: ProxyState, session_id: str) -> str:
-    """Raises RequestError 404."""
-    await keys.session_caller(request, state, session_id)
+async def _is_ready(request: Request, state: ProxyState, body: ExportBody, session_id: str) -> bool:
+    """Whether a session of a group has a reward. With `remove_session` it ends here: given up, if it has none."""
     row = await state.read(sessions.get, session_id)
-    assert row is not None, "sessions are never deleted"
-    return str(row.status)
+    if row is None or row.run_id != state.run_id:
+        return False
+    rewarded = await state.read(areal.is_rewarded, session_id)
+    if body.remove_session:
+        status = SessionStatus.COMPLETED if rewarded else SessionStatus.ABANDONED
+        await state.write(sessions.end, session_id, status, None if rewarded else NO_REWARD, state.limits)
+        state.forget(session_id)
+        await _ended(request, state, session_id)
+    return rewarded
+
+
+async def _ended(request: Request, state: ProxyState, session_id: str) -> str:
+    """The status of a session that takes no call any more, once it has. Raises RequestError 404, 409, 499."""
+    await keys.session_caller(request, state, session_id)
+    deadline, pause_s = time.monotonic() + state.request_timeout_s, FIRST_POLL_S
+    while True:
+        row = await state.read(sessions.get, session_id)
+        assert row is not None, "sessions are never deleted"
+        if row.status not in (SessionStatus.OPEN, SessionStatus.CLOSING):
+            return str(row.status)
+        if time.monotonic() > deadline:
+            raise RequestError(409, f"session {session_id} has not ended", code="session_open")
+        if await request.is_disconnected():
+            raise RequestError(499, "the client went away", code="client_closed_request")
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_POLL_S)
 
 
 def _individual(path: Path) -> Json:
@@ -224,7 +291,9 @@ def _without_version(path: str, handle: Callable[[Request], Awaitable[Response]]
     """Serve a model route under AReaL's path too; behind it the request reads as one to /v1."""
 
     async def endpoint(request: Request) -> Response:
-        return await handle(Request({**request.scope, "path": path, "raw_path": path.encode()}, request.receive))
+        return await handle(
+            Request({**request.scope, "path": path, "raw_path": path.encode(), model_api.AREALS: True}, request.receive)
+        )
 
     router.add_route(path.removeprefix("/v1"), endpoint, ["POST"], include_in_schema=False)
 

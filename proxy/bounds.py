@@ -43,7 +43,6 @@ def check_options(*asked: Json | None) -> None:
         if options is None or len(orjson.dumps(options)) <= OPTIONS_BYTES:
             continue
         largest = max(options, key=lambda name: len(orjson.dumps(options[name])))
-        message = (
-            f"{largest}: the parameters of a call have at most {OPTIONS_BYTES} bytes of JSON besides messages and tools"
-        )
-        raise RequestError(400, message, code="invalid_parameter", param=largest[:LONGEST_KEY])
+        name = largest[:LONGEST_NAME]
+        message = f"{name}: a call has at most {OPTIONS_BYTES} bytes of parameters besides messages and tools"
+        raise RequestError(400, message, code="invalid_parameter", param=name)

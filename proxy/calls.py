@@ -50,6 +50,7 @@ class Caller:
     role: Role | None = None  # x-turn-type
     retry: int = 0  # x-stainless-retry-count
     repeat_key: str | None = None  # hash of its Idempotency-Key
+    trains: bool = True  # false: it asked to be left out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +84,7 @@ async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> t
         calls.append(
             Call(
                 id=new_id(), session_id=caller.session_id, request=request, prompt=prompt, params=params, choice=index,
-                created_at=created_at, trainable=not session.is_eval,
+                created_at=created_at, trainable=caller.trains and not session.is_eval,
             )
         )  # fmt: skip
     return head_of(state, request, calls[0].id, created_at, sum(len(prompt.token_ids) for prompt in prompts)), calls
@@ -181,6 +182,7 @@ def _options(caller: Caller, request: ModelRequest, index: int) -> Json | None:
         "previous_id": request.previous_id,
         "has_instructions": request.has_instructions or None,
         "retry": caller.retry or None,
+        interactions.STORE: None if caller.trains else False,
         roles.SAID: caller.role,
         responses.ASKED: request.kept,
     }
@@ -377,7 +379,7 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
 
 
 def _check_model(state: ProxyState, model: str | None) -> None:
-    if model not in (None, "default", state.run_name):
+    if model not in (None, "default", state.run_name) and not state.any_model:
         raise RequestError(
             404, f"no model {model!r}: this proxy serves {state.run_name!r} (also as 'default')",
             code="model_not_found", param="model",

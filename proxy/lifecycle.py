@@ -239,7 +239,7 @@ async def start_session(body: SessionBody, request: Request) -> Json:
         group = await state.write(sessions.start_child, parent_id, state.limits, hash_key(key), body.metadata)
     else:
         group = await admitted(
-            state, sessions.start_external, hash_key(key), body.task, body.metadata, outside=True,
+            state, sessions.start_external, [hash_key(key)], body.task, body.metadata, outside=True,
             start_digest=start.digest,
         )  # fmt: skip
         if group.new:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
@@ -30,6 +31,8 @@ from agentrl.schemas import Role
 from agentrl.store.codec import hash_key
 
 T = TypeVar("T")
+AREALS = "agentrl.areal"
+"""Key of the scope of a request that came by AReaL's paths, where `store: false` keeps a call out of training."""
 CALLERS_ROLES = (Role.MAIN, Role.SIDE, Role.SUBAGENT)
 
 
@@ -54,6 +57,8 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
             return await _pass_on(request, dialect, parts)
         asked = dialect.decode(body)
         limits.check(asked)
+        if request.scope.get(AREALS) and getattr(asked.wire, "store", None) is False:
+            caller = replace(caller, role=Role.SIDE, trains=False)
         finding = exchange_for(state, caller, asked)
         comes_back = caller.retry or caller.repeat_key is not None  # it may have to wait: its leaving counts
         return Reply(dialect, asked, await (_unless_left(request, finding) if comes_back else finding))

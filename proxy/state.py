@@ -68,6 +68,7 @@ class ProxyState:
     http: aiohttp.ClientSession | None = None  # to call them
     metrics: Metrics = field(default_factory=Metrics)
     metrics_public: bool = False  # `/metrics` needs no key
+    any_model: bool = False  # calls may name any model
     retry_grace_s: float = 0.0
     restore_dropped_text: bool = False
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # answers that are being sampled, by their first call

@@ -20,6 +20,8 @@ from agentrl.tokens import TokenIds
 T = TypeVar("T")
 OF_THE_POLICY = (interactions.c.status == InteractionStatus.COMPLETE, interactions.c.role != Role.UPSTREAM)
 """Delivered calls that the policy answered: the nodes of token trees."""
+STORE = "store"
+"""The option of a call that asked to be left out of training and of AReaL's exports; then false."""
 INSERT_CONTENT = bulk.insert_new(contents)
 INSERT_INTENT = bulk.insert(
     interactions, "id", "run_id", "session_id", "parent_id", "dialect", "status", "role", "digest", "replica",

@@ -184,15 +184,18 @@ def start_group(
 
 
 def start_external(
-    conn: Connection, run_id: str, limits: Limits, key_hash: str, task: Json | None, metadata: Json,
+    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], task: Json | None, metadata: Json,
     *, start_digest: str | None = None,
 ) -> NewGroup:  # fmt: skip
-    """Admit a group of one for an outside program that brings its own task. Raises as `admit` does."""
+    """Admit a group for an outside program that brings its own task: one session per key hash.
+
+    Raises as `admit` does.
+    """
     if (earlier := _started(conn, run_id, start_digest)) is not None:
         return earlier
     cursor, _ = admit(conn, run_id, limits, outside=True)
     return _insert_group(
-        conn, run_id, limits, [key_hash], cursor=cursor, task=task, data=task, metadata=metadata, external=True,
+        conn, run_id, limits, key_hashes, cursor=cursor, task=task, data=task, metadata=metadata, external=True,
         start_digest=start_digest,
     )  # fmt: skip
 

@@ -127,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
             group = Group("", False, size, owner=owner, digest=digest)
             self._start(partial(sessions.start_group, owner=owner), group, keys)
         elif kind == "external":
-            self._start(sessions.start_external, Group("", False, 1, digest=digest), keys[0], {"n": 1}, {})
+            self._start(sessions.start_external, Group("", False, 1, digest=digest), keys[:1], {"n": 1}, {})
         else:
             group = Group("", True, size, digest=digest)
             self._start(sessions.start_evaluation, group, keys, {"n": 1}, {}, None, counted=False)
