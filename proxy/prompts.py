@@ -15,7 +15,7 @@ from agentrl.proxy.branches import Place, place, raw_place, why_not_deeper
 from agentrl.proxy.dialects.base import ModelRequest, Named
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.tree import Tree, with_texts
-from agentrl.rendering import OutputParser
+from agentrl.rendering import OutputParser, Renderer
 from agentrl.rendering.conversation import canonical, chain_key, root_key
 from agentrl.rendering.divergence import leading_system
 from agentrl.schemas import ForkReason, Json, Role
@@ -58,12 +58,17 @@ def parser_after(state: ProxyState, request: ModelRequest, before: Sequence[int]
     if request.prompts:
         return state.renderer.text_parser()
     tools = None if request.tool_choice == "none" else request.callable_tools
-    return state.renderer.parser(tools, before)
+    return renderer_of(state, request).parser(tools, before)
+
+
+def renderer_of(state: ProxyState, request: ModelRequest) -> Renderer:
+    """The model's renderer, told the request's options. Raises RequestError 400 for one that it does not have."""
+    return state.renderer.with_options(request.template_options) if request.template_options else state.renderer
 
 
 async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> Prompt:
     messages, tools = request.messages, request.tools
-    chain = [root_key(tools, None)]
+    chain = [root_key(tools, request.template_options)]
     for message in messages:
         chain.append(chain_key(chain[-1], message))
     tree = await state.trees.get(session_id)
@@ -110,7 +115,7 @@ async def _start(
     if hit is not None:
         depth, node = hit
         after = messages[depth:]
-        bridge = state.renderer.bridge(node.ids, after, tools, messages_before=messages[:depth])
+        bridge = renderer_of(state, request).bridge(node.ids, after, tools, messages_before=messages[:depth])
         if bridge.delta_ids is not None:
             start = _Start(parent=node, delta=bridge.delta_ids, covered=depth, role=Role(node.role), reason=None)
             if not _may_go_deeper(tree, start, messages):
@@ -121,7 +126,7 @@ async def _start(
     else:
         depth = 0
         found = await place(state, session_id, request)
-    ids = state.renderer.render(messages, tools)
+    ids = renderer_of(state, request).render(messages, tools)
     exact = _exact(tree, ids, messages, 0)
     if exact is None:
         return _Start(parent=None, delta=ids, covered=0, role=found.role, reason=found.reason)
@@ -223,7 +228,7 @@ def opening_of(state: ProxyState, request: ModelRequest) -> tuple[list[int], str
     tools = request.callable_tools
     assert tools, "dialects refuse a tool_choice that needs tools without them"
     name = request.tool_choice.name if isinstance(request.tool_choice, Named) else None
-    opening = state.renderer.opening(tools, name)
+    opening = renderer_of(state, request).opening(tools, name)
     return opening.ids, opening.regex
 
 

@@ -135,6 +135,13 @@ class Renderer(Protocol):
     max_context: int | None  # tokens, prompt and output together
     reasons: bool  # the format has a place for reasoning
 
+    def with_options(self, options: Json) -> Renderer:
+        """The same model, its chat format told `options` (checked by `check_options`).
+
+        Raises RequestError 400 for an option that the format does not have.
+        """
+        ...
+
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The prompt: the whole conversation, ending with the generation prompt."""
         ...

@@ -18,6 +18,7 @@ from agentrl.rendering.calls import CallReader, Signature, call_regex, signature
 from agentrl.rendering.memo import EncodedTexts
 from agentrl.rendering.messages import role_of, text_of
 from agentrl.rendering.openings import chosen_names
+from agentrl.rendering.options import known_options
 from agentrl.rendering.text import TextParser, decode, text_decoder
 from agentrl.rendering.units import units_encode
 from agentrl.schemas import ForkReason, Json
@@ -56,6 +57,11 @@ class ChatMLRenderer:
         self.stop_token_ids = [self._end]
         self.vocab_size = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_context = max_context
+
+    def with_options(self, options: Json) -> ChatMLRenderer:
+        """There are none: the format has no reasoning that could be switched off."""
+        known_options(options, (), self.name, reasons=False)
+        return self
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The prompt: every turn, then the generation prompt."""

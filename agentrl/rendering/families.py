@@ -11,6 +11,7 @@ from jinja2 import Undefined
 from agentrl.errors import ModelFolderError, RequestError, did_you_mean
 from agentrl.rendering.family_renderer import FamilyRenderer, LibraryTokenizer
 from agentrl.rendering.folder import ModelFolder
+from agentrl.rendering.options import PARAM
 from agentrl.rendering.reading import FAMILIES
 from agentrl.schemas import Json
 
@@ -41,6 +42,13 @@ _TOOL_TALK: list[Json] = [
     },
     {"role": "tool", "tool_call_id": "call_0", "name": "look_up", "content": "a letter"},
 ]
+OPTIONS = frozenset(
+    (
+        *("enable_thinking", "thinking", "reasoning_effort", "medium_effort", "low_effort", "date_string"),
+        *("preserve_thinking", "preserved_thinking", "clear_thinking", "drop_thinking", "truncate_history_thinking"),
+    )
+)
+"""What a request may set of a family's configuration."""
 PROBES: list[tuple[list[Json], list[Json] | None]] = [(_TALK, None), (_TALK[1:2], None), (_TOOL_TALK, [_TOOL])]
 
 
@@ -98,11 +106,25 @@ def _build(folder: ModelFolder, name: str) -> FamilyRenderer | str:
     surface = LibraryTokenizer(tokenizer, folder)
     config = config_from_name(name)
     assert config is not None
-    keeping = config.model_copy(update={"thinking_retention": "all"})
+    kind = type(config)
+
+    def make(options: Json) -> FamilyRenderer:
+        try:
+            told = kind.model_validate(config.model_dump() | options)
+        except ValueError as error:
+            raise RequestError(
+                400,
+                f"{PARAM}: the chat format {name!r} takes other values: {error}",
+                code="invalid_parameter",
+                param=PARAM,
+            ) from error
+        keeping = told.model_copy(update={"thinking_retention": "all"})
+        inner = create_renderer(surface, told)
+        return FamilyRenderer(name, inner, create_renderer(surface, keeping), tokenizer, folder, make, known)
+
+    known = kind.model_fields.keys() & OPTIONS
     try:
-        return FamilyRenderer(
-            name, create_renderer(surface, config), create_renderer(surface, keeping), tokenizer, folder
-        )
+        return make({})
     except (AssertionError, ValueError, TypeError, LookupError):  # how families say that a token is missing
         return f"needs special tokens that {folder.path} does not have"
     except RuntimeError as error:  # gpt-oss fetches its encoding when it is first used

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -14,6 +16,7 @@ from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.jinja import for_template
 from agentrl.rendering.messages import function_of
 from agentrl.rendering.openings import Openings
+from agentrl.rendering.options import CAPACITY, known_options, spelled
 from agentrl.rendering.reading import FAMILIES, output_parser
 from agentrl.rendering.text import TextParser, decode
 from agentrl.rendering.units import units_encode
@@ -28,6 +31,8 @@ _THOUGHTFUL: list[Json] = [
     {"role": "assistant", "content": "", "reasoning_content": _THOUGHT, "tool_calls": [_CALL]},
 ]
 
+Make = Callable[[Json], "FamilyRenderer"]
+
 # What a family raises over messages that its format has no place for.
 _REFUSALS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
 
@@ -35,8 +40,20 @@ _REFUSALS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedE
 class FamilyRenderer:
     """One family. Bridging follows the library, and where that declines, what the library itself writes."""
 
-    def __init__(self, name: str, inner: Any, keeping: Any, tokenizer: Tokenizer, folder: ModelFolder) -> None:
-        """`inner` and `keeping` are the library's renderers over `tokenizer`; `keeping` never drops reasoning."""
+    def __init__(
+        self,
+        name: str,
+        inner: Any,
+        keeping: Any,
+        tokenizer: Tokenizer,
+        folder: ModelFolder,
+        make: Make,
+        known: set[str],
+    ) -> None:
+        """`inner` and `keeping` are the library's renderers over `tokenizer`; `keeping` never drops reasoning.
+
+        `make` makes the family with options, of which `known` are those that it has.
+        """
         self.name = name
         self.stop_token_ids: list[int] = inner.get_stop_token_ids()
         self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
@@ -49,7 +66,14 @@ class FamilyRenderer:
         self._opens_reasoning = self._in_reasoning(self._generation_prompt)
         replies = (self.decode(self._write([*_TALK, reply], None)) for reply in _THOUGHTFUL)
         self.reasons = self._opens_reasoning or any(_THOUGHT in reply for reply in replies)
+        self._known = known
+        self._with_options = lru_cache(CAPACITY)(lambda options: make(json.loads(options)))
         self._openings = Openings(self, self._write, self._encode)
+
+    def with_options(self, options: Json) -> FamilyRenderer:
+        """The family with options of its own configuration."""
+        known = known_options(options, self._known, self.name, reasons=self.reasons)
+        return self._with_options(spelled(known)) if known else self
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The prompt as the family writes it. Raises RequestError where it has no place for a message."""

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ModelFolderError, RequestError
 from agentrl.rendering.messages import function_of, parse_arguments, role_of, text_of
+from agentrl.rendering.options import RESERVED
 from agentrl.schemas import Json
 
 
@@ -25,10 +26,15 @@ class ChatTemplate:
         self.source = source
         self.text_arguments = False  # arguments of tool calls are JSON text, not values
         self._special_tokens = dict(special_tokens)
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            names = meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ModelFolderError(f"chat template does not compile: {error}") from error
+        given = {*self._special_tokens, *environment.globals, *RESERVED}
+        self.options = frozenset(name for name in names - given if not name.endswith("_token"))
+        """Names that a request may give a value."""
 
     def render(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from copy import copy
+from functools import cached_property, lru_cache
 from typing import Any
 
 from agentrl.errors import RequestError
@@ -14,6 +16,7 @@ from agentrl.rendering.formats import HERMES
 from agentrl.rendering.memo import RenderedTexts
 from agentrl.rendering.messages import parse_arguments, role_of
 from agentrl.rendering.openings import Openings
+from agentrl.rendering.options import CAPACITY, known_options, spelled
 from agentrl.rendering.probing import find_format
 from agentrl.rendering.reading import output_parser
 from agentrl.rendering.text import TextParser, decode
@@ -51,8 +54,23 @@ class TemplateRenderer:
         self.reads_calls = found is not None
         self._reads = found or HERMES
         self.reasons = self._reads.think[1] in folder.template.source
+        self._options: Json = {}
+        self._with_options = lru_cache(CAPACITY)(self._make)
         self._texts = RenderedTexts()
         self._openings = Openings(self, self._write_reply, self._encode)
+
+    def with_options(self, options: Json) -> TemplateRenderer:
+        """The template with further variables, which it must name."""
+        known = known_options(options, self._template.options, self.name, reasons=self.reasons)
+        return self._with_options(spelled(known)) if known else self
+
+    def _make(self, options: str) -> TemplateRenderer:
+        made = copy(self)
+        made._options = json.loads(options)
+        made._texts = RenderedTexts()
+        made._openings = Openings(made, made._write_reply, made._encode)
+        made.__dict__.pop("_usual_generation_prompt", None)
+        return made
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
         """The template's own text, encoded. Raises RequestError where the template refuses the conversation."""
@@ -205,7 +223,7 @@ class TemplateRenderer:
                 code="tools_unsupported",
                 param="tools",
             )
-        return self._template.render(messages, tools, generation_prompt=generation_prompt)
+        return self._template.render(messages, tools, generation_prompt=generation_prompt, options=self._options)
 
     def _write_reply(self, messages: list[Json], tools: list[Json]) -> list[int]:
         return self._encode(self._text(messages, tools, generation_prompt=False))

@@ -34,6 +34,7 @@ from agentrl.proxy.dialects.neutral import OF_CHAT, Neutral, Table
 from agentrl.proxy.dialects.sampling import SamplingBody, Seed, Stop, TopLogprobs, format_constraint, stops
 from agentrl.proxy.dialects.tool_results import Results, text_only
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+from agentrl.rendering.options import check_options
 from agentrl.rendering.validation import validate_messages, validate_tools
 from agentrl.schemas import Json
 
@@ -85,6 +86,7 @@ class ChatBody(SamplingBody, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     response_format: dict[str, Any] | None = None
     return_token_ids: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     # Harmless: nothing here that a policy could do otherwise.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -123,6 +125,7 @@ class OpenAIChat:
             tools=data.tools or None,
             tool_choice=tool_choice(data.tool_choice, data.tools),
             parallel_tool_calls=data.parallel_tool_calls is not False,
+            template_options=check_options(data.chat_template_kwargs),
             sampling=data.sampling(),
             constraint=format_constraint(data.response_format, "response_format", nested="json_schema"),
             seed=data.seed,

@@ -429,6 +429,21 @@ def test_a_forced_call_is_opened_in_the_prompt_and_delivered_whole(proxy, choice
     assert proxy.calls(session)[-1]["bridged"]
 
 
+def test_template_options_reach_the_format_and_are_part_of_the_conversation(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(*[proxy.says("ab")] * 3)
+    off = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    with pytest.raises(openai.BadRequestError, match="the chat format 'chatml' has no option 'enable_thinking'"):
+        ask(proxy, session, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+    with pytest.raises(openai.BadRequestError, match="tools: is not for the caller"):
+        ask(proxy, session, extra_body={"chat_template_kwargs": {"tools": "x"}})
+    ask(proxy, session, **off)
+    more = [*HELLO, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "c"}]
+    ask(proxy, session, more, **off)
+    ask(proxy, session, more)
+    assert [call["bridged"] for call in proxy.calls(session)] == [False, True, True]
+
+
 def test_with_tool_choice_none_a_call_is_text_and_the_prompt_is_the_same(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("calc(ab)"), proxy.says("calc(ab)"))
