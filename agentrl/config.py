@@ -140,12 +140,17 @@ class ProxyConfig(Section):
     """Rewards beyond ± this are refused with 422, however they come in."""
     end_grace_s: Seconds = 30.0
     """How long an ended session waits for its running calls before its trajectories are built."""
-    any_model: bool = False
-    """Calls may name any model, and the policy answers; else its name is the run's, or `default`."""
     upstreams: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")], UpstreamConfig] = Field(
         default_factory=dict
     )
     """Other models that calls may name, by the name that calls use."""
+    model_aliases: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Names besides the run's and `default` that reach the policy, as shell patterns: `["claude-*", "gpt-*"]` for
+    programs that name a model of their provider. An upstream of that name goes first. A judge by such a name would be
+    the policy."""
+    clip_max_tokens: bool = False
+    """A call that asks for more tokens than the context has room for gets what room there is, and ends with `length`;
+    else it is refused. Anthropic's dialect clips always, as Anthropic does: its clients must ask for a number."""
 
     @field_validator("public_url")
     @classmethod

@@ -23,6 +23,7 @@ from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.bounds import check_options
 from agentrl.proxy.delivered import Delivered
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
+from agentrl.proxy.dialects.models import is_policy
 from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distribution
 from agentrl.proxy.prompts import Prompt, parser_after, prompts_for
 from agentrl.proxy.sampling import Interrupted, Sampled, sample
@@ -94,7 +95,7 @@ def head_of(state: ProxyState, request: ModelRequest, first_id: str, created_at:
     """What is known about a response when its first answer begins."""
     return Head(
         id=first_id, created=int(created_at), model=request.model or state.run_name, prompt_tokens=prompt_tokens,
-        decode=state.renderer.decode,
+        max_context=state.renderer.max_context, decode=state.renderer.decode,
     )  # fmt: skip
 
 
@@ -379,8 +380,8 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
 
 
 def _check_model(state: ProxyState, model: str | None) -> None:
-    if model not in (None, "default", state.run_name) and not state.any_model:
+    if model is not None and not is_policy(model, state.run_name, state.model_aliases):
         raise RequestError(
-            404, f"no model {model!r}: this proxy serves {state.run_name!r} (also as 'default')",
-            code="model_not_found", param="model",
+            404, f"no model {model!r}: this proxy serves {state.run_name!r} (also as 'default', and by the names in "
+            "proxy.model_aliases)", code="model_not_found", param="model",
         )  # fmt: skip

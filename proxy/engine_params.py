@@ -76,7 +76,8 @@ def _budget(state: ProxyState, request: ModelRequest, prompt_tokens: int, forced
     """How many tokens may be sampled."""
     window = state.renderer.max_context
     room = (window or 1 << 30) - prompt_tokens
-    if room < 1 or (request.max_tokens is not None and request.max_tokens > room):
+    clips = request.clips or state.clip_max_tokens
+    if room < 1 or (request.max_tokens is not None and request.max_tokens > room and not clips):
         asked = f" and {request.max_tokens} new ones" if request.max_tokens is not None else ""
         raise RequestError(
             400, f"the model's context is {window} tokens; this call needs {prompt_tokens} prompt tokens{asked}",

@@ -215,7 +215,10 @@ async def models(request: Request) -> Response:
     served += [Model(name=name, created=state.run_created_at) for name in state.upstreams]
     anthropic = "anthropic-version" in request.headers
     name = request.path_params.get("model")
-    body = models_body(served, anthropic=anthropic) if name is None else model_body(served, name, anthropic=anthropic)
+    if name is None:
+        body = models_body(served, anthropic=anthropic)
+    else:
+        body = model_body(served, name, anthropic=anthropic, aliases=state.model_aliases)
     return Response(body, media_type="application/json")
 
 

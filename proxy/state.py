@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,9 +68,10 @@ class ProxyState:
     http: aiohttp.ClientSession | None = None  # to call them
     metrics: Metrics = field(default_factory=Metrics)
     metrics_public: bool = False  # `/metrics` needs no key
-    any_model: bool = False  # calls may name any model
     retry_grace_s: float = 0.0
     restore_dropped_text: bool = False
+    model_aliases: Sequence[str] = ()  # shell patterns of other names of the policy
+    clip_max_tokens: bool = False  # in every dialect
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # answers that are being sampled, by their first call
     _given: list[str] = field(default_factory=list)
     serving: set[str] = field(

@@ -166,6 +166,7 @@ class AnthropicMessages:
             _prompt(data),
             sampling={name: value for name, value in numbers.items() if value is not None},
             max_tokens=data.max_tokens,
+            clips=True,
             stop=stops(data.stop_sequences, "stop_sequences"),
             stream=bool(data.stream),
             wire=data,
@@ -175,7 +176,9 @@ class AnthropicMessages:
         """The whole response."""
         (answer,) = answers
         content = content_blocks(answer.message, thinking=request.wire.shows_thinking)
-        return orjson.dumps(message_json(head, content=content, usage=usage_json(head, answer), stop=stop_of(answer)))
+        return orjson.dumps(
+            message_json(head, content=content, usage=usage_json(head, answer), stop=stop_of(head, answer))
+        )
 
     def stream(self, request: ModelRequest, head: Head) -> MessagesStream:
         """An encoder for the events of a message."""

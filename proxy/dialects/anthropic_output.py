@@ -34,8 +34,11 @@ def message_json(head: Head, *, content: list[Json], usage: Json, stop: Json | N
     }
 
 
-def stop_of(answer: Answer) -> Json:
+def stop_of(head: Head, answer: Answer) -> Json:
     """Why an answer ended. A tool call comes before a stop sequence: it is what the agent has to see."""
+    full = head.max_context is not None and len(answer.prompt_ids) + len(answer.tokens.ids) >= head.max_context
+    if answer.finish_reason == "length" and full:
+        return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
     if answer.finish_reason == "stop" and answer.stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop}
     return {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}

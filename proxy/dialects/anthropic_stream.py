@@ -44,7 +44,11 @@ class MessagesStream:
     def finish(self, choice: int, answer: Answer) -> bytes:
         """The end of the last block, why the message ended, and what it took."""
         out = b"" if self._started else self._start("text", _EMPTY["text"])
-        return out + self._stop() + _event("message_delta", delta=stop_of(answer), usage=usage_json(self._head, answer))
+        return (
+            out
+            + self._stop()
+            + _event("message_delta", delta=stop_of(self._head, answer), usage=usage_json(self._head, answer))
+        )
 
     def end(self, answers: Sequence[Answer]) -> bytes:
         """The last event."""

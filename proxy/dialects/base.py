@@ -71,6 +71,7 @@ class ModelRequest:
     constraint: Json = field(default_factory=dict)  # of the grammar: {"json_schema": "…"}
     seed: int | None = None
     max_tokens: int | None = None
+    clips: bool = False  # of `max_tokens` as many as the context has room for are enough
     stop: list[str] = field(default_factory=list)
     n: int = 1  # answers to each prompt
     stream: bool = False
@@ -98,6 +99,7 @@ class Head:
     created: int  # seconds since the epoch
     model: str  # as the caller named it
     prompt_tokens: int
+    max_context: int | None = None  # tokens, prompt and output together
     decode: Callable[[Sequence[int]], str]  # the text of some tokens, special ones included
 
     def token_text(self, token: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 
 import orjson
 
@@ -27,6 +28,11 @@ class Model:
 DEFAULT = "default"
 
 
+def is_policy(name: str, run_name: str, aliases: Sequence[str]) -> bool:
+    """Whether a model's name is one of the policy's."""
+    return name in (DEFAULT, run_name) or any(fnmatchcase(name, alias) for alias in aliases)
+
+
 def models_body(models: Sequence[Model], *, anthropic: bool) -> bytes:
     """All models, the policy being the first; Anthropic's list has a single page."""
     models = _named(models)
@@ -36,9 +42,11 @@ def models_body(models: Sequence[Model], *, anthropic: bool) -> bytes:
     return orjson.dumps({"data": [_anthropic(model) for model in models], "has_more": False} | ends)
 
 
-def model_body(models: Sequence[Model], name: str, *, anthropic: bool) -> bytes:
-    """One model. Raises RequestError 404 naming the nearest."""
+def model_body(models: Sequence[Model], name: str, *, anthropic: bool, aliases: Sequence[str] = ()) -> bytes:
+    """One model, the policy by whichever of its names is asked for. Raises RequestError 404 naming the nearest."""
     models = _named(models)
+    if name not in [model.name for model in models] and is_policy(name, models[0].name, aliases):
+        models.append(replace(models[0], name=name))
     for model in models:
         if model.name == name:
             return orjson.dumps(_anthropic(model) if anthropic else _openai(model))

@@ -412,7 +412,7 @@ def test_an_export_names_its_session_and_waits_for_its_end(proxy, second):
 class TestPatience:
     @pytest.fixture
     def run_config(self, run_config):
-        return run_config | {"proxy": {"request_timeout_s": 0.2, "any_model": True}}
+        return run_config | {"proxy": {"request_timeout_s": 0.2, "model_aliases": ["*"]}}
 
     def test_an_export_waits_no_longer_than_a_call(self, proxy):
         session = start(proxy)

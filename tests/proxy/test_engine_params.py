@@ -31,19 +31,34 @@ def test_what_remembers_the_beginning_of_an_answer_cannot_be_resumed(params, may
     assert resumable(params) is may
 
 
-def params_of(delta_ids: list[int], *, before: int = 0, max_tokens: int | None = None, **sampling: Any) -> Any:
+def params_of(
+    delta_ids: list[int],
+    *,
+    before: int = 0,
+    max_tokens: int | None = None,
+    clips: bool = False,
+    of_run: bool = False,
+    **sampling: Any,
+) -> Any:
     """What an engine with 100 tokens and a context of 50 is asked for."""
     renderer = SimpleNamespace(vocab_size=100, max_context=50, stop_token_ids=[2])
     prompt = SimpleNamespace(token_ids=[1] * before + delta_ids, delta_ids=delta_ids, regex=None, opening=[])
-    request = ModelRequest(messages=[], max_tokens=max_tokens, sampling=sampling)
+    request = ModelRequest(messages=[], max_tokens=max_tokens, clips=clips, sampling=sampling)
     session = SimpleNamespace(is_eval=True, sampling=None)
-    state: Any = SimpleNamespace(renderer=renderer, sampling={})
+    state: Any = SimpleNamespace(renderer=renderer, sampling={}, clip_max_tokens=of_run)
     return engine_params(state, session, request, prompt, 0)  # type: ignore[arg-type]
 
 
 def test_the_room_that_is_left_is_the_budget():
     assert params_of([99], before=9)["max_new_tokens"] == 40
     assert params_of([99], before=9, max_tokens=40)["max_new_tokens"] == 40
+
+
+@pytest.mark.parametrize("who", ["clips", "of_run"])
+def test_more_tokens_than_there_is_room_for_may_be_cut_to_the_room(who: str) -> None:
+    assert params_of([99], before=9, max_tokens=41, **{who: True})["max_new_tokens"] == 40
+    with pytest.raises(RequestError, match="the model's context is 50 tokens"):
+        params_of([99], before=49, max_tokens=1, **{who: True})
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def test_bad_requests_raise_the_sdks_own_errors_and_reach_no_engine(proxy):
     image = {"type": "image", "source": {"type": "url", "url": "http://images/1"}}
     for options, raised, code in (
         ({"model": "claude"}, anthropic.NotFoundError, "model_not_found"),
-        ({"max_tokens": 20_000}, anthropic.BadRequestError, "context_length_exceeded"),
+        ({"system": "a" * 5000}, anthropic.BadRequestError, "context_length_exceeded"),
         ({"extra_body": {"temprature": 1}}, anthropic.BadRequestError, "unsupported_parameter"),
         ({"system": "a" * BODY_LIMIT}, anthropic.ContentTooLargeError, "body_too_large"),
         ({"messages": [{"role": "user", "content": [image]}]}, anthropic.BadRequestError, "invalid_messages"),

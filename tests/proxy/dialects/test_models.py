@@ -50,6 +50,13 @@ def test_one_model_is_as_the_list_shows_it(anthropic):
         assert json.loads(model_body(MODELS, listed["id"], anthropic=anthropic)) == listed
 
 
+def test_the_policy_is_found_by_an_alias():
+    found = json.loads(model_body(MODELS, "claude-opus-9", anthropic=True, aliases=["gpt-*", "claude-*"]))
+    assert (found["id"], found["max_input_tokens"]) == ("claude-opus-9", 4096)
+    with pytest.raises(RequestError, match="no model 'claude-opus-9'"):
+        model_body(MODELS, "claude-opus-9", anthropic=True, aliases=["gpt-*"])
+
+
 def test_a_policy_that_is_called_default_is_listed_once():
     body = json.loads(models_body([Model(name="default", created=1)], anthropic=False))
     assert [model["id"] for model in body["data"]] == ["default"]
