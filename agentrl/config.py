@@ -169,6 +169,9 @@ class RolloutConfig(Section):
     """Groups that may run at once, over all workers."""
     timeout_s: Seconds = 300.0
     """One episode; a slower one fails."""
+    max_failures_in_a_row: Positive | None = 256
+    """When this many sessions have failed one after another, evaluations' too, the run is stopped as failed, with the
+    last error; `agentrl run reopen`, or `agentrl train` again, lets it go on. null: it never is."""
     turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """γ in R_i = r_i + γ·R_{i+1} over the calls of a session."""
     sampling: SamplingConfig = SamplingConfig()

@@ -16,7 +16,8 @@ from agentrl.schemas import Json, SessionStatus
 from agentrl.ties import TIE
 
 ATTEMPTS = 3
-"""Episodes in which an agent may fail a sample of a task before that counts as reward 0."""
+"""Failures of a sample of a task: after so many by agent or policy it counts as reward 0, after so many faults as
+nothing."""
 KEY = "evaluation"
 """Where a session's metadata hold what it is of."""
 
@@ -76,17 +77,28 @@ class Tries:
     """The ended sessions of one episode."""
 
     reward: float | None = None  # of the one that was completed
-    failed: int = 0
+    failed: int = 0  # after answers of the policy: its doing, or the agent's
+    faults: int = 0  # before any, or when a call was not answered: an engine, the network, an agent that cannot start
     abandoned: int = 0  # their worker died, or was stopped
 
     @property
     def over(self) -> bool:
         """Whether it is played no more."""
-        return self.reward is not None or self.failed >= ATTEMPTS
+        return self.reward is not None or self.failed >= ATTEMPTS or self.faults >= ATTEMPTS
+
+    @property
+    def ended(self) -> int:
+        """How many there are without a result."""
+        return self.failed + self.faults + self.abandoned
+
+    @property
+    def result(self) -> float | None:
+        """What an episode that is over counts as; None: it says nothing about the policy."""
+        return 0.0 if self.reward is None and self.failed >= ATTEMPTS else self.reward
 
 
 def tries(rows: Iterable[Json]) -> dict[Episode, Tries]:
-    """What became of each episode, by rows of one evaluation: `{"evaluation", "status", "reward"}`."""
+    """What became of each episode, by rows of one evaluation: `{"evaluation", "status", "fault", "reward"}`."""
     found: dict[Episode, Tries] = {}
     for row in rows:
         label = Label.of(row)
@@ -95,7 +107,8 @@ def tries(rows: Iterable[Json]) -> dict[Episode, Tries]:
         if row["status"] == SessionStatus.COMPLETED:
             of_episode.reward = row["reward"] if of_episode.reward is None else of_episode.reward
         elif row["status"] == SessionStatus.FAILED:
-            of_episode.failed += 1
+            of_episode.faults += row["fault"]
+            of_episode.failed += not row["fault"]
         else:
             of_episode.abandoned += 1
     return found
@@ -106,20 +119,22 @@ class Result:
     """One setting of an evaluation."""
 
     rewards: dict[int, list[float]] = field(default_factory=dict)  # task → of its samples
-    failed: int = 0  # of those, how many are 0 because the agent failed ATTEMPTS times
+    failed: int = 0  # of those, how many are 0 because agent or policy failed ATTEMPTS times
     versions: list[int] = field(default_factory=list)  # that sampled it, in no order
+    faults: int = 0  # samples that are in no figure, after ATTEMPTS faults
 
     def as_json(self) -> Json:
-        """Mean with its interval, and what that is of."""
-        mean = intervals.of_rewards(list(self.rewards.values()))
+        """Mean with its interval, and what that is of; all null where faults left nothing."""
+        mean = intervals.of_rewards(list(self.rewards.values())) if self.rewards else None
         return {
-            "reward": mean.mean,
-            "low": mean.low,
-            "high": mean.high,
-            "perfect": fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in self.rewards.values()),
+            "reward": mean and mean.mean,
+            "low": mean and mean.low,
+            "high": mean and mean.high,
+            "perfect": mean and fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in self.rewards.values()),
             "tasks": len(self.rewards),
             "episodes": sum(map(len, self.rewards.values())),
             "failed": self.failed,
+            "faults": self.faults,
             "version_min": min(self.versions, default=None),
             "version_max": max(self.versions, default=None),
         }
@@ -137,7 +152,8 @@ class Evaluation:
     @property
     def ended(self) -> int:
         """How many episodes are over."""
-        return sum(len(samples) for result in self.settings.values() for samples in result.rewards.values())
+        found = self.settings.values()
+        return sum(r.faults + sum(map(len, r.rewards.values())) for r in found)
 
     @property
     def complete(self) -> bool:
@@ -172,8 +188,11 @@ def _evaluation(label: Label, rows: list[Json]) -> Evaluation:
     for episode, of_episode in sorted(tries(rows).items(), key=lambda item: (item[0].index, item[0].sample)):
         if of_episode.over:
             result = found.settings.setdefault(episode.setting, Result())
-            result.rewards.setdefault(episode.index, []).append(of_episode.reward or 0.0)
-            result.failed += of_episode.reward is None
+            if of_episode.result is None:
+                result.faults += 1
+            else:
+                result.rewards.setdefault(episode.index, []).append(of_episode.result)
+                result.failed += of_episode.reward is None
     for row in rows:
         of_row = Label.of(row)
         assert of_row is not None
@@ -191,6 +210,8 @@ def gains(before: Evaluation, after: Evaluation) -> Json:
 
 def figure(found: Json, form: str = ".3f") -> str:
     """A mean with its interval, for people."""
+    if found["reward"] is None:
+        return "no result"
     around = "" if found["low"] is None else f" [{found['low']:{form}}, {found['high']:{form}}]"
     return f"{found['reward']:{form}}{around}"
 
@@ -203,6 +224,8 @@ def line(found: Json) -> str:
     parts = [f"{name} {figure(of_setting)}" for name, of_setting in of_settings.items()]
     if failed := sum(of_setting["failed"] for of_setting in of_settings.values()):
         parts.append(f"{failed} episodes failed")
+    if faults := sum(of_setting["faults"] for of_setting in of_settings.values()):
+        parts.append(f"{faults} episodes without a result: the policy did not answer")
     low = min(
         (s["version_min"] for s in of_settings.values() if s["version_min"] is not None), default=found["version"]
     )

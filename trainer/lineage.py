@@ -84,6 +84,11 @@ class Lineage:
         """Raise FencedError once a newer trainer has started."""
         self.database.transact(steps.check_epoch, self.run_id, self.epoch)
 
+    def failure(self) -> str | None:
+        """Why the run has failed elsewhere; None while it has not."""
+        run = self.database.query(runs.get, self.run_id)
+        return f"run {run.name} is failed: {run.error or 'no reason was given'}" if run.status == "failed" else None
+
     def is_stopping(self) -> bool:
         """Somebody asked the run to stop, or it failed elsewhere."""
         return self.database.query(runs.get, self.run_id).status in ("stopping", "failed")

@@ -89,6 +89,23 @@ def list_runs(database_url: str = DatabaseUrl) -> None:
     Console().print(table)
 
 
+@run.command()
+def reopen(
+    name: Annotated[str, typer.Argument(help="The run's name.")],
+    database_url: str = DatabaseUrl,
+) -> None:
+    """Let a run that was stopped or has failed go on: it takes groups again. `agentrl train` does so by itself."""
+    from agentrl.store import Database, runs
+
+    database = Database(database_url)
+    try:
+        database.require_current()
+        database.transact(runs.go_on, database.query(runs.by_name, name).id)
+    finally:
+        database.close()
+    say(f"run {name} takes groups again")
+
+
 def _config(args: list[str], flags: dict[str, str | None]) -> RunConfig:
     """Of a file and overrides, or of `--name` and `--model` alone; flags win. Raises ConfigError."""
     from agentrl.config import apply_override, load_config, parse_config

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.errors import ConfigError, FencedError
+from agentrl.errors import AgentRLError, ConfigError, FencedError
 from agentrl.visible import say
 
 if TYPE_CHECKING:
@@ -77,7 +77,10 @@ def trainer(
             publisher = Publisher(
                 url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device, compares=compares
             )
-            train(run, model, world, Lineage.begin(database, run), publisher, stop, from_base=from_base)
+            lineage = Lineage.begin(database, run)
+            finished = train(run, model, world, lineage, publisher, stop, from_base=from_base)
+            if not finished and (why := lineage.failure()) is not None:
+                raise AgentRLError(why)
         except FencedError as error:
             say(f"agentrl trainer: {error}", err=True)
             raise typer.Exit(FENCED_STATUS) from None

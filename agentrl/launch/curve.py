@@ -25,6 +25,7 @@ def save_png(path: Path, title: str, rewards: Sequence[float], evaluations: Sequ
     complete = [evaluation for evaluation in evaluations if evaluation["complete"]]
     for name in sorted({name for evaluation in complete for name in evaluation["settings"]}):
         points = [(one["step"], one["settings"][name]) for one in complete if name in one["settings"]]
+        points = [(step, found) for step, found in points if found["reward"] is not None]
         steps, means = [step for step, _ in points], [found["reward"] for _, found in points]
         arms = [
             [0.0 if found[end] is None else abs(found["reward"] - found[end]) for _, found in points] for end in ENDS

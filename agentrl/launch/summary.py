@@ -57,4 +57,5 @@ def ends(evaluations: Sequence[Evaluation]) -> tuple[Evaluation | None, Evaluati
 def _reward(evaluation: Evaluation | None, setting: str) -> float | None:
     if evaluation is None or setting not in evaluation.settings:
         return None
-    return float(evaluation.settings[setting].as_json()["reward"])
+    mean = evaluation.settings[setting].as_json()["reward"]
+    return None if mean is None else float(mean)

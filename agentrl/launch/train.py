@@ -203,11 +203,17 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 
 
 async def _watch(database: Database, run_id: str, display: Display) -> None:
-    """Show the run; declare it finished when its last step is published, so that admission says so."""
+    """Show the run; declare it finished when its last step is published, so that admission says so.
+
+    Raises AgentRLError with the run's error when it has failed elsewhere: its sessions did, one after another.
+    """
     while True:
         now = await asyncio.to_thread(database.query, snapshot.take, run_id, display.shown_step)
         if "serving" in now.engines.values():
             display.update(now)
+        if now.status == "failed":
+            run = await asyncio.to_thread(database.query, runs.get, run_id)
+            raise AgentRLError(f"run {run.name} is failed: {run.error or 'no reason was given'}")
         if now.published_step >= now.target_steps and now.status == "running":
             await asyncio.to_thread(database.transact, runs.set_status, run_id, "finished")
         await asyncio.sleep(POLL_S)
@@ -253,7 +259,8 @@ def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int])
 def _close_run(
     conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float, event_id: str
 ) -> None:  # fmt: skip
-    runs.set_status(conn, run_id, outcome, error)
+    if runs.get(conn, run_id).status != "failed":  # else it says why already
+        runs.set_status(conn, run_id, outcome, error)
     events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train", event_id)
 
 

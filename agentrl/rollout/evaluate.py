@@ -11,6 +11,7 @@ training data or counts for admission.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +19,11 @@ from functools import partial
 from agentrl.client import AsyncClient
 from agentrl.config import UNSEEN, EvalSampling, RunConfig
 from agentrl.errors import RequestError
-from agentrl.evaluation import Episode, Label, Tries, newest_due, tries
+from agentrl.evaluation import ATTEMPTS, Episode, Label, Tries, newest_due, tries
 from agentrl.rollout.agent import Agent, load_tasks
 from agentrl.rollout.episode import play
 from agentrl.rollout.http import AgentHttp
+from agentrl.rollout.pace import Pace, RunFailed, check
 from agentrl.rollout.progress import Progress
 from agentrl.rollout.runner import is_finished
 from agentrl.schemas import Json
@@ -74,13 +76,17 @@ class Evaluator:
         self.samples, self.every = samples, every
         self._play = partial(play, http=http, timeout_s=timeout_s, is_eval=True)
         self._free = asyncio.Semaphore(max_concurrent)
-        self._played: set[tuple[int, Episode]] = set()  # (version, …), to an end here, whatever the store shows yet
+        self._pace = Pace(progress)
+        self._played = Counter[tuple[int, Episode]]()  # (version, …) → how often it was played here
+        self._ended: set[tuple[int, Episode]] = set()  # with a result, whatever the store shows yet
         self._over: set[int] = set()  # versions
 
     async def follow(self) -> None:
-        """Play whatever becomes due, until the run is finished and its last step evaluated."""
+        """Play whatever becomes due, until the run is finished and its last step evaluated. Raises RunFailed."""
         while self.settings:
             run = await self.client.request("GET", "/api/run")
+            if run["status"] == "failed":
+                raise RunFailed(f"run {run['name']} is failed: {run['error']}")
             if not await self.catch_up(run):
                 if is_finished(run):
                     return
@@ -111,7 +117,7 @@ class Evaluator:
         episodes = list(self._episodes())
         self.progress.phase = f"evaluation of step {step}"
         while todo := list(missing(episodes, await self.client.request("GET", rows_of))):
-            mine = [(episode, had) for episode, had in todo if (version, episode) not in self._played]
+            mine = [(episode, had) for episode, had in todo if not self._is_over(version, episode)]
             if not mine:
                 break
             label = partial(Label, step, version, episodes=len(episodes))
@@ -127,22 +133,29 @@ class Evaluator:
                 for sample in range(self.samples):
                     yield Episode(setting.name, index, sample)
 
+    def _is_over(self, version: int, episode: Episode) -> bool:
+        """Whether it has a result of ours, or was played here so often that the store must have shown its end."""
+        key = (version, episode)
+        return key in self._ended or self._played[key] >= 2 * ATTEMPTS
+
     async def _episode(self, label: Label, had: Tries) -> bool:
-        """Play it until it is over; false when another worker does."""
+        """Play it once; false when another worker does. What became of it is read from the proxy."""
+        key = (label.version, label.episode)
         async with self._free:
-            while not had.over:
-                try:
-                    group = await self.client.request("POST", "/groups", self._start(label, had))
-                except RequestError as refused:
-                    if refused.code == "claimed":
-                        return False
-                    raise
-                task, session = group["task"]["data"], group["sessions"][0]
-                outcome = await self.progress.session(partial(self._play, self.client, self.agent, task, session))
-                if outcome.error is None:
-                    break
-                had.failed += 1
-        self._played.add((label.version, label.episode))
+            await self._pace.wait()
+            try:
+                group = await self.client.request("POST", "/groups", self._start(label, had))
+            except RequestError as refused:
+                check(refused)
+                if refused.code == "claimed":
+                    return False
+                raise
+            task, session = group["task"]["data"], group["sessions"][0]
+            outcome = await self.progress.session(partial(self._play, self.client, self.agent, task, session))
+        self._pace.saw([outcome])
+        self._played[key] += 1
+        if outcome.error is None:
+            self._ended.add(key)
         return True
 
     def _start(self, label: Label, had: Tries) -> Json:
@@ -153,7 +166,7 @@ class Evaluator:
             "task": setting.tasks[label.episode.index],
             "metadata": label.metadata,
             "sampling": setting.sampling.model_dump(exclude_none=True),
-            "claim": label.episode.claim(label.version, had.failed + had.abandoned),
+            "claim": label.episode.claim(label.version, max(had.ended, self._played[label.version, label.episode])),
         }
 
 

@@ -18,8 +18,9 @@ from typing import Any
 from agentrl.client import AsyncClient
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent
-from agentrl.rollout.episode import play
+from agentrl.rollout.episode import Outcome, play
 from agentrl.rollout.http import AgentHttp
+from agentrl.rollout.pace import Pace, check
 from agentrl.rollout.progress import Progress
 from agentrl.schemas import Json
 
@@ -37,23 +38,30 @@ async def run_groups(
     owner: str,
     progress: Progress,
 ) -> None:
-    """Play groups until the proxy says that the run is finished and its last step is published."""
-    free = asyncio.Semaphore(max_concurrent_groups)
+    """Play groups until the proxy says that the run is finished and its last step is published.
+
+    Raises RunFailed, in an exception group, when it says that the run has failed.
+    """
+    free, pace = asyncio.Semaphore(max_concurrent_groups), Pace(progress)
     async with asyncio.TaskGroup() as playing:
-        while (group := await _next_group(client, owner, free, progress)) is not None:
-            playing.create_task(_play_group(client, agent, group, free, progress, http=http, timeout_s=timeout_s))
+        while (group := await _next_group(client, owner, free, pace, progress)) is not None:
+            playing.create_task(_play_group(client, agent, group, free, pace, progress, http=http, timeout_s=timeout_s))
     progress.waiting_for = None
 
 
-async def _next_group(client: AsyncClient, owner: str, free: asyncio.Semaphore, progress: Progress) -> Json | None:
+async def _next_group(
+    client: AsyncClient, owner: str, free: asyncio.Semaphore, pace: Pace, progress: Progress
+) -> Json | None:
     """The next group, or None at the end of the run. Holds one slot of `free` when it returns a group."""
     progress.waiting_for = "running groups to end" if free.locked() else None
     await free.acquire()
+    await pace.wait()
     while True:
         progress.waiting_for = progress.waiting_for or "admission"
         try:
             group = await client.request("POST", "/groups", {"is_eval": False, "owner": owner}, timeout_s=FOREVER_S)
         except RequestError as refused:
+            check(refused)
             if not refused.code.startswith("run_"):  # run_finished, run_paused, run_stopping
                 free.release()
                 raise
@@ -77,17 +85,20 @@ async def _play_group(
     agent: Agent,
     group: Json,
     free: asyncio.Semaphore,
+    pace: Pace,
     progress: Progress,
     *,
     http: AgentHttp,
     timeout_s: float,
 ) -> None:
     data = group["task"]["data"]
+    played: list[asyncio.Task[Outcome]] = []
     try:
         async with asyncio.TaskGroup() as sessions:
             for session in group["sessions"]:
                 episode = partial(play, client, agent, data, session, http=http, timeout_s=timeout_s, is_eval=False)
-                sessions.create_task(progress.session(episode))
+                played.append(sessions.create_task(progress.session(episode)))
         progress.group_done()
+        pace.saw([task.result() for task in played])
     finally:
         free.release()

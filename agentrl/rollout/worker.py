@@ -16,6 +16,7 @@ from agentrl.rollout.agent import load_agent
 from agentrl.rollout.evaluate import Evaluator, settings_of
 from agentrl.rollout.heart import beating
 from agentrl.rollout.http import agent_http
+from agentrl.rollout.pace import RunFailed
 from agentrl.rollout.progress import Progress, shown
 from agentrl.rollout.runner import is_finished, run_groups
 
@@ -71,7 +72,7 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
 def run_worker(
     config: RunConfig, *, base_url: str | None = None, api_key: str | None = None, owner: str | None = None
 ) -> None:
-    """Run `work` to its end; SIGTERM and Ctrl-C abandon the open sessions first.
+    """Run `work` to its end; SIGTERM and Ctrl-C abandon the open sessions first. Raises RunFailed.
 
     The agent shares our process: the run's key, if it came in the environment, is taken out of it.
     """
@@ -90,3 +91,15 @@ def run_worker(
         asyncio.run(main())
     except asyncio.CancelledError:
         raise SystemExit(143) from None
+    except BaseExceptionGroup as errors:
+        stopped = errors.subgroup(RunFailed)
+        if stopped is None:
+            raise
+        raise _first(stopped) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error out of the groups around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import ColumnElement, Connection, Row, func, select
 
 from agentrl import evaluation
 from agentrl.config import RunConfig
-from agentrl.credit import SessionRewards
 from agentrl.evaluation import Evaluation, Label
-from agentrl.schemas import Json, SessionStatus, VersionState
+from agentrl.schemas import InteractionStatus, Json, SessionStatus, VersionState
 from agentrl.store import codec, returns, runs
 from agentrl.tables import interactions, sessions, weight_versions
 
 ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.ABANDONED)
+ANSWERED = (InteractionStatus.COMPLETE,)
+UNANSWERED = (InteractionStatus.FAILED, InteractionStatus.LOST)
 CLOCK_SLACK_S = 3600.0
 """How much the clocks of trainer and proxy may differ: a version's sessions are looked for from so long before it."""
 
 
 def episodes(conn: Connection, run_id: str, *, version: int | None = None, since: float = 0.0) -> list[Json]:
     """Ended evaluation sessions, oldest first, with their metadata, status, reward and the versions that sampled them.
+
+    `fault`: it failed, and the policy was not heard (no call was answered, or one failed or was lost).
 
     Of one `version`, or of all, those of outside programs among them; begun not long before `since` or later.
     """
@@ -42,6 +46,7 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
     if version is not None:
         rows = [row for row in rows if (label := Label.of(row.metadata)) is not None and label.version == version]
     facts = returns.applied(conn, select(sessions.c.id).where(*of_run))
+    answered, unanswered = _calls(conn, of_run, ANSWERED), _calls(conn, of_run, UNANSWERED)
     spans = conn.execute(
         select(sessions.c.group_id, func.min(interactions.c.min_version), func.max(interactions.c.max_version))
         .join(interactions, interactions.c.session_id == sessions.c.id)
@@ -49,13 +54,22 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
         .group_by(sessions.c.group_id)
     )
     versions = {group_id: (low, high) for group_id, low, high in spans}  # sub-agents' calls among them
-    return [_row(row, facts[row.id], *versions.get(row.group_id, (None, None))) for row in rows]
+    found = []
+    for row in rows:
+        low, high = versions.get(row.group_id, (None, None))
+        rewards = facts[row.id]
+        total = (rewards.session or 0.0) + sum(rewards.branches.values()) + sum(rewards.calls.values())
+        fault = row.group_id not in answered or row.group_id in unanswered
+        of_row = {"session_id": row.id, "status": row.status, "reward": total, "version_min": low, "version_max": high}
+        found.append({**dict(row.metadata), **of_row, "fault": row.status == SessionStatus.FAILED and fault})
+    return found
 
 
-def _row(row: Row[Any, Any, Any, Any], rewards: SessionRewards, low: int | None, high: int | None) -> Json:
-    total = (rewards.session or 0.0) + sum(rewards.branches.values()) + sum(rewards.calls.values())
-    facts = {"session_id": row.id, "status": row.status, "reward": total, "version_min": low, "version_max": high}
-    return {**dict(row.metadata), **facts}
+def _calls(conn: Connection, of_run: tuple[ColumnElement[bool], ...], statuses: Sequence[str]) -> set[str]:
+    """The groups with a call of one of these statuses, sub-agents' among them."""
+    of_session = interactions.c.session_id == sessions.c.id
+    query = select(sessions.c.group_id).distinct().join(interactions, of_session)
+    return set(conn.execute(query.where(*of_run, interactions.c.status.in_(statuses))).scalars())
 
 
 def of_run(conn: Connection, run_id: str, since: float = 0.0) -> list[Evaluation]:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from agentrl import staleness
 from agentrl.errors import RequestError, UserError, did_you_mean
 from agentrl.schemas import Json, StepState, VersionState
+from agentrl.store import events, failures
 from agentrl.store.codec import hash_key, new_id
 from agentrl.tables import groups, runs, steps, tasks, trajectories, weight_versions
 
@@ -68,6 +69,20 @@ def reopen(conn: Connection, run_id: str, *, key: str, config: Json, steps: int)
             finished_at=row.finished_at if done else None, error=None,
         )
     )  # fmt: skip
+    events.record(conn, run_id, failures.REOPENED, {}, "store")
+
+
+def go_on(conn: Connection, run_id: str) -> None:
+    """A run that was stopped or has failed takes groups again; sessions that failed before do not count any more.
+
+    Raises UserError for one that is finished.
+    """
+    row = get(conn, run_id)
+    if row.status == "finished":
+        raise UserError(f"run {row.name} is finished: it has all its {row.target_steps} steps")
+    values: Json = {"status": "running", "finished_at": None, "error": None}
+    conn.execute(update(runs).where(runs.c.id == run_id).values(values))
+    events.record(conn, run_id, failures.REOPENED, {}, "store")
 
 
 def by_name(conn: Connection, name: str) -> Row[Any]:

@@ -21,7 +21,7 @@ from agentrl.config import MAX_REWARD, RunConfig
 from agentrl.errors import RequestError
 from agentrl.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.staleness import NO_BOUND, capacity
-from agentrl.store import codec, deliveries, family, heartbeats, returns, rewards, roles, runs, trajectories
+from agentrl.store import codec, deliveries, failures, family, heartbeats, returns, rewards, roles, runs, trajectories
 from agentrl.store.codec import new_id
 from agentrl.store.family import Family
 from agentrl.store.rewards import RewardAnswer
@@ -57,6 +57,7 @@ class Limits:
     max_reward: float = MAX_REWARD
     max_subagent_depth: int = 8
     max_subagents_per_session: int = 256
+    max_failures_in_a_row: int | None = None
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
@@ -76,6 +77,7 @@ class Limits:
             max_reward=config.proxy.max_reward,
             max_subagent_depth=config.proxy.max_subagent_depth,
             max_subagents_per_session=config.proxy.max_subagents_per_session,
+            max_failures_in_a_row=config.rollout.max_failures_in_a_row if config.steps else None,
         )
 
     def silence_s(self, owner: str | None) -> float:
@@ -103,7 +105,7 @@ def admit(conn: Connection, run_id: str, limits: Limits, *, outside: bool) -> tu
     """
     run = runs.get(conn, run_id)
     if run.status != "running":
-        raise RequestError(409, f"run {run.name} is {run.status}: it takes no more groups", code=f"run_{run.status}")
+        raise _takes_no_more(run)
     bound, spare = _bound(run, limits), int(_is_others_turn(run, outside))
     cursor = conn.execute(
         update(runs_table)
@@ -129,6 +131,11 @@ def admit(conn: Connection, run_id: str, limits: Limits, *, outside: bool) -> tu
             retry_after_s=RETRY_AFTER_S,
         )  # fmt: skip
     return int(cursor) - 1, int(run.seed)
+
+
+def _takes_no_more(run: Row[Any]) -> RequestError:
+    why = run.error if run.status == "failed" and run.error else "it takes no more groups"
+    return RequestError(409, f"run {run.name} is {run.status}: {why}", code=f"run_{run.status}")
 
 
 def wait(conn: Connection, run_id: str, *, outside: bool) -> None:
@@ -206,12 +213,15 @@ def start_evaluation(
 ) -> NewGroup:  # fmt: skip
     """Create a group that is never trained and never counted.
 
-    Raises RequestError 409 `claimed` when the `start_digest` was used before by another owner.
+    Raises RequestError: 409 `claimed` when the `start_digest` was used before by another owner, 409 `run_failed`.
     """
     if (earlier := _started(conn, run_id, start_digest)) is not None:
         if earlier.owner != owner:
             raise RequestError(409, f"{earlier.owner} plays it, or has played it", code="claimed")
         return earlier
+    run = runs.get(conn, run_id)
+    if run.status == "failed":
+        raise _takes_no_more(run)
     return _insert_group(
         conn, run_id, limits, key_hashes, task=task, data=task, metadata=metadata, is_eval=True, sampling=sampling,
         owner=owner, start_digest=start_digest,
@@ -451,6 +461,7 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
     now = time.time()
     if group.is_eval:
         conn.execute(update(groups).where(groups.c.id == group_id).values(state="evaluated", finished_at=now))
+        failures.stop_if_all_fail(conn, group.run_id, group_id, limits.max_failures_in_a_row)
         return
     of_group = (trajectories_table.c.group_id == group_id, trajectories_table.c.state == TrajectoryState.READY)
     trainable = list(conn.execute(select(trajectories_table.c.session_id).distinct().where(*of_group)).scalars())
@@ -468,6 +479,7 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
         .where(runs_table.c.id == group.run_id)
         .values(running=runs_table.c.running - 1, returned=runs_table.c.returned + (0 if ready else 1))
     )
+    failures.stop_if_all_fail(conn, group.run_id, group_id, limits.max_failures_in_a_row)
 
 
 def reward(

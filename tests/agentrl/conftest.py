@@ -18,8 +18,9 @@ from starlette.routing import Route
 Json = dict[str, Any]
 
 
-def refusal(status: int, code: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": {"message": code, "type": code, "param": None, "code": code}}, status, headers)
+def refusal(status: int, code: str, headers: dict[str, str] | None = None, message: str | None = None) -> JSONResponse:
+    error = {"message": message or code, "type": code, "param": None, "code": code}
+    return JSONResponse({"error": error}, status, headers)
 
 
 class StandIn:
@@ -36,6 +37,10 @@ class StandIn:
         self.faults: dict[str, list[JSONResponse]] = {}
         self.steps, self.published_step = 1, 0
         self.versions: dict[int, int] = {}  # published step → version, where it is another number
+        self.faulty = False  # whether sessions that fail have no answered call
+        self.status = "running"
+        self.error: str | None = None
+        self.most_failures: int | None = None  # as `rollout.max_failures_in_a_row`
         self.claims: dict[str, str] = {}  # what evaluation groups are claimed as → by whom
         self.url = ""
 
@@ -60,6 +65,8 @@ class StandIn:
 
     async def groups(self, request: Request) -> JSONResponse:
         body = await self.note(request)
+        if self.status == "failed":
+            return refusal(409, "run_failed", message=f"run r is failed: {self.error}")
         if body["is_eval"]:
             if self.claims.setdefault(body["claim"], body["owner"]) != body["owner"]:
                 return refusal(409, "claimed")
@@ -89,6 +96,9 @@ class StandIn:
 
     async def end(self, request: Request) -> JSONResponse:
         self.sessions[request.path_params["sid"]] |= await request.json()
+        failed = [s["error"] for s in self.sessions.values() if s["status"] == "failed"]
+        if self.status == "running" and len(failed) >= (self.most_failures or len(self.sessions) + 1):
+            self.status, self.error = "failed", f"{len(failed)} sessions in a row failed: {failed[-1]}"
         return JSONResponse({"status": "completed", "interactions": 0})
 
     async def delete(self, request: Request) -> JSONResponse:
@@ -96,7 +106,8 @@ class StandIn:
         return JSONResponse({"status": "abandoned"})
 
     async def run(self, request: Request) -> JSONResponse:
-        body = {"id": "run", "status": "running", "published_step": self.published_step, "steps": self.steps}
+        body = {"id": "run", "name": "r", "published_step": self.published_step, "steps": self.steps}
+        body |= {"status": self.status, "error": self.error}
         body["current_version"] = self.version_of(self.published_step)
         return JSONResponse(body)
 
@@ -124,7 +135,13 @@ class StandIn:
     async def evaluations(self, request: Request) -> JSONResponse:
         rewards = {reward["session_id"]: reward["value"] for reward in self.rewards}
         rows = [
-            {**s["metadata"], "status": s["status"], "session_id": sid, "reward": rewards.get(sid, 0.0)}
+            {
+                **s["metadata"],
+                "status": s["status"],
+                "session_id": sid,
+                "reward": rewards.get(sid, 0.0),
+                "fault": self.faulty and s["status"] == "failed",
+            }
             for sid, s in self.sessions.items()
             if s["is_eval"]
             and s["status"] in ("completed", "failed", "abandoned")

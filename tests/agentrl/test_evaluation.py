@@ -15,7 +15,8 @@ def row(
 ) -> dict[str, Any]:  # fmt: skip
     label = Label(4, version, Episode(setting, index, sample), episodes)
     low, high = sampled_by or (None, None)
-    return {**label.metadata, "status": status, "reward": reward, "version_min": low, "version_max": high}
+    facts = {"status": status, "fault": False, "reward": reward, "version_min": low, "version_max": high}
+    return {**label.metadata, **facts}
 
 
 def test_a_run_is_evaluated_first_last_and_every_so_often() -> None:
@@ -36,6 +37,30 @@ def test_labels_go_through_metadata() -> None:
     assert Label.of({"mine": 1, **label.metadata}) == label
     for foreign in ({}, {"evaluation": 3}, {"evaluation": {"step": 1}}, {"evaluation": {"step": "a", "version": None}}):
         assert Label.of(foreign) is None
+
+
+def test_an_episode_in_which_the_policy_never_answered_is_no_reward() -> None:
+    fault = {**row(1, "failed", sampled_by=None), "fault": True}
+    (found,) = collect([row(0, reward=0.5), *[fault] * (ATTEMPTS - 1), row(2, "failed"), row(3, reward=1.0)])
+    assert found.ended == 2
+    (found,) = collect([row(0, reward=0.5), *[fault] * ATTEMPTS, *[row(2, "failed")] * ATTEMPTS, row(3, reward=1.0)])
+    assert found.complete
+    result = found.as_json()["settings"]["s"]
+    assert (result["reward"], result["failed"], result["faults"], result["episodes"]) == (0.5, 1, 1, 3)
+    said = "1 episodes failed, 1 episodes without a result: the policy did not answer"
+    assert said in line(found.as_json())
+
+
+def test_an_evaluation_of_faults_alone_has_no_result() -> None:
+    faults = [{**row(sample, "failed", sampled_by=None), "fault": True} for sample in range(4)]
+    (found,) = collect(faults * ATTEMPTS)
+    assert found.complete
+    result = found.as_json()["settings"]["s"]
+    assert (result["reward"], result["low"], result["perfect"], result["episodes"], result["faults"]) == (
+        None, None, None, 0, 4,
+    )  # fmt: skip
+    assert line(found.as_json()).startswith("evaluation of step 4: s no result, 4 episodes without a result")
+    assert gains(found, found) == {}
 
 
 def test_a_sample_that_fails_too_often_is_worth_nothing_and_one_that_was_abandoned_is_played_again() -> None:

@@ -18,13 +18,13 @@ import psutil
 import pytest
 from databases import Databases
 from sqlalchemy import Executable, NullPool, create_engine, insert, make_url, select, text, update
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from agentrl.config import RunConfig, parse_config
 from agentrl.console import Console
 from agentrl.engine.keys import EngineKeys
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS, RUN_KEY, SECRETS
-from agentrl.errors import ConfigError, UserError
+from agentrl.errors import AgentRLError, ConfigError, UserError
 from agentrl.launch import parts, process
 from agentrl.launch.parts import Plan
 from agentrl.launch.process import Part
@@ -231,7 +231,7 @@ class Stage:
         with engine.connect() as conn:
             try:
                 return list(conn.execute(text(sql)))
-            except ProgrammingError:  # no table yet
+            except (OperationalError, ProgrammingError):  # no table yet
                 return []
 
     def write(self, statement: Executable) -> None:
@@ -282,3 +282,44 @@ def test_the_supervisor_outlives_a_database_that_is_away(
         (died,) = stage.rows("SELECT data FROM events WHERE kind = 'part_died'")
         assert died.data == {"part": "trainer", "status": 128 + signal.SIGKILL}
         assert [row.status for row in stage.rows("SELECT status FROM runs")] == ["finished"]
+
+
+def test_a_run_that_fails_ends_with_the_reason_and_the_same_command_lets_it_go_on(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sessions all fail, as the store finds; here the parts do not end by themselves."""
+    out, url = io.StringIO(), f"sqlite:///{tmp_path}/r.db"
+    stage, run = Stage(tmp_path, url, out), config(tmp_path, model, steps=1, database_url=url)
+    monkeypatch.setattr(parts, "engines", lambda plan: [])
+    for name in ("proxy", "trainer", "rollout"):
+        monkeypatch.setattr(parts, name, lambda plan, finished=None, name=name: stage.part(name))
+
+    def start(parts_before: int) -> None:
+        wait_until(lambda: (tmp_path / "r.db").exists())  # whoever connects makes it
+        wait_until(lambda: len(stage.rows("SELECT id FROM events WHERE kind = 'part_started'")) > parts_before)
+        (row,) = stage.rows("SELECT id FROM runs WHERE status = 'running' AND error IS NULL")
+        stage.write(insert(engines).values(run_id=row.id, url="http://e", state="serving", last_seen_at=0.0))
+        wait_until(lambda: len(stage.rows("SELECT id FROM events WHERE kind = 'part_started'")) == parts_before + 3)
+
+    def fail() -> None:
+        start(0)
+        stage.write(update(runs_table).values(status="failed", error="9 sessions in a row failed"))
+
+    with ThreadPoolExecutor() as pool:
+        playing = pool.submit(fail)
+        with pytest.raises(AgentRLError, match="run r is failed: 9 sessions in a row failed"):
+            train(run, Console(file=out))
+        playing.result()
+    (row,) = stage.rows("SELECT status, error FROM runs")
+    assert tuple(row) == ("failed", "9 sessions in a row failed")
+
+    def end() -> None:
+        start(3)
+        stage.write(update(runs_table).values(published_step=1))
+        stage.end.touch()
+
+    with ThreadPoolExecutor() as pool:
+        playing = pool.submit(end)
+        train(run, Console(file=out))
+        playing.result()
+    assert [row.status for row in stage.rows("SELECT status FROM runs")] == ["finished"]

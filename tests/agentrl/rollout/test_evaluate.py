@@ -12,7 +12,7 @@ import pytest
 from agentrl.client import AsyncClient
 from agentrl.config import EvalSampling, parse_config
 from agentrl.evaluation import ATTEMPTS, Label
-from agentrl.rollout import evaluate
+from agentrl.rollout import evaluate, pace
 from agentrl.rollout.evaluate import Evaluator, Setting, settings_of
 from agentrl.rollout.http import AgentHttp, agent_http
 from agentrl.rollout.progress import Progress
@@ -49,6 +49,7 @@ async def http() -> AsyncIterator[AgentHttp]:
 @pytest.fixture
 async def worker(proxy: Any, http: AgentHttp, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(evaluate, "LOOK_S", 0.02)
+    monkeypatch.setattr(pace, "FIRST_S", 0.0)
     async with AsyncClient(proxy.url, "k", timeout_s=5) as client:
 
         def make(agent: Agent, owner: str = "me/1", every: int | None = None, at_once: int = 2) -> Evaluator:

@@ -1,0 +1,80 @@
+"""When sessions that fail one after another stop their run.
+
+A session counts when it is of no sub-agent and ended as completed or failed; one that was abandoned says nothing. The
+newest ones are looked at when a group ends of which no session was completed: whoever played them, and for training or
+evaluation.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import ColumnElement, Connection, func, select, update
+
+from agentrl.schemas import SessionStatus
+from agentrl.store import events
+from agentrl.store.codec import new_id
+from agentrl.tables import events as events_table
+from agentrl.tables import groups, sessions
+from agentrl.tables import runs as runs_table
+
+REOPENED = "reopened"
+"""Kind of the event after which sessions count anew."""
+STOPPED = "sessions_fail"
+"""Kind of the event that says why the run was stopped."""
+OPEN = (SessionStatus.OPEN, SessionStatus.CLOSING)
+ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
+QUOTED = 1000
+"""Characters of an error that the run's own error quotes."""
+
+
+def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | None) -> None:
+    """A group has ended: fail the run when `most` sessions have failed in a row, and none from before may yet succeed.
+
+    None never does. The run's error names the last session and its error.
+    """
+    of_run = (sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None))
+    of_group = select(sessions.c.status).where(sessions.c.group_id == group_id, *of_run).distinct()
+    statuses = set(conn.execute(of_group).scalars())
+    if most is None or SessionStatus.FAILED not in statuses or SessionStatus.COMPLETED in statuses:
+        return
+    newest = list(
+        conn.execute(
+            select(sessions.c.id, sessions.c.status, sessions.c.error, sessions.c.ended_at)
+            .where(*of_run, sessions.c.status.in_(ENDED), sessions.c.id > _reopened(conn, run_id))
+            .order_by(sessions.c.id.desc())
+            .limit(most)
+        )
+    )
+    if len(newest) < most or any(row.status == SessionStatus.COMPLETED for row in newest):
+        return
+    begun = min(row.ended_at for row in newest)
+    if _may_succeed(conn, (*of_run, sessions.c.id < newest[-1].id), begun):
+        return
+    last = max(newest, key=lambda row: (row.ended_at, row.id))
+    why = (
+        f"{most} sessions in a row failed (rollout.max_failures_in_a_row); the last, {last.id}: "
+        f"{(last.error or 'no error was given')[:QUOTED]}"
+    )
+    stopped = conn.execute(
+        update(runs_table)
+        .where(runs_table.c.id == run_id, runs_table.c.status == "running")
+        .values(status="failed", error=why, finished_at=time.time())
+        .returning(runs_table.c.id)
+    ).first()
+    if stopped is not None:
+        events.record(conn, run_id, STOPPED, {"failures": most, "session_id": last.id, "error": why}, "proxy", new_id())
+
+
+def _may_succeed(conn: Connection, earlier: tuple[ColumnElement[bool], ...], begun: float) -> bool:
+    """Whether a session from before the row of failures was completed during it, or is still played by a worker."""
+    during = (sessions.c.status == SessionStatus.COMPLETED) & (sessions.c.ended_at >= begun)
+    played = sessions.c.status.in_(OPEN) & groups.c.owner.is_not(None)
+    found = select(sessions.c.id).join(groups, groups.c.id == sessions.c.group_id).where(*earlier, during | played)
+    return conn.execute(found.limit(1)).first() is not None
+
+
+def _reopened(conn: Connection, run_id: str) -> str:
+    """The newest event that says so; its id sorts by time, as those of sessions."""
+    of_kind = (events_table.c.run_id == run_id, events_table.c.kind == REOPENED)
+    return conn.execute(select(func.max(events_table.c.id)).where(*of_kind)).scalar() or ""
