@@ -47,7 +47,8 @@ class EngineConfig(Section):
     max_running_requests: Positive = 64
     """Requests decoded together; more wait in the engine's queue."""
     start_timeout_s: Seconds = 300.0
-    """Give up on a server that is not healthy after this long."""
+    """The run fails when any of the servers that it starts does not serve after this long, at each of its starts; of
+    those in `urls`, when none does."""
     urls: list[str] = Field(default_factory=list)
     """Servers that already run; when given, none is started. Their keys are in AGENTRL_ENGINE_KEY."""
     extra_args: list[str] = Field(default_factory=list)
@@ -428,7 +429,8 @@ class PublishConfig(Section):
     update_timeout_s: Seconds = 180.0
     """An engine that takes longer for all of it, the folder too, has failed: it does not serve before it has it."""
     verify: bool = True
-    """Compare digests of the engines' weights with the trainer's before they go on (engines of one rank on a CPU)."""
+    """Compare digests of the engines' weights with the trainer's before they go on. Only engines of one rank on a CPU
+    tell digests that the trainer can compute; of others nothing is compared, which each publish says (`unverified`)."""
 
 
 class RunConfig(Section):

@@ -62,6 +62,7 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None, del
             "stall_s": {url: each.stall_s for url, each in loaded.items()},
             "transport": {url: each.transport for url, each in loaded.items()},
             "verified": {url: each.verified for url, each in loaded.items()},
+            "unverified": {url: why for url, each in loaded.items() if (why := _unverified(delivery, each))},
             "bytes": delivery.n_bytes,
             "bytes_per_s": _rate(delivery.n_bytes, time.time() - started),
         }
@@ -111,6 +112,17 @@ def undone(conn: Connection, run_id: str, version: int) -> bool:
         weight_versions.c.state == VersionState.ROLLED_BACK,
     )
     return conn.execute(newer.limit(1)).first() is not None
+
+
+def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:
+    """Why none of an engine's tensors was compared with the trainer's; None: some were."""
+    if loaded.verified:
+        return None
+    if loaded.transport in ("none", "adapter"):
+        return "no whole weights were loaded"
+    if not delivery.digests:
+        return "no digests were sent: publish.verify is off, or the engines are not on a CPU"
+    return "an engine of several ranks, or one that keeps none of the tensors as they were sent"
 
 
 def _rate(n_bytes: int | None, seconds: float) -> float | None:

@@ -8,6 +8,7 @@ Either way the version's folder is there too: an engine that fails to get them s
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl.engine.client import EngineClient
 from agentrl.errors import EngineError, EngineRejected
+from agentrl.proxy.recent import Recent
 from agentrl.schemas import Json
 
 JOIN_TIMEOUT_S = 60.0
@@ -93,8 +95,13 @@ class Shared(_Transfer):
         return url in self.payloads
 
     async def load(self, client: EngineClient, version: int, *, flush_cache: bool) -> None:
-        """Take everything. Raises EngineError; the weights are then unknown."""
+        """Take everything. Raises EngineError; the weights are then unknown.
+
+        Each payload is sent to its engine once, whatever becomes of it: a second time, when the trainer may have given
+        the memory up, it kills the engine, and taken twice the trainer.
+        """
         buckets = self.payloads[client.url]
+        _take_once(client.url, buckets)
         await client.begin_update()
         async with _closing(client.end_update):
             for i, payloads in enumerate(buckets, 1):
@@ -103,6 +110,19 @@ class Shared(_Transfer):
                     payloads, version=version if last else None, flush_cache=flush_cache and last,
                     timeout_s=self.timeout_s,
                 )  # fmt: skip
+
+
+_offered: Recent[bool] = Recent()
+
+
+def _take_once(url: str, buckets: list[list[str]]) -> None:
+    """Raises EngineError where any of the payloads was sent to the engine before, else notes that they are."""
+    payloads = [(rank, payload) for bucket in buckets for rank, payload in enumerate(bucket)]
+    marks = [hashlib.sha256(f"{url} {rank} {payload}".encode()).hexdigest() for rank, payload in payloads]
+    if any(mark in _offered for mark in marks):
+        raise EngineError(f"{url} was sent a payload of this publish before: it is not sent again")
+    for mark in marks:
+        _offered[mark] = True
 
 
 @asynccontextmanager

@@ -74,6 +74,8 @@ def trainer(
         try:
             on_cpu = run.engine.device != "cuda" and world.device.type == "cpu"
             compares = engine_dtype(run) if on_cpu else None
+            if run.publish.verify and compares is None:
+                say("publish.verify compares nothing: only engines on a CPU tell digests that can be computed here")
             publisher = Publisher(
                 url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device, compares=compares
             )

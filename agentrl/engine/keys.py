@@ -68,8 +68,12 @@ class EngineKeys:
         return {ENGINE_KEYS: json.dumps(keys)} if keys else {}
 
     def check(self, urls: Iterable[str]) -> None:
-        """Raises ConfigError for a URL that holds a password, and for an engine off loopback that has no key."""
-        for url in urls:
+        """Raises ConfigError for a URL that holds a password or is named twice, and for an engine off loopback that has
+        no key."""
+        found = [url.rstrip("/") for url in urls]
+        if twice := next((url for url in found if found.count(url) > 1), None):
+            raise ConfigError(f"the engine {twice.rpartition('@')[2]} is named twice")
+        for url in found:
             try:
                 plain_address(url, f"; use {ENGINE_KEY}")
             except ValueError as error:

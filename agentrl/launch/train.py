@@ -30,6 +30,7 @@ from agentrl.launch import connect, create, curve, folder, parts, snapshot, summ
 from agentrl.launch.parts import Plan
 from agentrl.launch.process import Part, keep_running
 from agentrl.launch.progress import Display
+from agentrl.launch.starts import Starts
 from agentrl.models import resolve_model
 from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.evaluate import settings_of
@@ -171,6 +172,8 @@ async def _main(plan: Plan, database: Database, run_id: str, display: Display) -
 
 async def _run_parts(plan: Plan, database: Database, run_id: str, display: Display, pids: dict[str, int]) -> None:
     """Two nested groups: the workers end, in whatever way, before the services that they need."""
+    starts = Starts(plan.config.engine.start_timeout_s)
+    engines_by_name = dict(zip((part.name for part in parts.engines(plan)), plan.engine_urls, strict=False))
 
     def keep(part: Part) -> Coroutine[None, None, None]:
         async def record(kind: str, **data: object) -> None:
@@ -179,6 +182,8 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 
         async def started(pid: int) -> None:
             pids[part.name] = pid
+            if part.name in engines_by_name:
+                starts.started(engines_by_name[part.name])
             await record("part_started", pid=pid)
 
         async def died(status: int) -> None:
@@ -193,7 +198,7 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 
     async with asyncio.TaskGroup() as services:
         background = [services.create_task(keep(part)) for part in [*parts.engines(plan), parts.proxy(plan)]]
-        watch = services.create_task(_watch(database, run_id, display))
+        watch = services.create_task(_watch(database, run_id, display, starts))
         async with asyncio.TaskGroup() as workers:
             workers.create_task(keep(parts.trainer(plan, finished)))
             await _until_serving(plan, database, run_id, display)
@@ -202,13 +207,15 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
             task.cancel()
 
 
-async def _watch(database: Database, run_id: str, display: Display) -> None:
+async def _watch(database: Database, run_id: str, display: Display, starts: Starts) -> None:
     """Show the run; declare it finished when its last step is published, so that admission says so.
 
     Raises AgentRLError with the run's error when it has failed elsewhere: its sessions did, one after another.
+    Raises EngineUnavailable for an engine that does not serve `engine.start_timeout_s` after its start.
     """
     while True:
         now = await asyncio.to_thread(database.query, snapshot.take, run_id, display.shown_step)
+        starts.check(now.engines)
         if "serving" in now.engines.values():
             display.update(now)
         if now.status == "failed":

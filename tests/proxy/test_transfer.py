@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 import pytest
@@ -22,9 +23,10 @@ BUCKETS = [{"names": [name], "dtypes": ["float32"], "shapes": [[2, 3]]} for name
 
 
 def offer(transport: str, url: str, **changes: Any) -> Json:
-    """What a trainer sends for one engine."""
+    """What a trainer sends for one engine; no two payloads are alike."""
     if transport == "tensor":
-        return {"transport": "tensor", "timeout_s": 5, "payloads": {url: [["x"], ["y"]]}} | changes
+        payloads = [[uuid4().hex], [uuid4().hex]]
+        return {"transport": "tensor", "timeout_s": 5, "payloads": {url: payloads}} | changes
     return {
         "transport": "distributed", "timeout_s": 5, "group": "g", "host": "127.0.0.1", "port": 1, "backend": "gloo",
         "world_size": 2, "ranks": {url: 1}, "buckets": BUCKETS,
@@ -89,6 +91,23 @@ def test_an_update_that_somebody_left_open_is_closed(proxy: Any, tmp_path: Path)
     assert not proxy.engine.updating
 
 
+@pytest.mark.parametrize("digests", [{"a": "2"}, {}])
+def test_a_payload_is_sent_once_whatever_becomes_of_it(proxy: Any, tmp_path: Path, digests: Json) -> None:
+    """The whole publish is repeated, as a client between would; the engine took the payloads, and may not have."""
+    proxy.engine.digests = {"a": "1"}
+    if not digests:
+        proxy.engine.fail_next_update = "no such tensor"
+    body = {"transfer": offer("tensor", proxy.engine.url), "digests": digests}
+    assert publish(proxy, tmp_path, **body).status_code == (503 if digests else 200)
+    taken = [call["serialized_named_tensors"] for path, call in proxy.engine.calls if path.endswith("_from_tensor")]
+    proxy.engine.version, proxy.engine.paused = 0, False  # as one that was restarted: it has not got the version
+    again = proxy.post("/admin/publish", {"version": 1, **body, "digests": {}}, headers=ADMIN)
+    assert again.json()["transport"] == {proxy.engine.url: "disk"}
+    sent = [call["serialized_named_tensors"] for path, call in proxy.engine.calls if path.endswith("_from_tensor")]
+    assert sent == taken
+    assert len({str(payload) for payload in sent}) == len(sent)
+
+
 def test_an_engine_that_is_no_member_reads_the_folder(proxy: Any, tmp_path: Path) -> None:
     answer = publish(proxy, tmp_path, transfer=offer("tensor", "http://127.0.0.1:9")).json()
     assert answer["transport"] == {proxy.engine.url: "disk"}
@@ -102,6 +121,18 @@ def test_weights_that_differ_are_not_served(proxy: Any, tmp_path: Path) -> None:
     assert proxy.get("/api/run")["current_version"] == 0
     right = proxy.post("/admin/publish", {"version": 1, "digests": {"a": "1", "z": "9"}}, headers=ADMIN).json()
     assert right["verified"] == {proxy.engine.url: 1}
+    assert right["unverified"] == {}
+
+
+@pytest.mark.parametrize(
+    ("digests", "why"), [({}, "no digests were sent"), ({"z": "9"}, "keeps none of the tensors as they were sent")]
+)
+def test_a_publish_says_why_nothing_was_compared(proxy: Any, tmp_path: Path, digests: Json, why: str) -> None:
+    answer = publish(proxy, tmp_path, digests=digests).json()
+    assert answer["verified"] == {proxy.engine.url: 0}
+    assert why in answer["unverified"][proxy.engine.url]
+    (event,) = proxy.database.query(events.of_run, proxy.run_id, "publish")
+    assert event.data["unverified"] == answer["unverified"]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,11 @@ def test_an_engine_off_loopback_must_have_a_key() -> None:
         EngineKeys().check([GPU])
 
 
+def test_an_engine_is_named_once() -> None:
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 is named twice"):
+        EngineKeys().check(["http://127.0.0.1:1", "http://127.0.0.1:1/"])
+
+
 @pytest.mark.parametrize("url", ["http://me:hunter2@gpu-3:30000", "me:hunter2@gpu-3", "http://me:hun/ter2@gpu-3"])
 def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="password") as caught:

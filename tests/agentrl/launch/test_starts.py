@@ -1,0 +1,46 @@
+"""Each engine has its time to start, at every start."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.errors import EngineUnavailable
+from agentrl.launch.starts import Starts
+
+A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_engine_that_serves_does_not_excuse_another() -> None:
+    clock = Clock()
+    starts = Starts(300.0, clock)
+    starts.started(A)
+    starts.started(B)
+    clock.now = 299.0
+    starts.check({A: "serving"})
+    clock.now = 301.0
+    with pytest.raises(EngineUnavailable, match=r":2 does not serve 300 s after its start"):
+        starts.check({A: "serving", B: "dead"})
+
+
+def test_one_that_came_may_die_and_has_its_time_again_when_it_is_restarted() -> None:
+    clock = Clock()
+    starts = Starts(300.0, clock)
+    starts.started(A)
+    clock.now = 10.0
+    starts.check({A: "updating"})
+    clock.now = 1000.0
+    starts.check({A: "dead"})
+    starts.started(A)
+    starts.check({A: "serving"})  # what the store still says
+    clock.now = 1100.0
+    starts.check({A: "dead"})
+    clock.now = 1301.0
+    with pytest.raises(EngineUnavailable):
+        starts.check({A: "dead"})
