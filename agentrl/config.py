@@ -449,7 +449,8 @@ class RunConfig(Section):
     steps: NonNegative = 10
     """Optimizer steps of the whole run; with 0 nothing is trained, and any number of sessions is recorded."""
     seed: int = 0
-    """Seeds task order, sampling and initialisation."""
+    """Seeds task order, initialisation, and each engine that is started here (others: `agentrl engine --seed`). Calls
+    reach an engine in the order of the moment, so that two runs of one seed are alike, not equal."""
     runs_dir: Path = Path("runs")
     """Where run folders live."""
     database_url: str | None = None

@@ -10,7 +10,7 @@ import typer
 
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model and an easy task: a few minutes.")] = False,
-    seed: Annotated[int, typer.Option(help="Seeds task order and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seeds task order, initialisation and the engine.")] = 0,
     runs_dir: Annotated[Path, typer.Option(help="Where the run's folder goes.")] = Path("runs"),
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, as for `agentrl train`.")] = None,
 ) -> None:

@@ -28,6 +28,9 @@ def engine(
     log_file: Annotated[Path | None, typer.Option(help="SGLang's output; by default runs/engine-PORT.log.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Load this folder's weights after each start.")] = None,
     version: Annotated[int | None, typer.Option(min=1, help="The version of --weights.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**31 - 1, help="Seeds what it samples; default: random.")
+    ] = None,
     lora_rank: Annotated[int, typer.Option(min=0, help="Take adapters up to this rank while it runs.")] = 0,
     lora_target: Annotated[
         list[str] | None, typer.Option(help="Last name of a linear layer that adapters may change; default: all.")
@@ -70,6 +73,7 @@ def engine(
         max_total_tokens=max_total_tokens,
         max_running_requests=max_running_requests,
         log_file=log_file,
+        seed=seed,
         lora_rank=lora_rank,
         lora_targets=tuple(lora_target or [ALL_LINEAR]),
         key=key_from(os.environ, ENGINE_KEY) or _made_up(key_file),

@@ -52,6 +52,7 @@ class EngineSpec:
     max_total_tokens: int = 16384
     max_running_requests: int = 64
     weight_version: int = 0
+    seed: int | None = None  # of what it samples, 0 to 2³¹ − 1; None draws one
     lora_rank: int = 0  # takes adapters up to this rank while it runs; 0 takes none
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # last names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
@@ -78,6 +79,8 @@ def argv(spec: EngineSpec) -> list[str]:
         "--max-running-requests": str(spec.max_running_requests),
         "--weight-version": str(spec.weight_version),
     }
+    if spec.seed is not None:
+        options["--random-seed"] = str(spec.seed)
     if spec.device == "cpu":
         options["--attention-backend"] = "torch_native"
     flags = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,6 +70,11 @@ def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...
     return (proxy, tuple(ports)) if proxy else (ports[0], tuple(ports[1:]))
 
 
+def engine_seed(seed: int, index: int) -> int:
+    """Of a run's engine: one that no other engine of the run has, so that none repeats what another sampled."""
+    return zlib.crc32(f"{seed} engine {index}".encode()) & 0x7FFF_FFFF
+
+
 def engines(plan: Plan) -> list[Part]:
     """One part per SGLang server of ours. Each starts on base weights; the proxy brings it to the run's version."""
     config, lora = plan.config.engine, plan.config.trainer.lora
@@ -82,6 +88,7 @@ def engines(plan: Plan) -> list[Part]:
             dtype=config.dtype,
             max_total_tokens=config.max_total_tokens,
             max_running_requests=config.max_running_requests,
+            seed=engine_seed(plan.config.seed, index),
             lora_rank=lora.rank if lora.publish == "adapter" else 0,
             lora_targets=tuple(lora.targets),
             extra_args=tuple(config.extra_args),

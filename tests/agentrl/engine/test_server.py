@@ -60,3 +60,11 @@ def test_room_for_adapters_is_made_at_the_start(tiny_model: Path, tmp_path: Path
     assert options(lora_rank=4, lora_targets=("self_attn.q_proj", "o_proj")) == [*rank, "o_proj", "q_proj"]
     on_gpu = options(lora_rank=4, device="cuda")  # SGLang's own choice of a backend
     assert on_gpu[:4] == ["--max-lora-rank", "--enable-lora", "--lora-target-modules", "down_proj"]
+
+
+def test_a_seed_reaches_the_server(tiny_model: Path, tmp_path: Path) -> None:
+    def seed(**settings: Any) -> list[str]:
+        argv = server.argv(EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "log", **settings))
+        return argv[argv.index("--random-seed") :][:2] if "--random-seed" in argv else []
+
+    assert (seed(), seed(seed=0), seed(seed=7)) == ([], ["--random-seed", "0"], ["--random-seed", "7"])

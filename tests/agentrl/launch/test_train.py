@@ -105,6 +105,19 @@ def test_engines_have_room_for_the_adapters_that_they_will_be_sent(
     assert [rank for option, rank in pairwise(engine.argv) if option == "--max-lora-rank"] == room
 
 
+def test_the_runs_seed_seeds_each_engine_with_another(tmp_path: Path, model: Path) -> None:
+    def seeds(seed: int) -> list[int]:
+        plan = Plan(
+            config=config(tmp_path, model, seed=seed), model=model, database_url="sqlite://", admin_key="a",
+            run_key="r", proxy_port=1, engine_ports=(2, 3),
+        )  # fmt: skip
+        return [int(engine.argv[engine.argv.index("--random-seed") + 1]) for engine in parts.engines(plan)]
+
+    assert seeds(5) == seeds(5)
+    assert len({*seeds(-1), *seeds(0), *seeds(5)}) == 6
+    assert all(0 <= seed < 2**31 for seed in seeds(-1))
+
+
 def test_only_a_run_that_is_told_to_may_start_over_without_its_checkpoints(tmp_path: Path, model: Path) -> None:
     def trainer(**flags: bool) -> list[str]:
         plan = Plan(
