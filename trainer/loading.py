@@ -51,16 +51,22 @@ def build(folder: Path) -> tuple[Any, Names]:
     return lm, names
 
 
-def fill(root: nn.Module, lm: Any, folder: Path, names: Names, device: torch.device) -> None:
+def fill(root: nn.Module, lm: Any, folder: Path, names: Names, device: torch.device, computes: torch.device) -> None:
     """Give the meta parameters of `root` memory on `device`, and those of `lm` inside it the folder's weights.
 
-    What of `lm` is not in `root`, or was put there since it was built, is left alone. Raises ModelFolderError when a
-    tensor has another shape than the model, or differs from one that it is tied to.
+    What has memory already (a new head, computed buffers) moves to the device that `computes`; parameters that FSDP
+    shards stay where it has put them. What of `lm` is not in `root`, or was put there since it was built, keeps its
+    values. Raises ModelFolderError when a tensor has another shape than the model, or differs from one that it is tied
+    to.
     """
     shared = _shared_names(lm)
-    root._apply(  # type: ignore[no-untyped-call]
-        lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
-    )
+
+    def placed(tensor: Tensor) -> Tensor:
+        if tensor.is_meta:
+            return torch.empty_like(tensor, device=device)
+        return tensor if isinstance(tensor, DTensor) else tensor.to(computes)
+
+    root._apply(placed)  # type: ignore[no-untyped-call]
     _tie(lm, shared)
     parameters = {stored_name(first): lm.get_parameter(first) for first, *_ in shared}
     targets = {name: tensor for name, tensor in (parameters | _stored_buffers(lm)).items() if not tensor.is_meta}

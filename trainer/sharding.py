@@ -77,11 +77,12 @@ def load_sharded(
         for block in blocks:
             fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=gives_up)
         fully_shard(model, **shard, mesh=mesh.whole, reshard_after_forward=False)
-    loading.fill(model, lm, folder, names, torch.device("cpu" if cpu_offload else device))
+    computes = torch.device(device)
+    loading.fill(model, lm, folder, names, torch.device("cpu") if cpu_offload else computes, computes)
     if adapter and adapter.rank:
         lora.initialise(lm)
     register_fsdp_forward_method(model, "within")
-    probe.choose(model, folder, torch.device(device), dtype)
+    probe.choose(model, folder, computes, dtype)
     reshard(model)
     return model
 

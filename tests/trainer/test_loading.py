@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from folders import KINDS, differing, save_kind
 from safetensors.torch import load_file, save_file
-from support import torchrun
+from support import random_samples, torchrun
 
 from agentrl.errors import ModelFolderError
+from agentrl.trainer.attention import Rows, tree_mask
+from agentrl.trainer.critic import Critic
 from agentrl.trainer.distributed import World
-from agentrl.trainer.loading import INDEX, SINGLE
+from agentrl.trainer.loading import INDEX, SINGLE, build, fill
+from agentrl.trainer.packing import Microbatch, collate, make_units
+from agentrl.trainer.policy import Body, Policy
 from agentrl.trainer.sharding import load_policy
+from agentrl.trainer.tuning.reward_model import RewardModel
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,3 +106,33 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, world: World, damag
         next(iter(tmp_path.glob("*.safetensors"))).unlink()
     with pytest.raises(ModelFolderError, match=INDEX if damage == "no file" else r"safetensors cannot be read"):
         load_policy(tmp_path, world.mesh)
+
+
+@pytest.mark.parametrize("wrap", [Policy, Critic, RewardModel])
+def test_nothing_stays_on_the_cpu_where_another_device_computes(
+    wrap: Callable[[Any], Body], tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meta device in place of a GPU: heads that are made new and computed buffers go where files' tensors go."""
+    lm, names = build(save_kind("llama-untied", tmp_path))
+    model = wrap(lm)
+    fill(model, lm, tmp_path, names, torch.device("meta"), torch.device("meta"))
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert {name for name, tensor in tensors.items() if not tensor.is_meta} == set()
+    batch = collate([make_units(random_samples(), 4096)])
+    depth = int(batch.positions_N.max()) + 1
+
+    def rows(b: Microbatch) -> Rows:
+        return Rows(b.nodes_BL, b.homes_N, tree_mask(b.ends_BL, torch.float32), b.positions_N, depth)
+
+    monkeypatch.setattr(model, "rows", rows)
+    model.read()
+    out = model(batch.to(torch.device("meta")))  # a tensor of another device would be refused
+    assert all(found.is_meta for found in (out if isinstance(out, tuple) else (out,)))
+
+
+def test_with_offloaded_parameters_buffers_are_where_blocks_compute(tmp_path: Path, world: World) -> None:
+    lm, names = build(save_kind("llama-untied", tmp_path))
+    policy = Policy(lm)
+    fill(policy, lm, tmp_path, names, torch.device("cpu"), torch.device("meta"))
+    assert {p.device.type for p in policy.parameters()} == {"cpu"}
+    assert {b.device.type for b in policy.buffers()} == {"meta"}
