@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -55,6 +54,7 @@ from agentrl.proxy import (
     upstreams,
 )
 from agentrl.proxy.adapters import Adapters
+from agentrl.proxy.dialects.statuses import headers_of
 from agentrl.proxy.engine_records import EngineRecords
 from agentrl.proxy.folders import WeightFolders
 from agentrl.proxy.front import FrontDoor, Handler
@@ -116,7 +116,7 @@ def create_app(settings: Settings) -> FrontDoor:
 def model_handlers() -> dict[str, Handler]:
     """The handlers of model calls, by path."""
     handlers: dict[str, Handler] = {
-        path: metrics.counted(dialect.name, model_api.endpoint(dialect)) for path, dialect in dialects.DIALECTS.items()
+        path: metrics.counted(dialect, model_api.endpoint(dialect)) for path, dialect in dialects.DIALECTS.items()
     }
     return handlers | {f"/v1{path}": handlers[path] for path in dialects.OF_ANTHROPICS_SDK if path in handlers}
 
@@ -232,19 +232,15 @@ async def _resume(state: ProxyState, config: RunConfig) -> None:
 
 def _error_response(request: Request, error: RequestError) -> Response:
     """The error in the caller's dialect."""
-    request.app.state.proxy.metrics.refused(error.status, error.code)
-    headers: dict[str, str] = {}
-    if error.retry_after_s is not None:  # whole seconds by RFC 9110; OpenAI's SDKs and our client read the finer one
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-        headers["retry-after-ms"] = str(math.ceil(1000 * error.retry_after_s))
-    if error.code == "engine_died":
-        headers["x-should-retry"] = "false"  # to SDKs: the call may be what kills engines
+    dialect = dialects.of_request(request.url.path, request.headers)
+    status, headers = dialect.status(error), headers_of(error)
+    request.app.state.proxy.metrics.refused(status, error.code)
     if error.status in (408, 413):
         headers["connection"] = "close"  # the rest of the body may never come
-    body = dialects.of_request(request.url.path, request.headers).encode_error(error)
+    body = dialect.encode_error(error)
     if request.url.path in areal.PATHS:
         body = areal.with_detail(body)
-    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
+    return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:

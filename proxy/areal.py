@@ -299,4 +299,4 @@ def _without_version(path: str, handle: Callable[[Request], Awaitable[Response]]
 
 
 for _path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
-    _without_version(_path, metrics.counted(DIALECTS[_path].name, model_api.endpoint(DIALECTS[_path])))
+    _without_version(_path, metrics.counted(DIALECTS[_path], model_api.endpoint(DIALECTS[_path])))

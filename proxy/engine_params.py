@@ -79,8 +79,9 @@ def _budget(state: ProxyState, request: ModelRequest, prompt_tokens: int, forced
     clips = request.clips or state.clip_max_tokens
     if room < 1 or (request.max_tokens is not None and request.max_tokens > room and not clips):
         asked = f" and {request.max_tokens} new ones" if request.max_tokens is not None else ""
-        raise RequestError(
-            400, f"the model's context is {window} tokens; this call needs {prompt_tokens} prompt tokens{asked}",
-            code="context_length_exceeded", param="messages",
+        needed = f"this call needs {prompt_tokens} prompt tokens{asked}"
+        raise RequestError(  # in the words by which LiteLLM, and what stands on it, knows what this is
+            400, f"This model's maximum context length is {window} tokens; {needed}", code="context_length_exceeded",
+            param="messages",
         )  # fmt: skip
     return min(n for n in (request.max_tokens, forced, room) if n is not None)

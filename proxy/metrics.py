@@ -30,6 +30,7 @@ from agentrl.schemas import ForkReason, Json
 from agentrl.store import activity
 
 if TYPE_CHECKING:
+    from agentrl.proxy.dialects.base import Dialect
     from agentrl.proxy.state import ProxyState
 
 log = logging.getLogger(__name__)
@@ -258,7 +259,7 @@ class _Counted:
 
     __slots__ = ("_dialect", "_metrics", "_response", "_since")
 
-    def __init__(self, metrics: Metrics, dialect: str, since: float, response: Response) -> None:
+    def __init__(self, metrics: Metrics, dialect: Dialect, since: float, response: Response) -> None:
         self._metrics, self._dialect, self._since, self._response = metrics, dialect, since, response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -269,15 +270,15 @@ class _Counted:
         try:
             await self._response(scope, receive, send)
         except BaseException as error:
-            status = _status_of(error)
+            status = _status_of(self._dialect, error)
             raise
         finally:
             if streamed:
                 self._metrics.streams.dec()
-            self._metrics.over(self._dialect, status, self._since)
+            self._metrics.over(self._dialect.name, status, self._since)
 
 
-def counted(dialect: str, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Any]]:
+def counted(dialect: Dialect, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Any]]:
     """A model route whose calls are counted from the request to the last byte of the answer."""
 
     async def handle(request: Request) -> _Counted:
@@ -286,18 +287,18 @@ def counted(dialect: str, handler: Callable[[Request], Awaitable[Response]]) -> 
         try:
             response = await handler(request)
         except BaseException as error:
-            metrics.over(dialect, _status_of(error), since)
+            metrics.over(dialect.name, _status_of(dialect, error), since)
             raise
         return _Counted(metrics, dialect, since, response)
 
     return handle
 
 
-def _status_of(error: BaseException) -> int:
+def _status_of(dialect: Dialect, error: BaseException) -> int:
     """The status that app.py answers an error of a handler with."""
     match error:
         case RequestError():
-            return error.status
+            return dialect.status(error)
         case ValueRefused():
             return 400
         case StoreError():

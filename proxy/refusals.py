@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy import keys, model_api
-from agentrl.proxy.dialects import DIALECTS
+from agentrl.proxy.dialects import DIALECTS, of_request
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
 from agentrl.store import events
@@ -46,8 +46,9 @@ async def note(request: Request, error: RequestError) -> None:
         if session_id is None or state.refusals.get(session_id, 0) >= events.REFUSALS_KEPT:
             return
         state.refusals[session_id] = state.refusals.get(session_id, 0) + 1
+        status = of_request(request.url.path, request.headers).status(error)  # as the client was told
         refusal = {
-            "session_id": session_id, "status": error.status, "code": error.code,
+            "session_id": session_id, "status": status, "code": error.code,
             "param": error.param and error.param[:LONGEST].replace("\0", ""),
             "message": str(error)[:LONGEST].replace("\0", ""), "route": request.url.path[:LONGEST], "at": time.time(),
         }  # fmt: skip

@@ -188,6 +188,10 @@ class AnthropicMessages:
         """An error in Anthropic's shape."""
         return orjson.dumps(error_body(error))
 
+    def status(self, error: RequestError) -> int:
+        """Its own."""
+        return error.status
+
     def decode_count(self, body: bytes) -> ModelRequest:
         """Read a request whose prompt is to be counted. Raises RequestError, as `decode` does."""
         return _prompt(_decode(body, CountBody))

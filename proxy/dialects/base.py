@@ -188,6 +188,10 @@ class Dialect(Protocol):
         """The body of a response that is an error."""
         ...
 
+    def status(self, error: RequestError) -> int:
+        """The status that tells this API's clients of an error."""
+        ...
+
 
 def message_of(parsed: ParsedOutput) -> Json:
     """The assistant message as a client will send it back."""

@@ -169,6 +169,10 @@ class OpenAIChat:
         """An error in OpenAI's shape."""
         return orjson.dumps(error_body(error, NAMES))
 
+    def status(self, error: RequestError) -> int:
+        """Its own."""
+        return error.status
+
 
 class ChatStream:
     """Chunks; the first of a choice carries the role, the last one its finish reason."""

@@ -107,6 +107,10 @@ class OpenAICompletions:
         """An error in OpenAI's shape."""
         return orjson.dumps(error_body(error, NAMES))
 
+    def status(self, error: RequestError) -> int:
+        """Its own."""
+        return error.status
+
 
 class CompletionsStream:
     """Chunks of text; the last one of a choice carries its finish reason."""

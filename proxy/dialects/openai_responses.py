@@ -29,6 +29,7 @@ from agentrl.proxy.dialects.responses_output import ENCRYPTED, LOGPROBS, NAMES, 
 from agentrl.proxy.dialects.responses_stream import ResponsesStream
 from agentrl.proxy.dialects.responses_tools import chat_tools, joined, namespaces_of
 from agentrl.proxy.dialects.sampling import TopLogprobs, format_constraint
+from agentrl.proxy.dialects.statuses import for_codex
 from agentrl.schemas import Json
 
 PREVIOUS = re.compile("resp_([0-9a-f]{32})")
@@ -141,6 +142,10 @@ class OpenAIResponses:
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
         return orjson.dumps(openai_chat.error_body(error, NAMES))
+
+    def status(self, error: RequestError) -> int:
+        """One that Codex takes as it is meant."""
+        return for_codex(error)
 
 
 def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:

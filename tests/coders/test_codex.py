@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import apprentice
+from apprentice import Script, call, last_turn
 from desk import Desk, Work
 
 from agentrl.doctor.verdict import Answer
@@ -26,12 +28,12 @@ QUIET = "check_for_update_on_startup = false\nanalytics.enabled = false\n"
 """Only silences what would go elsewhere than to the proxy."""
 
 
-def codex(desk: Desk, coders: Path, job: str = apprentice.JOB) -> Work:
+def codex(desk: Desk, coders: Path, model: str = "default") -> Work:
     settings = desk.home / ".codex"
     settings.mkdir()
-    (settings / "config.toml").write_text(QUIET + PROVIDER.replace("URL", desk.url))
+    (settings / "config.toml").write_text(QUIET + PROVIDER.replace("URL", desk.url).replace("default", model))
     options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
-    return desk.work([coders / "codex", "exec", *options, job], {"OPENAI_API_KEY": "{key}"})
+    return desk.work([coders / "codex", "exec", *options, apprentice.JOB], {"OPENAI_API_KEY": "{key}"})
 
 
 def events(work: Work) -> list[Json]:
@@ -53,3 +55,40 @@ def test_a_job_is_done_and_can_be_trained(desk: Desk, coders: Path) -> None:
     assert "tools that only a provider runs were left out, the policy does not know of them: web_search" in (
         found.verdict.notes
     )
+
+
+def test_an_error_that_no_retry_mends_is_told_once(desk: Desk, coders: Path) -> None:
+    work = codex(desk, coders, model="gpt-oops")
+    assert work.status != 0
+    assert "no model 'gpt-oops'" in work.said
+    assert [(one["status"], one["code"]) for one in work.report.session.refusals] == [(400, "model_not_found")]
+    assert work.report.verdict.answer is Answer.NOT_TRAINABLE
+    assert "name it 'default'" in work.report.verdict.problems[0]
+
+
+def test_a_function_of_a_namespace_is_called(desk: Desk, coders: Path, script: Script) -> None:
+    """`multi_agent_v1` is the only namespace that it has of itself; its sub-agent speaks in the same session."""
+
+    def next_line(prompt: str) -> str:
+        _, said = last_turn(prompt)
+        if "Rested." in said:  # in the result, or in the notification behind it
+            return "All is known."
+        if '"agent_id"' in said:
+            return call("multi_agent_v1__wait_agent", targets=[json.loads(said.partition("<|im_end|>")[0])["agent_id"]])
+        if said.startswith("Rest."):
+            return "Rested."
+        return call("multi_agent_v1__spawn_agent", message="Rest.")
+
+    script.next_line = next_line
+    work = codex(desk, coders)
+    assert work.status == 0, work.said + work.error
+    done = [event["item"] for event in events(work) if event["type"] == "item.completed"]
+    assert [(one["tool"], one["status"]) for one in done if "tool" in one] == [
+        ("spawn_agent", "completed"), ("wait", "completed"),
+    ]  # fmt: skip
+    calls = work.report.session.calls
+    named = [one["function"]["name"] for one in calls for one in one.turns[-1].get("tool_calls") or []]
+    assert named == ["multi_agent_v1__spawn_agent", "multi_agent_v1__wait_agent"]
+    roles = Counter(call.role for call in calls)
+    assert roles == {"main": 3, "subagent": 1}
+    assert [fork.reason for fork in work.report.forks] == ["other_agent"]

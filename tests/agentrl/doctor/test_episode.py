@@ -117,7 +117,7 @@ def test_an_agent_whose_calls_never_begin_is_told_what_was_refused_and_how_to_fi
     model, context = found.verdict.problems
     assert model.startswith("2 calls were refused (404): no model 'claude-x'")
     assert model.endswith(": name it 'default' (Claude Code: ANTHROPIC_MODEL=default)")
-    assert context.startswith("1 call was refused (400): the model's context is ")
+    assert context.startswith("1 call was refused (400): This model's maximum context length is ")
     assert context.endswith(": ask for fewer tokens (max_tokens), or shorten the conversation")
 
 
@@ -129,9 +129,9 @@ def test_refusals_beside_answers_are_a_note(play):
 
 
 def test_a_wrong_address_is_told(play):
-    found = play(TRY + 'attempt("/v1/messages")')
+    found = play(TRY + 'attempt("/v1/chat/completions")')
     assert "there is no route POST" in found.verdict.problems[0]
-    assert "Anthropic's SDKs append /v1 themselves" in found.verdict.problems[0]
+    assert "base_url ends in one /v1, not in two" in found.verdict.problems[0]
 
 
 def test_an_agent_that_fails_after_its_calls(play):
