@@ -1,0 +1,49 @@
+"""What may be absent where tests run. In CI nothing else may: a suite that skips there tests nothing, and says so.
+
+With NO_SKIPS set (`.ci/run` does) a test that is skipped for another reason than those of `DELIBERATE` fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+NO_SKIPS = "AGENTRL_TEST_NO_SKIPS"
+DELIBERATE = {
+    "TRL cannot be imported": "an environment of its own, for measurements alone (make setup-trl)",
+    "this PyTorch has no oneDNN": "a matter of the processor",
+    "mounting a small file system is not permitted": "needs the right to mount",
+    "its tool calls cannot be parsed, so tools are refused": "a case that the template does not have",
+}
+"""How the reason of a skip begins → why it is one in CI too."""
+
+
+def fault(reason: str) -> str | None:
+    """What is wrong with a skip for this reason; None where skips are allowed, or this one is."""
+    said = reason.removeprefix("Skipped: ")
+    if not os.environ.get(NO_SKIPS) or any(said.startswith(known) for known in DELIBERATE):
+        return None
+    return f"{NO_SKIPS} is set, and this was skipped: {said}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Of a test, its setup or its teardown."""
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Of a module that skips as a whole."""
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple) and (problem := fault(report.longrepr[2])) is not None:
+        report.outcome, report.longrepr = "failed", problem
