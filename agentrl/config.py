@@ -145,6 +145,8 @@ class ProxyConfig(Section):
         default_factory=dict
     )
     """Other models that calls may name, by the name that calls use."""
+    named_sessions: bool = False
+    """A model call with a run key and an `X-Session-ID` that is not known opens a session of that name."""
     model_aliases: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Names besides the run's and `default` that reach the policy, as shell patterns: `["claude-*", "gpt-*"]` for
     programs that name a model of their provider. An upstream of that name goes first. A judge by such a name would be

@@ -147,6 +147,7 @@ sessions = Table(
     Column("parent_session_id", ForeignKey("sessions.id")),  # a sub-agent's session; of the same group
     Column("root_session_id", ForeignKey("sessions.id")),  # where its parents end; null for a root itself
     Column("depth", Integer, nullable=False, default=0),  # parents above it
+    Column("name", String(200)),  # by which a client opened it
     Column("created_at", Float, nullable=False),
     Column("last_seen_at", Float, nullable=False),
     Column("due_at", Float, nullable=False),  # until it is built: when the sweep looks at it next
@@ -160,6 +161,8 @@ Index("ix_sessions_eval", sessions.c.run_id, sessions.c.id, sqlite_where=session
       postgresql_where=sessions.c.is_eval.is_(True))  # fmt: skip
 Index("ix_sessions_children", sessions.c.parent_session_id, sqlite_where=sessions.c.parent_session_id.is_not(None),
       postgresql_where=sessions.c.parent_session_id.is_not(None))  # fmt: skip
+Index("uq_sessions_name", sessions.c.run_id, sessions.c.name, unique=True,
+      sqlite_where=sessions.c.name.is_not(None), postgresql_where=sessions.c.name.is_not(None))  # fmt: skip
 Index("ix_sessions_root", sessions.c.root_session_id, sessions.c.depth, sessions.c.id,
       sqlite_where=sessions.c.root_session_id.is_not(None),
       postgresql_where=sessions.c.root_session_id.is_not(None))  # fmt: skip

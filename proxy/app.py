@@ -179,6 +179,7 @@ async def _running(
             body_timeout_s=config.proxy.body_timeout_s, gate=Gate.of(config.proxy),
             public=PublicAddress.of(config.proxy),
             retry_grace_s=config.proxy.retry_grace_s, restore_dropped_text=config.proxy.restore_dropped_text,
+            named_sessions=config.proxy.named_sessions,
             model_aliases=config.proxy.model_aliases, clip_max_tokens=config.proxy.clip_max_tokens,
             trees=TreeCache(load_tree), upstreams=others, http=http,
             metrics_public=config.proxy.metrics_public,

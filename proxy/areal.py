@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from agentrl.errors import RequestError
-from agentrl.proxy import keys, metrics, model_api
+from agentrl.proxy import ends, keys, metrics, model_api
 from agentrl.proxy.admission import admitted
 from agentrl.proxy.bounds import LONGEST_KEY, Key
 from agentrl.proxy.dialects import DIALECTS
@@ -121,8 +121,7 @@ async def start_session(body: StartBody, request: Request) -> JSONResponse:
         new_keys[0] = body.api_key
         before = await state.read(areal.active, state.run_id, hash_key(body.api_key), begun.digest)
         if before is not None:
-            await state.write(sessions.end, before, SessionStatus.COMPLETED, None, state.limits)
-            state.forget(before)
+            await ends.end(state, before)
     hashes = [hash_key(key) for key in new_keys]
     group = await admitted(state, areal.start, hashes, body.task_id, outside=True, start_digest=begun.digest)
     opened = list(zip(group.session_ids, new_keys, strict=True))
@@ -165,8 +164,7 @@ async def end_session(request: Request) -> Json:
     """Seal the session. Ending twice is harmless."""
     state: ProxyState = request.app.state.proxy
     session_id = await model_api.session_of(request, state)
-    await state.write(sessions.end, session_id, SessionStatus.COMPLETED, None, state.limits)
-    state.forget(session_id)
+    await ends.end(state, session_id)
     return {"message": "success", "interaction_count": len(await state.read(areal.delivered, session_id))}
 
 
@@ -207,8 +205,7 @@ async def _is_ready(request: Request, state: ProxyState, body: ExportBody, sessi
     rewarded = await state.read(areal.is_rewarded, session_id)
     if body.remove_session:
         status = SessionStatus.COMPLETED if rewarded else SessionStatus.ABANDONED
-        await state.write(sessions.end, session_id, status, None if rewarded else NO_REWARD, state.limits)
-        state.forget(session_id)
+        await ends.end(state, session_id, status, None if rewarded else NO_REWARD)
         await _ended(request, state, session_id)
     return rewarded
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select
 
 from agentrl.config import EvalSampling
 from agentrl.errors import RequestError
-from agentrl.proxy import exchanges, keys, publish
+from agentrl.proxy import ends, keys, named, publish
 from agentrl.proxy.admission import admitted
 from agentrl.proxy.bounds import MAX_INT32, Key, Metadata, Name, TaskData
 from agentrl.proxy.guarded import GuardedRoute
@@ -231,7 +231,7 @@ async def start_session(body: SessionBody, request: Request) -> Json:
     start = await keys.start_of(request, state)
     key = start.session_key(0)
     if parent_id is not None:
-        await keys.session_caller(request, state, parent_id)
+        parent_id = await named.resolve(request, state, parent_id)
         if body.task is not None:
             raise RequestError(
                 422, "a sub-agent's session has its parent's task", code="invalid_parameter", param="task"
@@ -255,7 +255,7 @@ async def start_session(body: SessionBody, request: Request) -> Json:
 async def get_session(session_id: str, request: Request) -> Json:
     """A session's status, calls and rewards."""
     state = _state(request)
-    await keys.session_caller(request, state, session_id)
+    session_id = await named.resolve(request, state, session_id)
     return await state.read(session_json, session_id)
 
 
@@ -263,7 +263,7 @@ async def get_session(session_id: str, request: Request) -> Json:
 async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
     """Append a reward. `applied` is false when it came too late: leased, trained or rejected."""
     state = _state(request)
-    await keys.session_caller(request, state, session_id)
+    session_id = await named.resolve(request, state, session_id)
     answer = await state.write(
         sessions.reward, session_id, state.limits, value=body.value,
         interaction_id=body.interaction_id,
@@ -277,7 +277,7 @@ async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
 async def reward_history(session_id: str, request: Request) -> list[Json]:
     """Every reward that the session ever got, oldest first, with who gave it and whether it was applied."""
     state = _state(request)
-    await keys.session_caller(request, state, session_id)
+    session_id = await named.resolve(request, state, session_id)
     return await state.read(rewards.history, session_id)
 
 
@@ -285,7 +285,7 @@ async def reward_history(session_id: str, request: Request) -> list[Json]:
 async def session_heartbeat(session_id: str, request: Request) -> Json:
     """The session is still used, though it makes no call. Answers its status."""
     state = _state(request)
-    await keys.session_caller(request, state, session_id)
+    session_id = await named.resolve(request, state, session_id)
     return {"status": await state.write(sessions.touch, session_id)}
 
 
@@ -305,10 +305,8 @@ async def abandon(session_id: str, request: Request) -> Json:
 
 async def _end(session_id: str, status: SessionStatus, error: str | None, request: Request) -> Json:
     state = _state(request)
-    await keys.session_caller(request, state, session_id)
-    result = await state.write(sessions.end, session_id, status, error, state.limits)
-    state.forget(session_id)
-    await exchanges.stop_orphans(state)
+    session_id = await named.resolve(request, state, session_id)
+    result = await ends.end(state, session_id, status, error)
     calls = await state.read(interactions.of_session, session_id)
     return {"status": result, "interactions": len(calls)}
 
@@ -317,7 +315,7 @@ async def _end(session_id: str, status: SessionStatus, error: str | None, reques
 async def trace(session_id: str, request: Request) -> Json:
     """Every call of the session with messages, token ids, logprobs and version spans."""
     state = _state(request)
-    await keys.session_caller(request, state, session_id)
+    session_id = await named.resolve(request, state, session_id)
     summary = await state.read(session_json, session_id)
     return {**summary, "calls": await state.read(interactions.trace, session_id)}
 
@@ -351,6 +349,7 @@ def session_json(conn: Any, session_id: str) -> Json:
         "group_id": row.group_id,
         "parent_session_id": row.parent_session_id,
         "children": family.children(conn, session_id),
+        "name": row.name,
         "sample_index": row.sample_index,
         "status": row.status,
         "is_eval": row.is_eval,

@@ -9,16 +9,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
 from blake3 import blake3
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agentrl.errors import RequestError, did_you_mean
-from agentrl.proxy import calls, keys, limits, upstreams
+from agentrl.proxy import calls, ends, keys, limits, named, upstreams
 from agentrl.proxy.calls import Caller
 from agentrl.proxy.dialects import MESSAGES
 from agentrl.proxy.dialects.base import Answer, Dialect, ModelRequest, StreamEncoder, sse
@@ -41,7 +43,8 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
 
     async def handle(request: Request) -> Response:
         state: ProxyState = request.app.state.proxy
-        session_id = await session_of(request, state)
+        session_id = await session_of(request, state, opens=True)
+        over = partial(ends.after_answer, state, session_id) if named.is_done(request) else None
         body = await limits.read_body(request, state)
         caller = request.state.caller = Caller(
             session_id=session_id,
@@ -54,14 +57,16 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         if state.upstreams and (upstream := upstreams.asked_for(state.upstreams, body)) is not None:
             path = request.url.path.rpartition("/v1/")[2]
             parts = upstreams.run(state, upstream, caller, f"/{path}", request.headers, body)
-            return await _pass_on(request, dialect, parts)
+            response = await _pass_on(request, dialect, parts)
+            response.background = None if over is None else BackgroundTask(over)
+            return response
         asked = dialect.decode(body)
         limits.check(asked)
         if request.scope.get(AREALS) and getattr(asked.wire, "store", None) is False:
             caller = replace(caller, role=Role.SIDE, trains=False)
         finding = exchange_for(state, caller, asked)
         comes_back = caller.retry or caller.repeat_key is not None  # it may have to wait: its leaving counts
-        return Reply(dialect, asked, await (_unless_left(request, finding) if comes_back else finding))
+        return Reply(dialect, asked, await (_unless_left(request, finding) if comes_back else finding), over)
 
     return handle
 
@@ -81,10 +86,14 @@ class Reply(Response):
     A stream begins with the first event, so that an early failure still has its own status.
     """
 
-    def __init__(self, dialect: Dialect, asked: ModelRequest, exchange: Exchange) -> None:
+    def __init__(
+        self, dialect: Dialect, asked: ModelRequest, exchange: Exchange,
+        after: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:  # fmt: skip
         self._dialect = dialect
         self._asked = asked
         self._exchange = exchange
+        self._after = after  # once the client has the end
         self.status_code = 200
         self.streamed = asked.stream
         self.background = None
@@ -106,6 +115,8 @@ class Reply(Response):
                 exchange.given()
             else:
                 exchange.leave()
+        if ended and self._after is not None:
+            await self._after()
 
     async def _whole(self, left: asyncio.Task[None], send: Send) -> bool:
         found: dict[int, Answer] = {}
@@ -222,14 +233,18 @@ async def models(request: Request) -> Response:
     return Response(body, media_type="application/json")
 
 
-async def session_of(request: Request, state: ProxyState) -> str:
-    """The session of a call: by URL, by session key, by X-Session-ID with a run key; a sub-agent's by its name too."""
+async def session_of(request: Request, state: ProxyState, *, opens: bool = False) -> str:
+    """The session of a call: by URL, by session key, by X-Session-ID with a run key; a sub-agent's by its name too.
+
+    What X-Session-ID names may be a session that this call opens (`named`).
+    """
     if (of_subagent := await session_of_subagent(request, state)) is not None:
         return of_subagent
-    named: str | None = request.path_params.get("session_id") or request.headers.get("x-session-id")
-    if named is not None:
-        await keys.session_caller(request, state, named)
-        return named
+    in_url: str | None = request.path_params.get("session_id")
+    if in_url is not None:
+        return await named.resolve(request, state, in_url)
+    if (in_header := request.headers.get(named.HEADER)) is not None:
+        return await named.resolve(request, state, in_header, opens=opens)
     caller = await keys.authenticate(request, state)
     if caller.session_id is None:
         raise RequestError(

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from agentrl.errors import RequestError, StoreError
-from agentrl.proxy import keys, model_api
+from agentrl.proxy import keys, model_api, named
 from agentrl.proxy.dialects import DIALECTS, of_request
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
@@ -32,7 +32,7 @@ _HAS_A_CALL = ("engine_rejected",)
 async def of_session(session_id: str, request: Request) -> list[Json]:
     """Calls of the session that were refused before they began, oldest first: status, code, param, message, route."""
     state: ProxyState = request.app.state.proxy
-    await keys.session_caller(request, state, session_id)
+    session_id = await named.resolve(request, state, session_id)
     return await state.write(events.refusals, state.run_id, session_id)  # behind those that still wait for their commit
 
 

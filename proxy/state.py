@@ -70,6 +70,7 @@ class ProxyState:
     metrics_public: bool = False  # `/metrics` needs no key
     retry_grace_s: float = 0.0
     restore_dropped_text: bool = False
+    named_sessions: bool = False  # a run key opens sessions by name
     model_aliases: Sequence[str] = ()  # shell patterns of other names of the policy
     clip_max_tokens: bool = False  # in every dialect
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # answers that are being sampled, by their first call
@@ -77,7 +78,7 @@ class ProxyState:
     serving: set[str] = field(
         default_factory=set
     )  # the calls that this process answers for: see `sweep.close_forgotten`
-    session_keys: Recent[str] = field(default_factory=Recent)  # mark of a named sub-agent → session id
+    session_keys: Recent[str] = field(default_factory=Recent)  # mark of a named session or sub-agent → its id
     refusals: Recent[int] = field(default_factory=Recent)  # session id → how many were recorded here
     sessions: Recent[Session] = field(default_factory=Recent)  # that are live
 

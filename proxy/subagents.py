@@ -12,12 +12,10 @@ from sqlalchemy import Connection
 from starlette.requests import Request
 
 from agentrl.errors import RequestError
-from agentrl.proxy import keys
+from agentrl.proxy import keys, named
 from agentrl.proxy.bounds import LONGEST_KEY
 from agentrl.proxy.state import ProxyState
 from agentrl.store import sessions
-
-NAME_HEADER = "x-session-id"
 
 
 async def session_of_subagent(request: Request, state: ProxyState) -> str | None:
@@ -33,8 +31,7 @@ async def session_of_subagent(request: Request, state: ProxyState) -> str | None
     caller = await keys.authenticate(request, state)
     if caller.session_id not in (None, parent_id):
         return None  # the key of another session, which is named by it
-    await keys.session_caller(request, state, parent_id)
-    name = request.headers.get(NAME_HEADER, "")
+    name = request.headers.get(named.HEADER, "")
     if name == parent_id:
         return None
     if not 0 < len(name) <= LONGEST_KEY:
@@ -42,7 +39,7 @@ async def session_of_subagent(request: Request, state: ProxyState) -> str | None
             400, f"{keys.PARENT_HEADER} needs X-Session-ID, the sub-agent's name, of at most {LONGEST_KEY} characters",
             code="invalid_parameter", param="X-Session-ID",
         )  # fmt: skip
-    return await _session(state, parent_id, name)
+    return await _session(state, await named.resolve(request, state, parent_id), name)
 
 
 async def _session(state: ProxyState, parent_id: str, name: str) -> str:

@@ -192,9 +192,9 @@ def start_group(
 
 def start_external(
     conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], task: Json | None, metadata: Json,
-    *, start_digest: str | None = None,
+    *, start_digest: str | None = None, name: str | None = None,
 ) -> NewGroup:  # fmt: skip
-    """Admit a group for an outside program that brings its own task: one session per key hash.
+    """Admit a group for an outside program that brings its own task: one session per key hash, the only one of `name`.
 
     Raises as `admit` does.
     """
@@ -203,7 +203,7 @@ def start_external(
     cursor, _ = admit(conn, run_id, limits, outside=True)
     return _insert_group(
         conn, run_id, limits, key_hashes, cursor=cursor, task=task, data=task, metadata=metadata, external=True,
-        start_digest=start_digest,
+        start_digest=start_digest, name=name,
     )  # fmt: skip
 
 
@@ -278,7 +278,7 @@ def _insert_group(
     conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], *, task_id: str | None = None,
     cursor: int | None = None, task: Json | None = None, data: Json | None, metadata: Json | None = None,
     is_eval: bool = False, external: bool = False, sampling: Json | None = None, owner: str | None = None,
-    start_digest: str | None = None,
+    start_digest: str | None = None, name: str | None = None,
 ) -> NewGroup:  # fmt: skip
     now, group_id = time.time(), new_id()
     conn.execute(
@@ -295,7 +295,7 @@ def _insert_group(
             {
                 "id": sid, "run_id": run_id, "group_id": group_id, "sample_index": i, "key_hash": key_hash,
                 "status": SessionStatus.OPEN, "seq": 0, "is_eval": is_eval, "built": False, "metadata": metadata or {},
-                "created_at": now, "last_seen_at": now, "due_at": _first_look(limits, owner, now),
+                "name": name, "created_at": now, "last_seen_at": now, "due_at": _first_look(limits, owner, now),
             }
             for i, (sid, key_hash) in enumerate(zip(session_ids, key_hashes, strict=True))
         ],
@@ -532,10 +532,11 @@ def due(conn: Connection, run_id: str, *, skip: int = 0, limit: int = 256) -> li
 def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: float) -> bool:
     """Deal with a session that is due; returns whether it was abandoned. Of several replicas, the first does so.
 
-    An open session is failed when it is older than `session_max_s`, and abandoned when neither it nor its worker was
-    heard of for too long while somebody was there to hear: `heard_since` says since when the caller has been up
-    without a gap, so that an outage of the proxy or the database kills nobody. A running call keeps a session alive,
-    a sub-agent's session keeps its parent alive, and is itself ended by its parent. Ended sessions are settled.
+    An open session is failed when it is older than `session_max_s`, and abandoned (completed, if its client opened it
+    by a name) when neither it nor its worker was heard of for too long while somebody was there to hear: `heard_since`
+    says since when the caller has been up without a gap, so that an outage of the proxy or the database kills nobody.
+    A running call keeps a session alive, a sub-agent's session keeps its parent alive, and is itself ended by its
+    parent. Ended sessions are settled.
     """
     row = _locked_in_tree(conn, session_id)
     if row.built or row.due_at > time.time():  # another replica was faster
@@ -558,6 +559,9 @@ def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: floa
     if now < heard + silence_s or at_work or _is_open(conn, row.parent_session_id):
         next_look = max(heard, now - silence_s / 2) + silence_s
         _look_again(conn, session_id, min(next_look, row.created_at + limits.session_max_s))
+        return False
+    if row.name is not None:  # its client may have no other way to end it
+        end(conn, session_id, SessionStatus.COMPLETED, None, limits)
         return False
     why = f"its worker {owner} fell silent" if owner else "nobody used the session any more"
     end(conn, session_id, SessionStatus.ABANDONED, why, limits)
