@@ -131,8 +131,10 @@ async def _put_off(state: ProxyState, session_id: str, why: str) -> bool:
 
 
 def _record_stuck(conn: Connection, run_id: str, session_id: str, why: str, replica: str) -> None:
-    """In the timeline, and the session is left alone for PUT_OFF_S."""
-    events.record(conn, run_id, STUCK, {"session_id": session_id, "error": why}, replica)
+    """In the timeline, once for each reason, and the session is left alone for PUT_OFF_S."""
+    fact = {"session_id": session_id, "error": why}
+    if all(event.data != fact for event in events.of_run(conn, run_id, STUCK)):
+        events.record(conn, run_id, STUCK, fact, replica)
     sessions.put_off(conn, session_id, time.time() + PUT_OFF_S)
 
 

@@ -374,7 +374,8 @@ def end(conn: Connection, session_id: str, status: SessionStatus, error: str | N
     _lock_all(conn, below)
     error = None if error is None else codec.error_text(error)
     _seal(conn, [session_id], status, error, due_in_s=0.0)
-    _seal(conn, below, status, PARENT_ENDED, due_in_s=limits.silence_s(None))
+    if below:
+        _seal(conn, below, status, PARENT_ENDED, due_in_s=limits.silence_s(None))
     return settle(conn, session_id, limits)
 
 
@@ -415,9 +416,10 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
         follows = member.parent_session_id in built
         if (follows or member.id == session_id) and _build(conn, member, tree, limits, parent_is_built=follows):
             built.append(member.id)
-    if built:
+    if built and len(members) == MOST_SETTLED:
         left = (sessions.c.parent_session_id.in_(built), sessions.c.built.is_(False), sessions.c.id.not_in(members))
         conn.execute(update(sessions).where(*left).values(due_at=time.time()))
+    if built:
         _settle_group(conn, row.group_id, limits)
     return str(conn.execute(select(sessions.c.status).where(sessions.c.id == session_id)).scalar_one())
 

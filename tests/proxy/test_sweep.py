@@ -251,6 +251,8 @@ async def test_whatever_one_session_fails_with_is_its_own_recorded_and_tried_aga
     await listen(replica, ears, clock, TIMEOUT_S + 20)
     assert statuses(replica, ids[1:]) == {"abandoned"}
     assert looked.count(ids[0]) == 1, "it is put off"
+    await listen(replica, ears, clock, sweep.PUT_OFF_S)
+    assert looked.count(ids[0]) == 2, "and told of once"
     assert f"session {ids[0]} cannot be dealt with" in caplog.text
     with replica.database.read() as conn:
         (event,) = events.of_run(conn, replica.run_id, sweep.STUCK)
