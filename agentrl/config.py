@@ -27,8 +27,9 @@ MAX_REWARD = 1e6
 class SamplingConfig(Section):
     """How training sessions sample. The defaults keep the recorded logprobs exact (no top-p, top-k, penalties)."""
 
-    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
-    """Softmax temperature; forced on training sessions so that an agent that asks for 0 still explores."""
+    temperature: Annotated[float, Field(gt=0, le=2)] | None = None
+    """Softmax temperature, forced on training sessions so that an agent that asks for 0 still explores; 1 unless given.
+    A run that only records (`steps: 0`) samples as its programs ask, unless this is given."""
     max_tokens: Positive | None = None
     """Upper bound on new tokens of one call; the agent may ask for fewer."""
 

@@ -55,6 +55,7 @@ from agentrl.proxy import (
 )
 from agentrl.proxy.adapters import Adapters
 from agentrl.proxy.dialects.statuses import headers_of
+from agentrl.proxy.engine_params import forced_sampling
 from agentrl.proxy.engine_records import EngineRecords
 from agentrl.proxy.folders import WeightFolders
 from agentrl.proxy.front import FrontDoor, Handler
@@ -174,7 +175,7 @@ async def _running(
         state = ProxyState(
             database=database, run_id=run.id, run_name=run.name, run_created_at=run.created_at,
             keyring=Keyring(settings.admin_key), replica=settings.replica, renderer=renderer,
-            pool=pool, limits=Limits.of(config), sampling=config.rollout.sampling.model_dump(exclude_none=True),
+            pool=pool, limits=Limits.of(config), sampling=forced_sampling(config),
             request_timeout_s=config.proxy.request_timeout_s, max_body_bytes=config.proxy.max_body_bytes,
             body_timeout_s=config.proxy.body_timeout_s, gate=Gate.of(config.proxy),
             public=PublicAddress.of(config.proxy),

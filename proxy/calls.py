@@ -24,7 +24,7 @@ from agentrl.proxy.bounds import check_options
 from agentrl.proxy.delivered import Delivered
 from agentrl.proxy.dialects.base import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
 from agentrl.proxy.dialects.models import is_policy
-from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distribution
+from agentrl.proxy.engine_params import engine_params, is_greedy, modifies_distribution, replaced
 from agentrl.proxy.prompts import Prompt, parser_after, prompts_for
 from agentrl.proxy.sampling import Interrupted, Sampled, sample
 from agentrl.proxy.state import ProxyState
@@ -158,7 +158,7 @@ def _intent(state: ProxyState, caller: Caller, call: Call, first: Call) -> inter
         temperature=call.params["temperature"],
         system=prompt.system,
         tools=prompt.tools,
-        options=_options(caller, request, call.choice),
+        options=_options(caller, request, call),
         request_id=first.id if request.choices > 1 else None,
         repeat_key=caller.repeat_key if call is first else None,
         messages=prompt.messages + 1,
@@ -172,11 +172,12 @@ def _intent(state: ProxyState, caller: Caller, call: Call, first: Call) -> inter
     )
 
 
-def _options(caller: Caller, request: ModelRequest, index: int) -> Json | None:
+def _options(caller: Caller, request: ModelRequest, call: Call) -> Json | None:
     """What was asked for beyond messages, tools and sampling parameters; None for nothing."""
     choice = request.tool_choice
     asked: Json = {
-        "choice": index if request.choices > 1 else None,
+        "replaced": replaced(request, call.params) or None,
+        "choice": call.choice if request.choices > 1 else None,
         "tool_choice": None if choice == "auto" else {"name": choice.name} if isinstance(choice, Named) else choice,
         "parallel_tool_calls": None if request.parallel_tool_calls else False,
         "left_out": request.left_out or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentrl.config import RunConfig
 from agentrl.engine.params import ParamRefused, check
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import ModelRequest
@@ -14,6 +15,21 @@ _NEUTRAL = {
     "json_schema": None, "regex": None,
 }  # fmt: skip
 _STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "sampling_seed")
+
+
+DEFAULT_TEMPERATURE = 1.0
+
+
+def forced_sampling(config: RunConfig) -> Json:
+    """What every session but an evaluation's is sampled with, whatever its program asks for."""
+    own = {"temperature": DEFAULT_TEMPERATURE} if config.steps else {}  # a run that only records changes nothing
+    return own | config.rollout.sampling.model_dump(exclude_none=True)
+
+
+def replaced(request: ModelRequest, params: Json) -> Json:
+    """What a caller asked for and did not get: the run or the evaluation has its own, or the context is full."""
+    asked = request.sampling | ({} if request.max_tokens is None else {"max_new_tokens": request.max_tokens})
+    return {name: value for name, value in asked.items() if params.get(name) != value}
 
 
 def modifies_distribution(params: Json) -> bool:
@@ -39,7 +55,8 @@ def engine_params(state: ProxyState, session: Session, request: ModelRequest, pr
     """
     _check_ids(prompt, state.renderer.vocab_size)
     forced = (session.sampling or {}) if session.is_eval else state.sampling
-    sampling = {"temperature": 1.0} | request.sampling | {k: v for k, v in forced.items() if k != "max_tokens"}
+    of_run = {name: value for name, value in forced.items() if name != "max_tokens"}
+    sampling = {"temperature": DEFAULT_TEMPERATURE} | request.sampling | of_run
     params: Json = {
         **sampling,
         "temperature": float(sampling["temperature"]),

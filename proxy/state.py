@@ -57,7 +57,7 @@ class ProxyState:
     renderer: Renderer
     pool: EnginePool
     limits: Limits
-    sampling: Json  # forced on training sessions
+    sampling: Json  # forced on the sessions of programs, evaluations aside
     request_timeout_s: float
     max_body_bytes: int
     body_timeout_s: float

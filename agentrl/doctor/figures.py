@@ -39,6 +39,7 @@ class Figures:
     subagent: int
     modified: int  # calls of another distribution than the policy's
     greedy: int
+    replaced: int  # calls that asked for other sampling parameters than they got
     trainable_tokens: int
     untrainable_tokens: int
     reprocessed_tokens: int  # what forks cost
@@ -87,6 +88,7 @@ def of(session: Session, forks: Sequence[Fork]) -> Figures:
         subagent=roles[Role.SUBAGENT],
         modified=sum(call.modified for call in delivered),
         greedy=sum(call.greedy for call in delivered),
+        replaced=sum(bool(call.replaced) for call in delivered),
         trainable_tokens=trained,
         untrainable_tokens=sampled - trained,
         reprocessed_tokens=sum(fork.cost_tokens for fork in forks),

@@ -38,6 +38,8 @@ class Call:
     system: list[Json] = field(default_factory=list)
     turns: list[Json] = field(default_factory=list)  # what follows the system messages, the answer last
     tools: list[Json] | None = None
+    replaced: Json = field(default_factory=dict)  # sampling parameters that were asked for and not used
+    used: Json = field(default_factory=dict)  # those that were
     left_out: list[str] = field(default_factory=list)  # tools of the request that are not in the prompt
 
     @property
@@ -168,5 +170,6 @@ def _call(number: int, item: Json, parent: Call | None) -> Call:
         temperature=float(item["params"].get("temperature", 1.0)), modified=item["distribution_modified"],
         retry=options.get("retry", 0), digest=item["digest"], choice=options.get("choice"),
         prompt_tokens=item["prompt_tokens"], output_tokens=item["output_tokens"],
-        system=item["system"], tools=item["tools"], left_out=options.get("left_out", []), **facts,
+        system=item["system"], tools=item["tools"], left_out=options.get("left_out", []),
+        replaced=options.get("replaced", {}), used=item["params"], **facts,
     )  # fmt: skip

@@ -90,6 +90,7 @@ def as_json(report: Report) -> Json:
                 "new_prompt_tokens": len(call.delta_ids), "prompt_tokens": call.prompt_tokens,
                 "output_tokens": call.output_tokens, "versions": call.versions, "fork_reason": call.reason,
                 "retry": call.retry, "distribution_modified": call.modified, "greedy": call.greedy,
+                "replaced": call.replaced,
             }
             for call in session.calls
         ],

@@ -139,7 +139,11 @@ def summary(report: Report) -> Table:
     )
     table.add_row("sampled", f"{f.sampled_tokens:,} tokens: {f.trainable_tokens:,} can be trained, "
                   f"{f.untrainable_tokens:,} cannot")  # fmt: skip
-    table.add_row("other sampling", f"{f.modified} of a modified distribution, {f.greedy} greedy")
+    table.add_row(
+        "other sampling",
+        f"{f.modified} of a modified distribution, {f.greedy} greedy, "
+        f"{f.replaced} asked for other values than they got",
+    )
     table.add_row("retries", f"{f.retries} marked by the client, {f.repeated} with a body seen before")
     return table
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentrl.doctor import advice, left_out, refused
+from agentrl.doctor import advice, left_out, refused, replaced
 from agentrl.doctor.figures import Figures, why_untrainable
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
@@ -113,7 +113,7 @@ def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list
 
 def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[str]:
     found = refused.lines(session.refusals) if figures.calls else []
-    found += left_out.lines(session)
+    found += [*left_out.lines(session), *replaced.lines(session)]
     costly = [fork for fork in forks if fork.costly]
     if costly and figures.merge_rate is not None and figures.merge_rate >= LOW_MERGE_RATE:
         named = ", ".join(f"call {fork.call.number} ({str(fork.reason).replace('_', ' ')})" for fork in costly[:5])

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.config import RunConfig
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import ModelRequest
-from agentrl.proxy.engine_params import engine_params, is_greedy, resumable
+from agentrl.proxy.engine_params import engine_params, forced_sampling, is_greedy, replaced, resumable
 
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.0, True), (1e-7, True), (1e-6, False), (1.0, False)])
@@ -57,7 +58,7 @@ def test_the_room_that_is_left_is_the_budget():
 @pytest.mark.parametrize("who", ["clips", "of_run"])
 def test_more_tokens_than_there_is_room_for_may_be_cut_to_the_room(who: str) -> None:
     assert params_of([99], before=9, max_tokens=41, **{who: True})["max_new_tokens"] == 40
-    with pytest.raises(RequestError, match="the model's context is 50 tokens"):
+    with pytest.raises(RequestError, match="maximum context length is 50 tokens"):
         params_of([99], before=49, max_tokens=1, **{who: True})
 
 
@@ -74,3 +75,27 @@ def test_what_would_kill_an_engine_is_refused(call, code):
     with pytest.raises(RequestError) as caught:
         params_of(**call)
     assert (caught.value.status, caught.value.code) == (400, code)
+
+
+RUN = {"name": "r", "model": "tiny", "agent": "a:B", "tasks": "t.jsonl", "rollout": {"group_size": 2}}
+
+
+@pytest.mark.parametrize(
+    ("steps", "sampling", "forced"),
+    [
+        (10, {}, {"temperature": 1.0}),
+        (10, {"temperature": 0.5, "max_tokens": 8}, {"temperature": 0.5, "max_tokens": 8}),
+        (0, {}, {}),
+        (0, {"temperature": 0.5}, {"temperature": 0.5}),
+    ],
+)
+def test_a_run_that_only_records_forces_nothing_by_itself(steps, sampling, forced):
+    config = RunConfig.model_validate(RUN | {"steps": steps, "rollout": {"group_size": 2, "sampling": sampling}})
+    assert forced_sampling(config) == forced
+
+
+def test_what_a_caller_asked_for_and_did_not_get():
+    params = {"temperature": 1.0, "top_p": 0.5, "max_new_tokens": 8}
+    asked = ModelRequest(sampling={"temperature": 0.1, "top_p": 0.5}, max_tokens=9)
+    assert replaced(asked, params) == {"temperature": 0.1, "max_new_tokens": 9}
+    assert replaced(ModelRequest(sampling={"temperature": 1}), params) == {}

@@ -192,8 +192,11 @@ def test_a_stop_string_that_the_last_token_completes_is_the_end(proxy):
 
 
 def test_training_sessions_explore_even_when_the_agent_asks_for_greedy(proxy):
-    ask(proxy, proxy.session(), temperature=0)
+    session = proxy.session()
+    ask(proxy, session, temperature=0)
     assert proxy.engine.requests[0]["sampling_params"]["temperature"] == 1.0
+    (call,) = proxy.calls(session)
+    assert call["options"]["replaced"] == {"temperature": 0.0}
 
 
 def test_evaluation_has_its_own_sampling(proxy):

@@ -184,3 +184,20 @@ def test_without_a_tokenizer_ids_stand_for_text():
     token = fork["first_different_token"]
     assert (token["position"], token["other_id"], token["id"]) == (3, ord("a"), ord("b"))
     assert token["text"]["ours"] == (" ".join(str(ord(c)) for c in "to "), str(ord("b")), "")
+
+
+def test_calls_that_asked_for_other_sampling_are_counted_by_what_they_asked_for() -> None:
+    def asking(id: str, asked: dict[str, Any], parent: str | None = None) -> dict[str, Any]:
+        return call(id, parent, options={"replaced": asked}, params={"temperature": 1.0, "max_new_tokens": 8})
+
+    found = of(
+        asking("a", {"temperature": 0.0}), asking("b", {"temperature": 0.0}, "a"),
+        asking("c", {"temperature": 0.1, "max_new_tokens": 9}, "b"), call("d", "c"),
+    )  # fmt: skip
+    assert found.verdict.answer == "trainable"
+    assert found.verdict.notes == [
+        "3 calls asked for temperature 0 (2), 0.1 (1) and got the run's: 1",
+        "1 call asked for max_tokens 9 and got the run's, or what the context had room for: 8",
+    ]
+    assert found.figures.replaced == 3
+    assert as_json(found)["calls"][0]["replaced"] == {"temperature": 0.0}

@@ -44,7 +44,7 @@ def test_a_resume_may_change_how_a_run_is_carried_out(changes: dict[str, Any]) -
         ({"seed": 1}, "seed=0, not 1"),
         ({"trainer": {"lr": 1e-3}}, "trainer.lr=5e-05, not 0.001"),
         ({"agent_args": {"turns": 2}}, "agent_args"),
-        ({"rollout": {"sampling": {"temperature": 0.5}}}, "rollout.sampling.temperature=1.0, not 0.5"),
+        ({"rollout": {"sampling": {"temperature": 0.5}}}, "rollout.sampling.temperature=null, not 0.5"),
         ({"steps": 3}, "started with 4; they may only grow"),
     ],
 )
