@@ -204,6 +204,7 @@ async def _running(
                 await exchange.stop()
             for client in clients:
                 client.close()
+            await asyncio.to_thread(state.heavy.close)
             state.record_given()
             await asyncio.to_thread(database.close)
 

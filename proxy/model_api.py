@@ -46,21 +46,23 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         session_id = await session_of(request, state, opens=True)
         over = partial(ends.after_answer, state, session_id) if named.is_done(request) else None
         body = await limits.read_body(request, state)
+        heavy = partial(state.heavy.run, session_id, len(body))
         caller = request.state.caller = Caller(
             session_id=session_id,
             dialect=dialect,
-            digest=blake3(dialect.name.encode() + body).hexdigest(16),
+            digest=await heavy(_digest, dialect.name.encode(), body),
             role=_role(request),
             retry=_retry(request),
             repeat_key=None if (repeat := keys.repeat_key(request)) is None else hash_key(repeat),
         )
-        if state.upstreams and (upstream := upstreams.asked_for(state.upstreams, body)) is not None:
+        upstream = await heavy(upstreams.asked_for, state.upstreams, body) if state.upstreams else None
+        if upstream is not None:
             path = request.url.path.rpartition("/v1/")[2]
             parts = upstreams.run(state, upstream, caller, f"/{path}", request.headers, body)
             response = await _pass_on(request, dialect, parts)
             response.background = None if over is None else BackgroundTask(over)
             return response
-        asked = dialect.decode(body)
+        asked = replace(await heavy(dialect.decode, body), size=len(body))
         limits.check(asked)
         if request.scope.get(AREALS) and getattr(asked.wire, "store", None) is False:
             caller = replace(caller, role=Role.SIDE, trains=False)
@@ -75,9 +77,19 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens a Messages request would have as its prompt."""
     state: ProxyState = request.app.state.proxy
     session_id = await session_of(request, state)
-    asked = MESSAGES.decode_count(await limits.read_body(request, state))
-    tokens = await calls.count_tokens(state, session_id, asked)
+    body = await limits.read_body(request, state)
+    place = await state.gate.admit(state, (await state.session(session_id)).root_id, 1)
+    try:
+        asked = await state.heavy.run(session_id, len(body), MESSAGES.decode_count, body)
+        limits.check(asked)
+        tokens = await calls.count_tokens(state, session_id, replace(asked, size=len(body)))
+    finally:
+        place.cancel()
     return Response(MESSAGES.encode_count(tokens), media_type="application/json")
+
+
+def _digest(name: bytes, body: bytes) -> str:
+    return blake3(name + body).hexdigest(16)
 
 
 class Reply(Response):

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from agentrl.errors import RequestError
+from agentrl.proxy import lengths
 from agentrl.proxy.branches import Place, place, raw_place, why_not_deeper
 from agentrl.proxy.dialects.base import ModelRequest, Named
+from agentrl.proxy.lengths import written
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.tree import Tree, with_texts
 from agentrl.rendering import OutputParser, Renderer
-from agentrl.rendering.conversation import canonical, chain_key, root_key
+from agentrl.rendering.conversation import canonical, chain_key, chain_keys, root_key
 from agentrl.rendering.divergence import leading_system
 from agentrl.schemas import ForkReason, Json, Role
 from agentrl.store.codec import Content
@@ -25,6 +28,8 @@ from agentrl.tokens import TokenIds
 
 RAW = root_key(None, {"raw": True})
 """Where the keys of raw prompts begin: no conversation has them."""
+BRIDGED_FASTER = 8
+"""So much less than rendering takes a bridge, which writes what it extends and does not encode it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +52,10 @@ class Prompt:
 
 async def prompts_for(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> list[Prompt]:
     """The prompts of a request; `role` is what the caller says of it. Raises RequestError."""
+    lengths.check(request, state.renderer)
     if request.prompts:
         tree = await state.trees.get(session_id, fresh=True)  # nothing in a raw prompt says what it extends
-        return [_raw_prompt(state, tree, prompt, role) for prompt in request.prompts]
+        return [await _raw_prompt(state, session_id, tree, prompt, role) for prompt in request.prompts]
     return [await _chat_prompt(state, session_id, request, role)]
 
 
@@ -68,9 +74,8 @@ def renderer_of(state: ProxyState, request: ModelRequest) -> Renderer:
 
 async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> Prompt:
     messages, tools = request.messages, request.tools
-    chain = [root_key(tools, request.template_options)]
-    for message in messages:
-        chain.append(chain_key(chain[-1], message))
+    heavy = partial(state.heavy.run, session_id, _size(request))
+    chain = await heavy(_chain, request)
     tree = await state.trees.get(session_id)
     hit = tree.deepest(chain)
     if _holds_answer(messages[hit[0] if hit is not None else 0 :]):  # another replica may have recorded it
@@ -85,8 +90,7 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
     if parent is not None and hit is not None and parent is hit[1]:
         system, known_tools = _known(parent.system_hash), _known(parent.tools_hash)
     else:
-        system = Content.of([canonical(message) for message in messages[:n_system]]) if n_system else None
-        known_tools = Content.of(tools) if tools else None
+        system, known_tools = await heavy(_contents, messages[:n_system], tools)
     delta = start.delta + opening
     return Prompt(
         token_ids=_behind(parent, delta), delta_ids=delta, parent=parent,
@@ -112,10 +116,12 @@ async def _start(
 ) -> _Start:
     """The conversation's ids and what they extend: the hit, or whatever recorded call they begin with all the same."""
     messages, tools = request.messages, request.tools
+    renderer = renderer_of(state, request)
     if hit is not None:
         depth, node = hit
         after = messages[depth:]
-        bridge = renderer_of(state, request).bridge(node.ids, after, tools, messages_before=messages[:depth])
+        bridging = partial(renderer.bridge, node.ids, after, tools, messages_before=messages[:depth])
+        bridge = await state.heavy.run(session_id, written(after) + _size(request) // BRIDGED_FASTER, bridging)
         if bridge.delta_ids is not None:
             start = _Start(parent=node, delta=bridge.delta_ids, covered=depth, role=Role(node.role), reason=None)
             if not _may_go_deeper(tree, start, messages):
@@ -126,13 +132,30 @@ async def _start(
     else:
         depth = 0
         found = await place(state, session_id, request)
-    ids = renderer_of(state, request).render(messages, tools)
+    ids = await state.heavy.run(session_id, _size(request), renderer.render, messages, tools)
     exact = _exact(tree, ids, messages, 0)
     if exact is None:
         return _Start(parent=None, delta=ids, covered=0, role=found.role, reason=found.reason)
     if exact.covered < depth:  # what the hit lost is the reason
         return replace(exact, reason=found.reason)
     return await _explained(state, session_id, request, tree, exact)
+
+
+def _size(request: ModelRequest) -> int:
+    """About how many bytes it takes to say the conversation, what it goes on with included."""
+    return request.size if request.previous_id is None else max(request.size, written(request.messages))
+
+
+def _chain(request: ModelRequest) -> list[bytes]:
+    """The keys of a conversation: of nothing, of its first message, and so on to all of it."""
+    root = root_key(request.tools, request.template_options)
+    return [root, *chain_keys(root, request.messages)]
+
+
+def _contents(system: Sequence[Json], tools: Sequence[Json] | None) -> tuple[Content | None, Content | None]:
+    """What calls share, to be stored once."""
+    plain = [canonical(message) for message in system]
+    return Content.of(plain) if plain else None, Content.of(tools) if tools else None
 
 
 def _may_go_deeper(tree: Tree, start: _Start, messages: Sequence[Json]) -> bool:
@@ -169,11 +192,19 @@ def _holds_answer(messages: Sequence[Json]) -> bool:
     return any(message["role"] == "assistant" for message in messages)
 
 
-def _raw_prompt(state: ProxyState, tree: Tree, prompt: str | list[int], role: Role | None) -> Prompt:
-    ids = state.renderer.encode(prompt) if isinstance(prompt, str) else prompt
+async def _raw_prompt(
+    state: ProxyState, session_id: str, tree: Tree, prompt: str | list[int], role: Role | None
+) -> Prompt:  # fmt: skip
+    heavy = partial(state.heavy.run, session_id, len(prompt))
+    ids = await heavy(state.renderer.encode, prompt) if isinstance(prompt, str) else prompt
     _check_vocabulary(ids, state.renderer.vocab_size)
     hit = _raw_parent(state, tree, prompt)
-    parent, delta = hit if hit is not None else (None, ids)
+    parent, behind = hit if hit is not None else (None, ids)
+    if isinstance(behind, str):
+        start = state.renderer.encode("")
+        delta = (await heavy(state.renderer.encode, behind))[len(start) :]
+    else:
+        delta = behind
     if parent is None:
         found = raw_place(tree, prompt, state.renderer.decode, state.renderer.stop_token_ids)
         found = replace(found, role=role or found.role)
@@ -194,8 +225,8 @@ def _raw_prompt(state: ProxyState, tree: Tree, prompt: str | list[int], role: Ro
     )  # fmt: skip
 
 
-def _raw_parent(state: ProxyState, tree: Tree, prompt: str | list[int]) -> tuple[Node, list[int]] | None:
-    """The call that a raw prompt goes on with, and the ids that follow it.
+def _raw_parent(state: ProxyState, tree: Tree, prompt: str | list[int]) -> tuple[Node, str | list[int]] | None:
+    """The call that a raw prompt goes on with, and the ids or the text that follows it.
 
     Ids must begin with the call's ids. A text must begin with the text of the call's ids: what was sampled then stays
     as it was sampled, and only the rest of the text is encoded.
@@ -207,8 +238,7 @@ def _raw_parent(state: ProxyState, tree: Tree, prompt: str | list[int]) -> tuple
     if hit is None:
         return None
     node, length = hit
-    start = state.renderer.encode("")
-    return node, state.renderer.encode(prompt[length:])[len(start) :]
+    return node, prompt[length:]
 
 
 def _check_vocabulary(ids: Sequence[int], size: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiohttp
 
 from agentrl.errors import RequestError, StoreError
+from agentrl.proxy.heavy import Heavy
 from agentrl.proxy.keyring import Keyring
 from agentrl.proxy.limits import Gate
 from agentrl.proxy.metrics import Metrics
@@ -73,6 +74,7 @@ class ProxyState:
     named_sessions: bool = False  # a run key opens sessions by name
     model_aliases: Sequence[str] = ()  # shell patterns of other names of the policy
     clip_max_tokens: bool = False  # in every dialect
+    heavy: Heavy = field(default_factory=Heavy)
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # answers that are being sampled, by their first call
     _given: list[str] = field(default_factory=list)
     serving: set[str] = field(

@@ -133,6 +133,7 @@ class Renderer(Protocol):
     stop_token_ids: list[int]
     vocab_size: int  # ids are below it
     max_context: int | None  # tokens, prompt and output together
+    max_chars: int | None  # a longer text, white space aside, never fits into it; None where no bound is known
     reasons: bool  # the format has a place for reasoning
 
     def with_options(self, options: Json) -> Renderer:

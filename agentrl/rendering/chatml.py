@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from agentrl.rendering.base import Bridge, ContentDelta, Delta, Opening, OutputParser, ToolCallDelta, new_call_id
 from agentrl.rendering.calls import CallReader, Signature, call_regex, signatures, tools_line, write_call
+from agentrl.rendering.longest import longest_text
 from agentrl.rendering.memo import EncodedTexts
 from agentrl.rendering.messages import role_of, text_of
 from agentrl.rendering.openings import chosen_names
@@ -57,6 +58,7 @@ class ChatMLRenderer:
         self.stop_token_ids = [self._end]
         self.vocab_size = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_context = max_context
+        self.max_chars = longest_text(tokenizer, max_context)
 
     def with_options(self, options: Json) -> ChatMLRenderer:
         """There are none: the format has no reasoning that could be switched off."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -14,6 +13,7 @@ from agentrl.errors import RequestError
 from agentrl.rendering.base import Bridge, Opening, OutputParser
 from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.jinja import for_template
+from agentrl.rendering.longest import longest_text
 from agentrl.rendering.messages import function_of
 from agentrl.rendering.openings import Openings
 from agentrl.rendering.options import CAPACITY, known_options, spelled
@@ -58,6 +58,7 @@ class FamilyRenderer:
         self.stop_token_ids: list[int] = inner.get_stop_token_ids()
         self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_context = folder.max_context
+        self.max_chars = longest_text(tokenizer, folder.max_context)
         self._inner = inner
         self._keeping = keeping
         self._tokenizer = tokenizer
@@ -152,10 +153,13 @@ class FamilyRenderer:
     def _plain(self, messages: list[Json], before: list[Json]) -> list[Json]:
         """Messages as the library wants them: values for arguments, and tool results that name their tool."""
         plain = [for_template(message) for message in messages]
-        for i, message in enumerate(plain):
+        names: dict[Any, str] = {}  # of the last call with an id
+        for message in before:
+            names |= _names_of_calls(message)
+        for message in plain:
             if message["role"] == "tool" and not message.get("name"):
-                earlier = chain(reversed(messages[:i]), reversed(before))
-                message["name"] = next(_names_of_call(earlier, message.get("tool_call_id")), "tool")
+                message["name"] = names.get(message.get("tool_call_id"), "tool")
+            names |= _names_of_calls(message)
         return plain
 
     def _in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
@@ -224,11 +228,9 @@ def _extension(
     return delta
 
 
-def _names_of_call(messages: Iterator[Json], id: str | None) -> Iterator[str]:
-    for message in messages:
-        for call in message.get("tool_calls") or []:
-            if call["id"] == id:
-                yield function_of(call)["name"]
+def _names_of_calls(message: Json) -> dict[Any, str]:
+    """The tools that a message calls, by the calls' ids; of calls with one id, the first."""
+    return {call["id"]: function_of(call)["name"] for call in reversed(message.get("tool_calls") or [])}
 
 
 def _last(ids: Sequence[int], token: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from threading import Lock
 
 from agentrl.schemas import Json
 
@@ -22,19 +23,24 @@ class EncodedTexts:
         self._capacity = capacity
         self._size = 0
         self._ids: OrderedDict[str, list[int]] = OrderedDict()
+        self._lock = Lock()  # large prompts are rendered by threads
 
     def __call__(self, text: str) -> list[int]:
         """The ids of a text. Nobody may change them."""
         if len(text) < LONG_TEXT:
             return self._encode(text)
-        ids = self._ids.get(text)
-        if ids is not None:
-            self._ids.move_to_end(text)
-            return ids
-        ids = self._ids[text] = self._encode(text)
-        self._size += len(text)
-        while self._size > self._capacity:
-            self._size -= len(self._ids.popitem(last=False)[0])
+        with self._lock:
+            ids = self._ids.get(text)
+            if ids is not None:
+                self._ids.move_to_end(text)
+                return ids
+        ids = self._encode(text)
+        with self._lock:
+            if text not in self._ids:
+                self._size += len(text)
+            self._ids[text] = ids
+            while self._size > self._capacity:
+                self._size -= len(self._ids.popitem(last=False)[0])
         return ids
 
 
@@ -49,16 +55,18 @@ class RenderedTexts:
         self._capacity = capacity
         self._size = 0
         self._texts: OrderedDict[tuple[int, str], tuple[list[Json], list[Json], str]] = OrderedDict()
+        self._lock = Lock()
 
     def put(self, messages: list[Json], tools: list[Json] | None, text: str) -> None:
         """Remember; of conversations that are equally long and end alike, the last one."""
         key = _key(messages)
-        if key in self._texts:
-            self._drop(key)
-        self._texts[key] = (messages, tools or [], text)
-        self._size += len(text)
-        while self._size > self._capacity:
-            self._drop(next(iter(self._texts)))
+        with self._lock:
+            if key in self._texts:
+                self._drop(key)
+            self._texts[key] = (messages, tools or [], text)
+            self._size += len(text)
+            while self._size > self._capacity:
+                self._drop(next(iter(self._texts)))
 
     def get(self, messages: list[Json], tools: list[Json] | None) -> str | None:
         """The text of exactly this conversation, if it is remembered."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property, lru_cache
@@ -13,6 +12,7 @@ from agentrl.errors import RequestError
 from agentrl.rendering.base import Bridge, Opening, OutputParser
 from agentrl.rendering.folder import ModelFolder
 from agentrl.rendering.formats import HERMES
+from agentrl.rendering.longest import longest_text
 from agentrl.rendering.memo import RenderedTexts
 from agentrl.rendering.messages import parse_arguments, role_of
 from agentrl.rendering.openings import Openings
@@ -50,6 +50,7 @@ class TemplateRenderer:
         self.stop_token_ids = sorted({*folder.eos_token_ids, *([] if eos is None else [eos])})
         self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_context = folder.max_context
+        self.max_chars = longest_text(tokenizer, folder.max_context)
         found = find_format(folder.template, tokenizer, self.stop_token_ids)
         self.reads_calls = found is not None
         self._reads = found or HERMES
@@ -195,8 +196,15 @@ class TemplateRenderer:
         return REWROTE
 
     def _no_reasoning(self, text: str) -> str:
-        start, end = map(re.escape, self._reads.think)
-        return re.sub(rf"{start}.*?{end}\s*", "", text, flags=re.DOTALL)
+        """A text without what stands between the markers of reasoning, and the white space behind it."""
+        start, end = self._reads.think
+        kept, at = [], 0
+        while (opened := text.find(start, at)) >= 0 and (closed := text.find(end, opened + len(start))) >= 0:
+            kept.append(text[at:opened])
+            at = closed + len(end)
+            while text[at : at + 1].isspace():
+                at += 1
+        return "".join(kept) + text[at:]
 
     def _reasoning(self, sampled: str) -> str:
         """The reasoning at the start of an output (its opening marker may be in the prompt), "" for none."""

@@ -79,6 +79,7 @@ class ModelRequest:
     top_logprobs: int = 0
     kept: Json | None = None  # of the body, for who asks for the response once more: Responses
     wire: Any = None  # the dialect's own body: what its encoder needs besides
+    size: int = 0  # bytes of its body
 
     @property
     def callable_tools(self) -> list[Json] | None:
