@@ -225,6 +225,30 @@ def test_steps_of_the_first_revision_get_the_settings_that_their_batches_were_ma
     assert (step.max_staleness, step.turn_discount, step.trajectories, step.tokens_trained) == (4, 1.0, 1, 1)
 
 
+def test_sub_agents_of_the_first_revision_get_their_roots_however_deep_they_stand(empty: Database):
+    empty.upgrade("0001")
+    empty.transact(fill)
+    levels = 1050
+
+    def grow(conn: Connection) -> None:
+        sessions = reflect(conn).tables["sessions"]
+        ids = [ID["session"], *(f"{i:032d}" for i in range(1, levels + 1))]
+        rows = [
+            {**ROWS["sessions"], "id": ids[i], "parent_session_id": ids[i - 1], "sample_index": i, "key_hash": ids[i]}
+            for i in range(1, levels + 1)
+        ]
+        conn.execute(sessions.insert(), rows)
+
+    empty.transact(grow)
+    empty.upgrade()
+    found = empty.query(lambda conn: conn.execute(text("SELECT * FROM sessions ORDER BY depth")).all())
+    assert [row.depth for row in found] == list(range(levels + 1))
+    assert {row.root_session_id for row in found} == {None, ID["session"]}
+    assert found[0].root_session_id is None
+    assert [row.parent_session_id for row in found[1:]] == [row.id for row in found[:-1]]
+    assert empty.integrity() == []
+
+
 STARTER = """
 import sys
 from sqlalchemy import event
