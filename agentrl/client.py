@@ -34,6 +34,7 @@ from agentrl.schemas import Json
 RETRIED = frozenset({502, 503})
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 3.0
 CALL_TIMEOUT_S = 30.0
+LONGEST_ERROR = 2000
 
 T = TypeVar("T")
 OnWait = Callable[[float, str], None]
@@ -285,8 +286,9 @@ class _SessionState:
         self.base_url, self.group_id = answer["base_url"], answer["group_id"]
 
 
-def _error_text(kind: type[BaseException] | None, error: BaseException | None) -> str | None:
-    return None if kind is None else f"{kind.__name__}: {error}"
+def error_text(error: BaseException) -> str:
+    """An error as a session's end tells it: short, and such that it can be sent and stored whatever it holds."""
+    return f"{type(error).__name__}: {error}"[:LONGEST_ERROR].encode(errors="replace").decode()
 
 
 class Session(_SessionState):
@@ -345,7 +347,7 @@ class Session(_SessionState):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.end(_error_text(kind, error))
+        self.end(None if error is None else error_text(error))
 
 
 class AsyncSession(_SessionState):
@@ -406,4 +408,4 @@ class AsyncSession(_SessionState):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        await self.end(_error_text(kind, error))
+        await self.end(None if error is None else error_text(error))

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.client import AsyncClient
+from agentrl.client import AsyncClient, error_text
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent, rewards_of
 from agentrl.rollout.http import AgentHttp
@@ -48,16 +48,16 @@ async def play(
                     await agent.run(data, **http.extra(session["base_url"], session["api_key"]), **extra)
                 )
         except Exception as problem:  # noqa: BLE001 - an agent is foreign code: whatever it raises fails its session only
-            error = f"the agent ran longer than {timeout_s:g} s" if limit.expired() else _text(problem)
+            error = f"the agent ran longer than {timeout_s:g} s" if limit.expired() else error_text(problem)
         try:
             await _send(client, session_id, rewards)
         except RequestError as refused:
-            error = _text(refused)
+            error = error_text(refused)
         try:  # whatever went wrong: a session that nobody ends keeps its group's place for as long as the worker lives
             end = _without_nulls({"status": "failed" if error else "completed", "error": error})
             await client.request("POST", f"/sessions/{session_id}/end", end)
         except RequestError as refused:
-            error = error or _text(refused)
+            error = error or error_text(refused)
     except asyncio.CancelledError:
         await _abandon(client, session_id)
         raise
@@ -79,10 +79,6 @@ async def _abandon(client: AsyncClient, session_id: str) -> None:
         await client.request("DELETE", f"/sessions/{session_id}", timeout_s=ABANDON_TIMEOUT_S)
     except RequestError:
         return
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:2000]
 
 
 def _without_nulls(body: Json) -> Json:

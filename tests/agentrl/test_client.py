@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.client import AsyncClient, Client
+from agentrl.client import LONGEST_ERROR, AsyncClient, Client
 from agentrl.errors import RequestError, UserError
 
 
@@ -30,6 +30,15 @@ def test_a_session_is_opened_rewarded_and_completed(proxy: Any, client: Client) 
     assert proxy.sessions[s.id]["metadata"] == {"who": "me"}
     (reward,) = proxy.rewards
     assert (reward["value"], reward["interaction_id"], reward["name"]) == (0.5, "chatcmpl-1", "style")
+
+
+def test_an_end_is_told_whatever_the_error_holds(proxy: Any, client: Client) -> None:
+    for message in ("x" * 1_000_000, "half \ud800 a character"):
+        with pytest.raises(ValueError, match=message[:10]), client.session() as s:
+            raise ValueError(message)
+        ended = proxy.sessions[s.id]
+        assert ended["status"] == "failed"
+        assert ended["error"] == f"ValueError: {message}"[:LONGEST_ERROR].replace("\ud800", "?")
 
 
 def test_a_reward_says_how_far_it_reaches_and_may_be_repeated(proxy: Any, client: Client) -> None:

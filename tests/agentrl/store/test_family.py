@@ -190,6 +190,23 @@ def test_a_tree_has_so_many_sub_agents_of_all_levels_and_each_root_its_own(db, r
     child(db, second, bounded)
 
 
+@pytest.mark.parametrize("shape", ["deep", "wide"])
+def test_of_a_thousand_sub_agents_a_run_takes_as_many_as_it_says_by_default(db, run_id, limits, shape):
+    (root, _) = open_group(db, run_id, limits).session_ids
+    refusals: list[str] = []
+    with db.write() as conn:
+        parent = root
+        for _ in range(1000):
+            try:
+                (below,) = sessions.start_child(conn, parent, limits, codec.new_id(), {}).session_ids
+            except RequestError as refused:
+                refusals.append(refused.code)
+            else:
+                parent = below if shape == "deep" else root
+    taken = 8 if shape == "deep" else 256
+    assert refusals == ["subagents_too_deep" if shape == "deep" else "too_many_subagents"] * (1000 - taken)
+
+
 @pytest.mark.parametrize(("shape", "n"), [("deep", 1050), ("wide", 300)])
 @pytest.mark.parametrize("database_kind", KINDS[:1])
 def test_a_tree_of_an_older_version_is_swept_without_recursion_and_in_small_transactions(db, run_id, limits, shape, n):
