@@ -76,9 +76,9 @@ def warm_up(model: Any, tokenizer: Any, rng: random.Random) -> int:
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    held_out = _encode([random_word(rng) for _ in range(256)], tokenizer)
+    held_out = encode([random_word(rng) for _ in range(256)], tokenizer)
     for step in range(1, MAX_STEPS + 1):
-        batch = _encode([random_word(rng) for _ in range(BATCH)], tokenizer)
+        batch = encode([random_word(rng) for _ in range(BATCH)], tokenizer)
         loss: Any = -_answer_logprobs(model, batch).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -99,7 +99,7 @@ def sampled_accuracy(model: Any, batch: torch.Tensor) -> float:
         return float(_answer_logprobs(model, batch).sum(-1).exp().mean())
 
 
-def _encode(words: list[str], tokenizer: Any) -> torch.Tensor:
+def encode(words: list[str], tokenizer: Any) -> torch.Tensor:
     """Whole conversations, ending with the answer and <|im_end|>: (B, T), all of one length."""
     import torch
 

@@ -171,6 +171,15 @@ def test_run_status_stopping_ends_the_wait(setup: Setup) -> None:
     assert setup.steps() == []
 
 
+def test_a_run_that_has_failed_ends_the_wait_and_says_why(setup: Setup) -> None:
+    lineage = Lineage.of(setup.database, setup.config)
+    assert lineage.failure() is None
+    with setup.database.write() as conn:
+        runs.set_status(conn, setup.run_id, "failed", "9 sessions in a row failed")
+    assert not setup.train()
+    assert lineage.failure() == "run test is failed: 9 sessions in a row failed"
+
+
 def test_an_old_trainer_is_fenced(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Lineage.complete
 

@@ -141,3 +141,19 @@ def test_train_says_what_such_a_run_lacks(tmp_path: Path) -> None:
     assert done.stderr == (
         "agentrl: `agentrl train` plays a run's tasks with its agent: the config lacks agent and tasks\n"
     )
+
+
+def test_a_run_that_has_failed_is_reopened_by_its_name(tmp_path: Path, tiny_model: Path) -> None:
+    made = agentrl("run", "create", "--name", "rec", "--model", str(tiny_model), cwd=tmp_path)
+    env = exports(made.stdout)
+    database = Database(env["AGENTRL_DATABASE_URL"])
+    with database.write() as conn:
+        runs.set_status(conn, runs.by_name(conn, "rec").id, "failed", "9 sessions in a row failed")
+    done = agentrl("run", "reopen", "rec", cwd=tmp_path, **env)
+    assert (done.returncode, done.stdout) == (0, "run rec takes groups again\n")
+    with database.read() as conn:
+        row = runs.by_name(conn, "rec")
+        assert (row.status, row.error, row.finished_at) == ("running", None, None)
+    database.close()
+    unknown = agentrl("run", "reopen", "rex", cwd=tmp_path, **env)
+    assert (unknown.returncode, "did you mean 'rec'" in unknown.stderr) == (2, True)

@@ -125,6 +125,6 @@ def test_tiny_is_half_taught(tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     rng = random.Random(123)
     words = [tiny.random_word(rng) for _ in range(300)]
-    accuracy = tiny.sampled_accuracy(model, tiny._encode(words, tiny.make_tokenizer()))
+    accuracy = tiny.sampled_accuracy(model, tiny.encode(words, tiny.make_tokenizer()))
     assert 0.2 < accuracy < 0.7
     assert 300_000 < sum(p.numel() for p in model.parameters()) < 500_000
