@@ -18,8 +18,19 @@ from agentrl.launch.snapshot import Snapshot, StepPoint
 LINE_EVERY_S = 30.0
 
 
+ERROR_SHOWN = 160
+"""Characters of an error that a line shows."""
+
+
 def waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
-    """What the run does or waits for, in a few words."""
+    """What the run does or waits for, in a few words; and that its sessions fail."""
+    waits = _waiting_for(snapshot, config)
+    if snapshot.failing is None or snapshot.published_step >= snapshot.target_steps:
+        return waits
+    return f"{waits}; the last sessions all failed: {snapshot.failing[:ERROR_SHOWN]}"
+
+
+def _waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
     if "serving" not in snapshot.engines.values():
         return "an engine to serve"
     if snapshot.published_step >= snapshot.target_steps:
@@ -98,8 +109,9 @@ class Display:
         if self._live is not None:
             self._live.update(self._panel(snapshot, rate, waits))
             return
-        kind = waits.partition(":")[0]
-        if (kind.startswith("evaluation") and kind != self._shown_line) or now - self._line_at > LINE_EVERY_S:
+        kind = waits.partition(":")[0] if snapshot.failing is None else "failures"
+        news = kind != self._shown_line and (kind.startswith("evaluation") or kind == "failures")
+        if news or now - self._line_at > LINE_EVERY_S:
             self.note(f"{rate:.0f} tokens/s, waiting for {waits}")
             self._shown_line, self._line_at = kind, now
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from agentrl.evaluation import Evaluation
-from agentrl.store import codec, evaluations, runs, steps
+from agentrl.store import codec, evaluations, failures, runs, steps
 from agentrl.tables import engines, interactions
 
 RATE_WINDOW_S = 20.0
@@ -41,6 +41,7 @@ class Snapshot:
     newest_step_state: str | None
     engines: dict[str, str]  # url → state
     tokens_per_s: float  # sampled, over the last seconds
+    failing: str | None = None  # the newest session's error, when the last sessions all failed
     points: list[StepPoint] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)  # by step
 
@@ -61,6 +62,7 @@ def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
         newest_step_state=steps.newest_state(conn, run_id),
         engines={row.url: row.state for row in conn.execute(select(engines).where(engines.c.run_id == run_id))},
         tokens_per_s=_tokens_per_s(conn, run_id),
+        failing=failures.seen(conn, run_id),
         points=_points(steps.of_run(conn, run_id, after_step)),
         evaluations=evaluations.newest(conn, run) if after_step else evaluations.of_run(conn, run_id),
     )

@@ -24,6 +24,8 @@ STOPPED = "sessions_fail"
 """Kind of the event that says why the run was stopped."""
 OPEN = (SessionStatus.OPEN, SessionStatus.CLOSING)
 ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
+LOOKED_AT = 8
+"""Sessions that must have failed before a run is said to fail."""
 QUOTED = 1000
 """Characters of an error that the run's own error quotes."""
 
@@ -64,6 +66,20 @@ def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | N
     ).first()
     if stopped is not None:
         events.record(conn, run_id, STOPPED, {"failures": most, "session_id": last.id, "error": why}, "proxy", new_id())
+
+
+def seen(conn: Connection, run_id: str) -> str | None:
+    """The newest session's error, when the newest LOOKED_AT that have ended all failed: for who watches the run."""
+    newest = conn.execute(
+        select(sessions.c.status, sessions.c.error)
+        .where(sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None), sessions.c.status.in_(ENDED))
+        .where(sessions.c.id > _reopened(conn, run_id))
+        .order_by(sessions.c.id.desc())
+        .limit(LOOKED_AT)
+    ).all()
+    if len(newest) < LOOKED_AT or any(row.status == SessionStatus.COMPLETED for row in newest):
+        return None
+    return str(newest[0].error or "no error was given")
 
 
 def _may_succeed(conn: Connection, earlier: tuple[ColumnElement[bool], ...], begun: float) -> bool:

@@ -24,8 +24,9 @@ from agentrl.tables import engines, interactions, rewards
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 20
-GAIN = 0.05
-"""In accuracy. Seven seeds gained SEEDS (docs/testing.md); without training it is 0."""
+GAIN = 0.04
+"""In accuracy, which is 0.361 before. Seven seeds gained 0.083 to 0.150 (mean 0.122, deviation 0.025); without learning
+it is 0."""
 
 AGENT = '''
 import os

@@ -95,6 +95,19 @@ def test_progress_says_what_is_waited_for(changes: dict[str, object], text: str)
     assert progress.waiting_for(replace(SNAPSHOT, **changes), CONFIG).startswith(text)  # type: ignore[arg-type]
 
 
+def test_sessions_that_all_fail_are_shown_at_once() -> None:
+    out = io.StringIO()
+    display = progress.Display(CONFIG, Console(file=out, width=300))
+    healthy = replace(SNAPSHOT, engines={"http://e": "serving"}, published_step=0)
+    for snapshot in (healthy, replace(healthy, failing="RuntimeError: no SDK" + "x" * 500), healthy):
+        display.update(snapshot)
+    lines = [
+        line for line in out.getvalue().splitlines() if "the last sessions all failed: RuntimeError: no SDK" in line
+    ]
+    assert len(lines) == 1
+    assert len(lines[0]) < 400
+
+
 def test_without_a_terminal_each_step_leaves_a_line() -> None:
     out = io.StringIO()
     with progress.Display(CONFIG, Console(file=out)) as display:

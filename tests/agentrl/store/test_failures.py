@@ -62,6 +62,18 @@ def test_the_run_fails_and_says_which_session_and_why(db, run_id, limits, fail):
         assert (refused.value.status, refused.value.code) == (409, "run_failed")
 
 
+def test_who_watches_the_run_sees_that_its_sessions_fail(db, run_id, limits, fail):
+    limits = replace(limits, max_failures_in_a_row=None)
+    with db.write() as conn:
+        for number in range(failures.LOOKED_AT):
+            assert failures.seen(conn, run_id) is None
+            new = sessions.start_evaluation(conn, run_id, limits, [str(number)], {}, {}, None)
+            sessions.end(conn, new.session_ids[0], SessionStatus.FAILED, f"boom {number}", limits)
+        assert failures.seen(conn, run_id) == f"boom {failures.LOOKED_AT - 1}"
+    group(db, run_id, limits)
+    assert db.query(failures.seen, run_id) is None
+
+
 def test_failures_of_several_workers_and_of_evaluations_count_together(db, run_id, limits, fail):
     fail(owner="one/1")
     fail(owner="two/1")
