@@ -44,6 +44,7 @@ bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing
 	@$(PY) benchmarks/trainer.py --out benchmarks/results/trainer.json
 	@$(PY) benchmarks/publish.py --out benchmarks/results/publish.json
 	@$(PY) benchmarks/asynchrony.py --out benchmarks/results/asynchrony.json
+	@$(PY) benchmarks/hostile.py --out benchmarks/results/hostile.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
 crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour

@@ -365,8 +365,8 @@ class FakeEngine:
         body = orjson.loads(await request.read())
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        if self.vocab_size is not None and not all(0 <= i < self.vocab_size for i in body["input_ids"]):
-            self.stop()  # what such ids do to SGLang
+        if self._dies_of(body):
+            self.stop()
             await asyncio.sleep(3600)
         reply = self._replies.popleft() if self._replies else self._default_reply(body)
         if reply.status is not None:
@@ -389,6 +389,11 @@ class FakeEngine:
                 self._in_use.pop(rid, None)
                 self._changed.notify_all()
         return response
+
+    def _dies_of(self, body: Json) -> bool:
+        """Whether a request ends the server, as unknown ids and a top_k of more than 31 bits end SGLang."""
+        unknown = self.vocab_size is not None and not all(0 <= i < self.vocab_size for i in body["input_ids"])
+        return unknown or body["sampling_params"].get("top_k", 0) >= 2**31
 
     def _default_reply(self, body: Json) -> Reply:
         if len(body["input_ids"]) >= self.context_length:

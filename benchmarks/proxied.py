@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import aiohttp
@@ -19,9 +20,10 @@ RUN = {"Authorization": "Bearer run-key"}
 
 
 def start_proxy(
-    folder: Path, engine_urls: list[str], port: int, model: Path, program: tuple[str, ...] = ("-m", "agentrl")
-) -> subprocess.Popen[bytes]:
-    """The real command, or a `program` that takes its arguments, on a database of its own."""
+    folder: Path, engine_urls: list[str], port: int, model: Path, program: tuple[str, ...] = ("-m", "agentrl"),
+    more: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """The real command, or a `program` that takes its arguments, on a database of its own; with `more` variables."""
     config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
     database = Database(f"sqlite:///{folder}/bench.db")
     database.upgrade()
@@ -34,6 +36,7 @@ def start_proxy(
     argv = ["proxy", "--run", "bench", "--port", str(port), "--log-level", "warning"]
     argv += [word for url in engine_urls for word in ("--engine", url)]
     env = os.environ | {"AGENTRL_DATABASE_URL": database.url, "AGENTRL_ADMIN_KEY": "admin-key"}
+    env |= more or {}
     return subprocess.Popen([sys.executable, *program, *argv], env=env, stdout=subprocess.DEVNULL)
 
 

@@ -76,14 +76,14 @@ def engine(
         seed=seed,
         lora_rank=lora_rank,
         lora_targets=tuple(lora_target or [ALL_LINEAR]),
-        key=key_from(os.environ, ENGINE_KEY) or _made_up(key_file),
+        key=key_from(os.environ, ENGINE_KEY) or made_up_key(key_file),
     )
     loaded = Weights(path=weights, version=version) if weights is not None and version is not None else None
     observer = _Screen(console, spec.log_file, None if key_from(os.environ, ENGINE_KEY) else key_file)
     _run_until_signal(EngineSupervisor(spec, observer, weights=loaded, start_timeout_s=start_timeout_s), observer)
 
 
-def _made_up(path: Path) -> str:
+def made_up_key(path: Path) -> str:
     """A random key, in a file that its owner alone reads."""
     from agentrl.engine.keys import new_key
     from agentrl.files import touch_private

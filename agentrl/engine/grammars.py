@@ -34,6 +34,10 @@ MAX_COUNTED = 4096
 """Properties of one object, times its `minProperties` or `maxProperties`."""
 MAX_ENUM = 1024
 """Values, over all enums."""
+MAX_VALUE = 4096
+"""Characters of one value of an enum, or constant."""
+MAX_TEXT = 64 * 1024
+"""Characters of all property names, enums and constants."""
 MAX_LENGTH = 10_000
 """`minLength`, `maxItems` and the like."""
 MAX_STRING_LENGTHS = 8
@@ -73,6 +77,7 @@ class _Tally:
 
     schemas: int = 0
     enum: int = 0
+    text: int = 0
     patterns: int = 0
     string_lengths: set[tuple[Any, Any]] = field(default_factory=set)
 
@@ -192,6 +197,13 @@ def _check_bounds(at: str, schema: dict[str, Any], tally: _Tally) -> None:
     tally.enum += len(schema.get("enum", ()))
     if tally.enum > MAX_ENUM:
         raise GrammarRefused(_placed(at, f"more than {MAX_ENUM} values of enums"))
+    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    lengths = [len(orjson.dumps(value)) for value in values]
+    if max(lengths, default=0) > MAX_VALUE:
+        raise GrammarRefused(_placed(at, f"a value of {max(lengths)} characters: at most {MAX_VALUE} are taken"))
+    tally.text += sum(lengths) + sum(map(len, schema.get("properties", ())))
+    if tally.text > MAX_TEXT:
+        raise GrammarRefused(_placed(at, f"more than {MAX_TEXT} characters of names, enums and constants"))
     if "minLength" in schema or "maxLength" in schema:
         tally.string_lengths.add((schema.get("minLength"), schema.get("maxLength")))
     if len(tally.string_lengths) > MAX_STRING_LENGTHS:

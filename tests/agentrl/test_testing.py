@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agentrl.engine.client import Chunk, EngineClient
-from agentrl.errors import EngineUnavailable
+from agentrl.engine.client import Chunk, EngineClient, Health
+from agentrl.errors import EngineDied, EngineUnavailable
 from agentrl.schemas import VersionSpan
 from agentrl.testing import FakeEngine, Reply, spans_of
 
@@ -102,6 +102,14 @@ async def test_ids_out_of_vocabulary_kill_it_as_they_kill_sglang() -> None:
                 await sample(client, [100])
             with pytest.raises(EngineUnavailable):
                 await sample(client, [1])
+
+
+async def test_a_number_of_more_than_32_bits_kills_it_as_it_kills_sglang(
+    fake_engine: FakeEngine, client: EngineClient
+) -> None:
+    with pytest.raises(EngineDied):
+        await anext(client.generate(rid="r" * 32, input_ids=[1], sampling_params={"top_k": 2**31}))
+    assert await client.health() is Health.DEAD
 
 
 def test_spans_of() -> None:

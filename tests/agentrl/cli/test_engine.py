@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from agentrl.cli.engine import made_up_key
 
 
 def agentrl(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,3 +44,10 @@ def test_a_port_in_use_is_one_line() -> None:
 def test_model_prints_the_folder(tiny_model: Path) -> None:
     done = agentrl("model", "tiny")
     assert (done.returncode, done.stdout) == (0, f"{tiny_model}\n")
+
+
+def test_a_made_up_key_is_another_at_every_start_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "engine-1.key"
+    first, second = made_up_key(path), made_up_key(path)
+    assert first != second == path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

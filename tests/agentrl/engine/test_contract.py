@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
+import orjson
 import pytest
 
 from agentrl.engine.client import Chunk, EngineClient, Health
+from agentrl.engine.grammars import MAX_ENUM, MAX_LENGTH, MAX_NUMBER, MAX_PROPERTIES
+from agentrl.engine.params import MAX_STOP_CHARS, NUMBERS, ParamRefused, check
 from agentrl.engine.server import Server
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.schemas import Json, VersionSpan
@@ -18,6 +23,18 @@ from agentrl.testing import FakeEngine
 
 # <|im_start|>user\nabcd<|im_end|>\n<|im_start|>assistant\n with the tiny model's byte tokens
 PROMPT = [1, 87, 85, 71, 84, 201, 67, 68, 69, 70, 2, 201, 1, 67, 85, 85, 75, 85, 86, 67, 80, 86, 201]
+VOCAB = 259
+EDGES = [name for name in NUMBERS if name not in ("max_new_tokens", "stream_interval")]
+SCHEMAS: list[Json] = [
+    {"enum": [str(i) for i in range(MAX_ENUM)]},
+    {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(MAX_PROPERTIES)}},
+    {"type": "string", "minLength": MAX_LENGTH, "maxLength": MAX_LENGTH},
+    {"type": "string", "pattern": "[^\\s\\S]"},
+    {"type": "array", "items": {"$ref": "#"}, "minItems": MAX_LENGTH},
+    {"type": "integer", "minimum": MAX_NUMBER, "maximum": -MAX_NUMBER},
+    {"type": "number", "minimum": 1e-300, "maximum": 1e-299},
+    {"type": "string", "format": "nonsense"},
+]
 LONG: Json = {"max_new_tokens": 1000, "ignore_eos": True, "temperature": 1.0}
 
 
@@ -253,3 +270,41 @@ async def test_the_deadline_holds_while_paused(client: EngineClient) -> None:
         async for _ in client.generate(rid=rid(), input_ids=PROMPT, sampling_params=LONG, timeout_s=0.5):
             pass
     await client.continue_generation()
+
+
+def edges(seed: int, count: int) -> list[Json]:
+    """Parameters at the edges of what an engine is sent, each with others that are drawn."""
+    pick = random.Random(seed)
+    found: list[Json] = []
+    while len(found) < count:
+        drawn: Json = {"max_new_tokens": 3}
+        for name in pick.sample(EDGES, pick.choice((1, 2, 4))):
+            number = NUMBERS[name]
+            ends = [number.low, number.high, number.low + 1, number.high - 1, 0, 1]
+            drawn[name] = pick.choice(ends if number.whole else [*ends, 1e-6, 1e-9, 1e-30, 5e-324, 0.5])
+        if pick.random() < 0.3:
+            drawn["logit_bias"] = {str(pick.randrange(VOCAB)): pick.choice((-100.0, 100.0)) for _ in range(50)}
+        if pick.random() < 0.3:
+            drawn["stop"] = pick.choices(["\0", "\U0010ffff", "x" * MAX_STOP_CHARS, "é" * 300, "<|im_end|>"], k=32)
+        if pick.random() < 0.3:
+            drawn["json_schema"] = orjson.dumps(pick.choice(SCHEMAS)).decode()
+        with suppress(ParamRefused):
+            check(drawn, VOCAB)
+            found.append(drawn)
+    return found
+
+
+async def test_an_engine_survives_whatever_it_is_sent(client: EngineClient) -> None:
+    """`engine.params.check` lets these through: they are sampled or refused, and it serves on."""
+
+    async def ask(params: Json) -> int:
+        try:
+            return n_tokens(await collect(client, {"ignore_eos": True, **params}))
+        except EngineRejected:  # a grammar that it cannot compile
+            assert "json_schema" in params
+            return 1
+
+    answered = await asyncio.gather(*(ask(params) for params in edges(seed=16, count=60)))
+    assert all(1 <= n <= 3 for n in answered)
+    assert await client.health() is Health.SERVING
+    assert n_tokens(await collect(client, {"max_new_tokens": 5, "ignore_eos": True})) == 5

@@ -62,7 +62,9 @@ BAD = {
     "513 characters": {"pattern": "a" * 513},
     "repeats": {"items": {"pattern": "(a{1,600}){1,600}"}},
     "patternProperties|patterns": {"patternProperties": {"x" * i: STRING for i in range(1, 34)}},
-    "bytes": {"const": "x" * 300_000},
+    "bytes": {"description": "x" * 300_000},
+    "a value of 4097": {"anyOf": [{"const": "x" * 4094}, {"enum": ["x" * 4095]}]},
+    "characters of names": {"properties": {f"{i}" + "x" * 300: STRING for i in range(250)}},
     "schemas in one": {"anyOf": [{"type": "null"}] * 4097},
 }
 

@@ -1,0 +1,61 @@
+"""Sends a slice of the requests of extremes.py from one session, some at a time; prints what came back as JSON.
+
+    AGENTRL_SESSION_KEY=… python benchmarks/attacker.py BASE_URL SEED FIRST COUNT AT_ONCE
+
+A process of its own for benchmarks/hostile.py: making and sending large bodies must not slow those whose latency is
+measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from itertools import islice
+
+import aiohttp
+import extremes
+
+TIMEOUT_S = 120.0
+OWN = (429, 500, 502, 503, 504)
+"""Statuses that are counted by themselves."""
+SLOWEST = 10
+
+
+async def main(where: str, seed: int, first: int, count: int, at_once: int) -> None:
+    """Send requests `first` … of the seed."""
+    asked = list(islice(extremes.requests(seed, first + count), first, None))
+    headers = {"Authorization": f"Bearer {os.environ['AGENTRL_SESSION_KEY']}", "Content-Type": "application/json"}
+    statuses: Counter[str] = Counter()
+    odd: list[str] = []
+    slowest: list[tuple[float, str]] = []
+    left = iter(asked)
+    started = time.monotonic()
+
+    async def one(http: aiohttp.ClientSession) -> None:
+        for path, body in left:
+            began = time.monotonic()
+            try:
+                async with http.post(where + path, data=body, headers=headers) as answer:
+                    status, said = answer.status, await answer.text()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                status, said = 0, repr(error)
+            known = str(status) if status in OWN else f"{status // 100}xx" if status else "none"
+            statuses[known] += 1
+            shown = f"{status} {path} {len(body)} bytes {body[:200]!r} {said[:200]}"
+            slowest.append((time.monotonic() - began, shown))
+            if status in OWN or not status:
+                odd.append(shown)
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:
+        await asyncio.gather(*(one(http) for _ in range(at_once)))
+    slowest.sort(reverse=True)
+    result = {"statuses": statuses, "odd": odd, "slowest": slowest[:SLOWEST], "seconds": time.monotonic() - started}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))
