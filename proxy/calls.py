@@ -52,6 +52,7 @@ class Caller:
     retry: int = 0  # x-stainless-retry-count
     repeat_key: str | None = None  # hash of its Idempotency-Key
     trains: bool = True  # false: it asked to be left out
+    client: str | None = None  # what it calls itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +177,7 @@ def _options(caller: Caller, request: ModelRequest, call: Call) -> Json | None:
     """What was asked for beyond messages, tools and sampling parameters; None for nothing."""
     choice = request.tool_choice
     asked: Json = {
+        "client": caller.client,
         "replaced": replaced(request, call.params) or None,
         "choice": call.choice if request.choices > 1 else None,
         "tool_choice": None if choice == "auto" else {"name": choice.name} if isinstance(choice, Named) else choice,

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.proxy import calls, ends, keys, limits, named, upstreams
 from agentrl.proxy.calls import Caller
+from agentrl.proxy.client_names import client_of
 from agentrl.proxy.dialects import MESSAGES
 from agentrl.proxy.dialects.base import Answer, Dialect, ModelRequest, StreamEncoder, sse
 from agentrl.proxy.dialects.models import Model, model_body, models_body
@@ -53,6 +54,7 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
             digest=await heavy(_digest, dialect.name.encode(), body),
             role=_role(request),
             retry=_retry(request),
+            client=client_of(request),
             repeat_key=None if (repeat := keys.repeat_key(request)) is None else hash_key(repeat),
         )
         upstream = await heavy(upstreams.asked_for, state.upstreams, body) if state.upstreams else None

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy import keys, model_api, named
+from agentrl.proxy.client_names import client_of
 from agentrl.proxy.dialects import DIALECTS, of_request
 from agentrl.proxy.state import ProxyState
 from agentrl.schemas import Json
@@ -51,6 +52,7 @@ async def note(request: Request, error: RequestError) -> None:
             "session_id": session_id, "status": status, "code": error.code,
             "param": error.param and error.param[:LONGEST].replace("\0", ""),
             "message": str(error)[:LONGEST].replace("\0", ""), "route": request.url.path[:LONGEST], "at": time.time(),
+            "client": client_of(request),
         }  # fmt: skip
         caller = getattr(request.state, "caller", None)
         if caller is not None:  # so that a retry of it is not taken for one of another request

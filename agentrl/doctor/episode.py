@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.client import AsyncClient
-from agentrl.doctor.record import Session
+from agentrl.doctor.record import COMMAND, Session
 from agentrl.doctor.sources import from_proxy
 from agentrl.environment import without_secrets
 from agentrl.errors import UserError
@@ -35,7 +35,7 @@ async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, 
     the command is ended, and the session given up. Raises UserError, RequestError.
     """
     async with AsyncClient(proxy_url, key, timeout_s=END_TIMEOUT_S) as client:
-        opened = await client.request("POST", "/sessions", {"metadata": {"doctor": " ".join(command)[:200]}})
+        opened = await client.request("POST", "/sessions", {"metadata": {COMMAND: " ".join(command)[:200]}})
         session_id = opened["session_id"]
         keep_it = False
         try:

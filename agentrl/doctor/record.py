@@ -10,6 +10,9 @@ from typing import Any
 from agentrl.schemas import GREEDY_BELOW, InteractionStatus, Json, Role
 from agentrl.visible import visible
 
+COMMAND = "doctor"
+"""Where a session's metadata has the command that the doctor ran."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
@@ -40,6 +43,7 @@ class Call:
     tools: list[Json] | None = None
     replaced: Json = field(default_factory=dict)  # sampling parameters that were asked for and not used
     used: Json = field(default_factory=dict)  # those that were
+    client: str | None = None  # what the client called itself
     left_out: list[str] = field(default_factory=list)  # tools of the request that are not in the prompt
 
     @property
@@ -111,6 +115,7 @@ class Session:
     calls: list[Call]
     subagents: list[Session] = field(default_factory=list)
     refusals: list[Json] = field(default_factory=list)  # calls that were refused before they began
+    command: str | None = None  # that the doctor ran
 
     @property
     def title(self) -> str:
@@ -150,6 +155,7 @@ def read(
         id=summary["session_id"], parent_id=summary["parent_session_id"], name=summary["metadata"].get("name"),
         status=summary["status"], is_eval=summary["is_eval"], error=summary["error"], rewards=summary["rewards"],
         calls=list(calls.values()), refusals=list(refusals), subagents=list(subagents),
+        command=summary["metadata"].get(COMMAND),
     )  # fmt: skip
 
 
@@ -171,5 +177,5 @@ def _call(number: int, item: Json, parent: Call | None) -> Call:
         retry=options.get("retry", 0), digest=item["digest"], choice=options.get("choice"),
         prompt_tokens=item["prompt_tokens"], output_tokens=item["output_tokens"],
         system=item["system"], tools=item["tools"], left_out=options.get("left_out", []),
-        replaced=options.get("replaced", {}), used=item["params"], **facts,
+        replaced=options.get("replaced", {}), used=item["params"], client=options.get("client"), **facts,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from agentrl.visible import visible
 MOST = 5
 """Kinds that are spelled out."""
 _TODO = {
-    "model_not_found": "name it 'default' (Claude Code: ANTHROPIC_MODEL=default)",
+    "model_not_found": "name it 'default'",
     "context_length_exceeded": "ask for fewer tokens (max_tokens), or shorten the conversation",
     "unsupported_parameter": "leave it out",
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentrl.doctor import advice, left_out, refused, replaced
+from agentrl.doctor import advice, coders, left_out, refused, replaced
 from agentrl.doctor.figures import Figures, why_untrainable
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
@@ -134,7 +134,7 @@ def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[st
         found.append(f"{count(figures.aborted, 'call')} aborted: the client did not wait for the answer")
     if figures.running:
         found.append(f"{count(figures.running, 'call')} still running")
-    return found
+    return found + coders.lines(session, [fork.reason for fork in forks])
 
 
 def _first_error(session: Session) -> str:

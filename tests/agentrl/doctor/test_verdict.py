@@ -169,7 +169,7 @@ def test_a_system_prompt_that_was_never_processed_costs_nothing():
 
 def test_many_refusals_are_counted_as_far_as_they_are_kept():
     one = {"status": 404, "code": "model_not_found", "message": "no model 'x'"}
-    todo = "name it 'default' (Claude Code: ANTHROPIC_MODEL=default)"
+    todo = "name it 'default'"
     assert refused.lines([one] * 20) == [f"20 calls or more were refused (404): no model 'x': {todo}"]
     kinds = [one | {"message": str(i)} for i in range(7)]
     assert refused.lines(kinds)[-1] == "2 more kinds of refusals; --json has them all"

@@ -1,0 +1,96 @@
+"""Coding agents that the doctor knows, and the switches that it names for each (docs/frameworks.md has them all)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from agentrl.doctor.record import Session
+from agentrl.schemas import ForkReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coder:
+    """A coding agent: how it is recognised, and what to set where."""
+
+    name: str
+    commands: tuple[str, ...]  # what starts it
+    clients: tuple[str, ...]  # how its User-Agent begins; SDKs inside it may hide that
+    address: str  # how it finds the proxy
+    model: str  # how it is told the model's name
+    smaller: str  # how its prompts and answers get smaller
+    quieter: str | None = None  # how calls beside the work are switched off
+    longer: str | None = None  # how its history is left whole for longer
+
+
+CODERS = (
+    Coder(
+        name="Claude Code", commands=("claude",), clients=("claude-cli",),
+        address="set ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and ANTHROPIC_MODEL=default",
+        model="ANTHROPIC_MODEL=default", smaller="start it with --bare and few --tools",
+        quieter="set CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", longer="set DISABLE_AUTO_COMPACT=1",
+    ),
+    Coder(
+        name="Codex", commands=("codex",), clients=("codex",),
+        address="name the proxy in config.toml: model_provider, and [model_providers.NAME] with base_url, env_key and "
+        'wire_api = "responses"; it takes no address from OPENAI_BASE_URL',
+        model='model = "default" in config.toml, or -m default', smaller="set tool_output_token_limit, and --disable "
+        "what is not needed (multi_agent, plugins, apps)",
+        longer="set model_context_window and model_auto_compact_token_limit to what the engine serves",
+    ),
+    Coder(
+        name="OpenCode", commands=("opencode",), clients=("opencode",),
+        address="name the proxy in OPENCODE_CONFIG_CONTENT: provider.NAME with npm @ai-sdk/openai-compatible and "
+        "options.baseURL and .apiKey",
+        model="-m NAME/default", smaller="set limit.context and limit.output of the model in its configuration",
+        quieter='set "agent": {"title": {"disable": true}}, or give --title',
+        longer='set "compaction": {"auto": false}',
+    ),
+    Coder(
+        name="Qwen Code", commands=("qwen",), clients=("QwenCode",),
+        address="start it with --auth-type openai, and set OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL=default",
+        model="OPENAI_MODEL=default",
+        smaller="set tools.exclude, and memory.enableManagedAutoMemory to false, in settings.json",
+    ),
+    Coder(
+        name="mini-swe-agent", commands=("mini", "mini-swe-agent"), clients=("mini-swe-agent",),
+        address="set OPENAI_BASE_URL and OPENAI_API_KEY, and start it with -m openai/default",
+        model="-m openai/default", smaller="give its model model_kwargs.max_tokens; it never shortens its history",
+    ),
+    Coder(
+        name="OpenHands", commands=("openhands",), clients=("OpenHands",),
+        address="give its LLM model='openai/default', base_url and api_key",
+        model="LLM(model='openai/default')", smaller="give it fewer tools",
+    ),
+)  # fmt: skip
+_TITLES = (ForkReason.OTHER_AGENT,)
+_SHORTENED = (ForkReason.COMPACTED, ForkReason.SUMMARY)
+
+
+def of(session: Session) -> Coder | None:
+    """The coding agent that played a session, by what its calls say of themselves, else by the command."""
+    clients = [call.client for call in session.calls if call.client]
+    clients += [refusal["client"] for refusal in session.refusals if refusal.get("client")]
+    for coder in CODERS:
+        if any(client.startswith(coder.clients) for client in clients):
+            return coder
+    words = {PurePath(word).name for word in (session.command or "").split()}
+    return next((coder for coder in CODERS if words & set(coder.commands)), None)
+
+
+def lines(session: Session, forks: Sequence[ForkReason | None]) -> list[str]:
+    """What to set in the coding agent that played the session, for what went wrong in it."""
+    coder = of(session)
+    if coder is None:
+        return []
+    refused = {refusal["code"] for refusal in session.refusals}
+    todo = [
+        (not session.calls and not refused, coder.address),
+        ("model_not_found" in refused, coder.model),
+        ("context_length_exceeded" in refused, coder.smaller),
+        (any(reason in _TITLES for reason in forks), coder.quieter),
+        (any(reason in _SHORTENED for reason in forks), coder.longer),
+    ]
+    found = list(dict.fromkeys(switch for wanted, switch in todo if wanted and switch is not None))
+    return [f"{coder.name}: {switch}" for switch in found]
