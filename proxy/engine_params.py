@@ -12,9 +12,9 @@ from agentrl.schemas import GREEDY_BELOW, Json
 
 _NEUTRAL = {
     "top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": None,
-    "json_schema": None, "regex": None,
+    "json_schema": None, "regex": None, "structural_tag": None,
 }  # fmt: skip
-_STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "sampling_seed")
+_STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "structural_tag", "sampling_seed")
 
 
 DEFAULT_TEMPERATURE = 1.0
@@ -64,20 +64,23 @@ def engine_params(state: ProxyState, session: Session, request: ModelRequest, pr
         "stop_token_ids": state.renderer.stop_token_ids,
         "skip_special_tokens": False,
         **request.constraint,
+        **prompt.grammar,
     }
     if request.stop:
         params["stop"] = request.stop
     if request.seed is not None:
         params["sampling_seed"] = request.seed + index
-    if prompt.regex is not None:
-        params["regex"] = prompt.regex
-    if "json_schema" in params and ("regex" in params or prompt.opening):
+    if "json_schema" in params and (prompt.grammar or prompt.opening):
         message = "a response format and a forced tool call exclude each other"
         raise RequestError(400, message, code="invalid_parameter", param="tool_choice")
     try:
         check(params, state.renderer.vocab_size)
     except ParamRefused as error:
-        raise RequestError(400, str(error), code="invalid_parameter", param=error.param) from error
+        param = (
+            "tools" if error.param in prompt.grammar else error.param
+        )  # the grammar of a forced call is made of them
+        message = str(error).replace(error.param, param, 1)
+        raise RequestError(400, message, code="invalid_parameter", param=param) from error
     return params
 
 

@@ -47,7 +47,7 @@ class Prompt:
     messages: int  # of the request's conversation
     chain: bytes  # key of the request's conversation; the answer extends it
     opening: list[int]  # the end of `delta_ids` that belongs to the answer: a forced tool call's beginning
-    regex: str | None  # what the rest of a forced tool call must match
+    grammar: Json  # what the rest of a forced tool call must match, as the engine's parameter
 
 
 async def prompts_for(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> list[Prompt]:
@@ -84,7 +84,7 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
     if hit is not None and state.restore_dropped_text:
         messages = with_texts(messages, hit[1])
         request = replace(request, messages=messages)
-    opening, regex = opening_of(state, request)
+    opening, grammar = opening_of(state, request)
     start = await _start(state, session_id, request, tree, hit)
     parent, n_system = start.parent, leading_system(messages)
     if parent is not None and hit is not None and parent is hit[1]:
@@ -96,7 +96,7 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
         token_ids=_behind(parent, delta), delta_ids=delta, parent=parent,
         fork_reason=start.reason, role=role or start.role, system=system, tools=known_tools,
         new_messages=messages[start.covered or n_system :], messages=len(messages), chain=chain[-1],
-        opening=opening, regex=regex,
+        opening=opening, grammar=grammar,
     )  # fmt: skip
 
 
@@ -221,7 +221,7 @@ async def _raw_prompt(
         new_messages=[{"role": "raw", "content": text if parent is None else state.renderer.decode(delta)}],
         messages=1 if parent is None else parent.messages + 1,
         chain=chain_key(RAW, {"role": "raw", "content": whole.digest}),
-        opening=[], regex=None,
+        opening=[], grammar={},
     )  # fmt: skip
 
 
@@ -251,15 +251,15 @@ def _check_vocabulary(ids: Sequence[int], size: int) -> None:
         )
 
 
-def opening_of(state: ProxyState, request: ModelRequest) -> tuple[list[int], str | None]:
-    """What a forced tool call begins with: ids at the end of the prompt, and what the rest must match."""
+def opening_of(state: ProxyState, request: ModelRequest) -> tuple[list[int], Json]:
+    """What a forced tool call begins with: ids at the end of the prompt, and the grammar of the rest."""
     if request.tool_choice in ("auto", "none"):
-        return [], None
+        return [], {}
     tools = request.callable_tools
     assert tools, "dialects refuse a tool_choice that needs tools without them"
     name = request.tool_choice.name if isinstance(request.tool_choice, Named) else None
     opening = renderer_of(state, request).opening(tools, name)
-    return opening.ids, opening.regex
+    return opening.ids, opening.grammar
 
 
 def _behind(parent: Node | None, delta: list[int]) -> TokenIds:

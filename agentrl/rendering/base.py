@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from agentrl.schemas import ForkReason, Json
@@ -76,11 +76,12 @@ class Bridge:
 class Opening:
     """The beginning of a tool call, written for the model: `ids` go behind the prompt, and into the parser.
 
-    `regex` is what the tokens sampled behind them must match, where ids cannot say it.
+    `grammar` is what the tokens sampled behind them must match, as a sampling parameter of SGLang (`structural_tag` or
+    `regex`). Without one nothing says that they are a call.
     """
 
     ids: list[int]
-    regex: str | None = None
+    grammar: Json = field(default_factory=dict)
 
 
 class OutputParser(ABC):

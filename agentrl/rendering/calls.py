@@ -81,16 +81,29 @@ def write_call(call: Json, known: Mapping[str, Signature]) -> str:
     return f"{name}({text})"
 
 
-def call_regex(known: Mapping[str, Signature]) -> str:
-    """Matches whole outputs that are a call of one of the tools."""
-    calls = (f"{re.escape(name)}\\({_ARGUMENT_REGEX[found.bare is None]}\\)" for name, found in known.items())
-    return f"({'|'.join(calls)})"
+def call_tag(tools: Sequence[Json]) -> str:
+    """A structural tag that matches whole outputs that are a call of one of the tools."""
+    calls = [_tag_of(function_of(tool), signature(tool)) for tool in tools]
+    whole = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
+    return json.dumps({"type": "structural_tag", "format": whole}, ensure_ascii=False)
 
 
-_ARGUMENT_REGEX = {
-    False: r"[^()]*(\([^()]*\)[^()]*)*",  # text with closed brackets, one in another
-    True: r"(\{(.|\n)*\})?",
-}
+def _tag_of(function: Json, known: Signature) -> Json:
+    inside: Json = {"type": "regex", "pattern": BARE}
+    parameters = {"type": "object", **(function.get("parameters") or {})}
+    if known.bare is None:
+        inside = {"type": "json_schema", "json_schema": parameters}
+    opened, closed = (
+        {"type": "const_string", "value": f"{known.name}("},
+        {"type": "const_string", "value": ")"},
+    )
+    if not parameters.get("properties"):
+        return {"type": "const_string", "value": f"{known.name}()"}
+    return {"type": "sequence", "elements": [opened, inside, closed]}
+
+
+BARE = r"[^()]*(\([^()]*\)[^()]*)*"
+"""Text with closed brackets, one in another."""
 
 
 _BRACKETS = re.compile(r"[()]")

@@ -14,10 +14,10 @@ from functools import cached_property
 from tokenizers import Tokenizer
 
 from agentrl.rendering.base import Bridge, ContentDelta, Delta, Opening, OutputParser, ToolCallDelta, new_call_id
-from agentrl.rendering.calls import CallReader, Signature, call_regex, signatures, tools_line, write_call
+from agentrl.rendering.calls import CallReader, Signature, call_tag, signatures, tools_line, write_call
 from agentrl.rendering.longest import longest_text
 from agentrl.rendering.memo import EncodedTexts
-from agentrl.rendering.messages import role_of, text_of
+from agentrl.rendering.messages import function_of, role_of, text_of
 from agentrl.rendering.openings import chosen_names
 from agentrl.rendering.options import known_options
 from agentrl.rendering.text import TextParser, decode, text_decoder
@@ -91,11 +91,10 @@ class ChatMLRenderer:
         return TextParser(self._tokenizer, self.stop_token_ids)
 
     def opening(self, tools: list[Json], name: str | None) -> Opening:
-        """`name(`; several tools have no beginning in common, so a regex leaves the model the choice of calls."""
+        """Nothing: the grammar is of the whole call."""
         names = chosen_names(tools, name)
-        if len(names) == 1:
-            return Opening(self._encode(f"{names[0]}("))
-        return Opening([], call_regex(signatures(tools)))
+        chosen = {function_of(tool)["name"]: tool for tool in tools if function_of(tool)["name"] in names}
+        return Opening([], {"structural_tag": call_tag(list(chosen.values()))})
 
     def encode(self, text: str) -> list[int]:
         """A raw prompt: special tokens spelled in it count."""

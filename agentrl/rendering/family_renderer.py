@@ -69,7 +69,7 @@ class FamilyRenderer:
         self.reasons = self._opens_reasoning or any(_THOUGHT in reply for reply in replies)
         self._known = known
         self._with_options = lru_cache(CAPACITY)(lambda options: make(json.loads(options)))
-        self._openings = Openings(self, self._write, self._encode)
+        self._openings = Openings(self, self._write, self._encode, self._reads, tokenizer)
 
     def with_options(self, options: Json) -> FamilyRenderer:
         """The family with options of its own configuration."""

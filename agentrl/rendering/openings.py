@@ -1,7 +1,8 @@
 """The beginning of a tool call, for `tool_choice`: what every call, or every call of one tool, begins with.
 
 A renderer writes replies that call tools with other names or other arguments; the ids that they have in common are the
-opening. So it is the format's own spelling, cut between two tokens of it, whatever the format.
+opening. So it is the format's own spelling, cut between two tokens of it, whatever the format. What the model samples
+behind it is held to the rest of a call by a grammar (`tags.py`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import takewhile
 
+from tokenizers import Tokenizer
+
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.rendering.base import Opening, Renderer
-from agentrl.rendering.formats import END_THINK, THINK
+from agentrl.rendering.formats import END_THINK, KIMI, THINK
 from agentrl.rendering.messages import function_of
+from agentrl.rendering.reading import Reads, alphabet_of
+from agentrl.rendering.tags import ANY_ID, NoTag, marked_text, structural_tag
 from agentrl.schemas import Json
 
 WriteReply = Callable[[list[Json], list[Json]], list[int]]
@@ -48,39 +53,88 @@ def chosen_names(tools: Sequence[Json], name: str | None) -> list[str]:
 class Openings:
     """The openings of a renderer's calls. What tools are called decides, so each is derived once."""
 
-    def __init__(self, renderer: Renderer, write_reply: WriteReply, encode: Encode) -> None:
+    def __init__(
+        self, renderer: Renderer, write_reply: WriteReply, encode: Encode, reads: Reads, tokenizer: Tokenizer
+    ) -> None:
         self._renderer = renderer
         self._write_reply = write_reply
         self._encode = encode
+        self._reads = reads
+        self._alphabet = alphabet_of(reads, tokenizer)
+        self._shared = lru_cache(CAPACITY)(self._beginning)
+        self._marked = lru_cache(CAPACITY)(self._rest)
         self._known = lru_cache(CAPACITY)(self._derive)
 
     def of(self, tools: list[Json], name: str | None) -> Opening:
-        """The opening for a choice. Raises RequestError(400) where the format has none that it reads back."""
-        choices = chosen_names(tools, name)
-        needy = any(_needs_arguments(tool) for tool in tools if [function_of(tool)["name"]] == choices)
-        return self._known(tuple(function_of(tool)["name"] for tool in tools), tuple(choices), needy)
+        """The opening for a choice: what calls of any name begin with, and a grammar for the rest.
 
-    def _derive(self, tool_names: tuple[str, ...], choices: tuple[str, ...], needs_arguments: bool) -> Opening:
+        Where the format, or a tool, has no grammar, as much as the format writes before the model has a choice. Raises
+        RequestError(400) where that is nothing that it reads back.
+        """
+        choices = chosen_names(tools, name)
+        names = tuple(function_of(tool)["name"] for tool in tools)
+        chosen = {function_of(tool)["name"]: tool for tool in tools if function_of(tool)["name"] in choices}
+        shared = self._shared(names, tuple(choices))
+        try:
+            tag = structural_tag(
+                list(chosen.values()),
+                lambda called: lambda arguments: self._marked(names, shared, called, json.dumps(arguments)),
+                self._reads,
+                self._alphabet,
+                self._renderer.stop_token_ids,
+            )
+        except NoTag:
+            needy = len(choices) == 1 and _needs_arguments(chosen[choices[0]])
+            return self._known(names, tuple(choices), needy)
+        return Opening(list(shared), {"structural_tag": tag})
+
+    def _beginning(self, tool_names: tuple[str, ...], choices: tuple[str, ...]) -> tuple[int, ...]:
+        """What calls of all names begin with."""
+        written = self._writer(tool_names)
+        return _common([written(each, _ARGUMENTS[0], index) for index, each in enumerate([*choices, *_NAMES])])
+
+    def _rest(self, tool_names: tuple[str, ...], shared: tuple[int, ...], name: str, arguments: str) -> str:
+        """A call behind what all begin with, marked. Raises NoTag where it begins otherwise."""
+        ids = self._writer(tool_names)(name, json.loads(arguments), ANY_ID)
+        if tuple(ids[: len(shared)]) != shared:
+            raise NoTag("calls begin otherwise with other arguments")
+        stops = set(self._renderer.stop_token_ids)
+        return marked_text(ids[len(shared) :], self._alphabet, self._renderer.decode, stops)
+
+    def _writer(
+        self, tool_names: tuple[str, ...], choices: tuple[str, ...] = ()
+    ) -> Callable[[str, Json, int], list[int]]:
+        """Writes calls behind a prompt; those of `choices` must be read as they were written."""
         renderer, tools = self._renderer, [_bare_tool(name) for name in tool_names]
         prompt = renderer.render([_QUESTION], tools)
 
         def written(name: str, arguments: Json, index: int) -> list[int]:
-            reply = _reply(name, arguments, index)
+            reply = _reply(name, arguments, index, self._reads)
             ids = behind_prompt(renderer, self._write_reply, self._encode, prompt, reply, tools)
             if ids is None or (name in choices and not _reads_back(renderer, prompt, ids, tools, name, arguments)):
                 raise refusal(renderer.name)
             return ids
 
+        return written
+
+    def _derive(self, tool_names: tuple[str, ...], choices: tuple[str, ...], needs_arguments: bool) -> Opening:
+        renderer, tools = self._renderer, [_bare_tool(name) for name in tool_names]
+        prompt = renderer.render([_QUESTION], tools)
+        written = self._writer(tool_names, choices)
         if len(choices) == 1:
             given = _ARGUMENTS[:-1] if needs_arguments else _ARGUMENTS
             spelled = [written(choices[0], arguments, index) for index, arguments in enumerate(given)]
         else:
             spelled = [written(each, _ARGUMENTS[0], index) for index, each in enumerate([*choices, *_NAMES])]
-        opening = [ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, zip(*spelled, strict=False))]
+        opening = list(_common(spelled))
         named = len(choices) > 1 or choices[0] in renderer.decode(opening)
         if not named or not _opens_a_call(renderer, prompt, opening, self._encode, tools):
             raise refusal(renderer.name)
         return Opening(opening)
+
+
+def _common(spelled: list[list[int]]) -> tuple[int, ...]:
+    return tuple(ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, zip(*spelled, strict=False)))
 
 
 def refusal(renderer_name: str) -> RequestError:
@@ -102,9 +156,9 @@ def _needs_arguments(tool: Json) -> bool:
     return bool((function_of(tool).get("parameters") or {}).get("required"))
 
 
-def _reply(name: str, arguments: Json, index: int) -> Json:
+def _reply(name: str, arguments: Json, index: int, reads: Reads) -> Json:
     call = {
-        "id": f"functions.{name}:{index}",  # formats that write the id take the name from it
+        "id": f"functions.{name}:{index}" if reads is KIMI else f"call{index:05}",  # some formats write it
         "type": "function",
         "function": {"name": name, "arguments": json.dumps(arguments)},
     }

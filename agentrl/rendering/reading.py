@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
+from agentrl.rendering.alphabet import Alphabet, alphabet
 from agentrl.rendering.base import OutputParser
 from agentrl.rendering.formats import (
     DEEPSEEK,
@@ -48,6 +49,13 @@ FAMILIES: Mapping[str, Reads] = {
     "minimax-m2": MINIMAX,
 }
 """What each family of the `renderers` package writes. One that is missing here cannot be read."""
+
+
+def alphabet_of(reads: Reads, tokenizer: Tokenizer) -> Alphabet:
+    """The letters of a format's marker tokens."""
+    if isinstance(reads, Format):
+        return alphabet(tokenizer, (*reads.markers, *reads.atoms))
+    return alphabet(tokenizer, (reads.opens, *reads.bodies, *reads.ends, *reads.others))
 
 
 def output_parser(

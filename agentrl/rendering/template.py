@@ -58,7 +58,7 @@ class TemplateRenderer:
         self._options: Json = {}
         self._with_options = lru_cache(CAPACITY)(self._make)
         self._texts = RenderedTexts()
-        self._openings = Openings(self, self._write_reply, self._encode)
+        self._openings = Openings(self, self._write_reply, self._encode, self._reads, self._tokenizer)
 
     def with_options(self, options: Json) -> TemplateRenderer:
         """The template with further variables, which it must name."""
@@ -69,7 +69,7 @@ class TemplateRenderer:
         made = copy(self)
         made._options = json.loads(options)
         made._texts = RenderedTexts()
-        made._openings = Openings(made, made._write_reply, made._encode)
+        made._openings = Openings(made, made._write_reply, made._encode, self._reads, self._tokenizer)
         made.__dict__.pop("_usual_generation_prompt", None)
         return made
 

@@ -45,7 +45,7 @@ class Parameters:
 
     def __init__(self, tools: Sequence[Json] | None) -> None:
         self._schemas = {function_of(tool)["name"]: function_of(tool).get("parameters") or {} for tool in tools or []}
-        self._types = lru_cache(maxsize=1024)(self._types_of)
+        self.types = lru_cache(maxsize=1024)(self._types_of)
 
     @property
     def names(self) -> frozenset[str]:
@@ -54,7 +54,7 @@ class Parameters:
 
     def value(self, tool: str, key: str, text: str) -> Any:
         """What `text` says for a parameter: its characters for a string, else the value that fits a type of it."""
-        types = self._types(tool, key)
+        types = self.types(tool, key)
         if types == {"string"}:
             return text
         found = _plain_value(text)

@@ -229,7 +229,7 @@ def spoken(error: RequestError, names: Mapping[str, str]) -> RequestError:
         said = " ".join(_LOG_STAMP.sub("", message.replace(ENGINE_REFUSED, "")).split())
         message = ENGINE_REFUSED + said
         if " grammar" in said:
-            param = "tool_choice" if "regex grammar" in said else "json_schema"
+            param = "tools" if "structural_tag grammar" in said else "json_schema"
     if param is not None and error.code != UNSUPPORTED:  # which names what the caller wrote
         param = names.get(param, param)
     return RequestError(error.status, message, code=error.code, param=param, retry_after_s=error.retry_after_s)

@@ -82,7 +82,9 @@ def check_exact(episode: Episode) -> None:
     )
     assert built == sorted(sequence(by_id, leaf) for leaf in leaves)
     assert any(logprob < 0 for tokens in built for _, logprob, _ in tokens)
-    trained = [call for call in episode.calls if "regex" not in call["params"]]  # a grammar bends the distribution
+    trained = [
+        call for call in episode.calls if "structural_tag" not in call["params"]
+    ]  # a grammar bends the distribution
     assert set(episode.states) == {"ready" if trained else "rejected"}
     owned = sum(int(tokens.loss_mask.sum()) for tokens in episode.trajectories)
     assert owned == sum(call["output_tokens"] for call in trained)
@@ -147,7 +149,7 @@ def test_smolagents_writes_its_history_anew(arena: Arena, choice: str) -> None:
     """
     for episode in played(arena, f"smolagents_agent {choice}", ["47", "94"]):
         assert [name for name, _ in tool_calls(episode)] == ["calc", "final_answer"] * 2
-        assert {"regex" in call["params"] for call in episode.calls} == {choice == "required"}
+        assert {"structural_tag" in call["params"] for call in episode.calls} == {choice == "required"}
         assert len(episode.trajectories) == len(episode.calls) == 4
         assert episode.forks == [ForkReason.HISTORY_EDITED] * 3
 

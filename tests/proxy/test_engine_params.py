@@ -43,7 +43,7 @@ def params_of(
 ) -> Any:
     """What an engine with 100 tokens and a context of 50 is asked for."""
     renderer = SimpleNamespace(vocab_size=100, max_context=50, stop_token_ids=[2])
-    prompt = SimpleNamespace(token_ids=[1] * before + delta_ids, delta_ids=delta_ids, regex=None, opening=[])
+    prompt = SimpleNamespace(token_ids=[1] * before + delta_ids, delta_ids=delta_ids, grammar={}, opening=[])
     request = ModelRequest(messages=[], max_tokens=max_tokens, clips=clips, sampling=sampling)
     session = SimpleNamespace(is_eval=True, sampling=None)
     state: Any = SimpleNamespace(renderer=renderer, sampling={}, clip_max_tokens=of_run)

@@ -408,9 +408,9 @@ def test_token_ids_are_added_when_asked_for(proxy):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "calc"}}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_is_opened_in_the_prompt_and_delivered_whole(proxy, choice, stream):
+def test_a_forced_call_is_held_to_a_grammar_and_not_trained(proxy, choice, stream):
     session = proxy.session()
-    proxy.engine.enqueue(proxy.says("ab)"), proxy.says("done"))
+    proxy.engine.enqueue(proxy.says("calc(ab)"), proxy.says("done"))
     answer = ask(proxy, session, tools=TOOLS, tool_choice=choice, stream=stream)
     if stream:
         parts = [p for event in answer for c in event.choices for p in c.delta.tool_calls or []]
@@ -422,10 +422,11 @@ def test_a_forced_call_is_opened_in_the_prompt_and_delivered_whole(proxy, choice
         assert answer.choices[0].message.content is None
     assert (name, json.loads(arguments)) == ("calc", {"x": "ab"})
     (recorded,) = proxy.calls(session)
-    assert proxy.renderer.decode(proxy.engine.requests[0]["input_ids"]).endswith("calc(")
+    told = proxy.engine.requests[0]["sampling_params"]
+    assert json.loads(told["structural_tag"])["format"]["elements"][0] == {"type": "const_string", "value": "calc("}
     assert recorded["prompt_delta_ids"] == proxy.engine.requests[0]["input_ids"]
-    assert recorded["trainable"]  # nothing of the distribution was changed
-    assert proxy.renderer.decode(recorded["output_ids"]).startswith("ab)")
+    assert not recorded["trainable"]  # the distribution was modified
+    assert proxy.renderer.decode(recorded["output_ids"]).startswith("calc(ab)")
     reply = {"role": "assistant", "content": None, "tool_calls": [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}]}  # fmt: skip
     ask(proxy, session, [*HELLO, reply, {"role": "tool", "tool_call_id": call_id, "content": "ba"}], tools=TOOLS)

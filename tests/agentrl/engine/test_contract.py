@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -18,6 +20,7 @@ from agentrl.engine.grammars import MAX_ENUM, MAX_LENGTH, MAX_NUMBER, MAX_PROPER
 from agentrl.engine.params import MAX_STOP_CHARS, NUMBERS, ParamRefused, check
 from agentrl.engine.server import Server
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
+from agentrl.rendering import load_renderer
 from agentrl.schemas import Json, VersionSpan
 from agentrl.testing import FakeEngine
 
@@ -99,6 +102,28 @@ async def test_the_likeliest_tokens_of_every_position(client: EngineClient) -> N
         for token, logprob, likeliest in zip(chunk.output_ids, chunk.logprobs, chunk.top_logprobs, strict=True):
             assert likeliest == sorted(likeliest, reverse=True)
             assert [p for p, other in likeliest if other == token] in ([logprob], [])
+
+
+@pytest.mark.engine
+async def test_a_structural_tag_binds_what_is_sampled(sglang_engine: Server, tiny_model: Path) -> None:
+    """Tokens, text and JSON, as the grammars of forced calls have them; then nothing but the end."""
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    elements = [
+        {"type": "token", "token": 70},
+        {"type": "const_string", "value": "calc("},
+        {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1},
+        {"type": "tag", "begin": "<", "content": {"type": "any_text", "max_chars": 3}, "end": ">"},
+        {"type": "token", "token": 71},
+    ]
+    tag = json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+    async with aiohttp.ClientSession() as http:
+        client = EngineClient(sglang_engine.url, http, key=sglang_engine.spec.key)
+        chunks = await collect(client, {"max_new_tokens": 60, "structural_tag": tag, "stop_token_ids": [2]})
+    ids = [token for chunk in chunks for token in chunk.output_ids]
+    text = load_renderer(tiny_model).decode(ids)
+    assert (ids[0], ids[-2:]) == (70, [71, 2]), text
+    assert re.fullmatch(r'.calc\(\{\s*"a"\s*:\s*(true|false)\s*\}<[^>]{0,3}>..*', text, re.DOTALL)
+    assert chunks[-1].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("grammar", [{"regex": "(("}, {"json_schema": '{"type": "nonsense"}'}])

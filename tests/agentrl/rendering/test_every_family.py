@@ -25,9 +25,6 @@ quick = settings(patient, max_examples=15)
 
 HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
 
-NO_CHOICE_OF_TOOLS = {"inkling"}
-"""Its turns begin with the name of the tool itself, so nothing can be written before the model has chosen."""
-
 ANY_TURN = {"deepseek-r1"}
 """Drops the reasoning of a turn whatever follows it; the others that drop it do so when a user speaks."""
 
@@ -207,11 +204,6 @@ def test_openings_are_read_on_from(model: FamilyRenderer) -> None:
     message = reply("", "", ("functions.calc:0", "calc", {"expression": "1"}))
     after = [{"role": "tool", "tool_call_id": "functions.calc:0", "content": "r"}]
     for name in (None, "calc"):
-        if name is None and model.name in NO_CHOICE_OF_TOOLS:
-            with pytest.raises(RequestError) as refused:
-                model.opening(TOOLS, name)
-            assert (refused.value.status, refused.value.param) == (400, "tool_choice")
-            continue
         opening = model.opening(TOOLS, name)
         written = sample(model, message)
         assert written[: len(opening.ids)] == opening.ids
