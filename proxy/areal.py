@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -23,11 +23,13 @@ import numpy.typing as npt
 import orjson
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field, model_validator
+from sqlalchemy import Connection
 from starlette.responses import JSONResponse, Response
 
 from agentrl.errors import RequestError
 from agentrl.proxy import ends, keys, metrics, model_api
 from agentrl.proxy.admission import admitted
+from agentrl.proxy.answers import answer
 from agentrl.proxy.bounds import LONGEST_KEY, Key
 from agentrl.proxy.dialects import DIALECTS
 from agentrl.proxy.guarded import GuardedRoute
@@ -168,8 +170,8 @@ async def end_session(request: Request) -> Json:
     return {"message": "success", "interaction_count": len(await state.read(areal.delivered, session_id))}
 
 
-@router.post("/export_trajectories")
-async def export_trajectories(body: ExportBody, request: Request) -> Json:
+@router.post("/export_trajectories", response_model=Json)
+async def export_trajectories(body: ExportBody, request: Request) -> Response:
     """The calls of an ended session with tokens and returns; it stays, and can be exported again.
 
     Waits for the end of `session_id`; 409 while it is open after `proxy.request_timeout_s`. Of `session_ids`, those
@@ -179,17 +181,24 @@ async def export_trajectories(body: ExportBody, request: Request) -> Json:
     state = await _of_runner(request)
     if body.session_id is not None:
         status = await _ended(request, state, body.session_id)
-        return {"interactions": await _exported(state, body, body.session_id), "status": status}
+        return await answer(state, _export_json, body, [body.session_id], status=status)
+    ready = [
+        session_id for session_id in body.session_ids or ()
+        if body.trajectory_id in (None, ONLY_TRAJECTORY) and await _is_ready(request, state, body, session_id)
+    ]  # fmt: skip
+    return await answer(state, _export_json, body, ready)
+
+
+def _export_json(conn: Connection, body: ExportBody, session_ids: Sequence[str], **more: str) -> Json:
     merged: Json = {}
-    for session_id in body.session_ids or ():
-        if body.trajectory_id in (None, ONLY_TRAJECTORY) and await _is_ready(request, state, body, session_id):
-            merged |= await _exported(state, body, session_id)
-    return {"interactions": merged}
+    for session_id in session_ids:
+        merged |= _exported(conn, body, session_id)
+    return {"interactions": merged, **more}
 
 
-async def _exported(state: ProxyState, body: ExportBody, session_id: str) -> Json:
+def _exported(conn: Connection, body: ExportBody, session_id: str) -> Json:
     each_call = body.style == "individual"
-    found = await state.read(areal.paths, session_id, body.discount, each_call=each_call)
+    found = areal.paths(conn, session_id, body.discount, each_call=each_call)
     encode = _tensor if body.encoding == "tensor" else _lists
     exported = {path.response_ids[-1]: _individual(path) if each_call else _concat(path) for path in found}
     for item in exported.values():

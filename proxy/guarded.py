@@ -15,6 +15,8 @@ from agentrl.proxy.state import ProxyState
 
 OPEN_ROUTES = ("/health", "/metrics")
 """They decide for themselves who may look."""
+BODY_BYTES = 4 * 1024 * 1024
+"""The largest body of a route that is no model call: it is decoded on the event loop."""
 
 
 class GuardedRoute(APIRoute):
@@ -29,7 +31,7 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             state: ProxyState = request.app.state.proxy
             await keys.authenticate(request, state)
-            body = await limits.read_body(request, state)
+            body = await limits.read_body(request, state, most=BODY_BYTES)
             return await handle(Request(request.scope, _again(body, request)))
 
         return guarded

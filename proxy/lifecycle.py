@@ -14,11 +14,13 @@ import orjson
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, select
+from starlette.responses import Response
 
 from agentrl.config import EvalSampling
 from agentrl.errors import RequestError
 from agentrl.proxy import ends, keys, named, publish
 from agentrl.proxy.admission import admitted
+from agentrl.proxy.answers import answer
 from agentrl.proxy.bounds import MAX_INT32, Key, Metadata, Name, TaskData
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.keys import Power
@@ -311,13 +313,16 @@ async def _end(session_id: str, status: SessionStatus, error: str | None, reques
     return {"status": result, "interactions": len(calls)}
 
 
-@router.get("/sessions/{session_id}/trace")
-async def trace(session_id: str, request: Request) -> Json:
+@router.get("/sessions/{session_id}/trace", response_model=Json)
+async def trace(session_id: str, request: Request) -> Response:
     """Every call of the session with messages, token ids, logprobs and version spans."""
     state = _state(request)
     session_id = await named.resolve(request, state, session_id)
-    summary = await state.read(session_json, session_id)
-    return {**summary, "calls": await state.read(interactions.trace, session_id)}
+    return await answer(state, _trace_json, session_id)
+
+
+def _trace_json(conn: Connection, session_id: str) -> Json:
+    return {**session_json(conn, session_id), "calls": interactions.trace(conn, session_id)}
 
 
 @router.post("/admin/publish", tags=["admin"])

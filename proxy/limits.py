@@ -91,23 +91,27 @@ class Gate:
             max_tokens=config.max_tokens_per_session,
         )
 
-    async def admit(self, state: ProxyState, root_id: str, answers: int) -> Admission:
+    async def admit(self, state: ProxyState, root_id: str, answers: int, *, samples: bool = True) -> Admission:
         """A place for a request of a session that stands under this root, or is it.
+
+        One that `samples` nothing takes a place, and none of the session's calls: `close` it, do not `cancel` it.
 
         Raises RequestError: 400 for more answers than there can ever be room for, 429 while there is none, 403 when the
         session has used up its calls or tokens.
         """
         used = None
-        if self.max_calls is not None or self.max_tokens is not None:
+        if samples and (self.max_calls is not None or self.max_tokens is not None):
             used = await state.read(usage.of_tree, root_id)
         tree = self._trees.get(root_id)
         if tree is None:
             tree = self._trees[root_id] = _Tree()
         if used is not None:
             tree.calls = max(tree.calls, used.calls)
-        self._check(tree, used.tokens if used is not None else 0, answers)
+        if samples:
+            self._check_totals(tree, used.tokens if used is not None else 0, answers)
+        self._check_room(tree, answers)
         tree.running += answers
-        tree.calls += answers
+        tree.calls += answers if samples else 0
         self.running += answers
         return Admission(self, tree, answers)
 
@@ -115,11 +119,13 @@ class Gate:
         """The session has ended."""
         self._trees.pop(root_id, None)
 
-    def _check(self, tree: _Tree, tokens: int, answers: int) -> None:
+    def _check_totals(self, tree: _Tree, tokens: int, answers: int) -> None:
         if self.max_calls is not None and tree.calls + answers > self.max_calls:
             raise _used_up(f"the session has made {tree.calls} of its {self.max_calls} calls")
         if self.max_tokens is not None and tokens >= self.max_tokens:
             raise _used_up(f"the session has sampled {tokens} of its {self.max_tokens} tokens")
+
+    def _check_room(self, tree: _Tree, answers: int) -> None:
         most = min(self.max_running, self.max_running_of_session)
         if answers > most:
             raise RequestError(
@@ -140,9 +146,9 @@ def _busy(message: str) -> RequestError:
     return RequestError(429, message, code="too_many_calls", retry_after_s=RETRY_AFTER_S)
 
 
-async def read_body(request: Request, state: ProxyState) -> bytes:
+async def read_body(request: Request, state: ProxyState, most: int | None = None) -> bytes:
     """The request's body. Raises RequestError: 413 when it is, or says that it is, too long; 408 when it is late."""
-    max_bytes, timeout_s = state.max_body_bytes, state.body_timeout_s
+    max_bytes, timeout_s = min(state.max_body_bytes, most or state.max_body_bytes), state.body_timeout_s
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said[:20]) > max_bytes:
         raise _too_large(max_bytes)

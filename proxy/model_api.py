@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -80,14 +80,21 @@ async def count_tokens(request: Request) -> Response:
     state: ProxyState = request.app.state.proxy
     session_id = await session_of(request, state)
     body = await limits.read_body(request, state)
-    place = await state.gate.admit(state, (await state.session(session_id)).root_id, 1)
-    try:
+    async with place_for(state, session_id):
         asked = await state.heavy.run(session_id, len(body), MESSAGES.decode_count, body)
         limits.check(asked)
         tokens = await calls.count_tokens(state, session_id, replace(asked, size=len(body)))
-    finally:
-        place.cancel()
     return Response(MESSAGES.encode_count(tokens), media_type="application/json")
+
+
+@asynccontextmanager
+async def place_for(state: ProxyState, session_id: str) -> AsyncGenerator[None, None]:
+    """A place at the gate for a request of a session that samples nothing. Raises RequestError 429."""
+    place = await state.gate.admit(state, (await state.session(session_id)).root_id, 1, samples=False)
+    try:
+        yield
+    finally:
+        place.close()
 
 
 def _digest(name: bytes, body: bytes) -> str:

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from agentrl.environment import masked
 from agentrl.errors import RequestError
 from agentrl.proxy import keys, metrics
+from agentrl.proxy.answers import answer
 from agentrl.proxy.bounds import MAX_INT32
 from agentrl.proxy.guarded import GuardedRoute
 from agentrl.proxy.lifecycle import session_json
@@ -94,26 +95,25 @@ async def get_run(run_id: str, request: Request) -> Json:
     return await state.read(_run_by_id, run_id)
 
 
-@router.get("/api/runs/{run_id}/steps")
-async def get_steps(run_id: str, request: Request, after: Annotated[int, Query(ge=0, le=MAX_INT32)] = 0) -> list[Json]:
+@router.get("/api/runs/{run_id}/steps", response_model=list[Json])
+async def get_steps(run_id: str, request: Request, after: Annotated[int, Query(ge=0, le=MAX_INT32)] = 0) -> Response:
     """The run's optimizer steps behind step `after`, with metrics and staleness."""
     state = await _of_run(request, run_id)
-    return await state.read(_steps_json, run_id, after)
+    return await answer(state, _steps_json, run_id, after)
 
 
-@router.get("/api/runs/{run_id}/steps/{step}/lineage")
-async def get_lineage(run_id: str, step: Annotated[int, Path(ge=0, le=MAX_INT32)], request: Request) -> list[Json]:
+@router.get("/api/runs/{run_id}/steps/{step}/lineage", response_model=list[Json])
+async def get_lineage(run_id: str, step: Annotated[int, Path(ge=0, le=MAX_INT32)], request: Request) -> Response:
     """What a step trained: its trajectories and calls with staleness, return and advantage."""
     state = await _of_run(request, run_id)
-    return await state.read(_lineage_json, run_id, step)
+    return await answer(state, _lineage_json, run_id, step)
 
 
-@router.get("/api/runs/{run_id}/events")
-async def get_events(run_id: str, request: Request, kind: str | None = None) -> list[Json]:
+@router.get("/api/runs/{run_id}/events", response_model=list[Json])
+async def get_events(run_id: str, request: Request, kind: str | None = None) -> Response:
     """The run's timeline."""
     state = await _of_run(request, run_id)
-    rows = await state.read(events.of_run, run_id, kind)
-    return [_plain(row) for row in rows]
+    return await answer(state, lambda conn: [_plain(row) for row in events.of_run(conn, run_id, kind)])
 
 
 @router.get("/api/runs/{run_id}/evaluations")
@@ -123,24 +123,22 @@ async def get_evaluations(run_id: str, request: Request) -> list[Json]:
     return [evaluation.as_json() for evaluation in await state.read(evaluations.of_run, run_id)]
 
 
-@router.get("/api/runs/{run_id}/evaluations/episodes")
+@router.get("/api/runs/{run_id}/evaluations/episodes", response_model=list[Json])
 async def get_evaluation_episodes(
     run_id: str, request: Request, version: Annotated[int | None, Query(ge=0, le=MAX_INT32)] = None
-) -> list[Json]:
+) -> Response:
     """Ended evaluation sessions with their metadata and reward, of all versions (rolled back ones too) or of one."""
     state = await _of_run(request, run_id)
-    return await state.read(evaluations.episodes, run_id, version=version)
+    return await answer(state, evaluations.episodes, run_id, version=version)
 
 
-@router.get("/api/sessions/{session_id}")
-async def get_session(session_id: str, request: Request) -> Json:
+@router.get("/api/sessions/{session_id}", response_model=Json)
+async def get_session(session_id: str, request: Request) -> Response:
     """A session and its calls."""
     state, caller = await _caller(request)
     if caller.power is not keys.Power.ADMIN and await state.read(sessions.run_of, session_id) != state.run_id:
         raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
-    summary = await state.read(session_json, session_id)
-    calls = await state.read(interactions.of_session, session_id)
-    return {**summary, "calls": [_plain(call) for call in calls]}
+    return await answer(state, _session_with_calls, session_id)
 
 
 @router.get("/api/engines")
@@ -150,6 +148,11 @@ async def get_engines(request: Request) -> list[Json]:
     return await state.read(
         lambda conn: [_plain(r) for r in conn.execute(select(engines).where(engines.c.run_id == state.run_id))]
     )
+
+
+def _session_with_calls(conn: Connection, session_id: str) -> Json:
+    calls = interactions.of_session(conn, session_id)
+    return {**session_json(conn, session_id), "calls": [_plain(call) for call in calls]}
 
 
 def _plain(row: Row[Any]) -> Json:

@@ -16,7 +16,8 @@ from agentrl.proxy.dialects.base import Answer, bad_parameter, unsupported
 from agentrl.proxy.dialects.openai_responses import NAMESPACES, PREVIOUS
 from agentrl.proxy.dialects.responses_items import items_of
 from agentrl.proxy.dialects.responses_tools import response_tools
-from agentrl.proxy.model_api import session_of
+from agentrl.proxy.lengths import written
+from agentrl.proxy.model_api import place_for, session_of
 from agentrl.proxy.state import ProxyState
 from agentrl.rendering.messages import text_of
 from agentrl.schemas import Json
@@ -32,10 +33,11 @@ async def retrieve(request: Request) -> Response:
     state: ProxyState = request.app.state.proxy
     session_id, call_id = await _named(request)
     query = _query(request, "include")
-    found = await _find(state, session_id, call_id)
-    asked = RESPONSES.decode(orjson.dumps(_body(found, query.get("include", []))))
-    head, events = await replays.load(state, session_id, asked, [call_id])
-    return _json(RESPONSES.encode(asked, head, [event for _, event in events if isinstance(event, Answer)]))
+    async with place_for(state, session_id):
+        found = await _find(state, session_id, call_id)
+        asked = RESPONSES.decode(orjson.dumps(_body(found, query.get("include", []))))
+        head, events = await replays.load(state, session_id, asked, [call_id])
+        return _json(RESPONSES.encode(asked, head, [event for _, event in events if isinstance(event, Answer)]))
 
 
 async def input_items(request: Request) -> Response:
@@ -48,7 +50,9 @@ async def input_items(request: Request) -> Response:
         raise bad_parameter("order", f"order must be asc or desc, got {order!r}")
     if not (limit.isascii() and limit.isdecimal() and len(limit) <= 9 and 1 <= int(limit) <= LONGEST_PAGE):
         raise bad_parameter("limit", f"limit must be from 1 to {LONGEST_PAGE}, got {limit[:20]!r}")
-    items = _items(await _find(state, session_id, call_id))
+    async with place_for(state, session_id):
+        found = await _find(state, session_id, call_id)
+        items = await state.heavy.run(session_id, written(found.all), _items, found)
     if order == "desc":
         items.reverse()
     ids = [item["id"] for item in items]

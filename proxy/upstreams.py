@@ -164,8 +164,7 @@ async def _begin(
 ) -> Passed:
     """Make the intent durable. Raises RequestError."""
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        asked = _storable(body)
+        fields, asked = await state.heavy.run(caller.session_id, len(body), _read, body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise RequestError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
     check_options({name: value for name, value in asked.items() if name not in SHARED})
@@ -184,6 +183,11 @@ async def _begin(
         state.serving.discard(passed.id)
         raise
     return passed
+
+
+def _read(body: bytes) -> tuple[dict[str, msgspec.Raw], Json]:
+    """The fields of a body as they are written, and as they are stored. Raises ValueError, RecursionError."""
+    return msgspec.json.decode(body, type=dict[str, msgspec.Raw]), _storable(body)
 
 
 async def _ask(state: ProxyState, passed: Passed) -> AsyncGenerator[Start | bytes, None]:
