@@ -157,7 +157,7 @@ def _part_text(part: InputText | OutputText | Refusal | InputImage | InputFile) 
 
 
 def _reasoning(item: Reasoning, at: str) -> str:
-    if item.content is not None:
+    if item.content:
         return "".join(part.text for part in item.content)
     try:
         return base64.b64decode(item.encrypted_content or "", validate=True).decode()

@@ -501,3 +501,10 @@ class TestTools:
             {"type": "function_call_output", "call_id": "c", "output": "1", "name": "f", "caller": {"type": "direct"}},
         ]
         assert [message["role"] for message in decode(input=items).messages] == ["assistant", "tool"]
+
+    def test_reasoning_that_comes_back_sealed_alone_is_the_same(self):
+        sealed = encode(decode(include=[ENCRYPTED]), answer({"content": "so", "reasoning_content": "hm"})).output[0]
+        item = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": sealed.encrypted_content}
+        for spelled in (item, item | {"content": None}, item | {"content": []}):
+            (turn,) = decode(input=[spelled]).messages
+            assert turn["reasoning_content"] == "hm"
