@@ -46,7 +46,7 @@ class Algorithm(Section):
     """Sampled tokens of an episode at which its return is lowered by the whole `overlong_penalty`; null: by nothing."""
     overlong_buffer: Tokens = 4096
     """That many tokens earlier the penalty begins to grow, linearly."""
-    overlong_penalty: NotNegative = 1.0
+    overlong_penalty: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """By how much the return of an episode that is too long is lowered."""
 
     ratio: Level = "token"

@@ -451,7 +451,7 @@ class RunConfig(Section):
     """JSONL file or `module:function` that yields the training tasks; null: programs bring their own."""
     steps: NonNegative = 10
     """Optimizer steps of the whole run; with 0 nothing is trained, and any number of sessions is recorded."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Seeds task order, initialisation, and each engine that is started here (others: `agentrl engine --seed`). Calls
     reach an engine in the order of the moment, so that two runs of one seed are alike, not equal."""
     runs_dir: Path = Path("runs")

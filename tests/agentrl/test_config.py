@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,27 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, text: str | None, message
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(file)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(
+    "path",
+    ["trainer.lr", "trainer.weight_decay", "trainer.algorithm.kl_coef", "rollout.timeout_s", "proxy.max_reward"],
+)
+def test_a_number_that_is_not_finite_is_refused(path: str, value: float) -> None:
+    data: Any = value
+    for key in reversed(path.split(".")):
+        data = {key: data}
+    with pytest.raises(ConfigError, match=f"config key '{path}'"):
+        parse_config({"name": "r", "model": "tiny", **data})
+
+
+@pytest.mark.parametrize(
+    "data", [{"seed": 2**63}, {"trainer": {"algorithm": {"overlong_penalty": 1e308}}}, {"proxy": {"max_reward": 1e13}}]
+)
+def test_a_number_that_nothing_holds_is_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="less than"):
+        parse_config({"name": "r", "model": "tiny", **data})
 
 
 def test_a_config_cannot_be_changed() -> None:

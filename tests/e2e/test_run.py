@@ -155,7 +155,7 @@ def test_a_run_learns_survives_kill_9_and_resumes(run: Run, tiny_model: Path) ->
     for evaluation in summary["evaluations"]:
         sampled = evaluation["settings"]["sampled"]
         assert sampled["low"] < sampled["reward"] < sampled["high"]
-        assert sampled["tasks"] == 64
+        assert (sampled["tasks"], sampled["faults"]) == (63, 1)  # of one task the agent never asks the policy
         assert evaluation["version"] <= sampled["version_min"] <= sampled["version_max"]
     assert (run.dir / "curve.png").stat().st_size > 1000
     check_promises(run)
