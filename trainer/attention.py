@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from agentrl.errors import UnknownAttention
 
 NAME = "agentrl_tree"
-
-
-KNOWN = frozenset({"position_ids", "use_cache", "is_causal"})
+KNOWN = frozenset({"position_ids", "use_cache"})
 """Arguments that models pass to attention, and that change nothing about it: positions are in the queries and keys."""
+
+
+SINK_SIZE = 8
+"""What a sink adds to the size of a head; kernels want multiples of it."""
 
 
 class Rows:
@@ -27,7 +30,7 @@ class Rows:
     No dataclass: FSDP, with a type to compute in, would hand each block a copy of one.
     """
 
-    __slots__ = ("depth", "homes_N", "mask_B1LL", "nodes_BL", "positions_N", "windows")
+    __slots__ = ("beside_sinks", "depth", "homes_N", "mask_B1LL", "nodes_BL", "positions_N", "windows")
 
     def __init__(self, nodes_BL: Tensor, homes_N: Tensor, mask_B1LL: Tensor, positions_N: Tensor, depth: int) -> None:
         self.nodes_BL = nodes_BL  # int64, the token at each place; 0 in padding
@@ -36,6 +39,7 @@ class Rows:
         self.positions_N = positions_N  # int64, where each token stands in its sequence
         self.depth = depth  # of the longest sequence
         self.windows = dict[int, Tensor]()  # masks by sliding window: the windows that were asked for
+        self.beside_sinks = dict[int | None, Tensor]()  # the same with one more column
 
     def mask(self, window: int | None) -> Tensor:
         """(B, 1, L, L) what a place sees when it sees its own sequence's last `window` tokens, or all of them."""
@@ -44,6 +48,12 @@ class Rows:
         if window not in self.windows:
             self.windows[window] = self.mask_B1LL if window >= self.depth else self._narrowed(window)
         return self.windows[window]
+
+    def mask_with_sink(self, window: int | None) -> Tensor:
+        """(B, 1, L, L + 1) with a last column that every place sees."""
+        if window not in self.beside_sinks:
+            self.beside_sinks[window] = pad(self.mask(window), (0, 1))
+        return self.beside_sinks[window]
 
     def _narrowed(self, window: int) -> Tensor:
         positions_BL = self.positions_N[self.nodes_BL]
@@ -69,30 +79,46 @@ def tree_attention(
     rows: Rows,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     dropout: float = 0.0,
+    is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Gather rows, attend, scatter back: (1, N, h, d).
+    """Gather rows, attend, scatter back: (1, N, h, d). `s_aux` (h,) are the logits of each head's sink.
 
     Raises UnknownAttention where a model asks for attention that is not this one: by a mask that it changed, or by an
     argument that is not known to change nothing.
     """
     unknown = sorted(name for name, value in others.items() if value is not None and name not in KNOWN)
-    if dropout:
-        unknown.append("dropout")
+    unknown += [name for name, asked in (("dropout", dropout), ("is_causal", is_causal is False)) if asked]
     if attention_mask is not rows.mask_B1LL:
         unknown.append("a mask of its own")
     if unknown:
         raise UnknownAttention(f"{type(module).__name__} attends with {', '.join(unknown)}")
-    out_BhLd = torch.nn.functional.scaled_dot_product_attention(
-        _rows(query_1hNd, rows.nodes_BL),
-        _rows(key_1hNd, rows.nodes_BL),
-        _rows(value_1hNd, rows.nodes_BL),
-        attn_mask=rows.mask(sliding_window),
-        scale=scaling,
-        enable_gqa=key_1hNd.shape[1] != query_1hNd.shape[1],
-    )
+    size = query_1hNd.shape[-1]
+    scale = size**-0.5 if scaling is None else scaling
+    q_BhLd, k_BhLd, v_BhLd = (_rows(x_1hNd, rows.nodes_BL) for x_1hNd in (query_1hNd, key_1hNd, value_1hNd))
+    mask = rows.mask(sliding_window)
+    if s_aux is not None:
+        q_BhLd, k_BhLd, v_BhLd = _with_sink(q_BhLd, k_BhLd, v_BhLd, s_aux / scale)
+        mask = rows.mask_with_sink(sliding_window)
+    out_BhLd = scaled_dot_product_attention(
+        q_BhLd, k_BhLd, v_BhLd, attn_mask=mask, scale=scale, enable_gqa=k_BhLd.shape[1] != q_BhLd.shape[1]
+    )[..., : value_1hNd.shape[-1]]
     return out_BhLd.transpose(1, 2).flatten(0, 1)[rows.homes_N][None], None
+
+
+def _with_sink(q_BhLd: Tensor, k_BhLd: Tensor, v_BhLd: Tensor, sinks_h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values that attend to one more key, whose logit is the sink's and whose value is 0.
+
+    Heads become larger: in the first new dimension queries have their head's sink, the sink's key 1, other keys 0.
+    """
+    larger = (0, SINK_SIZE)
+    q_BhLd, k_BhLd, v_BhLd = pad(q_BhLd, larger), pad(k_BhLd, (*larger, 0, 1)), pad(v_BhLd, (*larger, 0, 1))
+    at = torch.arange(q_BhLd.shape[-1], device=q_BhLd.device) == q_BhLd.shape[-1] - SINK_SIZE
+    q_BhLd = torch.where(at, sinks_h.to(q_BhLd.dtype)[:, None, None], q_BhLd)
+    k_BhLd = torch.cat([k_BhLd[:, :, :-1], at.to(k_BhLd.dtype).expand_as(k_BhLd[:, :, -1:])], 2)
+    return q_BhLd, k_BhLd, v_BhLd
 
 
 def _rows(x_1hNd: Tensor, nodes_BL: Tensor) -> Tensor:

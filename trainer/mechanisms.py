@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+PLAIN = "eager"
+"""transformers' name of the attention that a model's own file has."""
 PACKED = {"full_attention", "sliding_attention", "attention"}
 """Types of layers that rows of a prefix tree are exact for."""
 FEED_FORWARD = {"dense", "sparse", "mlp", "moe"}
@@ -37,6 +39,12 @@ def unpackable(lm: Any) -> str:
     if not lm._supports_attention_backend:
         return "its attention is none of transformers' attention functions"
     return ""
+
+
+def attention_of(lm: Any) -> str:
+    """The attention by which transformers computes a model alone: its own choice, but SDPA leaves soft caps out."""
+    capped = getattr(lm.config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return PLAIN if capped else str(lm.config._attn_implementation)
 
 
 def untrainable(lm: Any) -> str:

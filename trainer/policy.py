@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from agentrl.trainer import attention
+from agentrl.trainer import attention, mechanisms
 from agentrl.trainer.attention import Rows, tree_mask
 from agentrl.trainer.head import token_logprobs
-from agentrl.trainer.mechanisms import logit_scale
 from agentrl.trainer.naming import Names
 from agentrl.trainer.packing import UNPACKED, Microbatch
 
@@ -43,16 +42,20 @@ class Body(nn.Module):
     def __init__(self, lm: Any) -> None:
         super().__init__()
         self.lm = lm
-        self._own_attention = lm.config._attn_implementation
+        self._own_attention = mechanisms.attention_of(lm)
 
     @property
     def blocks(self) -> Any:
         """The model without its head."""
         return decoder(self.lm)
 
-    def read(self, unpacked: str = "") -> None:
-        """Read packed microbatches or, for the reason that is given, unpacked ones."""
+    def read(self, unpacked: str = "", *, plainly: bool = False) -> None:
+        """Read packed microbatches or, for the reason that is given, unpacked ones.
+
+        `plainly`: from now on with the attention of the model's own file, which knows all of its arguments.
+        """
         self.unpacked = unpacked
+        self._own_attention = mechanisms.PLAIN if plainly else self._own_attention
         self.lm.set_attn_implementation(self._own_attention if unpacked else attention.NAME)
 
     def budget(self, tokens: int) -> int:
@@ -107,7 +110,7 @@ class Policy(Body):
 
     def __init__(self, lm: Any) -> None:
         super().__init__(lm)
-        self.scale = logit_scale(lm.config)
+        self.scale = mechanisms.logit_scale(lm.config)
 
     def forward(self, batch: Microbatch, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions."""

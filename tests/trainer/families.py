@@ -52,8 +52,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mistral, sliding": (PACKED, "Mistral", {"sliding_window": 16}),
     "Mixtral": (PACKED, "Mixtral", EXPERTS_LOCAL),
     "Gemma 2": (REFUSED, "Gemma2", {"head_dim": 8}),
+    "Gemma 2, no cap of logits": (UNPACKED, "Gemma2", {
+        "head_dim": 8, "sliding_window": 16, "final_logit_softcapping": None, "attn_logit_softcapping": 2.0,
+        "query_pre_attn_scalar": 8,
+    }),
     "Gemma 3": (PACKED, "Gemma3Text", {"head_dim": 8, "sliding_window": 16, "layer_types": TWO_KINDS}),
-    "gpt-oss": (UNPACKED, "GptOss", EXPERTS_LOCAL | {"head_dim": 8, "sliding_window": 16}),
+    "gpt-oss": (PACKED, "GptOss", EXPERTS_LOCAL | {"head_dim": 8, "sliding_window": 16}),
     "Phi-3": (PACKED, "Phi3", {}),
     "Phi-3, longrope": (UNPACKED, "Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
     "Phi-3.5-MoE, sliding": (UNPACKED, "Phimoe", EXPERTS_LOCAL | {"sliding_window": 16}),
@@ -72,6 +76,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 16, "num_local_experts": 0,
         "logits_scaling": 4.0,
     }),
+    "Granite SWA": (PACKED, "GraniteSWA", {"sliding_window": 16}),
     "Falcon-H1": (UNPACKED, "FalconH1", MAMBA_2 | {"mamba_d_ssm": 64, "lm_head_multiplier": 0.5}),
     "Falcon, ALiBi": (UNPACKED, "Falcon", {"alibi": True, "new_decoder_architecture": False}),
     "Mamba 2": (UNPACKED, "Mamba2", {
