@@ -100,7 +100,6 @@ async def measure(folder: Path, options: Any) -> Seen:
                 fire = asyncio.create_task(attack(mine, turn * count, count, options, seen))
                 seen.latencies["hostile"].append(await ordinary(http, others, fire))
             seen.deaths += engine.returncode is not None
-            seen.deaths += (folder / "engine.log").read_text(errors="replace").count("Received sigquit from a child")
     finally:
         proxy.terminate()
         proxy.wait(STOP_S)
