@@ -124,7 +124,7 @@ class GemmaReader(CallReader):
 class _GemmaValues:
     """A reader's place in a text of Gemma's values."""
 
-    _KEY = re.compile(r"\s*([^:,{}\[\]\s\ud800-\udbff][^:,{}\[\]\ud800-\udbff]*?)\s*:")
+    _KEY = re.compile(r"([^:,{}\[\]\ud800-\udbff]+):")
     _WORD = re.compile(r"[^,{}\[\]\ud800-\udbff]+")
 
     def __init__(self, text: str, at: int, alphabet: Alphabet) -> None:
@@ -168,10 +168,10 @@ class _GemmaValues:
                 raise ValueError("a key has no value")
             return key
         found = self._KEY.match(self._text, self.at)
-        if found is None:
+        if found is None or not found[1].strip():
             raise ValueError("a key is missing")
         self.at = found.end()
-        return found[1]
+        return found[1].strip()
 
     def _pairs(self, depth: int) -> dict[str, Any]:
         pairs: dict[str, Any] = {}

@@ -30,6 +30,10 @@ MAX_INNER = 64
 """Closing markers inside one value; behind them the first one closes."""
 
 
+MAX_REOPENED = 8
+"""Calls that begin in a broken one and are tried one after the other."""
+
+
 class _Mode(Enum):
     CONTENT = auto()
     REASONING = auto()
@@ -85,7 +89,7 @@ class MarkupParser(OutputParser):
         self._body: list[str] = []
         self._inner: int | None = None  # where the first closing marker ends that stands inside a value
         self._inners = 0
-        self._reopened: int | None = None  # where another call begins in the body
+        self._reopened: list[int] = []  # where other calls begin in the body
         self._draft: list[str] | None = None  # reasoning from the first call in it on
         self._calls = 0
 
@@ -217,26 +221,27 @@ class MarkupParser(OutputParser):
 
     def _open_block(self, marker: str, *body: str) -> None:
         self._mode, self._opener, self._body = _Mode.BLOCK, marker, list(body)
-        self._inner, self._inners, self._reopened = None, 0, None
+        self._inner, self._inners, self._reopened = None, 0, []
 
     def _in_block(self, marker: str) -> Generator[Delta, None, str]:
         """A marker in the body of a call; returns text that is to be read again."""
-        body = "".join(self._body)
         if marker != self._blocks.get(self._opener):
-            self._body = [body, marker]
-            if self._reopened is None and marker in self._blocks:
-                self._reopened = len(body)
+            if marker in self._blocks:
+                self._reopened.append(len(self._body))
+            self._body.append(marker)
             return ""
+        body = "".join(self._body)
         items = self._reader.read(body, self._parameters)
         if items is None and self._inners < MAX_INNER and self._reader.goes_on(body):
-            self._body = [body, marker]
-            self._inner = self._inner or len(body) + len(marker)
+            self._body.append(marker)
+            self._inner = self._inner or len(self._body)
             self._inners += 1
             return ""
         if items is not None:
             yield from self._deliver(items)
             return ""
-        return (yield from self._no_call(body + marker))
+        self._body.append(marker)
+        return (yield from self._no_call(self._inner or self._next_opener()))
 
     def _end_blocks(self) -> Iterator[Delta]:
         """No more can come."""
@@ -247,7 +252,7 @@ class MarkupParser(OutputParser):
             if items is not None:
                 yield from self._deliver(items)
                 continue
-            again = yield from self._no_call(body)
+            again = yield from self._no_call(self._inner or len(self._body))
             yield from self._scan(again)
             yield from self._rest()
 
@@ -264,12 +269,18 @@ class MarkupParser(OutputParser):
             yield ToolCallDelta(self._calls, item.id or self._format.new_id(), item.name, item.arguments)
             self._calls += 1
 
-    def _no_call(self, body: str) -> Generator[Delta, None, str]:
-        """The block is text, up to the first marker that may have closed it or begun another; returns the rest."""
+    def _next_opener(self) -> int:
+        """Where to read on in a body that is no call: at the next call in it, of very many at the last one."""
+        if not self._reopened:
+            return len(self._body)
+        return self._reopened[0 if len(self._reopened) <= MAX_REOPENED else -1]
+
+    def _no_call(self, cut: int) -> Generator[Delta, None, str]:
+        """The block is text up to `cut` parts of its body; returns the rest."""
         self._mode, self._bare = _Mode.CONTENT, ""
-        cut = self._inner or (len(body) if self._reopened is None else self._reopened)
-        yield from self._on_text(self._opener + body[:cut])
-        return body[cut:]
+        head, rest = self._body[:cut], self._body[cut:]
+        yield from self._on_text(self._opener + "".join(head))
+        return "".join(rest)
 
 
 def _overlap(text: str, marker: str) -> int:

@@ -8,7 +8,6 @@ streamed; a call is sent when its body has ended. What has no place in the forma
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
@@ -30,6 +29,8 @@ from agentrl.rendering.text import text_decoder
 from agentrl.rendering.typed import read_json, write_json
 from agentrl.schemas import Json
 
+MAX_INNER = 64
+"""Markers within the arguments of a reply; behind them each one ends its body."""
 PROMPT_TAIL = 32  # tokens: more than a header has
 BREAK = "\n"
 """Between two bodies of one kind, which only markers separate."""
@@ -79,6 +80,7 @@ class SegmentParser(OutputParser):
         self._fresh = True  # nothing of this body has been sent
         self._said: set[Kind] = set()
         self._calls = 0
+        self._inners = 0  # markers within arguments
         for text in self._header_of(prompt_ids[-PROMPT_TAIL:]):
             list(self._read(text))
 
@@ -127,8 +129,8 @@ class SegmentParser(OutputParser):
             return
         if self._header is not None:
             yield from self._in_header(text)
-        elif self._kind is Kind.CALL and (text in self._ends or text == self._open) and in_string("".join(self._body)):
-            self._body.append(text)  # the marker stands in the middle of an argument
+        elif self._kind is Kind.CALL and (text in self._ends or text == self._open) and self._in_argument():
+            self._body.append(text)
         elif text in self._ends:
             yield from self._end_body(closed=True, end=text)
             self._header = []
@@ -139,6 +141,11 @@ class SegmentParser(OutputParser):
             self._body.append(text)
         else:
             yield from self._plain(self._kind, text)
+
+    def _in_argument(self) -> bool:
+        """Whether a marker stands in the middle of a call's argument."""
+        self._inners += 1
+        return self._inners <= MAX_INNER and in_string("".join(self._body))
 
     def _in_header(self, text: str) -> Iterator[Delta]:
         assert self._header is not None
@@ -187,7 +194,7 @@ class SegmentParser(OutputParser):
         self._fresh, self._gap, self._kind = True, "", Kind.CONTENT
 
 
-_CHANNELS = {"analysis": Kind.REASONING, "final": Kind.CONTENT, "commentary": Kind.CONTENT, None: Kind.CONTENT}
+_CHANNELS = {"analysis": Kind.REASONING, "final": Kind.CONTENT, "commentary": Kind.CONTENT, "": Kind.CONTENT}
 
 
 class HarmonyParser(SegmentParser):
@@ -198,18 +205,20 @@ class HarmonyParser(SegmentParser):
     bodies = ("<|message|>",)
     ends = ("<|end|>", "<|call|>", "<|return|>")
     others = ("<|channel|>", "<|constrain|>")
-    _HEADER = re.compile(
-        r"\s*(?:assistant)?\s*(?:to=(\S+?)\s*)?(?:<\|channel\|>\s*(\w+)\s*)?(?:to=(\S+?)\s*)?(?:<\|constrain\|>)?\s*\w*\s*"
-    )
 
     def _classify(self, header: str, marker: str) -> tuple[Kind, str]:
-        found = self._HEADER.fullmatch(self._alphabet.spelled(header))
-        if found is None:
+        """`to=functions.f<|channel|>commentary <|constrain|>json`; the recipient may stand behind the channel."""
+        spelled = self._alphabet.spelled(header).replace("<|constrain|>", " ")
+        before, _, behind = spelled.removeprefix(self.role).partition("<|channel|>")
+        words, (channel, *more) = before.split(), behind.split() or [""]
+        to = [word for word in (*words, *more) if word.startswith("to=")]
+        types = [word for word in more if word not in to]
+        if len(to) > 1 or len(types) > 1 or any(word not in to for word in words):
             return Kind.OTHER, ""
-        to = found[1] or found[3]
-        if to is None:
-            return _CHANNELS.get(found[2], Kind.OTHER), ""
-        return (Kind.CALL if to.startswith("functions.") else Kind.OTHER), to.removeprefix("functions.")
+        if not to:
+            return _CHANNELS.get(channel, Kind.OTHER), ""
+        name = to[0].removeprefix("to=")
+        return (Kind.CALL if name.startswith("functions.") else Kind.OTHER), name.removeprefix("functions.")
 
     def _ends_calls(self) -> bool:
         return self._stop is not None

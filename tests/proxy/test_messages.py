@@ -125,7 +125,7 @@ def test_the_sdks_tool_runner_ends_as_one_trajectory(proxy, stream):
 
 
 def test_a_named_tool_is_called(proxy):
-    proxy.engine.respond = lambda ids, params: proxy.says("ab)")
+    proxy.engine.respond = lambda ids, params: proxy.says("calc(ab)")
     message = ask(proxy.session(), tools=[CALC], tool_choice={"type": "tool", "name": "calc"})
     assert [tool.name for tool in tools_of(message)] == ["calc"]
 

@@ -197,7 +197,7 @@ def test_what_the_sdk_parsed_can_be_sent_back(proxy):
 
 def test_a_named_tool_is_called(proxy):
     session = proxy.session()
-    proxy.engine.respond = lambda ids, params: proxy.says("ab)")
+    proxy.engine.respond = lambda ids, params: proxy.says("calc(ab)")
     response = ask(proxy, session, tools=[CALC], tool_choice={"type": "function", "name": "calc"})
     assert [item.type for item in response.output] == ["function_call"]
 

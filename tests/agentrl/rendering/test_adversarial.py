@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.rendering.call_readers import CallReader, Items
 from agentrl.rendering.families import family_names
+from agentrl.rendering.markup import MarkupParser
 from agentrl.rendering.reading import FAMILIES
+from agentrl.rendering.typed import Parameters
 
 from .adversarial import KNOWN, Result, head, results, row
-from .subjects import SUBJECTS, load_subject
+from .subjects import SUBJECTS, TOOLS, load_subject
 
 PAGE = Path(__file__).parents[3] / "docs" / "rendering.md"
 
@@ -36,3 +39,37 @@ def test_the_page_has_the_table(found: tuple[str, str, list[Result]]) -> None:
 
 def test_every_family_that_can_be_read_is_there() -> None:
     assert set(family_names()) == FAMILIES.keys() <= set(SUBJECTS)
+
+
+class Counted:
+    """A reader that counts the characters that it is asked to read."""
+
+    def __init__(self, inner: CallReader) -> None:
+        self.inner, self.characters = inner, 0
+
+    def read(self, body: str, parameters: Parameters) -> Items | None:
+        """As the reader does."""
+        self.characters += len(body)
+        return self.inner.read(body, parameters)
+
+    def goes_on(self, body: str) -> bool:
+        """As the reader does."""
+        self.characters += len(body)
+        return self.inner.goes_on(body)
+
+
+@pytest.mark.parametrize(
+    "unit", ["{open}", "{open}{close}", '{open}"{close}', '{open}{open}"{close}{close}', "{close}"]
+)
+def test_reading_costs_what_the_reply_is_long(tmp_path: Path, unit: str) -> None:
+    """A policy that repeats itself must not stop the proxy: no character is read many times."""
+    subject = load_subject(tmp_path / "model", "qwen3")
+    text = unit.format(open="<tool_call>", close="</tool_call>") * 500 + "</tool_call>"
+    parser = subject.renderer.parser(TOOLS, subject.prompt)
+    assert isinstance(parser, MarkupParser)
+    counted = Counted(parser._reader)
+    parser._reader = counted  # type: ignore[assignment]
+    parser.push(subject.renderer._encode(text))
+    parsed = parser.finish()
+    assert (parsed.content, parsed.tool_calls) == (text, [])
+    assert counted.characters < 100 * len(text)
