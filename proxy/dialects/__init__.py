@@ -27,5 +27,6 @@ session's `base_url` is the right one for every SDK."""
 def of_request(path: str, headers: Mapping[str, str]) -> Dialect:
     """The dialect in which to answer a request: by its path, and elsewhere by whose SDK asks."""
     served = path.removesuffix("/count_tokens")
-    found = next((dialect for end, dialect in DIALECTS.items() if served.endswith(end)), None)
+    of_path = (dialect for end, dialect in DIALECTS.items() if served.endswith(end) or f"/v1{served}" == end)
+    found = next(of_path, None)  # AReaL's have no /v1
     return found or (MESSAGES if "anthropic-version" in headers else DIALECTS["/v1/chat/completions"])

@@ -21,6 +21,7 @@ BUILT_IN = (
     "local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search", "web_search", "web_search_preview",
 )  # fmt: skip
 """Types of tools without a schema that a policy could be shown."""
+CUSTOM = ": give a function with one string as its parameter"
 JOINT = "__"
 _DATED = re.compile(r"_\d{4}_\d{2}_\d{2}$")
 _FIELDS = ("name", "description", "parameters", "strict")
@@ -41,8 +42,8 @@ def chat_tools(tools: Sequence[Json] | None) -> tuple[list[Json] | None, list[st
         elif isinstance(kind, str) and _DATED.sub("", kind) in BUILT_IN:
             left_out.append(kind)
         else:
-            known = did_you_mean(str(kind), ("function", "namespace", *BUILT_IN))
-            raise unsupported(f"{at}.type", f"tools of type {kind!r} are not supported{known}")
+            instead = CUSTOM if kind == "custom" else did_you_mean(str(kind), ("function", "namespace"))
+            raise unsupported(f"{at}.type", f"tools of type {kind!r} are not supported{instead}")
     if namespaces_of(tools):
         names = Counter(str(tool["function"].get("name")) for tool in found)
         if twice := [name for name, n in names.items() if n > 1]:

@@ -508,3 +508,7 @@ class TestTools:
         for spelled in (item, item | {"content": None}, item | {"content": []}):
             (turn,) = decode(input=[spelled]).messages
             assert turn["reasoning_content"] == "hm"
+
+    def test_what_stands_for_a_custom_tool_is_said(self):
+        assert "give a function with one string" in str(refusal(tools=[{"type": "custom", "name": "x"}]))
+        assert "did you mean 'function'?" in str(refusal(tools=[{**CALC, "type": "functon"}]))

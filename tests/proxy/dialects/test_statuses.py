@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects import DIALECTS
+from agentrl.proxy.dialects import DIALECTS, of_request
 from agentrl.proxy.dialects.statuses import headers_of, is_final
 
 RESPONSES = DIALECTS["/v1/responses"]
@@ -39,3 +39,19 @@ def test_a_final_error_says_so_by_header_and_to_codex_by_status(status, code, fi
 def test_not_now_says_when():
     error = RequestError(429, "why", code="too_many_calls", retry_after_s=0.2)
     assert headers_of(error) == {"retry-after": "1", "retry-after-ms": "200"}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/responses", "openai.responses"),
+        ("/sessions/s/v1/responses", "openai.responses"),
+        ("/responses", "openai.responses"),
+        ("/completions", "openai.completions"),
+        ("/v1/v1/messages", "anthropic.messages"),
+        ("/v1/responses/resp_1", "openai.chat"),
+        ("/sessions", "openai.chat"),
+    ],
+)
+def test_an_error_is_in_the_dialect_of_its_path_with_or_without_version(path, name):
+    assert of_request(path, {}).name == name
