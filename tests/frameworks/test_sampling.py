@@ -59,7 +59,7 @@ def test_a_forced_call_is_made(session: Any, choice: Any) -> None:
     )
     (call,) = reply.choices[0].message.tool_calls
     assert call.function.name in (("calc", "search") if choice == "required" else ("search",))
-    assert [call["trainable"] for call in recorded()] == [choice != "required"]  # only a choice takes a grammar
+    assert [(call["trainable"], call["distribution_modified"]) for call in recorded()] == [(False, True)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
