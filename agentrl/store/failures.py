@@ -35,10 +35,12 @@ def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | N
 
     None never does. The run's error names the last session and its error.
     """
+    if most is None:
+        return
     of_run = (sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None))
     of_group = select(sessions.c.status).where(sessions.c.group_id == group_id, *of_run).distinct()
     statuses = set(conn.execute(of_group).scalars())
-    if most is None or SessionStatus.FAILED not in statuses or SessionStatus.COMPLETED in statuses:
+    if SessionStatus.FAILED not in statuses or SessionStatus.COMPLETED in statuses:
         return
     newest = list(
         conn.execute(
