@@ -26,7 +26,7 @@ demo-quick: setup  ## The same with a tiny model and an easier task: a few minut
 	@.venv/bin/agentrl demo --quick
 
 test: setup  ## Run all tests, with one real SGLang server; those of frameworks and coding agents where setup-agents and setup-coders were run
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2  # byte code: tests start hundreds of processes
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4  # byte code: tests start hundreds of processes
 
 test-coders: setup setup-coders  ## Run the tests of coding agents (Claude Code, Codex, …) against the proxy
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest tests/coders

@@ -1,4 +1,4 @@
-"""Which tests run in which of pytest-xdist's processes (`make test` starts two).
+"""Which tests run in which of pytest-xdist's processes (`make test` starts up to four).
 
 Whatever uses a real SGLang server runs in one process: two servers would starve each other, and a run that is killed on
 purpose is best disturbed by nothing of that weight. Files whose fixtures are dear are not divided. Every other test
