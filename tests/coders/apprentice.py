@@ -8,15 +8,17 @@ vocabulary and a long context can learn it.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-from agentrl.models import resolve_model
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from agentrl.models import resolve_model, tiny
 from agentrl.rendering import load_renderer
 from agentrl.schemas import Json
 
 CONTEXT_LENGTH = 65_536
+VOCABULARY = 4096
 SECRET = "heliotrope"
 JOB = "Which word is in note.txt? Write it into answer.txt with the shell, then tell me."
 COMMANDS = ("cat note.txt", f"echo {SECRET} > answer.txt && echo written")
@@ -24,7 +26,7 @@ OF_MINI, HAND_IN = '"returncode": 0', "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPU
 """What results of mini-swe-agent's shell hold, and the command that ends its work: it takes no answer in words."""
 ANSWER = f"The word is {SECRET}."
 SHELLS: dict[str, tuple[str | None, Json]] = {
-    "Bash": ("command", {"description": "Work on the job"}),
+    "Bash": ("command", {}),
     "exec_command": ("cmd", {}),
     "bash": (None, {}),
 }
@@ -33,21 +35,30 @@ what they take before it."""
 
 
 def write_folder(out: Path) -> None:
-    """Tokenizer, chat template and configuration of the model, without weights."""
-    smollm2 = resolve_model("smollm2")
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        shutil.copy(smollm2 / name, out / name)
-    tokenizer = json.loads((smollm2 / "tokenizer_config.json").read_text())
-    (out / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": CONTEXT_LENGTH}))
-    (out / "config.json").write_text(json.dumps(model_config(json.loads((smollm2 / "config.json").read_text()))))
+    """Tokenizer, chat template and configuration of the model, without weights: the tiny model's, but for the size."""
+    make_tokenizer().save(str(out / "tokenizer.json"))
+    (out / "tokenizer_config.json").write_text(
+        json.dumps(tiny.tokenizer_config() | {"model_max_length": CONTEXT_LENGTH})
+    )
+    (out / "chat_template.jinja").write_text(tiny.CHAT_TEMPLATE)
+    config = tiny.model_config().to_dict() | {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT_LENGTH}
+    (out / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen2ForCausalLM"]}))
 
 
-def model_config(smollm2: Json) -> Json:
-    """A Llama with SmolLM2's vocabulary, much smaller, with room for a coding agent's prompt."""
-    return smollm2 | {
-        "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": CONTEXT_LENGTH,
-    }  # fmt: skip
+def make_tokenizer() -> Tokenizer:
+    """The likeliest words of SmolLM2's vocabulary: a coding agent's prompt has some thousand tokens of them."""
+    known = json.loads((resolve_model("smollm2") / "tokenizer.json").read_text())["model"]
+    words = [*tiny.SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    merges = []
+    for left, right in known["merges"][: VOCABULARY - len(words)]:
+        merges.append((left, right))
+        vocabulary.setdefault(left + right, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tiny.SPECIAL_TOKENS])
+    return tokenizer
 
 
 class Script:

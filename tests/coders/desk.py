@@ -85,12 +85,12 @@ def furnished(desk: Desk, folder: Path) -> Desk:
 
 
 @contextmanager
-def at_work(database_url: str, model: Path, engine_url: str, **settings: Any) -> Iterator[Desk]:
+def at_work(database_url: str, model: Path, engine_url: str, rollout: Json | None = None) -> Iterator[Desk]:
     """A run on `model`, which the engine serves as version 0, and its proxy until the block ends."""
     config = {
         "name": NAME, "model": str(model), "agent": "none:None", "tasks": "none.jsonl", "steps": 1,
-        "rollout": {"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 64},
-        "trainer": {"groups_per_step": 4096}, **settings,
+        "rollout": {"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 64, **(rollout or {})},
+        "trainer": {"groups_per_step": 4096},
     }  # fmt: skip
     database = Database(database_url)
     with database.write() as conn:

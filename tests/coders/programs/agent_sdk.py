@@ -1,4 +1,4 @@
-"""The Claude Agent SDK as a user writes it: one query with a shell tool; the last line of the output is the result."""
+"""The Claude Agent SDK as a user writes it: one query with a shell tool; the output is the result."""
 
 import asyncio
 import sys
@@ -6,12 +6,13 @@ import sys
 from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, query
 
 
-async def main() -> None:
-    options = ClaudeAgentOptions(allowed_tools=["Bash"])
-    async for message in query(prompt=sys.argv[1], options=options):
+async def main() -> bool:
+    failed = True
+    async for message in query(prompt=sys.argv[1], options=ClaudeAgentOptions(allowed_tools=["Bash"])):
         if isinstance(message, ResultMessage):
             print(message.result)
-            sys.exit(1 if message.is_error else 0)
+            failed = message.is_error
+    return failed
 
 
-asyncio.run(main())
+sys.exit(asyncio.run(main()))
