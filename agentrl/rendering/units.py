@@ -31,6 +31,8 @@ CUT = re.compile(f" (?<={CERTAIN.pattern} )")
 """The space that a unit begins with."""
 UNIT_CHARS, UNITS, OPENINGS = 64, 50_000, 1024
 """What is remembered: units up to so many characters, so many of them, so many beginnings of texts."""
+TOGETHER = 4096
+"""New units that are encoded at once."""
 
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -106,7 +108,10 @@ class UnitEncoder:
 
     def _learn(self, units: list[str]) -> dict[str, tuple[int, ...]]:
         """The ids of new units, the last of which may end in white space."""
-        new = self._together([unit for unit in dict.fromkeys(units) if unit.isascii()])
+        ascii_units = [unit for unit in dict.fromkeys(units) if unit.isascii()]
+        new: dict[str, tuple[int, ...]] = {}
+        for start in range(0, len(ascii_units), TOGETHER):  # a thread that encodes much lets others run between
+            new |= self._together(ascii_units[start : start + TOGETHER])
         for unit in units:
             if unit not in new:
                 new[unit] = tuple(self._plain(f" {unit}"))
