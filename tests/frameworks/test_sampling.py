@@ -48,7 +48,7 @@ def test_a_schema_that_does_not_compile_is_the_callers_fault(session: Any) -> No
     format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
     with pytest.raises(openai.BadRequestError, match="nonsense"):
         client.chat.completions.create(model="default", messages=ASK, response_format=format)
-    assert [call["status"] for call in recorded()] == ["failed"]
+    assert recorded() == []  # it is refused before an engine sees it
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "search"}}])
