@@ -28,8 +28,8 @@ demo-quick: setup  ## The same with a tiny model and an easier task: a few minut
 test: setup  ## Run all tests, with one real SGLang server; those of frameworks and coding agents where setup-agents and setup-coders were run
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4  # byte code: tests start hundreds of processes
 
-test-coders: setup setup-coders  ## Run the tests of coding agents (Claude Code, Codex, …) against the proxy
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest tests/coders
+test-coders: setup setup-coders  ## Run all tests of coding agents (Claude Code, Codex, …), those on real SGLang too: minutes
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest tests/coders -m ""  # those that teach a model too
 
 lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m ruff check .

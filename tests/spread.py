@@ -10,7 +10,7 @@ from __future__ import annotations
 from xdist.scheduler import LoadScopeScheduling
 
 ENGINE = "engine"
-REAL_ENGINE = ("tests/coders/", "tests/e2e/", "tests/frameworks/")
+REAL_ENGINE = ("tests/coders/test_real_engine.py", "tests/e2e/", "tests/frameworks/")
 UNDIVIDED = (
     "tests/agentrl/rendering/",
     "tests/agentrl/store/test_audit.py",

@@ -18,7 +18,7 @@ from test_mini_swe_agent import mini
 
 from agentrl.doctor.verdict import Answer
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]  # the first time it learns
+pytestmark = [pytest.mark.engine, pytest.mark.learns, pytest.mark.timeout(1800)]  # the first time it learns
 SAMPLING = {"sampling": {"temperature": 0.1}}  # one that is trained, and keeps to what was learned
 ROOM = 40_000  # tokens of all calls that run
 ATTEMPTS = 3
