@@ -27,6 +27,7 @@ from agentrl.proxy.dialects import MESSAGES
 from agentrl.proxy.dialects.base import Answer, Dialect, ModelRequest, StreamEncoder, sse
 from agentrl.proxy.dialects.models import Model, model_body, models_body
 from agentrl.proxy.exchanges import ClientLeft, Event, Exchange, exchange_for
+from agentrl.proxy.prompts import told_to_think
 from agentrl.proxy.state import ProxyState
 from agentrl.proxy.subagents import session_of_subagent
 from agentrl.proxy.upstreams import Start
@@ -64,7 +65,7 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
             response = await _pass_on(request, dialect, parts)
             response.background = None if over is None else BackgroundTask(over)
             return response
-        asked = replace(await heavy(dialect.decode, body), size=len(body))
+        asked = told_to_think(state, replace(await heavy(dialect.decode, body), size=len(body)))
         limits.check(asked)
         if request.scope.get(AREALS) and getattr(asked.wire, "store", None) is False:
             caller = replace(caller, role=Role.SIDE, trains=False)
@@ -83,7 +84,8 @@ async def count_tokens(request: Request) -> Response:
     async with place_for(state, session_id):
         asked = await state.heavy.run(session_id, len(body), MESSAGES.decode_count, body)
         limits.check(asked)
-        tokens = await calls.count_tokens(state, session_id, replace(asked, size=len(body)))
+        asked = told_to_think(state, replace(asked, size=len(body)))
+        tokens = await calls.count_tokens(state, session_id, asked)
     return Response(MESSAGES.encode_count(tokens), media_type="application/json")
 
 

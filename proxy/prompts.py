@@ -21,6 +21,7 @@ from agentrl.proxy.tree import Tree, with_texts
 from agentrl.rendering import OutputParser, Renderer
 from agentrl.rendering.conversation import canonical, chain_key, chain_keys, root_key
 from agentrl.rendering.divergence import leading_system
+from agentrl.rendering.options import with_thinking
 from agentrl.schemas import ForkReason, Json, Role
 from agentrl.store.codec import Content
 from agentrl.store.interactions import Node
@@ -65,6 +66,12 @@ def parser_after(state: ProxyState, request: ModelRequest, before: Sequence[int]
         return state.renderer.text_parser()
     tools = None if request.tool_choice == "none" else request.callable_tools
     return renderer_of(state, request).parser(tools, before)
+
+
+def told_to_think(state: ProxyState, request: ModelRequest) -> ModelRequest:
+    """The request with `thinks` among its template options, where the model's format has an option for it."""
+    options = with_thinking(request.template_options, request.thinks, state.renderer.thinking_option)
+    return replace(request, template_options=options)
 
 
 def renderer_of(state: ProxyState, request: ModelRequest) -> Renderer:

@@ -136,6 +136,7 @@ class Renderer(Protocol):
     max_context: int | None  # tokens, prompt and output together
     max_chars: int | None  # a longer text, white space aside, never fits into it; None where no bound is known
     reasons: bool  # the format has a place for reasoning
+    thinking_option: str | None  # the option that tells the format whether to think; None: it has none
 
     def with_options(self, options: Json) -> Renderer:
         """The same model, its chat format told `options` (checked by `check_options`).

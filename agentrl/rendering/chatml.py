@@ -37,6 +37,7 @@ class ChatMLRenderer:
 
     name = "chatml"
     reasons = False
+    thinking_option: str | None = None
 
     def __init__(
         self,

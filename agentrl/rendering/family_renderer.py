@@ -16,7 +16,7 @@ from agentrl.rendering.jinja import for_template
 from agentrl.rendering.longest import longest_text
 from agentrl.rendering.messages import function_of
 from agentrl.rendering.openings import Openings
-from agentrl.rendering.options import CAPACITY, known_options, spelled
+from agentrl.rendering.options import CAPACITY, known_options, spelled, thinking_option
 from agentrl.rendering.reading import FAMILIES, output_parser
 from agentrl.rendering.text import TextParser, decode
 from agentrl.rendering.units import units_encode
@@ -68,6 +68,7 @@ class FamilyRenderer:
         replies = (self.decode(self._write([*_TALK, reply], None)) for reply in _THOUGHTFUL)
         self.reasons = self._opens_reasoning or any(_THOUGHT in reply for reply in replies)
         self._known = known
+        self.thinking_option = thinking_option(known)
         self._with_options = lru_cache(CAPACITY)(lambda options: make(json.loads(options)))
         self._openings = Openings(self, self._write, self._encode, self._reads, tokenizer)
 

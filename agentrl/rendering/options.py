@@ -50,7 +50,7 @@ def known_options(options: Json, known: Collection[str], format: str, *, reasons
     """
     chosen: Json = {}
     for name, value in options.items():
-        own = next((alike for alike in _ALIKE if alike in known), name) if name in _ALIKE else name
+        own = (thinking_option(known) or name) if name in _ALIKE else name
         if own in known:
             chosen[own] = value
         elif name not in _ALIKE or value is not False or reasons:
@@ -59,6 +59,18 @@ def known_options(options: Json, known: Collection[str], format: str, *, reasons
                 f"the chat format {format!r} has no option {name!r}{did_you_mean(name, sorted(known))} (it has {names})"
             )
     return chosen
+
+
+def thinking_option(known: Collection[str]) -> str | None:
+    """The option by which a format is told whether to think. None where it has none."""
+    return next((name for name in _ALIKE if name in known), None)
+
+
+def with_thinking(options: Json, thinks: bool | None, option: str | None) -> Json:
+    """The options with `option` set to `thinks`, unless one of them is None or the options set it themselves."""
+    if thinks is None or option is None or any(name in options for name in _ALIKE):
+        return options
+    return {**options, option: thinks}
 
 
 def spelled(options: Json) -> str:

@@ -16,7 +16,7 @@ from agentrl.rendering.longest import longest_text
 from agentrl.rendering.memo import RenderedTexts
 from agentrl.rendering.messages import parse_arguments, role_of
 from agentrl.rendering.openings import Openings
-from agentrl.rendering.options import CAPACITY, known_options, spelled
+from agentrl.rendering.options import CAPACITY, known_options, spelled, thinking_option
 from agentrl.rendering.probing import find_format
 from agentrl.rendering.reading import output_parser
 from agentrl.rendering.text import TextParser, decode
@@ -55,6 +55,7 @@ class TemplateRenderer:
         self.reads_calls = found is not None
         self._reads = found or HERMES
         self.reasons = self._reads.think[1] in folder.template.source
+        self.thinking_option = thinking_option(folder.template.options)
         self._options: Json = {}
         self._with_options = lru_cache(CAPACITY)(self._make)
         self._texts = RenderedTexts()

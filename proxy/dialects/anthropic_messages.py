@@ -220,6 +220,7 @@ def _prompt(data: CountBody) -> ModelRequest:
         tool_choice=tool_choice(data.tool_choice, [*tools.listed, *loaded]),
         parallel_tool_calls=not getattr(data.tool_choice, "disable_parallel_tool_use", False),
         constraint=_constraint(data),
+        thinks=_thinks(data),
     )
 
 
@@ -236,6 +237,15 @@ def _refuse(data: CountBody) -> None:
         if edit.get("type") != "clear_thinking_20251015" or edit.get("keep") not in ("all", {"type": "all"}):
             at = f"context_management.edits[{i}]"
             raise unsupported(at, f"{at} is not supported: the policy is given the conversation as it is sent")
+
+
+def _thinks(data: CountBody) -> bool | None:
+    match data.thinking:
+        case ThinkingEnabled() | AdaptiveThinking():
+            return True
+        case NoThinking():
+            return False
+    return None
 
 
 def _constraint(data: CountBody) -> Json:

@@ -68,6 +68,7 @@ class ModelRequest:
     parallel_tool_calls: bool = True
     sampling: Json = field(default_factory=dict)  # temperature, top_p, top_k, penalties, logit_bias, …
     template_options: Json = field(default_factory=dict)  # chat_template_kwargs
+    thinks: bool | None = None  # whether the policy is asked to think, by another parameter; None: not said
     constraint: Json = field(default_factory=dict)  # of the grammar: {"json_schema": "…"}
     seed: int | None = None
     max_tokens: int | None = None

@@ -52,7 +52,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """How much to reason: a policy does as it has learned to."""
+    """Whether to reason; how much is what the policy has learned."""
 
     effort: str | None = None
     max_tokens: int | None = None
@@ -126,6 +126,7 @@ class OpenAIChat:
             tool_choice=tool_choice(data.tool_choice, data.tools),
             parallel_tool_calls=data.parallel_tool_calls is not False,
             template_options=check_options(data.chat_template_kwargs),
+            thinks=_thinks(data),
             sampling=data.sampling(),
             constraint=format_constraint(data.response_format, "response_format", nested="json_schema"),
             seed=data.seed,
@@ -234,6 +235,17 @@ def check_stream_options(options: StreamOptions | None) -> None:
     """Raises RequestError 400 for options that ask for what is not done here."""
     if options is not None:
         check_neutral("stream_options.continuous_usage_stats", options.continuous_usage_stats, CONTINUOUS)
+
+
+def thinks_at(effort: str | None) -> bool | None:
+    """Whether an effort asks for reasoning at all."""
+    return None if effort is None else effort != "none"
+
+
+def _thinks(data: ChatBody) -> bool | None:
+    asked = data.reasoning or Reasoning()
+    effort = data.reasoning_effort or asked.effort
+    return asked.enabled if effort is None else thinks_at(effort)
 
 
 def _max_tokens(data: ChatBody) -> int | None:

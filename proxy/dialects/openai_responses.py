@@ -52,7 +52,7 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    effort: str | None = None  # a policy reasons as it has learned to
+    effort: str | None = None  # "none" asks for no reasoning; how much there is otherwise, the policy has learned
     summary: str | None = None  # ours is the reasoning itself
     generate_summary: str | None = None
     context: str | None = None  # all of it stands in the conversation
@@ -119,6 +119,7 @@ class OpenAIResponses:
             left_out=left_out,
             tool_choice=tool_choice(data.tool_choice, tools),
             parallel_tool_calls=data.parallel_tool_calls is not False,
+            thinks=openai_chat.thinks_at(data.reasoning.effort if data.reasoning else None),
             sampling={name: value for name, value in numbers.items() if value is not None},
             constraint=format_constraint(text.format, "text.format"),
             max_tokens=data.max_output_tokens,

@@ -291,6 +291,48 @@ def test_an_episode_with_thinking_is_one_trajectory(reasons, proxy, go, display)
     assert extends(proxy, session)
 
 
+NOT = {"type": "disabled"}
+
+
+def test_thinking_is_switched_by_every_dialect(reasons, proxy):
+    session = proxy.session()
+    client, off = proxy.sdk(session), "<think>\n\n</think>\n\n"
+    proxy.engine.enqueue(*[writes(proxy, "well")] * 8)
+    explicit = {"chat_template_kwargs": {"enable_thinking": True}}
+    ask(session, thinking=NOT)
+    ask(session, thinking={"type": "adaptive"})
+    ask(session, thinking={"type": "between_tools"})
+    client.chat.completions.create(model="test", messages=HELLO, reasoning_effort="none")
+    client.chat.completions.create(model="test", messages=HELLO, reasoning_effort="none", extra_body=explicit)
+    client.chat.completions.create(model="test", messages=HELLO)
+    client.responses.create(model="test", input="abcd", reasoning={"effort": "none"})
+    client.responses.create(model="test", input="abcd", reasoning={"effort": "high"})
+    prompts = [proxy.renderer.decode(request["input_ids"]) for request in proxy.engine.requests]
+    assert [prompt.endswith(off) for prompt in prompts] == [True, False, False, True, False, False, True, False]
+    counted = sdk(session).messages.count_tokens(model="test", messages=HELLO, thinking=NOT)
+    assert counted.input_tokens == len(proxy.engine.requests[0]["input_ids"])
+
+
+@pytest.mark.parametrize("thinking", [NOT, {"type": "enabled", "budget_tokens": 1024}])
+def test_turns_with_one_setting_are_one_trajectory(reasons, proxy, thinking):
+    session = proxy.session()
+    call = '<tool_call>\n{"name": "calc", "arguments": {"x": "ab"}}\n</tool_call>'
+    proxy.engine.enqueue(writes(proxy, call), writes(proxy, "ba"))
+    asked = {"tools": [CALC], "thinking": thinking}
+    message = ask(session, **asked)
+    results = [result_of(tool, "ba") for tool in tools_of(message)]
+    ask(session, [*HELLO, message.to_param(), {"role": "user", "content": results}], **asked)
+    assert extends(proxy, session)
+
+
+def test_thinking_changes_nothing_where_the_format_has_no_option(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("ab"), proxy.says("ba"))
+    message = ask(session, thinking={"type": "adaptive"})
+    ask(session, [*HELLO, message.to_param(), {"role": "user", "content": "c"}], thinking=NOT)
+    assert extends(proxy, session)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_counted_in_openais_usage_too(reasons, proxy, stream):
     sdk = proxy.sdk(proxy.session())

@@ -10,7 +10,7 @@ import pytest
 from agentrl.errors import RequestError
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.rendering.conversation import root_key
-from agentrl.rendering.options import check_options
+from agentrl.rendering.options import check_options, with_thinking
 
 from .conftest import CHATML_TOKENS, byte_tokenizer, write_folder
 from .family_models import load_model
@@ -110,6 +110,27 @@ def test_thinking_is_off_where_there_is_none(smollm_folder: Path) -> None:
 def test_options_are_bounded(options: Any, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         check_options(options)
+
+
+def test_thinking_is_told_by_the_formats_own_name(template: Renderer, smollm_folder: Path, tmp_path: Path) -> None:
+    assert template.thinking_option == "thinking"
+    assert load_model(tmp_path / "model", "qwen3").thinking_option == "enable_thinking"
+    assert load_renderer(smollm_folder).thinking_option is None
+
+
+@pytest.mark.parametrize(
+    ("said", "thinks", "option", "told"),
+    [
+        ({}, False, "thinking", {"thinking": False}),
+        ({"style": "x"}, True, "enable_thinking", {"style": "x", "enable_thinking": True}),
+        ({}, None, "thinking", {}),
+        ({}, False, None, {}),
+        ({"thinking": True}, False, "thinking", {"thinking": True}),
+        ({"enable_thinking": True}, False, "thinking", {"enable_thinking": True}),
+    ],
+)
+def test_an_explicit_option_wins(said: Any, thinks: bool | None, option: str | None, told: Any) -> None:
+    assert with_thinking(said, thinks, option) == told
 
 
 def test_null_is_absent_and_options_are_part_of_the_key() -> None:

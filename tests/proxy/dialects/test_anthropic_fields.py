@@ -84,7 +84,7 @@ REQUEST: dict[str, tuple[str, Any]] = {
     "stop_sequences": (USED, ["END"]),
     "stream": (USED, True),
     "output_config": (USED, {"format": {"type": "json_schema", "schema": {}}}),
-    "thinking": (FREE, {"type": "adaptive", "display": "omitted"}),  # `display` says what of the answer is shown
+    "thinking": (USED, {"type": "adaptive", "display": "omitted"}),  # `display` says what of the answer is shown
     "cache_control": (FREE, CACHE),
     "metadata": (FREE, {"user_id": "u"}),
     "service_tier": (FREE, "auto"),
@@ -111,6 +111,7 @@ def test_every_parameter_of_the_sdk_has_its_place() -> None:
 
 
 PLAIN_TOOL = {"tools": [TOOL]}
+THINKS = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 PLACES: list[tuple[Any, dict[str, Any], dict[str, tuple[str, Any]]]] = [
     (
         beta_tool_param.BetaToolParam,
@@ -184,9 +185,9 @@ PLACES: list[tuple[Any, dict[str, Any], dict[str, tuple[str, Any]]]] = [
     ),
     (
         beta_thinking_config_enabled_param.BetaThinkingConfigEnabledParam,
-        {},
+        THINKS,
         {
-            "type": (FREE, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+            "type": (USED, {"thinking": {"type": "disabled"}}),
             "budget_tokens": (FREE, {"thinking": {"type": "enabled", "budget_tokens": 2048}}),
             "block_binding": (FREE, {"thinking": {"type": "enabled", "budget_tokens": 9, "block_binding": {}}}),
             "display": (FREE, {"thinking": {"type": "enabled", "budget_tokens": 9, "display": "updates"}}),
@@ -194,7 +195,7 @@ PLACES: list[tuple[Any, dict[str, Any], dict[str, tuple[str, Any]]]] = [
     ),
     (
         beta_thinking_config_adaptive_param.BetaThinkingConfigAdaptiveParam,
-        {},
+        THINKS,
         {
             "type": (FREE, {"thinking": {"type": "adaptive"}}),
             "block_binding": (FREE, {"thinking": {"type": "adaptive", "block_binding": {}}}),
@@ -209,7 +210,7 @@ PLACES: list[tuple[Any, dict[str, Any], dict[str, tuple[str, Any]]]] = [
     (
         beta_thinking_config_disabled_param.BetaThinkingConfigDisabledParam,
         {},
-        {"type": (FREE, {"thinking": {"type": "disabled"}})},
+        {"type": (USED, {"thinking": {"type": "disabled"}})},
     ),
     (
         beta_context_management_config_param.BetaContextManagementConfigParam,

@@ -211,12 +211,23 @@ def test_examples_of_a_tools_input_are_part_of_its_schema():
 
 
 @pytest.mark.parametrize(
+    ("thinking", "thinks"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024, "display": "summarized"}, True),
+        ({"type": "adaptive"}, True),
+        ({"type": "between_tools"}, None),
+        ({"type": "disabled"}, False),
+        (None, None),
+    ],
+)
+def test_thinking_is_switched_on_or_off(thinking, thinks):
+    assert decode(thinking=thinking).thinks is thinks
+
+
+@pytest.mark.parametrize(
     "fields",
     [
-        {"thinking": {"type": "enabled", "budget_tokens": 1024, "display": "summarized"}},
-        {"thinking": {"type": "adaptive"}},
         {"thinking": {"type": "between_tools"}},
-        {"thinking": {"type": "disabled"}},
         {"metadata": {"user_id": "u"}},
         {"service_tier": "auto"},
         {"speed": "fast"},

@@ -128,7 +128,7 @@ def test_nulls_are_absent_and_defaults_are_empty():
     [
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "s"},
         {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}},
-        {"modalities": ["text"], "verbosity": "medium", "functions": None, "reasoning_effort": "low"},
+        {"modalities": ["text"], "verbosity": "medium", "functions": None, "reasoning": {"max_tokens": 9}},
     ],
 )
 def test_harmless_parameters_change_nothing(fields):

@@ -86,6 +86,27 @@ def test_openrouters_spelling_of_effort_and_usage():
 
 
 @pytest.mark.parametrize(
+    ("dialect", "fields", "thinks"),
+    [
+        ("openai.chat", {}, None),
+        ("openai.chat", {"reasoning_effort": "none"}, False),
+        ("openai.chat", {"reasoning_effort": "low"}, True),
+        ("openai.chat", {"reasoning": {"effort": "none"}}, False),
+        ("openai.chat", {"reasoning": {"effort": "high"}}, True),
+        ("openai.chat", {"reasoning": {"enabled": False}}, False),
+        ("openai.chat", {"reasoning": {"max_tokens": 9}}, None),
+        ("openai.chat", {"reasoning_effort": "none", "reasoning": {"enabled": True}}, False),
+        ("openai.responses", {"input": "a"}, None),
+        ("openai.responses", {"input": "a", "reasoning": {"summary": "auto"}}, None),
+        ("openai.responses", {"input": "a", "reasoning": {"effort": "none"}}, False),
+        ("openai.responses", {"input": "a", "reasoning": {"effort": "medium"}}, True),
+    ],
+)
+def test_an_effort_says_whether_to_think(dialect, fields, thinks):
+    assert decode(dialect, **fields).thinks is thinks
+
+
+@pytest.mark.parametrize(
     ("dialect", "name", "meant"),
     [
         ("openai.chat", "max_output_tokens", "max_tokens"),
