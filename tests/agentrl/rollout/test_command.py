@@ -105,13 +105,18 @@ def test_a_reward_may_name_calls(episode: Any, proxy: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "posted",
-    ['f"/sessions/{os.environ[\'AGENTRL_SESSION_ID\']}/reward", {"value": 1.0}', '"/rl/set_reward", {"reward": 1.0}'],
+    ("posted", "of_a_call"),
+    [
+        ('f"/sessions/{os.environ[\'AGENTRL_SESSION_ID\']}/reward", {"value": 1.0}', False),
+        ('"/rl/set_reward", {"reward": 1.0}', True),  # AReaL's goes to the last call
+    ],
 )
-def test_a_program_may_reward_by_itself(episode: Any, posted: str) -> None:
+def test_a_program_may_reward_by_itself(episode: Any, proxy: Any, posted: str, of_a_call: bool) -> None:
     outcome, session = episode(ASK + POST.replace("PATH_AND_BODY", posted))
     assert (outcome.error, outcome.reward) == (None, None)
-    assert [(r["value"], r["interaction_id"]) for r in session["rewards"]] == [(1.0, None)]
+    (call,) = proxy.calls(session)
+    expected = call["id"] if of_a_call else None
+    assert [(r["value"], r["interaction_id"]) for r in session["rewards"]] == [(1.0, expected)]
 
 
 @pytest.mark.parametrize("text", ["well done", '"1.0"', "[1.0]", "true", "NaN", '{"chatcmpl-1": "x"}'])
