@@ -28,7 +28,8 @@ CODERS = (
     Coder(
         name="Claude Code", commands=("claude",), clients=("claude-cli",),
         address="set ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and ANTHROPIC_MODEL=default",
-        model="ANTHROPIC_MODEL=default", smaller="start it with --bare and few --tools",
+        model="unset ANTHROPIC_MODEL, or set it to default, and give no --model",
+        smaller="start it with --bare and few --tools",
         quieter="set CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", longer="set DISABLE_AUTO_COMPACT=1",
     ),
     Coder(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ from dataclasses import dataclass
 from agentrl.client import AsyncClient
 from agentrl.doctor.record import COMMAND, Session
 from agentrl.doctor.sources import from_proxy
-from agentrl.environment import without_secrets
 from agentrl.errors import UserError
-from agentrl.rollout.command import variables
+from agentrl.rollout.command import environment
 from agentrl.schemas import Json
 
 END_TIMEOUT_S = 30.0
@@ -39,7 +37,7 @@ async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, 
         session_id = opened["session_id"]
         keep_it = False
         try:
-            status = await run(command, variables(opened["base_url"], opened["api_key"]), stdout)
+            status = await run(command, environment(opened["base_url"], opened["api_key"]), stdout)
             keep_it = keep
         finally:
             if not keep_it:
@@ -56,14 +54,13 @@ def _end(status: int) -> Json:
 
 
 async def run(command: Sequence[str], env: Mapping[str, str], stdout: int | None = None) -> int:
-    """Run a program with our input and output; its exit status. Raises UserError when it cannot be started.
+    """Run a program with our input and output, in the environment `env`; its exit status.
 
-    Cancelled: it gets SIGTERM, and SIGKILL when it does not end within KILL_AFTER_S.
+    Raises UserError when it cannot be started. Cancelled: it gets SIGTERM, and SIGKILL when it does not end within
+    KILL_AFTER_S.
     """
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command, env=without_secrets(os.environ) | {**env}, stdout=stdout
-        )
+        process = await asyncio.create_subprocess_exec(*command, env=env, stdout=stdout)
     except OSError as error:
         raise UserError(f"cannot run {command[0]!r}: {error.strerror}") from error
     try:

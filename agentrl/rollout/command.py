@@ -39,8 +39,17 @@ DRAIN_TIMEOUT_S = 1.0
 """How long stderr is read after the command's end: a daemon that left the group may hold it open."""
 
 
+DEFAULTS = {"ANTHROPIC_MODEL": "default"}
+"""What a program is given where our own environment says nothing: Claude Code asks for a Claude without it."""
+
+
 class CommandFailed(AgentRLError):
     """The program ended with another exit status than 0."""
+
+
+def environment(base_url: str, api_key: str) -> dict[str, str]:
+    """The environment of a program that plays a session: our own without secrets, and the session's variables."""
+    return DEFAULTS | without_secrets(os.environ) | variables(base_url, api_key)
 
 
 def variables(base_url: str, api_key: str) -> dict[str, str]:
@@ -81,7 +90,7 @@ class CommandAgent:
         """
         base_url, api_key = extra["base_url"], extra["api_key"]
         with tempfile.TemporaryDirectory(prefix="agentrl-", ignore_cleanup_errors=True) as folder:
-            env = without_secrets(os.environ) | variables(base_url, api_key) | _files(Path(folder), data)
+            env = environment(base_url, api_key) | _files(Path(folder), data)
             env["AGENTRL_IS_EVAL"] = str(int(extra.get("is_eval", False)))
             status, tail = await _play(self.command, env)
             if status:

@@ -192,6 +192,18 @@ def test_the_variables(variables: Any) -> None:
     assert not Path(env["AGENTRL_TASK_FILE"]).exists()  # gone with the episode
 
 
+@pytest.mark.parametrize(("own", "given"), [(None, "default"), ("claude-x", "claude-x")])
+def test_claude_code_is_told_the_model_unless_the_user_names_one(
+    variables: Any, monkeypatch: pytest.MonkeyPatch, own: str | None, given: str
+) -> None:
+    monkeypatch.delenv("ANTHROPIC_MODEL", raising=False)
+    if own is not None:
+        monkeypatch.setenv("ANTHROPIC_MODEL", own)
+    env = variables({})
+    assert env["ANTHROPIC_MODEL"] == given
+    assert "OPENAI_MODEL" not in env  # programs name judges by it
+
+
 def test_secrets_of_the_worker_are_not_passed_on(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AGENTRL_ADMIN_KEY", "AGENTRL_RUN_KEY", "AGENTRL_DATABASE_URL", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.setenv(name, "a-secret-of-the-worker")
