@@ -107,7 +107,7 @@ class DeepSeekReader(CallReader):
     def __init__(self, alphabet: Alphabet) -> None:
         super().__init__(alphabet)
         self._fenced = self._pattern(r"\s*function«<｜tool▁sep｜>»([^\n]+)\n```(?:json)?\n")
-        self._plain = self._pattern(r"\s*([^\n]+?)«<｜tool▁sep｜>»")
+        self._plain = self._pattern(r"\s*(\S[^\n]*?)«<｜tool▁sep｜>»")
 
     def read(self, body: str, parameters: Parameters) -> Items | None:
         if head := self._fenced.match(body):
@@ -170,7 +170,7 @@ class PairsReader(CallReader):
         key, value = f"arg_key{suffix}", f"arg_value{suffix}"
         self._head = self._pattern(rf"\s*([^\s\ud800-\udbff<]+)\s*(?:«<tool_sep{suffix}>»)?\s*")
         self._pair = self._pattern(
-            rf"«<{key}>»(.*?)«</{key}>»\s*«<{value}>»(.*?)«</{value}>»\s*(?=«<{key}>»|«<tool_call{suffix}>»|\Z)"
+            rf"(?>«<{key}>»(.*?)«</{key}>»\s*«<{value}>»)(.*?)«</{value}>»\s*(?=«<{key}>»|«<tool_call{suffix}>»|\Z)"
         )
         self._value, self._end_value = (alphabet.marked(f"<{value}>"), alphabet.marked(f"</{value}>"))
 

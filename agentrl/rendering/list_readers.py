@@ -17,6 +17,7 @@ from agentrl.rendering.typed import Parameters, read_json, write_json
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"(?:[\s;]|<\|python_tag\|>)*")
 _SPACE = re.compile(r"\s*")
+_LITERAL = re.compile(r"""\"[^"\\]*(?:\\.[^"\\]*)*("?)|'[^'\\]*(?:\\.[^'\\]*)*('?)""", re.DOTALL)
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 
 
@@ -60,7 +61,7 @@ class PythonReader(CallReader):
         return python_calls(self._alphabet.spelled(body))
 
     def goes_on(self, body: str) -> bool:
-        return python_calls(self._alphabet.spelled(body)) is None
+        return in_literal(body)
 
 
 class MistralReader(CallReader):
@@ -216,6 +217,14 @@ def with_rest(items: Items, rest: str) -> Items | None:
     if not items:
         return None
     return [*items, rest] if rest.strip() else items
+
+
+def in_literal(text: str) -> bool:
+    """Whether Python's text ends within a string, which holds no line break."""
+    for found in _LITERAL.finditer(text):
+        if not (found[1] or found[2]):
+            return "\n" not in found[0]
+    return False
 
 
 def python_calls(text: str) -> Items | None:
