@@ -11,6 +11,7 @@ H: hidden size, T: tokens of a sequence, K: positions whose logits are compared,
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def _alone(model: Body, sequences: list[list[int]], folder: Path, device: torch.
         raise
     except FAILURES as error:
         raise ModelFolderError(f"{what} fails in transformers' forward: {_line(error)}") from error
+    if _worst(float(not all(found.isfinite().all() for found in (first, second)))):
+        raise ModelFolderError(f"{what}: its hidden states are not finite numbers")
     prefix = _common(sequences)
     if _worst(_apart(first[:prefix], second[:prefix])) > allowed:
         raise ModelFolderError(f"{what} is not causal: the hidden states of a prefix depend on what follows it")
@@ -131,13 +134,14 @@ def _difference(
 
 
 def _rounding(model: Body, sequences: list[list[int]], alone: list[Tensor], device: torch.device) -> float:
-    """Between transformers' own attention and its plainest one."""
+    """Between transformers' own attention and its plainest one; 0 where that is no number."""
     model.lm.set_attn_implementation(mechanisms.PLAIN)
     plain = model.within(lambda: [model.alone(torch.tensor(ids, device=device)) for ids in sequences])
     model.read()
-    return _worst(
+    worst = _worst(
         max(_apart(a[_common(sequences) :], b[_common(sequences) :]) for a, b in zip(plain, alone, strict=True))
     )
+    return worst if math.isfinite(worst) else 0.0
 
 
 def _packed(sequences: list[list[int]]) -> tuple[Microbatch, list[Tensor]]:
@@ -166,7 +170,7 @@ def _sample(number: int, ids: list[int]) -> Sample:
         versions=np.full(n, PROMPT_VERSION, np.int32),
         turn_ids=np.where(last, 0, -1).astype(np.int32),
         temperatures=np.ones(n, np.float32),
-        turn_returns=np.zeros(1, np.float32),
+        turn_returns=np.zeros(1),
         episode_return=0.0,
     )
     return Sample(tokens, np.zeros(n, np.float32))
@@ -187,9 +191,10 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 
 
 def _gaps(found: Tensor, expected: Tensor) -> Tensor:
+    """(T,) ‖a − b‖ / ‖b‖; infinity in the place of NaN, which would exceed no bound."""
     gap, size = (found.float() - expected.float()).norm(dim=-1), expected.float().norm(dim=-1)
     relative: Tensor = gap / size.clamp_min(1e-9)
-    return relative
+    return relative.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _worst(apart: float) -> float:

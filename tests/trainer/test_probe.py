@@ -160,6 +160,28 @@ def test_a_model_whose_forward_fails_here_is_refused(
         load_policy(tiny_model, world.mesh)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_model_whose_packed_numbers_are_none_is_not_packed(
+    dtype: torch.dtype, tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflows(self: Policy, *_: Any) -> Tensor:
+        return packed(self, *_) * torch.nan
+
+    packed = Policy.packed
+    monkeypatch.setattr(Policy, "packed", overflows)
+    assert load_policy(tiny_model, world.mesh, dtype=dtype).unpacked.endswith("off by inf of their size")
+
+
+def test_a_model_without_finite_numbers_is_refused(
+    tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+
+    monkeypatch.setattr(Qwen2MLP, "forward", lambda _, hidden: hidden * torch.inf)
+    with pytest.raises(ModelFolderError, match="Qwen2ForCausalLM: its hidden states are not finite numbers"):
+        load_policy(tiny_model, world.mesh)
+
+
 # -- attention -------------------------------------------------------------------------------------------------------
 
 
