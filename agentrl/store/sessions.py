@@ -409,16 +409,19 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
     if row.built or row.status == SessionStatus.OPEN:
         return str(row.status)
     tree = family.load(conn, family.root_of(row))
-    below = [member.id for member in tree.below(session_id) if not member.built][: MOST_SETTLED - 1]
+    unbuilt = [member for member in tree.below(session_id) if not member.built]
+    below, left = [member.id for member in unbuilt[: MOST_SETTLED - 1]], unbuilt[MOST_SETTLED - 1 :]
     built: list[str] = []
     members = {session_id: row} | {member.id: member for member in _lock_all(conn, below)}
+    _lock_ids(conn, [member.id for member in left if member.parent_session_id in members])  # before the group
     for member in members.values():
         follows = member.parent_session_id in built
         if (follows or member.id == session_id) and _build(conn, member, tree, limits, parent_is_built=follows):
             built.append(member.id)
-    if built and len(members) == MOST_SETTLED:
-        left = (sessions.c.parent_session_id.in_(built), sessions.c.built.is_(False), sessions.c.id.not_in(members))
-        conn.execute(update(sessions).where(*left).values(due_at=time.time()))
+    next_ones = [member.id for member in left if member.parent_session_id in built]
+    if next_ones:
+        of_them = (sessions.c.id.in_(next_ones), sessions.c.built.is_(False))
+        conn.execute(update(sessions).where(*of_them).values(due_at=time.time()))
     if built:
         _settle_group(conn, row.group_id, limits)
     return str(conn.execute(select(sessions.c.status).where(sessions.c.id == session_id)).scalar_one())
@@ -597,6 +600,13 @@ def _lock_all(conn: Connection, session_ids: list[str]) -> list[Row[Any]]:
         return []
     of_them = select(sessions).where(sessions.c.id.in_(session_ids)).order_by(sessions.c.depth, sessions.c.id)
     return list(conn.execute(of_them.with_for_update(key_share=True)))
+
+
+def _lock_ids(conn: Connection, session_ids: list[str]) -> None:
+    """As `_lock_all`, for those of which nothing else is needed."""
+    if session_ids:
+        of_them = select(sessions.c.id).where(sessions.c.id.in_(session_ids)).order_by(sessions.c.depth, sessions.c.id)
+        conn.execute(of_them.with_for_update(key_share=True)).all()
 
 
 def _locked_group(conn: Connection, group_id: str) -> Row[Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,7 @@ from agentrl.store.sessions import Limits
 from agentrl.tables import groups, trajectories
 from agentrl.tables import sessions as sessions_table
 
+LET_IT_WAIT_S = 0.3  # for a thread to reach a lock that the test holds
 trees = st.integers(1, 24).flatmap(lambda n: st.tuples(*(st.integers(0, max(0, i - 1)) for i in range(n))))
 """For each session but the root, the number of its parent."""
 
@@ -234,6 +237,26 @@ def test_the_end_of_a_large_tree_seals_all_of_it_and_settles_a_few(db, run_id, l
     assert len(db.query(sessions.due, run_id, limit=2000)) == 1001 - sessions.MOST_SETTLED
     with pytest.raises(RequestError, match="sealed"):
         child(db, ids[1], limits)
+
+
+def test_what_is_left_of_a_tree_is_locked_before_the_group(db, run_id, limits):
+    """A reward of a session that is left holds it, and then needs the group: a builder that has that must not wait."""
+    patient = replace(limits, reward_timeout_s=3600.0)
+    ids = old_tree(db, run_id, limits, [0] * (sessions.MOST_SETTLED + 2))
+    with db.write() as conn:
+        call(conn, run_id, ids[0])
+        assert sessions.end(conn, ids[0], SessionStatus.COMPLETED, None, patient) == "completed"
+        conn.execute(sessions_table.update().values(due_at=0.0))
+    with ThreadPoolExecutor(1) as pool:
+        with db.write() as conn:
+            conn.execute(select(sessions_table.c.id).where(sessions_table.c.id == ids[-1]).with_for_update()).all()
+            builder = pool.submit(db.transact, lambda conn: sessions.look(conn, ids[0], limits, heard_since=0.0))
+            sleep(LET_IT_WAIT_S)
+            conn.execute(select(groups.c.id).with_for_update(nowait=True)).all()  # refused where somebody has it
+        assert builder.result() is False
+    with db.read() as conn:
+        built = select(func.count()).select_from(sessions_table).where(sessions_table.c.built)
+        assert conn.execute(built).scalar_one() == sessions.MOST_SETTLED
 
 
 def new_run(db: Database) -> str:
