@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.base import ModelRequest
@@ -10,6 +10,7 @@ from agentrl.rendering import Renderer
 from agentrl.rendering.messages import text_of
 from agentrl.schemas import Json
 
+PIECE = 64 * 1024
 END_OF_REASONING = "</think>"
 """What stands before it in an answer, templates may leave out."""
 
@@ -42,10 +43,17 @@ def _kept(message: Json) -> str:
 def _check_texts(texts: Sequence[str], renderer: Renderer, param: str) -> None:
     if renderer.max_chars is None or sum(map(len, texts)) <= renderer.max_chars:
         return
-    found = sum(len(word) for text in texts for word in text.split())
-    if found > renderer.max_chars:
-        needed = f"this call has {found} characters, of which {renderer.max_chars} fit at most"
-        raise _too_long(renderer.max_context, needed, param)
+    found = 0
+    for piece in _pieces(texts):
+        found += sum(map(len, piece.split()))
+        if found > renderer.max_chars:
+            needed = f"this call has at least {found} characters, of which {renderer.max_chars} fit at most"
+            raise _too_long(renderer.max_context, needed, param)
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[str]:
+    """The texts in pieces that are soon counted: other threads run between them, and no long text is copied whole."""
+    return (text[start : start + PIECE] for text in texts for start in range(0, len(text), PIECE))
 
 
 def _check_ids(found: int, max_context: int | None) -> None:

@@ -53,7 +53,7 @@ class Prompt:
 
 async def prompts_for(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> list[Prompt]:
     """The prompts of a request; `role` is what the caller says of it. Raises RequestError."""
-    lengths.check(request, state.renderer)
+    await state.heavy.run(session_id, _size(request), lengths.check, request, state.renderer)
     if request.prompts:
         tree = await state.trees.get(session_id, fresh=True)  # nothing in a raw prompt says what it extends
         return [await _raw_prompt(state, session_id, tree, prompt, role) for prompt in request.prompts]

@@ -6,11 +6,12 @@ import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from agentrl.errors import RequestError
-from agentrl.proxy import heavy
+from agentrl.proxy import heavy, lengths
 from agentrl.proxy.dialects import MESSAGES
 from agentrl.proxy.heavy import INLINE_BYTES, Heavy
 from agentrl.rendering import chatml
@@ -181,6 +182,27 @@ def test_what_no_context_can_hold_is_refused_before_it_is_rendered(proxy, monkey
     assert answer.status_code == 400
     assert "maximum context length is 2048 tokens" in answer.text
     assert proxy.calls(session) == []
+
+
+def test_lengths_of_large_conversations_are_counted_while_others_are_served(proxy, monkeypatch):
+    session = proxy.session()
+    real = lengths.check
+    watched = Watched(real)
+    large = lambda asked, renderer: (watched if asked.size >= LARGE else real)(asked, renderer)  # noqa: E731
+    monkeypatch.setattr(lengths, "check", large)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(send, proxy, session, "/chat/completions", body(50_000))
+        goes_on(proxy, watched, answer)
+        assert "maximum context length is 2048 tokens" in answer.result().text
+
+
+@pytest.mark.parametrize("text", ["abcdefgh", "ab cd ef gh", " abc \n defgh \u2003 ", "a b c d e f g h"])
+def test_a_length_is_that_of_the_whole_text_however_it_is_cut(monkeypatch, text):
+    monkeypatch.setattr(lengths, "PIECE", 3)
+    fits, too_short = (SimpleNamespace(max_context=9, max_chars=most) for most in (8, 7))
+    lengths._check_texts([text], fits, "prompt")
+    with pytest.raises(RequestError, match="8 characters, of which 7 fit"):
+        lengths._check_texts([text], too_short, "prompt")
 
 
 class TestGate:
