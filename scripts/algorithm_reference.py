@@ -46,14 +46,13 @@ A *sequence* is a trajectory: the loss tokens of one path through a session's ca
 totals (tokens, trajectories, M2PO's second moment) are of the whole minibatch, so that losses and gradients do not
 depend on how it is cut into microbatches or spread over ranks.
 
-**What counts.** Loss tokens are those that may train: sampled by the policy, of an unmodified distribution, young
-enough. A loss token that `correction: mask` or `reject`, or `m2_threshold`, then leaves out has loss 0 and stays in
-what the sum is divided by (tokens, its trajectory's length, trajectories); so does a trajectory of which all tokens are
-left out.
+**What counts.** Loss tokens are sampled by the policy from an unmodified distribution, by weights within the bound on
+staleness. A loss token that `correction: mask` or `reject`, or `m2_threshold`, then leaves out has loss 0 and still counts in
+the denominator (tokens, its trajectory's length, trajectories); so does a trajectory whose tokens are all left out.
 verl's rejection and AReaL's M2PO take such tokens out of the loss mask before the mean: with a share f kept, their
-`token_mean` is ours divided by f, and their mean over a trajectory is over its kept tokens alone. Ours keeps each
-token's weight what it was, so that a batch of which little is left moves the policy less, not more; the learning rate
-that matches theirs is ours over f (`masked_fraction` is 1 − f of M2PO, `behavior_weight_capped` of corrections; AdamW
+`token_mean` is ours divided by f, and their mean over a trajectory is over its kept tokens alone. Ours keeps
+each token's weight, so that a batch with few tokens left moves the policy less, not more; the learning rate that matches
+theirs is ours over f (`masked_fraction` is 1 − f of M2PO, `behavior_weight_capped` of corrections; AdamW
 and `grad_clip` undo part of the difference). KL and entropy of a token that is left out still count.
 
 Ratios of a turn or a sequence are geometric means, in GSPO's token form: where all tokens of a trajectory have the same
@@ -62,8 +61,8 @@ advantage, value and gradient are GSPO's, and where turns differ, each token's g
 
 Differences of log probabilities are bounded before they become ratios: ρ and w are exponentials of at most ±20 (as in
 verl), the estimator k3 is at most 10 (as in verl and AReaL). Between the bounds the formulas are exact; at one the
-token has no gradient. A token that `m2_threshold` leaves out has log ρ 0 before the exponential, so that no infinity of
-it reaches the gradient. k1, k2 and the losses of pairs take no exponential that can overflow, and have no bound.
+token has no gradient. For a token that `m2_threshold` leaves out, log ρ is set to 0 before the exponential, so that an infinite
+value does not reach the gradient. k1, k2 and the losses of pairs have no exponential that can overflow, and no bound.
 
 ## Advantages
 
@@ -71,8 +70,8 @@ A group-relative baseline counts each episode of a group once, however many path
 be compared with, and a group of equal returns teaches nothing: their advantages are 0 (`whiten` then shifts those of
 the tied group with all the others).
 
-Returns are float64 throughout, and equal where they differ by at most 1e-9 · max(1, |R|): rewards that are added up in
-another order do not make a group differ. The lease, the trainer and recorded pairs share that definition.
+Returns are float64 throughout. Two returns are equal if they differ by at most 1e-9 · max(1, |R|), so that the order in which
+rewards are added does not matter. The lease, the trainer and recorded pairs use the same definition.
 
 `dynamic_sampling` goes further: a tied group, or one of one session, is never leased. It becomes `stale` with the
 reason `tied`, its admission is given back, and the step waits for another group in its place. What counts is the
@@ -81,7 +80,7 @@ recorded return, before overlong shaping.
 **Discounted turns.** With `rollout.turn_discount` γ below 1 and `credit: turn`, a turn's advantage is its own return,
 R_i = r_i + γ R_{i+1}, against a baseline of first turns' returns, γ^(n−1) r for an episode of n turns that ends with
 reward r. Where the episodes of a group differ in n, the last turns are therefore far above the baseline on every path,
-also in the episode that took longest: of two that both earn 1, in one turn and in six at γ = 0.9, the baseline is 0.80,
+even in the longest episode: of two that both earn 1, in one turn and in six at γ = 0.9, the baseline is 0.80,
 the long one's first turn has 0.59 and its last 1. With equal numbers of turns and equal rewards the group is tied and
 nothing is learned from it. `turn_discount: 1`, `credit: trajectory` (the discounted return of the episode for all its
 turns: shorter is better) and a critic (`ppo`, which expects each turn's return) do not have this; `agentrl train`,
