@@ -287,7 +287,7 @@ class _SessionState:
 
 
 def error_text(error: BaseException) -> str:
-    """An error as a session's end tells it: short, and such that it can be sent and stored whatever it holds."""
+    """The text of an error for a session's end: short, and always valid to send and to store."""
     return f"{type(error).__name__}: {error}"[:LONGEST_ERROR].encode(errors="replace").decode()
 
 

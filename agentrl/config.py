@@ -128,7 +128,7 @@ class ProxyConfig(Section):
     max_subagent_depth: NonNegative = 8
     """Levels of sub-agents' sessions below a session; deeper ones are refused with 422. 0: none."""
     max_subagents_per_session: NonNegative = 256
-    """Sub-agents' sessions below a session that is nobody's sub-agent, of all levels; more are refused with 422."""
+    """Sub-agents' sessions below a root session, on all levels together; more are refused with 422."""
     session_timeout_s: Seconds = 900.0
     """An open session of an outside program that made no call and sent no heartbeat for this long is abandoned."""
     heartbeat_timeout_s: Seconds = 60.0

@@ -42,7 +42,7 @@ def without_password(url: str) -> str:
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """A configuration as it may be shown: texts under a name that tells of a secret (`password`, `api_key`, `token`, …)
+    """A configuration as it may be shown: strings under the name of a secret (`password`, `api_key`, `token`, …)
     and passwords in URLs become `***`. `…_env` names a variable, which is no secret."""
     if isinstance(value, dict):
         return {key: masked(inner, f"{name}.{key}" if name else str(key)) for key, inner in value.items()}

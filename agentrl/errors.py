@@ -36,7 +36,7 @@ class ConfigError(UserError):
 
 
 class ModelFolderError(UserError):
-    """A model folder is missing or incomplete, or its model is none that the trainer can train."""
+    """A model folder is missing or incomplete, or the trainer cannot train its model."""
 
 
 class RequestError(AgentRLError):

@@ -93,7 +93,7 @@ class Tries:
 
     @property
     def result(self) -> float | None:
-        """What an episode that is over counts as; None: it says nothing about the policy."""
+        """How an ended episode is counted; None: it says nothing about the policy."""
         return 0.0 if self.reward is None and self.failed >= ATTEMPTS else self.reward
 
 

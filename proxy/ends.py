@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 async def end(
     state: ProxyState, session_id: str, status: SessionStatus = SessionStatus.COMPLETED, error: str | None = None
 ) -> str:
-    """Seal a session, and stop what is sampled there for nobody; its status. Raises as `sessions.end` does."""
+    """Seal a session, and stop its calls that no client waits for; its status. Raises as `sessions.end` does."""
     result = await state.write(sessions.end, session_id, status, error, state.limits)
     state.forget(session_id)
     await exchanges.stop_orphans(state)

@@ -19,7 +19,7 @@ from agentrl.errors import RequestError
 
 T = TypeVar("T")
 INLINE_BYTES = 32 * 1024
-"""What is smaller takes some milliseconds."""
+"""Smaller requests are processed on the event loop: they take a few milliseconds."""
 WORKERS = max(2, min(4, os.cpu_count() or 1))
 MOST_BYTES, MOST_BYTES_OF_ONE = 512 * 1024 * 1024, 256 * 1024 * 1024
 """Under way at once, waiting ones included: of all sessions, and of one."""

@@ -30,7 +30,7 @@ from agentrl.tokens import TokenIds
 RAW = root_key(None, {"raw": True})
 """Where the keys of raw prompts begin: no conversation has them."""
 BRIDGED_FASTER = 8
-"""So much less than rendering takes a bridge, which writes what it extends and does not encode it."""
+"""How many times faster a bridge is than rendering: it writes the earlier turns, but does not encode them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

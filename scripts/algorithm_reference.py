@@ -47,13 +47,14 @@ totals (tokens, trajectories, M2PO's second moment) are of the whole minibatch, 
 depend on how it is cut into microbatches or spread over ranks.
 
 **What counts.** Loss tokens are sampled by the policy from an unmodified distribution, by weights within the bound on
-staleness. A loss token that `correction: mask` or `reject`, or `m2_threshold`, then leaves out has loss 0 and still counts in
-the denominator (tokens, its trajectory's length, trajectories); so does a trajectory whose tokens are all left out.
+staleness. A loss token that `correction: mask` or `reject`, or `m2_threshold`, then leaves out has loss 0 and still
+counts in the denominator (tokens, its trajectory's length, trajectories); so does a trajectory whose tokens are all
+left out.
 verl's rejection and AReaL's M2PO take such tokens out of the loss mask before the mean: with a share f kept, their
-`token_mean` is ours divided by f, and their mean over a trajectory is over its kept tokens alone. Ours keeps
-each token's weight, so that a batch with few tokens left moves the policy less, not more; the learning rate that matches
-theirs is ours over f (`masked_fraction` is 1 − f of M2PO, `behavior_weight_capped` of corrections; AdamW
-and `grad_clip` undo part of the difference). KL and entropy of a token that is left out still count.
+`token_mean` is ours divided by f, and their mean over a trajectory is over its kept tokens alone. Ours
+keeps each token's weight, so that a batch with few tokens left moves the policy less, not more; the learning rate that
+matches theirs is ours over f (`masked_fraction` is 1 − f of M2PO, `behavior_weight_capped` of corrections; AdamW and
+`grad_clip` undo part of the difference). KL and entropy of a token that is left out still count.
 
 Ratios of a turn or a sequence are geometric means, in GSPO's token form: where all tokens of a trajectory have the same
 advantage, value and gradient are GSPO's, and where turns differ, each token's gradient carries its own turn's.
@@ -61,8 +62,9 @@ advantage, value and gradient are GSPO's, and where turns differ, each token's g
 
 Differences of log probabilities are bounded before they become ratios: ρ and w are exponentials of at most ±20 (as in
 verl), the estimator k3 is at most 10 (as in verl and AReaL). Between the bounds the formulas are exact; at one the
-token has no gradient. For a token that `m2_threshold` leaves out, log ρ is set to 0 before the exponential, so that an infinite
-value does not reach the gradient. k1, k2 and the losses of pairs have no exponential that can overflow, and no bound.
+token has no gradient. For a token that `m2_threshold` leaves out, log ρ is set to 0 before the exponential, so that
+an infinite value does not reach the gradient. k1, k2 and the losses of pairs have no exponential that can overflow, and
+no bound.
 
 ## Advantages
 
@@ -70,8 +72,8 @@ A group-relative baseline counts each episode of a group once, however many path
 be compared with, and a group of equal returns teaches nothing: their advantages are 0 (`whiten` then shifts those of
 the tied group with all the others).
 
-Returns are float64 throughout. Two returns are equal if they differ by at most 1e-9 · max(1, |R|), so that the order in which
-rewards are added does not matter. The lease, the trainer and recorded pairs use the same definition.
+Returns are float64 throughout. Two returns are equal if they differ by at most 1e-9 · max(1, |R|), so that the order in
+which rewards are added does not matter. The lease, the trainer and recorded pairs use the same definition.
 
 `dynamic_sampling` goes further: a tied group, or one of one session, is never leased. It becomes `stale` with the
 reason `tied`, its admission is given back, and the step waits for another group in its place. What counts is the

@@ -68,7 +68,7 @@ _DRAFTS = ("json-schema.org/draft-04", "json-schema.org/draft-06", "json-schema.
 
 
 class GrammarRefused(ValueError):
-    """A grammar that is none, or that demands more than an engine is asked for. The message begins with the place."""
+    """An invalid grammar, or one beyond the bounds of what engines are sent. The message begins with the place."""
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ def _check_schema(root: Any, tally: _Tally) -> None:
 
 
 def _check_meta(schema: Any) -> None:
-    """Raises GrammarRefused where the meta-schema does. A draft that nobody knows is taken for the newest."""
+    """Raises GrammarRefused where the meta-schema does. An unknown draft is taken for the newest."""
     if not isinstance(schema, dict | bool):
         raise GrammarRefused("a schema must be an object")
     if isinstance(schema, dict) and not any(draft in str(schema.get("$schema")) for draft in _DRAFTS):
@@ -239,7 +239,7 @@ def _below(at: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _resolve(root: Any, ref: Any, at: str) -> Any:
-    """What a reference names. Raises GrammarRefused for one that leads out of the schema, or nowhere."""
+    """The target of a reference. Raises GrammarRefused if it is outside the schema, or does not exist."""
     if ref == "#":
         return root
     if not str(ref).startswith("#/"):

@@ -1,4 +1,4 @@
-"""The keys of engines: whoever has one samples from an engine, pauses it and loads weights into it.
+"""The keys of engines: with a key a client can sample from an engine, pause it and load weights into it.
 
 They are in the environment alone, never in a URL or on a command line:
 

@@ -71,7 +71,7 @@ def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...
 
 
 def engine_seed(seed: int, index: int) -> int:
-    """Of a run's engine: one that no other engine of the run has, so that none repeats what another sampled."""
+    """The seed of a run's engine, different for each, so that no engine repeats the samples of another."""
     return zlib.crc32(f"{seed} engine {index}".encode()) & 0x7FFF_FFFF
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from agentrl.errors import EngineUnavailable
 
 STALE_S = 5.0
-"""So long the store may still say of an engine what it was before it was started again."""
+"""How long after a restart the store may still have the engine's earlier state."""
 
 
 class Starts:

@@ -28,7 +28,7 @@ class AgentHttp:
     second: httpx2.AsyncClient | None
 
     def extra(self, base_url: str, api_key: str) -> dict[str, Any]:
-        """What an agent's `run` gets of it: `AsyncOpenAI`'s arguments, and those of `AsyncAnthropic` in one mapping."""
+        """Arguments for an agent's `run`: those of `AsyncOpenAI`, and those of `AsyncAnthropic` in one mapping."""
         own = {"base_url": base_url.removesuffix("/v1"), "api_key": api_key, "http_client": self.second or self.first}
         return {"base_url": base_url, "api_key": api_key, "http_client": self.first, "anthropic": own}
 

@@ -538,8 +538,8 @@ def look(conn: Connection, session_id: str, limits: Limits, *, heard_since: floa
     """Deal with a session that is due; returns whether it was abandoned. Of several replicas, the first does so.
 
     An open session is failed when it is older than `session_max_s`, and abandoned (completed, if its client opened it
-    by a name) when neither it nor its worker was heard of for too long while somebody was there to hear: `heard_since`
-    says since when the caller has been up without a gap, so that an outage of the proxy or the database kills nobody.
+    by a name) when it and its worker have been silent for too long. Silence counts from `heard_since`, the start of the
+    caller's own uptime without a gap, so that an outage of the proxy or the database ends no session.
     A running call keeps a session alive, a sub-agent's session keeps its parent alive, and is itself ended by its
     parent. Ended sessions are settled.
     """
@@ -587,7 +587,7 @@ def _locked(conn: Connection, session_id: str) -> Row[Any]:
 
 
 def _locked_in_tree(conn: Connection, session_id: str) -> Row[Any]:
-    """The session, locked after its root, so that nobody opens or ends one of the tree. Raises RequestError 404."""
+    """The session, locked after its root, so that the tree does not change. Raises RequestError 404."""
     root_id = conn.execute(select(sessions.c.root_session_id).where(sessions.c.id == session_id)).scalar()
     if root_id is not None:
         _locked(conn, root_id)

@@ -138,7 +138,7 @@ def _of_user(
 def _of_result(
     content: str | Sequence[Text | Image | Document | SearchResult | ToolReference] | None, tools: Toolbox, at: str
 ) -> str:  # fmt: skip
-    """What a tool answered, with a text in the place of what is none."""
+    """A tool's result; a fixed text replaces each part that is not text."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []

@@ -36,7 +36,7 @@ class Thinking(Typed, tag="thinking"):
 
 
 class RedactedThinking(Typed, tag="redacted_thinking"):
-    data: str  # of another model: nobody here can read it
+    data: str  # another model's, which cannot be read here
 
 
 class DirectCaller(Typed, tag="direct"):

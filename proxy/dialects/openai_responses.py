@@ -145,7 +145,7 @@ class OpenAIResponses:
         return orjson.dumps(openai_chat.error_body(error, NAMES))
 
     def status(self, error: RequestError) -> int:
-        """One that Codex takes as it is meant."""
+        """The status that makes Codex retry, or not, as the error intends."""
         return for_codex(error)
 
 
