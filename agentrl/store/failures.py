@@ -26,12 +26,15 @@ OPEN = (SessionStatus.OPEN, SessionStatus.CLOSING)
 ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 LOOKED_AT = 8
 """Sessions that must have failed before a run is said to fail."""
+MEMORY = 16
+"""So many times the row are looked at for what workers' newest sessions came to."""
 QUOTED = 1000
 """Characters of an error that the run's own error quotes."""
 
 
 def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | None) -> None:
-    """A group has ended: fail the run when `most` sessions have failed in a row, and none from before may yet succeed.
+    """A group has ended: fail the run when `most` sessions have failed in a row, and no other may yet succeed: none
+    from before the row, and none of a worker whose newest session has not failed.
 
     None never does. The run's error names the last session and its error.
     """
@@ -53,7 +56,7 @@ def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | N
     if len(newest) < most or any(row.status == SessionStatus.COMPLETED for row in newest):
         return
     begun = min(row.ended_at for row in newest)
-    if _may_succeed(conn, (*of_run, sessions.c.id < newest[-1].id), begun):
+    if _may_succeed(conn, of_run, newest[-1].id, begun, MEMORY * most):
         return
     last = max(newest, key=lambda row: (row.ended_at, row.id))
     why = (
@@ -84,12 +87,32 @@ def seen(conn: Connection, run_id: str) -> str | None:
     return str(newest[0].error or "no error was given")
 
 
-def _may_succeed(conn: Connection, earlier: tuple[ColumnElement[bool], ...], begun: float) -> bool:
-    """Whether a session from before the row of failures was completed during it, or is still played by a worker."""
-    during = (sessions.c.status == SessionStatus.COMPLETED) & (sessions.c.ended_at >= begun)
-    played = sessions.c.status.in_(OPEN) & groups.c.owner.is_not(None)
-    found = select(sessions.c.id).join(groups, groups.c.id == sessions.c.group_id).where(*earlier, during | played)
+def _may_succeed(
+    conn: Connection, of_run: tuple[ColumnElement[bool], ...], first: str, begun: float, looked_at: int
+) -> bool:  # fmt: skip
+    """Whether a session from before a row of failures was completed during it, or is still played by a worker; or
+    whether one is played by a worker whose newest session has not failed: another machine may be a sound one."""
+    earlier = sessions.c.id < first
+    during = earlier & (sessions.c.status == SessionStatus.COMPLETED) & (sessions.c.ended_at >= begun)
+    failing = _failing_workers(conn, of_run, looked_at)
+    played = sessions.c.status.in_(OPEN) & groups.c.owner.is_not(None) & (earlier | groups.c.owner.not_in(failing))
+    found = select(sessions.c.id).join(groups, groups.c.id == sessions.c.group_id).where(*of_run, during | played)
     return conn.execute(found.limit(1)).first() is not None
+
+
+def _failing_workers(conn: Connection, of_run: tuple[ColumnElement[bool], ...], looked_at: int) -> list[str]:
+    """Workers whose newest session has failed, of those that the newest sessions are of."""
+    newest = conn.execute(
+        select(groups.c.owner, sessions.c.status)
+        .join(groups, groups.c.id == sessions.c.group_id)
+        .where(*of_run, sessions.c.status.in_(ENDED), groups.c.owner.is_not(None))
+        .order_by(sessions.c.id.desc())
+        .limit(looked_at)
+    )
+    found: dict[str, str] = {}
+    for owner, status in newest:
+        found.setdefault(owner, status)
+    return [owner for owner, status in found.items() if status == SessionStatus.FAILED]
 
 
 def _reopened(conn: Connection, run_id: str) -> str:

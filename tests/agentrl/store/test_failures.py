@@ -116,6 +116,24 @@ def test_a_session_from_before_that_a_worker_still_plays_may_yet_succeed(db, run
     assert status(db, run_id)[0] == "failed"
 
 
+def test_a_session_of_a_worker_whose_newest_has_not_failed_may_yet_succeed(db, run_id, limits, fail):
+    fail(owner="broken/1")
+    with db.write() as conn:  # begun after the first failure, so none of them is from before the row
+        slow = sessions.start_group(conn, run_id, limits, ["s", "t"], owner="slow/1")
+        own = sessions.start_group(conn, run_id, limits, ["u", "v"], owner="broken/1")
+    for _ in range(4):
+        fail(owner="broken/1")
+    assert status(db, run_id) == ("running", None)
+    with db.write() as conn:
+        for session_id in slow.session_ids:
+            sessions.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
+    assert status(db, run_id) == ("running", None)  # those of its own may, while they are from before
+    with db.write() as conn:
+        for session_id in own.session_ids:
+            sessions.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
+    assert status(db, run_id)[0] == "failed"
+
+
 def test_abandoned_sessions_say_nothing(db, run_id, limits, fail):
     for _ in range(4):
         fail(status=SessionStatus.ABANDONED)
