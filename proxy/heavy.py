@@ -1,8 +1,8 @@
 """Work that would hold the event loop: large bodies are decoded, hashed, rendered and encoded by a few threads.
 
-Small ones are done at once, where they are: handing them over costs more. A session has half of the threads at most,
-and its other large requests wait, so that it holds up nobody else's. What waits is bounded by its bytes: behind that,
-429.
+Small bodies are processed on the event loop, because a thread would cost more. A session uses at most half of the
+threads, and its other large requests wait, so that it does not delay other sessions. The bytes that wait are bounded;
+beyond the bound a request gets 429.
 """
 
 from __future__ import annotations

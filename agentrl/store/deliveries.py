@@ -70,11 +70,11 @@ def left(conn: Connection, call_ids: list[str], holder: str) -> None:
 def claim(conn: Connection, session_id: str, digest: str, retry: int, holder: str) -> Claim:
     """Take the oldest undelivered answer to the same request for retry number `retry` of a client at `holder`.
 
-    Where every answer was delivered, the only one there is, if the retry can be of no other request. There is none in a
-    session that has ended.
+    If every answer was delivered, takes the only one with this body, provided that the retry can belong to no other
+    request. A session that has ended has none.
     """
     found = select(sessions.c.status, sessions.c.run_id).where(sessions.c.id == session_id)
-    session = conn.execute(found.with_for_update(read=True)).first()  # who ends it waits for the claim
+    session = conn.execute(found.with_for_update(read=True)).first()  # an end of the session waits for the claim
     if session is None or session.status != SessionStatus.OPEN:
         return Claim([])
     columns = interactions.c

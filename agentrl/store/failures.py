@@ -1,8 +1,8 @@
 """When sessions that fail one after another stop their run.
 
-A session counts when it is of no sub-agent and ended as completed or failed; one that was abandoned says nothing. The
-newest ones are looked at when a group ends of which no session was completed: whoever played them, and for training or
-evaluation.
+A session counts if it is not a sub-agent's and ended as completed or failed; abandoned sessions do not count. The
+newest sessions, of all workers and programs, training and evaluation, are examined when a group ends without a
+completed session.
 """
 
 from __future__ import annotations

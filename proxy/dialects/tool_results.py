@@ -1,7 +1,7 @@
-"""Results of tools: those that no call asked for are refused, and what is no text in them is replaced by a text.
+"""Results of tools: a result without a call is refused, and parts that are not text are replaced by a fixed text.
 
-An agent's own tool may answer with a picture whatever the model reads (Claude Code's `Read`, Codex's `view_image`). A
-text-only model is told that there was one. What users attach themselves is refused.
+An agent's own tool may answer with an image (Claude Code's `Read`, Codex's `view_image`), even for a text-only model.
+The fixed text says that there was one. Attachments in users' messages are refused.
 """
 
 from __future__ import annotations
