@@ -87,7 +87,12 @@ def _handed_over(conn: Connection, session_id: str, call_ids: Collection[str]) -
     """
     talks = conversations.of_session(conn, session_id)
     known: dict[int, Json] = {}
-    spoken = {call_id: [mark(message) for message in plain(one.messages, known)] for call_id, one in talks.items()}
+    marks: dict[int, str] = {}  # of each message once: the calls of a path share theirs
+
+    def marked(message: Json) -> str:
+        return marks.get(id(message)) or marks.setdefault(id(message), mark(message))
+
+    spoken = {call_id: [marked(message) for message in plain(one.messages, known)] for call_id, one in talks.items()}
 
     def taken_over(own: Sequence[str]) -> bool:
         return any(len(other) > len(own) and other[: len(own)] == own for other in spoken.values())

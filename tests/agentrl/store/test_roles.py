@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.schemas import Role
+from agentrl.rendering.divergence import mark
+from agentrl.schemas import Json, Role
+from agentrl.store import conversations, roles
+from agentrl.store.conversations import Conversation
 from agentrl.store.roles import Turn, aside
 
 AGENT = Turn(id="agent", role="main", fresh=True, alone=False, tools=True, agent="solve", said=False)
@@ -54,3 +58,24 @@ def test_it_depends_on_no_order_and_is_settled_at_once(turns, random):
             assert (one.tools, one.said) == (False, False)
             assert one.role != Role.SIDE
             assert any(other.tools and other.role == Role.MAIN for other in turns)
+
+
+def test_a_message_that_calls_share_is_read_once(monkeypatch):
+    """A long session's calls hold each other's messages: reading those of every call is quadratic, within a commit."""
+    messages = [{"role": "user" if i % 2 == 0 else "assistant", "content": str(i)} for i in range(40)]
+    title = [{"role": "user", "content": "title"}, {"role": "assistant", "content": "A title"}]
+    ends = {"title": title} | {str(i): messages[:i] for i in range(2, 41, 2)}
+    talks = {
+        call_id: Conversation(call_id=call_id, role="main", system=[], messages=said, tools=None, options={})
+        for call_id, said in ends.items()
+    }
+    marked: list[str] = []
+    monkeypatch.setattr(conversations, "of_session", lambda conn, session_id: talks)
+
+    def noted(message: Json) -> str:
+        marked.append(message["content"])
+        return mark(message)
+
+    monkeypatch.setattr(roles, "mark", noted)
+    assert roles._handed_over(cast(Any, None), "s", {"title", "2"}) == {"2"}
+    assert sorted(marked) == sorted(message["content"] for message in messages + title)
