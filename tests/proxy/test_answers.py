@@ -17,9 +17,11 @@ ADMIN = {"Authorization": "Bearer admin-key"}
     "path", ["/sessions/{session}/trace", "/api/sessions/{session}", "/api/runs/{run}/steps",
              "/api/runs/{run}/steps/1/lineage", "/api/runs/{run}/events", "/api/runs/{run}/evaluations/episodes"],
 )  # fmt: skip
-def test_answers_that_grow_are_written_off_the_loop(proxy, monkeypatch, path):
+def test_answers_that_grow_are_written_off_the_loop(proxy, monkeypatch, path, until):
     session = proxy.session()
     proxy.sdk(session).chat.completions.create(model="default", messages=[{"role": "user", "content": "a"}])
+    recorded = f"/api/sessions/{session['session_id']}"
+    until(lambda: [call["delivery"] for call in proxy.get(recorded)["calls"]] == ["given"])
     url = path.format(session=session["session_id"], run=proxy.run_id)
     before = proxy.get(url, headers=ADMIN)
     loops: list[object] = []
