@@ -65,9 +65,13 @@ class Label:
         """Read back; None for a session that some program called an evaluation on its own."""
         match metadata.get(KEY):
             case {
-                "step": int(step), "version": int(version), "setting": str(setting), "index": int(index),
-                "sample": int(sample), "episodes": int(episodes),
-            }:  # fmt: skip
+                "step": int(step),
+                "version": int(version),
+                "setting": str(setting),
+                "index": int(index),
+                "sample": int(sample),
+                "episodes": int(episodes),
+            }:
                 return cls(step, version, Episode(setting, index, sample), episodes)
         return None
 

@@ -26,8 +26,12 @@ PRESETS: dict[str, Preset] = {
         paper="Schulman et al., arXiv 1707.06347, eq. 7; GAE: arXiv 1506.02438, eq. 16",
         formula="A_t = Σ_l (γλ)^l δ_{t+l}, δ_t = r_t + γV_{t+1} − V_t;  −min(ρA, clip(ρ, 1−ε, 1+ε)A), mean over tokens",
         parts={
-            "estimator": "gae", "baseline": "critic", "normalization": "whiten", "aggregation": "token_mean",
-            "kl": "reward", "kl_estimator": "k1",
+            "estimator": "gae",
+            "baseline": "critic",
+            "normalization": "whiten",
+            "aggregation": "token_mean",
+            "kl": "reward",
+            "kl_estimator": "k1",
         },
     ),
     "grpo": Preset(
@@ -49,8 +53,11 @@ PRESETS: dict[str, Preset] = {
         paper="arXiv 2503.14476, eq. 8 to 13",
         formula="as GRPO, clip(ρ, 1−0.2, 1+0.28), mean over tokens, groups without spread dropped, −(overlong) in R",
         parts={
-            "clip_high": 0.28, "aggregation": "token_mean", "dynamic_sampling": True,
-            "overlong_tokens": 20480, "overlong_buffer": 4096,
+            "clip_high": 0.28,
+            "aggregation": "token_mean",
+            "dynamic_sampling": True,
+            "overlong_tokens": 20480,
+            "overlong_buffer": 4096,
         },
     ),
     "rloo": Preset(
@@ -58,8 +65,13 @@ PRESETS: dict[str, Preset] = {
         paper="Back to Basics, arXiv 2402.14740",
         formula="A_i = R_i − mean of the other R_j;  −ρA, ρ the ratio of the whole sequence, mean over sequences",
         parts={
-            "credit": "trajectory", "baseline": "leave_one_out", "normalization": "none", "ratio": "product",
-            "clip": "none", "kl": "reward", "kl_estimator": "k1",
+            "credit": "trajectory",
+            "baseline": "leave_one_out",
+            "normalization": "none",
+            "ratio": "product",
+            "clip": "none",
+            "kl": "reward",
+            "kl_estimator": "k1",
         },
         differs="the paper's KL in the reward is off; its gradient Σ_t A ∇log π is ours where ρ is 1",
     ),
@@ -68,7 +80,10 @@ PRESETS: dict[str, Preset] = {
         paper="arXiv 2501.03262, global advantage normalization",
         formula="A = (R − mean) / std over the tokens of the batch;  −min(ρA, clip(ρ, 1−ε, 1+ε)A), mean over tokens",
         parts={
-            "baseline": "none", "normalization": "whiten", "aggregation": "token_mean", "kl": "reward",
+            "baseline": "none",
+            "normalization": "whiten",
+            "aggregation": "token_mean",
+            "kl": "reward",
             "kl_estimator": "k1",
         },
         differs="the paper's KL in the reward is off",
@@ -91,7 +106,11 @@ PRESETS: dict[str, Preset] = {
         paper="MiniMax-M1, arXiv 2506.13585, eq. 4 and 5; the bound: ScaleRL, arXiv 2510.13786",
         formula="A as GRPO;  −sg(min(ρ, 5)) A log π, mean over tokens, ρ against the behaviour policy",
         parts={
-            "clip": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token_mean", "proximal": "behavior",
+            "clip": "cispo",
+            "clip_low": 1.0,
+            "clip_high": 4.0,
+            "aggregation": "token_mean",
+            "proximal": "behavior",
             "correction": "none",
         },
     ),
@@ -107,8 +126,11 @@ PRESETS: dict[str, Preset] = {
         formula="A as GRPO;  −M ρA, M masks the largest (log ρ)² until their mean is ≤ 0.04, mean over tokens, "
         "ρ against the behaviour policy",
         parts={
-            "clip": "none", "m2_threshold": 0.04, "aggregation": "token_mean", "proximal": "behavior",
+            "clip": "none",
+            "m2_threshold": 0.04,
+            "aggregation": "token_mean",
+            "proximal": "behavior",
             "correction": "none",
         },
     ),
-}  # fmt: skip
+}

@@ -182,13 +182,14 @@ def records(step: Row[Any], credited: Recredited) -> list[Record]:
     return [
         tokens_row(tokens)
         | {
-            "step": step.step, "turn_advantages": advantages, "advantage": change.new_advantage,
-            "old_return": change.old_return, "old_advantage": change.old_advantage,
+            "step": step.step,
+            "turn_advantages": advantages,
+            "advantage": change.new_advantage,
+            "old_return": change.old_return,
+            "old_advantage": change.old_advantage,
         }
-        for tokens, advantages, change in zip(
-            credited.trajectories, credited.advantages, credited.changes, strict=True
-        )
-    ]  # fmt: skip
+        for tokens, advantages, change in zip(credited.trajectories, credited.advantages, credited.changes, strict=True)
+    ]
 
 
 def describe(conn: Connection, session_id: str) -> Json:

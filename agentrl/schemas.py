@@ -215,9 +215,7 @@ class Batch:
         for t in self.trajectories:
             names = f"{t.trajectory_id} {t.episode_id} {t.group_id} {t.episode_return!r}"
             digest.update(names.encode())
-            for array in (
-                t.input_ids, t.loss_mask, t.logprobs, t.versions, t.turn_ids, t.temperatures, t.turn_returns
-            ):  # fmt: skip
+            for array in (t.input_ids, t.loss_mask, t.logprobs, t.versions, t.turn_ids, t.temperatures, t.turn_returns):
                 digest.update(array.tobytes())
         return digest.hexdigest()
 

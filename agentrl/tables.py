@@ -127,8 +127,14 @@ groups = Table(
 )
 Index("uq_groups_start", groups.c.run_id, groups.c.start_digest, unique=True)
 # What is not trained is little: claims and counts read this index, and it does not grow with the run.
-Index("ix_groups_untrained", groups.c.run_id, groups.c.state, groups.c.id, sqlite_where=groups.c.state != "trained",
-      postgresql_where=groups.c.state != "trained")  # fmt: skip
+Index(
+    "ix_groups_untrained",
+    groups.c.run_id,
+    groups.c.state,
+    groups.c.id,
+    sqlite_where=groups.c.state != "trained",
+    postgresql_where=groups.c.state != "trained",
+)
 
 sessions = Table(
     "sessions",
@@ -155,17 +161,42 @@ sessions = Table(
     UniqueConstraint("group_id", "sample_index"),
     _one_of("status", "open", "closing", "completed", "failed", "abandoned"),
 )
-Index("ix_sessions_due", sessions.c.run_id, sessions.c.due_at, sqlite_where=sessions.c.built.is_(False),
-      postgresql_where=sessions.c.built.is_(False))  # fmt: skip
-Index("ix_sessions_eval", sessions.c.run_id, sessions.c.id, sqlite_where=sessions.c.is_eval.is_(True),
-      postgresql_where=sessions.c.is_eval.is_(True))  # fmt: skip
-Index("ix_sessions_children", sessions.c.parent_session_id, sqlite_where=sessions.c.parent_session_id.is_not(None),
-      postgresql_where=sessions.c.parent_session_id.is_not(None))  # fmt: skip
-Index("uq_sessions_name", sessions.c.run_id, sessions.c.name, unique=True,
-      sqlite_where=sessions.c.name.is_not(None), postgresql_where=sessions.c.name.is_not(None))  # fmt: skip
-Index("ix_sessions_root", sessions.c.root_session_id, sessions.c.depth, sessions.c.id,
-      sqlite_where=sessions.c.root_session_id.is_not(None),
-      postgresql_where=sessions.c.root_session_id.is_not(None))  # fmt: skip
+Index(
+    "ix_sessions_due",
+    sessions.c.run_id,
+    sessions.c.due_at,
+    sqlite_where=sessions.c.built.is_(False),
+    postgresql_where=sessions.c.built.is_(False),
+)
+Index(
+    "ix_sessions_eval",
+    sessions.c.run_id,
+    sessions.c.id,
+    sqlite_where=sessions.c.is_eval.is_(True),
+    postgresql_where=sessions.c.is_eval.is_(True),
+)
+Index(
+    "ix_sessions_children",
+    sessions.c.parent_session_id,
+    sqlite_where=sessions.c.parent_session_id.is_not(None),
+    postgresql_where=sessions.c.parent_session_id.is_not(None),
+)
+Index(
+    "uq_sessions_name",
+    sessions.c.run_id,
+    sessions.c.name,
+    unique=True,
+    sqlite_where=sessions.c.name.is_not(None),
+    postgresql_where=sessions.c.name.is_not(None),
+)
+Index(
+    "ix_sessions_root",
+    sessions.c.root_session_id,
+    sessions.c.depth,
+    sessions.c.id,
+    sqlite_where=sessions.c.root_session_id.is_not(None),
+    postgresql_where=sessions.c.root_session_id.is_not(None),
+)
 
 contents = Table(  # tools, system messages and other JSON that many calls share, by content hash
     "contents",
@@ -224,10 +255,18 @@ interactions = Table(
     _one_of("status", "running", "complete", "aborted", "lost", "failed"),
     _one_of("delivery", "open", "given", "free", "unsure"),
 )
-Index("ix_interactions_running", interactions.c.replica, sqlite_where=interactions.c.status == "running",
-      postgresql_where=interactions.c.status == "running")  # fmt: skip
-Index("ix_interactions_open", interactions.c.holder, sqlite_where=interactions.c.delivery == "open",
-      postgresql_where=interactions.c.delivery == "open")  # fmt: skip
+Index(
+    "ix_interactions_running",
+    interactions.c.replica,
+    sqlite_where=interactions.c.status == "running",
+    postgresql_where=interactions.c.status == "running",
+)
+Index(
+    "ix_interactions_open",
+    interactions.c.holder,
+    sqlite_where=interactions.c.delivery == "open",
+    postgresql_where=interactions.c.delivery == "open",
+)
 
 interaction_data = Table(
     "interaction_data",
@@ -281,8 +320,13 @@ trajectories = Table(
     _one_of("state", "ready", "leased", "trained", "stale", "rejected"),
 )
 
-Index("ix_trajectories_untrained", trajectories.c.run_id, trajectories.c.state,
-      sqlite_where=trajectories.c.state != "trained", postgresql_where=trajectories.c.state != "trained")  # fmt: skip
+Index(
+    "ix_trajectories_untrained",
+    trajectories.c.run_id,
+    trajectories.c.state,
+    sqlite_where=trajectories.c.state != "trained",
+    postgresql_where=trajectories.c.state != "trained",
+)
 
 trajectory_interactions = Table(
     "trajectory_interactions",
@@ -321,8 +365,14 @@ steps = Table(
     Column("published_at", Float),
     _one_of("state", "started", "trained", "published", "rolled_back"),
 )
-Index("uq_steps_surviving", steps.c.run_id, steps.c.step, unique=True, sqlite_where=steps.c.state != "rolled_back",
-      postgresql_where=steps.c.state != "rolled_back")  # fmt: skip
+Index(
+    "uq_steps_surviving",
+    steps.c.run_id,
+    steps.c.step,
+    unique=True,
+    sqlite_where=steps.c.state != "rolled_back",
+    postgresql_where=steps.c.state != "rolled_back",
+)
 
 step_trajectories = Table(
     "step_trajectories",

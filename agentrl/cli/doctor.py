@@ -109,9 +109,7 @@ def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str
     return report.make(episode.session, sources.decoder(base_model), episode.status)
 
 
-async def _against(
-    command: Sequence[str], url: str, key: str | None, stdout: int | None
-) -> tuple[Episode, str | None]:  # fmt: skip
+async def _against(command: Sequence[str], url: str, key: str | None, stdout: int | None) -> tuple[Episode, str | None]:
     """Play against a proxy that is there; the session is given up in the end, so that its run does not train it."""
     from agentrl.client import AsyncClient
     from agentrl.doctor.episode import play

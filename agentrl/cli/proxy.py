@@ -59,18 +59,28 @@ def proxy(
     from agentrl.proxy.app import Settings, create_app
 
     settings = Settings(
-        database_url=database_url, run_name=run, engine_urls=engine, engine_keys=keys, admin_key=admin_key,
+        database_url=database_url,
+        run_name=run,
+        engine_urls=engine,
+        engine_keys=keys,
+        admin_key=admin_key,
         replica=replica,
-    )  # fmt: skip
+    )
     app = create_app(settings)
     say(where)
     connections.keep_what_is_loaded()
     server = uvicorn.Server(
         uvicorn.Config(
-            app, loop="uvloop", http=connections.BoundedHttp, log_config=None, log_level=log_level, access_log=False,
-            timeout_graceful_shutdown=10, **connections.TIMEOUTS,
+            app,
+            loop="uvloop",
+            http=connections.BoundedHttp,
+            log_config=None,
+            log_level=log_level,
+            access_log=False,
+            timeout_graceful_shutdown=10,
+            **connections.TIMEOUTS,
         )
-    )  # fmt: skip
+    )
     server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(1)

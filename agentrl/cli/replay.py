@@ -81,7 +81,11 @@ def _table(shifts: list[tuple[int, Shift]]) -> Table:
     table = Table("step", "trajectories", "return", "new return", "|Δ advantage|", "signs changed", title="means")
     for step, shift in shifts:
         table.add_row(
-            str(step), f"{shift.trajectories:,}", f"{shift.old_return:.4f}", f"{shift.new_return:.4f}",
-            f"{shift.advantage:.4f}", str(shift.flipped),
-        )  # fmt: skip
+            str(step),
+            f"{shift.trajectories:,}",
+            f"{shift.old_return:.4f}",
+            f"{shift.new_return:.4f}",
+            f"{shift.advantage:.4f}",
+            str(shift.flipped),
+        )
     return table

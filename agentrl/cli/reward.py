@@ -37,9 +37,16 @@ def reward(
             raise RequestError(404, f"no session {session!r}", code="session_not_found")
         limits = sessions.Limits.of(RunConfig.model_validate(runs.get(conn, run_id).config))
         return sessions.reward(
-            conn, session, limits, value=value, interaction_id=call,
-            scope=scope, name=name, source=source, idempotency_key=repeat_key,
-        )  # fmt: skip
+            conn,
+            session,
+            limits,
+            value=value,
+            interaction_id=call,
+            scope=scope,
+            name=name,
+            source=source,
+            idempotency_key=repeat_key,
+        )
 
     database = Database(database_url)
     try:

@@ -93,9 +93,11 @@ def from_proxy(address: str, key: str, window_s: float) -> Json:
 
     try:
         answer = httpx.get(
-            f"{address}/api/status", params={"window_s": window_s}, timeout=TIMEOUT_S,
+            f"{address}/api/status",
+            params={"window_s": window_s},
+            timeout=TIMEOUT_S,
             headers={"Authorization": f"Bearer {key}"},
-        )  # fmt: skip
+        )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise UserError(f"--proxy {address} is no address: {error}") from error
     except httpx.TransportError as error:
@@ -136,10 +138,12 @@ def screen(found: Json, now: float) -> RenderableType:
 
     run, calls = found["run"], found["calls"]
     head = Text.assemble(
-        (run["name"], "bold"), "  ", (run["status"], _color(run["status"])),
+        (run["name"], "bold"),
+        "  ",
+        (run["status"], _color(run["status"])),
         f"  step {run['published_step']} of {run['target_steps']}" if run["target_steps"] else "  recording only",
         f"  version {run['version']}",
-    )  # fmt: skip
+    )
     if run["error"]:
         head.append(f"\n{_line(run['error'])}", "red")
     parts: list[RenderableType] = [head, Text(), _facts(found), Text(), _parts(found, now)]

@@ -31,8 +31,11 @@ def of(fork: Fork) -> Advice:
 
 
 _SHOWN_BY_MESSAGES = (
-    ForkReason.HISTORY_EDITED, ForkReason.ARGUMENTS_CHANGED, ForkReason.CALL_IDS_CHANGED, ForkReason.TEXT_DROPPED,
-)  # fmt: skip
+    ForkReason.HISTORY_EDITED,
+    ForkReason.ARGUMENTS_CHANGED,
+    ForkReason.CALL_IDS_CHANGED,
+    ForkReason.TEXT_DROPPED,
+)
 
 
 def _advice(fork: Fork) -> Advice:
@@ -201,6 +204,9 @@ def _tools(fork: Fork) -> str:
     before, now = (
         {tool["function"]["name"] for tool in tools or []} for tools in (fork.tokens.other.tools, fork.call.tools)
     )
-    parts = [f"{word} {', '.join(sorted(names))}" for word, names in (("with", now - before), ("without", before - now))
-             if names]  # fmt: skip
+    parts = [
+        f"{word} {', '.join(sorted(names))}"
+        for word, names in (("with", now - before), ("without", before - now))
+        if names
+    ]
     return f": {', '.join(parts)}" if parts else ""

@@ -26,45 +26,61 @@ class Coder:
 
 CODERS = (
     Coder(
-        name="Claude Code", commands=("claude",), clients=("claude-cli",),
+        name="Claude Code",
+        commands=("claude",),
+        clients=("claude-cli",),
         address="set ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and ANTHROPIC_MODEL=default",
         model="unset ANTHROPIC_MODEL, or set it to default, and give no --model",
         smaller="start it with --bare and few --tools",
-        quieter="set CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", longer="set DISABLE_AUTO_COMPACT=1",
+        quieter="set CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
+        longer="set DISABLE_AUTO_COMPACT=1",
     ),
     Coder(
-        name="Codex", commands=("codex",), clients=("codex",),
+        name="Codex",
+        commands=("codex",),
+        clients=("codex",),
         address="name the proxy in config.toml: model_provider, and [model_providers.NAME] with base_url, env_key and "
         'wire_api = "responses"; it takes no address from OPENAI_BASE_URL',
-        model='model = "default" in config.toml, or -m default', smaller="set tool_output_token_limit, and --disable "
-        "what is not needed (multi_agent, plugins, apps)",
+        model='model = "default" in config.toml, or -m default',
+        smaller="set tool_output_token_limit, and --disable what is not needed (multi_agent, plugins, apps)",
         longer="set model_context_window and model_auto_compact_token_limit to what the engine serves",
     ),
     Coder(
-        name="OpenCode", commands=("opencode",), clients=("opencode",),
+        name="OpenCode",
+        commands=("opencode",),
+        clients=("opencode",),
         address="name the proxy in OPENCODE_CONFIG_CONTENT: provider.NAME with npm @ai-sdk/openai-compatible and "
         "options.baseURL and .apiKey",
-        model="-m NAME/default", smaller="set limit.context and limit.output of the model in its configuration",
+        model="-m NAME/default",
+        smaller="set limit.context and limit.output of the model in its configuration",
         quieter='set "agent": {"title": {"disable": true}}, or give --title',
         longer='set "compaction": {"auto": false}',
     ),
     Coder(
-        name="Qwen Code", commands=("qwen",), clients=("QwenCode",),
+        name="Qwen Code",
+        commands=("qwen",),
+        clients=("QwenCode",),
         address="start it with --auth-type openai, and set OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL=default",
         model="OPENAI_MODEL=default",
         smaller="set tools.exclude, and memory.enableManagedAutoMemory to false, in settings.json",
     ),
     Coder(
-        name="mini-swe-agent", commands=("mini", "mini-swe-agent"), clients=("mini-swe-agent",),
+        name="mini-swe-agent",
+        commands=("mini", "mini-swe-agent"),
+        clients=("mini-swe-agent",),
         address="set OPENAI_BASE_URL and OPENAI_API_KEY, and start it with -m openai/default",
-        model="-m openai/default", smaller="give its model model_kwargs.max_tokens; it never shortens its history",
+        model="-m openai/default",
+        smaller="give its model model_kwargs.max_tokens; it never shortens its history",
     ),
     Coder(
-        name="OpenHands", commands=("openhands",), clients=("OpenHands",),
+        name="OpenHands",
+        commands=("openhands",),
+        clients=("OpenHands",),
         address="give its LLM model='openai/default', base_url and api_key",
-        model="LLM(model='openai/default')", smaller="give it fewer tools",
+        model="LLM(model='openai/default')",
+        smaller="give it fewer tools",
     ),
-)  # fmt: skip
+)
 _TITLES = (ForkReason.OTHER_AGENT,)
 _SHORTENED = (ForkReason.COMPACTED, ForkReason.SUMMARY)
 

@@ -53,9 +53,10 @@ def of(session: Session, forks: Sequence[Fork]) -> Figures:
     branched = {fork.call.number for fork in forks if fork.costly}
     summaries = {fork.call.number for fork in forks if fork.reason == ForkReason.SUMMARY}
     continuing = [
-        call for call in delivered
+        call
+        for call in delivered
         if call.number not in summaries and (call.parent is not None or call.number in branched)
-    ]  # fmt: skip
+    ]
     extending = [call for call in continuing if call.number not in branched]
     sampled = sum(call.output_tokens for call in delivered)
     trained = sum(call.output_tokens for call in delivered if why_untrainable(call, session) is None)

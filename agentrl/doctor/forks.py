@@ -131,10 +131,13 @@ def _fork(call: Call, earlier: list[Call], plain_known: dict[int, Json]) -> Fork
         stems = kin is not None and (reason not in STARTS or call.parent is not None)
         tokens = token_divergence(call, [kin] if kin is not None and stems else earlier)
     return Fork(
-        call=call, reason=reason, seen=found.reason if found else None,
-        tokens=tokens, messages=None if call.raw else _messages(call, kin, found, plain_known),
+        call=call,
+        reason=reason,
+        seen=found.reason if found else None,
+        tokens=tokens,
+        messages=None if call.raw else _messages(call, kin, found, plain_known),
         cost_tokens=0 if kin is None else _cost(call, kin, reason, plain_known),
-    )  # fmt: skip
+    )
 
 
 def _cost(call: Call, kin: Call, reason: ForkReason | None, known: dict[int, Json]) -> int:
@@ -168,7 +171,7 @@ def _kin(call: Call, earlier: list[Call], known: dict[int, Json]) -> tuple[Call 
 
 def _messages(
     call: Call, kin: Call | None, found: Divergence | None, known: dict[int, Json]
-) -> MessageDivergence | None:  # fmt: skip
+) -> MessageDivergence | None:
     if kin is None:
         return None
     before, now = plain(kin.messages, known), plain(call.asked, known)
@@ -176,7 +179,9 @@ def _messages(
         return None  # the messages agree
     at = common(before, now) if found is None else found.index
     return MessageDivergence(
-        other=kin, index=at, before=kin.messages[at] if at < len(before) else None,
+        other=kin,
+        index=at,
+        before=kin.messages[at] if at < len(before) else None,
         now=call.asked[at] if at < len(now) else None,
         how=change(before, now, at) if at < min(len(before), len(now)) else None,
-    )  # fmt: skip
+    )

@@ -145,18 +145,25 @@ class Session:
 
 def read(
     summary: Json, trace: Sequence[Json], refusals: Sequence[Json] = (), subagents: Sequence[Session] = ()
-) -> Session:  # fmt: skip
+) -> Session:
     """A session from its summary and calls, as `GET /sessions/{id}/trace` has them, and from `…/refusals`."""
     calls: dict[str, Call] = {}
     for number, item in enumerate(trace, start=1):
         parent = calls[item["parent_id"]] if item["parent_id"] else None
         calls[item["id"]] = _call(number, item, parent)
     return Session(
-        id=summary["session_id"], parent_id=summary["parent_session_id"], name=summary["metadata"].get("name"),
-        status=summary["status"], is_eval=summary["is_eval"], error=summary["error"], rewards=summary["rewards"],
-        calls=list(calls.values()), refusals=list(refusals), subagents=list(subagents),
+        id=summary["session_id"],
+        parent_id=summary["parent_session_id"],
+        name=summary["metadata"].get("name"),
+        status=summary["status"],
+        is_eval=summary["is_eval"],
+        error=summary["error"],
+        rewards=summary["rewards"],
+        calls=list(calls.values()),
+        refusals=list(refusals),
+        subagents=list(subagents),
         command=summary["metadata"].get(COMMAND),
-    )  # fmt: skip
+    )
 
 
 def _call(number: int, item: Json, parent: Call | None) -> Call:
@@ -171,11 +178,27 @@ def _call(number: int, item: Json, parent: Call | None) -> Call:
             "turns": [*(parent.turns if parent else []), *item["new_messages"], item["answer"]],
         }
     return Call(
-        number=number, id=item["id"], parent=parent, role=item["role"], dialect=item["dialect"],
-        status=item["status"], reason=item["fork_reason"], finish=item["finish_reason"], error=item["error"],
-        temperature=float(item["params"].get("temperature", 1.0)), modified=item["distribution_modified"],
-        retry=options.get("retry", 0), digest=item["digest"], choice=options.get("choice"),
-        prompt_tokens=item["prompt_tokens"], output_tokens=item["output_tokens"],
-        system=item["system"], tools=item["tools"], left_out=options.get("left_out", []),
-        replaced=options.get("replaced", {}), used=item["params"], client=options.get("client"), **facts,
-    )  # fmt: skip
+        number=number,
+        id=item["id"],
+        parent=parent,
+        role=item["role"],
+        dialect=item["dialect"],
+        status=item["status"],
+        reason=item["fork_reason"],
+        finish=item["finish_reason"],
+        error=item["error"],
+        temperature=float(item["params"].get("temperature", 1.0)),
+        modified=item["distribution_modified"],
+        retry=options.get("retry", 0),
+        digest=item["digest"],
+        choice=options.get("choice"),
+        prompt_tokens=item["prompt_tokens"],
+        output_tokens=item["output_tokens"],
+        system=item["system"],
+        tools=item["tools"],
+        left_out=options.get("left_out", []),
+        replaced=options.get("replaced", {}),
+        used=item["params"],
+        client=options.get("client"),
+        **facts,
+    )

@@ -57,9 +57,14 @@ def make(session: Session, decode: Decode | None, command_status: int | None = N
     if below:
         said = verdict.together(session, said, [(one.session, one.verdict) for one in below])
     return Report(
-        session=session, forks=found, figures=counted, verdict=said, decode=decode, subagents=below,
+        session=session,
+        forks=found,
+        figures=counted,
+        verdict=said,
+        decode=decode,
+        subagents=below,
         command_status=command_status,
-    )  # fmt: skip
+    )
 
 
 def neighbourhood(report: Report, fork: Fork) -> Neighbourhood | None:
@@ -85,11 +90,22 @@ def as_json(report: Report) -> Json:
         "figures": asdict(report.figures),
         "calls": [
             {
-                "number": call.number, "id": call.id, "parent": call.parent and call.parent.number, "role": call.role,
-                "dialect": call.dialect, "status": call.status, "finish_reason": call.finish, "error": call.error,
-                "new_prompt_tokens": len(call.delta_ids), "prompt_tokens": call.prompt_tokens,
-                "output_tokens": call.output_tokens, "versions": call.versions, "fork_reason": call.reason,
-                "retry": call.retry, "distribution_modified": call.modified, "greedy": call.greedy,
+                "number": call.number,
+                "id": call.id,
+                "parent": call.parent and call.parent.number,
+                "role": call.role,
+                "dialect": call.dialect,
+                "status": call.status,
+                "finish_reason": call.finish,
+                "error": call.error,
+                "new_prompt_tokens": len(call.delta_ids),
+                "prompt_tokens": call.prompt_tokens,
+                "output_tokens": call.output_tokens,
+                "versions": call.versions,
+                "fork_reason": call.reason,
+                "retry": call.retry,
+                "distribution_modified": call.modified,
+                "greedy": call.greedy,
                 "replaced": call.replaced,
             }
             for call in session.calls
@@ -97,24 +113,36 @@ def as_json(report: Report) -> Json:
         "refusals": session.refusals,
         "forks": [_fork_json(report, fork) for fork in report.forks],
         "subagents": [as_json(subagent) for subagent in report.subagents],
-    }  # fmt: skip
+    }
 
 
 def _fork_json(report: Report, fork: Fork) -> Json:
     advised, near, tokens, messages = report.advice(fork), neighbourhood(report, fork), fork.tokens, fork.messages
     return {
-        "call": fork.call.number, "kind": fork.kind, "reason": fork.reason,
-        "cause": advised.cause, "todo": advised.todo,
-        "certain": advised.certain, "cost_tokens": fork.cost_tokens,
-        "first_different_token": tokens and {
-            "position": tokens.position, "other_call": tokens.other.number, "other_id": tokens.theirs,
-            "id": tokens.ours, "text": near and asdict(near),
+        "call": fork.call.number,
+        "kind": fork.kind,
+        "reason": fork.reason,
+        "cause": advised.cause,
+        "todo": advised.todo,
+        "certain": advised.certain,
+        "cost_tokens": fork.cost_tokens,
+        "first_different_token": tokens
+        and {
+            "position": tokens.position,
+            "other_call": tokens.other.number,
+            "other_id": tokens.theirs,
+            "id": tokens.ours,
+            "text": near and asdict(near),
         },
-        "first_different_message": messages and {
-            "index": messages.index, "other_call": messages.other.number, "before": messages.before,
-            "now": messages.now, "how": messages.how,
+        "first_different_message": messages
+        and {
+            "index": messages.index,
+            "other_call": messages.other.number,
+            "before": messages.before,
+            "now": messages.now,
+            "how": messages.how,
         },
-    }  # fmt: skip
+    }
 
 
 def _window(decode: Decode | None, ids: Sequence[int], at: int) -> tuple[str, str, str]:

@@ -86,12 +86,16 @@ def tree(report: Report) -> Table:
         flags = [name for name, on in (("modified", call.modified), ("greedy", call.greedy)) if on]
         ended = call.finish or call.status if call.status == "complete" else call.status
         table.add_row(
-            Text(f"{lead}{call.number}"), call.role, call.dialect.removeprefix("openai.").removeprefix("openai_"),
+            Text(f"{lead}{call.number}"),
+            call.role,
+            call.dialect.removeprefix("openai.").removeprefix("openai_"),
             f"{len(call.delta_ids):,}" if call.delivered else "–",
-            f"{call.prompt_tokens:,}", f"{call.output_tokens:,}",
+            f"{call.prompt_tokens:,}",
+            f"{call.output_tokens:,}",
             Text(", ".join([ended, *flags]), style="" if call.status == "complete" else "red"),
-            ",".join(map(str, call.versions)) or "–", Text(kinds.get(call.number, ""), style="yellow"),
-        )  # fmt: skip
+            ",".join(map(str, call.versions)) or "–",
+            Text(kinds.get(call.number, ""), style="yellow"),
+        )
     return table
 
 
@@ -122,23 +126,32 @@ def summary(report: Report) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    others = [(f.lost, "lost"), (f.aborted, "aborted"), (f.failed, "failed"), (f.running, "running"),
-              (f.upstream, "for another model")]  # fmt: skip
+    others = [
+        (f.lost, "lost"),
+        (f.aborted, "aborted"),
+        (f.failed, "failed"),
+        (f.running, "running"),
+        (f.upstream, "for another model"),
+    ]
     rest = "".join(f", {n} {what}" for n, what in others if n)
     roles = ", ".join(f"{n} {role}" for role, n in (("main", f.main), ("subagent", f.subagent), ("side", f.side)) if n)
     table.add_row("calls", f"{f.delivered} delivered{rest}; by role: {roles or 'none'}")
     table.add_row(
         "trajectories", f"{f.trajectories}, of {f.forks} forks; {f.reprocessed_tokens:,} tokens are processed again"
     )
-    merged = "no call goes on with an earlier one" if f.merge_rate is None else (
-        f"{f.merge_rate:.0%}: {f.extending} of {f.continuing} calls that go on extend an earlier one exactly"
-    )  # fmt: skip
+    merged = (
+        "no call goes on with an earlier one"
+        if f.merge_rate is None
+        else (f"{f.merge_rate:.0%}: {f.extending} of {f.continuing} calls that go on extend an earlier one exactly")
+    )
     table.add_row("merge rate", merged)
     table.add_row(
         "recorded", f"ids {_percent(f.ids)}, logprobs {_percent(f.logprobs)}, versions {_percent(f.versions)}"
     )
-    table.add_row("sampled", f"{f.sampled_tokens:,} tokens: {f.trainable_tokens:,} can be trained, "
-                  f"{f.untrainable_tokens:,} cannot")  # fmt: skip
+    table.add_row(
+        "sampled",
+        f"{f.sampled_tokens:,} tokens: {f.trainable_tokens:,} can be trained, {f.untrainable_tokens:,} cannot",
+    )
     table.add_row(
         "other sampling",
         f"{f.modified} of a modified distribution, {f.greedy} greedy, "
@@ -167,8 +180,9 @@ def _show_fork(report: Report, fork: Fork, console: Console) -> None:
     advised, tokens, near = report.advice(fork), fork.tokens, neighbourhood(report, fork)
     recorded = fork.kind.replace("_", " ")
     unsure = "" if advised.certain else "probably: "
-    head = Text.assemble((f"call {fork.call.number}", "bold"), " forks ", (f"({recorded})", "yellow"), ": ",
-                         f"{unsure}{advised.cause}")  # fmt: skip
+    head = Text.assemble(
+        (f"call {fork.call.number}", "bold"), " forks ", (f"({recorded})", "yellow"), ": ", f"{unsure}{advised.cause}"
+    )
     console.print(head)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -176,8 +190,11 @@ def _show_fork(report: Report, fork: Fork, console: Console) -> None:
     if tokens is not None and near is not None:
         other, ours = f"call {tokens.other.number}", f"call {fork.call.number}"
         of = fork.call.prompt_tokens
-        grid.add_row("first token", f"{tokens.position:,} of {of:,} are the same as in {other}; then "
-                     f"{_token(tokens.theirs)} there, {_token(tokens.ours)} here")  # fmt: skip
+        grid.add_row(
+            "first token",
+            f"{tokens.position:,} of {of:,} are the same as in {other}; then "
+            f"{_token(tokens.theirs)} there, {_token(tokens.ours)} here",
+        )
         grid.add_row(other, _spelled(near.theirs))
         grid.add_row(ours, _spelled(near.ours))
     grid.add_row("cost", _cost(fork))

@@ -39,9 +39,14 @@ def _session(conn: Connection, session_id: str) -> Session:
     row = sessions.get(conn, session_id)
     assert row is not None
     summary: Json = {
-        "session_id": row.id, "parent_session_id": row.parent_session_id, "metadata": row.metadata,
-        "status": row.status, "is_eval": row.is_eval, "error": row.error, "rewards": rewards.history(conn, row.id),
-    }  # fmt: skip
+        "session_id": row.id,
+        "parent_session_id": row.parent_session_id,
+        "metadata": row.metadata,
+        "status": row.status,
+        "is_eval": row.is_eval,
+        "error": row.error,
+        "rewards": rewards.history(conn, row.id),
+    }
     refused = events.refusals(conn, row.run_id, row.id)
     below = [_session(conn, child) for child in family.children(conn, row.id)]
     return read(summary, interactions.trace(conn, row.id), refused, below)

@@ -63,23 +63,37 @@ async def place(model: Path, on_progress: OnProgress) -> AsyncIterator[Place]:
 
 def _plan(model: Path, folder: Path) -> Plan:
     config = RunConfig(
-        name=NAME, model=str(model), agent="agentrl.agents.reverse:ReverseAgent",
-        tasks="agentrl.agents.reverse:train_tasks", steps=1, runs_dir=folder,
-    )  # fmt: skip
+        name=NAME,
+        model=str(model),
+        agent="agentrl.agents.reverse:ReverseAgent",
+        tasks="agentrl.agents.reverse:train_tasks",
+        steps=1,
+        runs_dir=folder,
+    )
     proxy_port, engine_ports = parts.choose_ports(config)
     return Plan(
-        config=config, model=model, database_url=f"sqlite:///{folder / 'doctor.db'}",
-        admin_key=f"arl-admin-{secrets.token_urlsafe(24)}", run_key=f"arl-run-{secrets.token_urlsafe(24)}",
-        proxy_port=proxy_port, engine_ports=engine_ports,
+        config=config,
+        model=model,
+        database_url=f"sqlite:///{folder / 'doctor.db'}",
+        admin_key=f"arl-admin-{secrets.token_urlsafe(24)}",
+        run_key=f"arl-run-{secrets.token_urlsafe(24)}",
+        proxy_port=proxy_port,
+        engine_ports=engine_ports,
         engine_keys=connect.choose_engine_keys({}, config, engine_ports),
-    )  # fmt: skip
+    )
 
 
 def _create(conn: Connection, plan: Plan) -> str:
     return runs.create(
-        conn, name=NAME, config=plan.config.model_dump(mode="json"), task_data=[{}], base_model=str(plan.model),
-        key=plan.run_key, seed=0, steps=plan.config.steps,
-    )  # fmt: skip
+        conn,
+        name=NAME,
+        config=plan.config.model_dump(mode="json"),
+        task_data=[{}],
+        base_model=str(plan.model),
+        key=plan.run_key,
+        seed=0,
+        steps=plan.config.steps,
+    )
 
 
 async def _until_serving(plan: Plan, database: Database, run_id: str, on_progress: OnProgress) -> None:

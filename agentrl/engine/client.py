@@ -65,9 +65,14 @@ class EngineClient:
     is ended by `close`."""
 
     def __init__(
-        self, url: str, http: aiohttp.ClientSession, *, key: str | None = None, timeout_s: float = 600.0,
+        self,
+        url: str,
+        http: aiohttp.ClientSession,
+        *,
+        key: str | None = None,
+        timeout_s: float = 600.0,
         control_timeout_s: float = 120.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url = url.rstrip("/")
         self._headers = authorization(key)
         self._http = http
@@ -187,9 +192,13 @@ class EngineClient:
         A server of several tensor ranks joins with each of them. It answers nothing else meanwhile.
         """
         body = {
-            "master_address": host, "master_port": port, "rank_offset": rank, "world_size": world_size,
-            "group_name": group, "backend": backend,
-        }  # fmt: skip
+            "master_address": host,
+            "master_port": port,
+            "rank_offset": rank,
+            "world_size": world_size,
+            "group_name": group,
+            "backend": backend,
+        }
         await self._call("POST", "/init_weights_update_group", body, timeout_s)
 
     async def leave_group(self, group: str, timeout_s: float | None = None) -> None:
@@ -222,8 +231,10 @@ class EngineClient:
         With a `version`, report it from now on. Raises EngineRejected; the weights are then unknown.
         """
         body = {
-            "serialized_named_tensors": list(payloads), "flush_cache": flush_cache, "weight_version": _label(version),
-        }  # fmt: skip
+            "serialized_named_tensors": list(payloads),
+            "flush_cache": flush_cache,
+            "weight_version": _label(version),
+        }
         await self._call("POST", "/update_weights_from_tensor", body, timeout_s)
 
     async def tensor_ranks(self) -> int:

@@ -53,18 +53,43 @@ MAX_REPEATS = 1000
 MEMO = 64
 """Grammars that are known to be good."""
 
-_ONE = ("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
-        "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+_ONE = (
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 _SAME_PLACE = ("allOf", "anyOf", "oneOf")
 _LISTS = (*_SAME_PLACE, "prefixItems", "items")
 _MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties", "dependencies")
-_LENGTHS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains",
-            "maxContains")  # fmt: skip
+_LENGTHS = (
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+)
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _SCHEMA_OF_TAG = ("json_schema", "schema")
 _REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
-_DRAFTS = ("json-schema.org/draft-04", "json-schema.org/draft-06", "json-schema.org/draft-07",
-           "json-schema.org/draft/2019-09", "json-schema.org/draft/2020-12")  # fmt: skip
+_DRAFTS = (
+    "json-schema.org/draft-04",
+    "json-schema.org/draft-06",
+    "json-schema.org/draft-07",
+    "json-schema.org/draft/2019-09",
+    "json-schema.org/draft/2020-12",
+)
 
 
 class GrammarRefused(ValueError):

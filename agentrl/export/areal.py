@@ -46,13 +46,18 @@ class Sample:
         ids = self.ids.tolist()
         return orjson.dumps(
             {
-                "task_id": self.task_id, "sample_idx": self.sample_index, "seqlen": len(ids),
-                "prompt_len": self.prompt_len, "head_version": self.head_version, "tail_version": self.tail_version,
-                "reward": self.reward, "prompt": decode(ids[: self.prompt_len]),
+                "task_id": self.task_id,
+                "sample_idx": self.sample_index,
+                "seqlen": len(ids),
+                "prompt_len": self.prompt_len,
+                "head_version": self.head_version,
+                "tail_version": self.tail_version,
+                "reward": self.reward,
+                "prompt": decode(ids[: self.prompt_len]),
                 "completion": decode(ids[self.prompt_len :]),
             },
             option=orjson.OPT_APPEND_NEWLINE,
-        )  # fmt: skip
+        )
 
 
 def tokenizer(folder: Path) -> Decode:
@@ -88,10 +93,16 @@ def rollouts(database: Database, run_id: str, selection: Selection) -> Iterator[
                 head, tail = tokens.versions[sampled[[0, -1]]].tolist()
                 samples.append(
                     Sample(
-                        "rollout", row["task_id"] or row["group_id"], row["sample_index"], tokens.input_ids,
-                        int(sampled[0]), head, tail, tokens.episode_return,
+                        "rollout",
+                        row["task_id"] or row["group_id"],
+                        row["sample_index"],
+                        tokens.input_ids,
+                        int(sampled[0]),
+                        head,
+                        tail,
+                        tokens.episode_return,
                     )
-                )  # fmt: skip
+                )
         yield samples
 
 
@@ -121,13 +132,18 @@ def _session(conn: Connection, head: Any, reward: float) -> Iterator[Sample]:
     calls = {
         row.id: row
         for row in conn.execute(
-            select(interactions.c.id, interactions.c.parent_id, interaction_data.c.prompt_delta_ids,
-                   interaction_data.c.output_ids, interaction_data.c.spans)
+            select(
+                interactions.c.id,
+                interactions.c.parent_id,
+                interaction_data.c.prompt_delta_ids,
+                interaction_data.c.output_ids,
+                interaction_data.c.spans,
+            )
             .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
             .where(interactions.c.session_id == head.id, interactions.c.status == InteractionStatus.COMPLETE)
             .order_by(interactions.c.seq)
         )
-    }  # fmt: skip
+    }
     for path in paths.paths({row.id: row.parent_id for row in calls.values()}):
         turns = [calls[call_id] for call_id in path]
         spans: list[list[int]] = [span for turn in turns for span in turn.spans]
@@ -135,6 +151,12 @@ def _session(conn: Connection, head: Any, reward: float) -> Iterator[Sample]:
             pieces = [codec.unpack_ids(part) for turn in turns for part in (turn.prompt_delta_ids, turn.output_ids)]
             first = next(i for i, turn in enumerate(turns) if turn.spans)
             yield Sample(
-                "eval-rollout", head.task_id or head.group_id, head.sample_index, np.concatenate(pieces),
-                sum(len(piece) for piece in pieces[: 2 * first + 1]), spans[0][0], spans[-1][0], reward,
-            )  # fmt: skip
+                "eval-rollout",
+                head.task_id or head.group_id,
+                head.sample_index,
+                np.concatenate(pieces),
+                sum(len(piece) for piece in pieces[: 2 * first + 1]),
+                spans[0][0],
+                spans[-1][0],
+                reward,
+            )

@@ -19,8 +19,12 @@ Row = dict[str, Any]
 def of_table(table: Table) -> Columns:
     """The columns of a table without packed arrays."""
     kinds: list[tuple[type[Any], Kind]] = [
-        (sa.JSON, "json"), (sa.Boolean, "bool"), (sa.Integer, "int"), (sa.Float, "float"), (sa.String, "text"),
-    ]  # fmt: skip
+        (sa.JSON, "json"),
+        (sa.Boolean, "bool"),
+        (sa.Integer, "int"),
+        (sa.Float, "float"),
+        (sa.String, "text"),
+    ]
     return {
         str(column.name): next(kind for sql_type, kind in kinds if isinstance(column.type, sql_type))
         for column in table.columns

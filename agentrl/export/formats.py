@@ -59,10 +59,16 @@ class ParquetWriter:
             raise UserError("Parquet needs pyarrow: pip install 'agentrl[export]', or use --format jsonl") from error
         self._pa, self._columns = pa, columns
         types: dict[Kind, Any] = {
-            "text": pa.string(), "json": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(),
-            "ids": pa.list_(pa.int32()), "floats": pa.list_(pa.float32()),
-            "doubles": pa.list_(pa.float64()), "bools": pa.list_(pa.bool_()),
-        }  # fmt: skip
+            "text": pa.string(),
+            "json": pa.string(),
+            "int": pa.int64(),
+            "float": pa.float64(),
+            "bool": pa.bool_(),
+            "ids": pa.list_(pa.int32()),
+            "floats": pa.list_(pa.float32()),
+            "doubles": pa.list_(pa.float64()),
+            "bools": pa.list_(pa.bool_()),
+        }
         self._schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
 

@@ -168,19 +168,31 @@ def _trajectories(
 ) -> tuple[list[tuple[Row, TrajectoryTokens]], str]:
     statement = (
         select(
-            trajectories, sessions.c.sample_index, groups.c.task_id,
+            trajectories,
+            sessions.c.sample_index,
+            groups.c.task_id,
             sa.case((groups.c.task_id.is_(None), groups.c.task), else_=tasks.c.data).label("task"),
-            steps.c.step, steps.c.version_before, steps.c.max_staleness, steps.c.turn_discount,
-            step_trajectories.c.advantage, step_trajectories.c.staleness_max, step_trajectories.c.staleness_mean,
+            steps.c.step,
+            steps.c.version_before,
+            steps.c.max_staleness,
+            steps.c.turn_discount,
+            step_trajectories.c.advantage,
+            step_trajectories.c.staleness_max,
+            step_trajectories.c.staleness_mean,
             step_trajectories.c.tokens_trained,
         )
         .join(sessions, sessions.c.id == trajectories.c.session_id)
         .join(groups, groups.c.id == trajectories.c.group_id)
         .outerjoin(tasks, tasks.c.id == groups.c.task_id)
         .outerjoin(steps, steps.c.id == trajectories.c.lease_step_id)
-        .outerjoin(step_trajectories, and_(step_trajectories.c.step_id == trajectories.c.lease_step_id,
-                                           step_trajectories.c.trajectory_id == trajectories.c.id))
-    )  # fmt: skip
+        .outerjoin(
+            step_trajectories,
+            and_(
+                step_trajectories.c.step_id == trajectories.c.lease_step_id,
+                step_trajectories.c.trajectory_id == trajectories.c.id,
+            ),
+        )
+    )
     found = conn.execute(_next(statement, run_id, selection, after)).all()
     heads = _within_budget(found, lambda row: row.tokens)
     tokens = _tokens(conn, run_id, heads)
@@ -212,9 +224,22 @@ def _tokens(conn: Connection, run_id: str, heads: Sequence[Any]) -> dict[str, Tr
 
 def _trajectory_row(head: Any, tokens: TrajectoryTokens) -> Row:
     names = (
-        "task_id", "task", "sample_index", "state", "reason", "step", "min_version", "max_version", "tokens",
-        "trainable_tokens", "advantage", "staleness_max", "staleness_mean", "tokens_trained", "created_at",
-    )  # fmt: skip
+        "task_id",
+        "task",
+        "sample_index",
+        "state",
+        "reason",
+        "step",
+        "min_version",
+        "max_version",
+        "tokens",
+        "trainable_tokens",
+        "advantage",
+        "staleness_max",
+        "staleness_mean",
+        "tokens_trained",
+        "created_at",
+    )
     return {name: head._mapping[name] for name in names} | tokens_row(tokens)
 
 

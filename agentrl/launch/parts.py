@@ -125,7 +125,7 @@ def trainer(plan: Plan, finished: Callable[[], bool]) -> Part:
 
 def _part(
     plan: Plan, name: str, argv: list[str], env: dict[str, str], done: Callable[[], bool] = lambda: False
-) -> Part:  # fmt: skip
+) -> Part:
     """A process of ours; `env` holds what it alone is told, its secrets above all."""
     env = env | {
         "PYTHONUNBUFFERED": "1",

@@ -263,9 +263,7 @@ def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int])
             loop.remove_signal_handler(number)
 
 
-def _close_run(
-    conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float, event_id: str
-) -> None:  # fmt: skip
+def _close_run(conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float, event_id: str) -> None:
     if runs.get(conn, run_id).status != "failed":  # else it says why already
         runs.set_status(conn, run_id, outcome, error)
     events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train", event_id)

@@ -53,19 +53,24 @@ def facts(conn: Connection, run_id: str) -> Json:
     by_status = {row[0]: row[1] for row in alive}
     return {
         "run": {
-            "id": run.id, "name": run.name, "status": run.status, "error": run.error,
-            "version": run.current_version, "published_step": run.published_step, "target_steps": run.target_steps,
-            "admitted_groups": run.admitted, "returned_groups": run.returned, "running_groups": run.running,
+            "id": run.id,
+            "name": run.name,
+            "status": run.status,
+            "error": run.error,
+            "version": run.current_version,
+            "published_step": run.published_step,
+            "target_steps": run.target_steps,
+            "admitted_groups": run.admitted,
+            "returned_groups": run.returned,
+            "running_groups": run.running,
             "ready_groups": runs.ready_groups(conn, run_id),
         },
         "step": None if step is None else dict(step._mapping),
         "engines": [{k: row._mapping[k] for k in ("url", "state", "version", "error", "last_seen_at")} for row in pool],
         "replicas": [dict(row._mapping) for row in replicas],
-        "sessions": {
-            "open": by_status.get(SessionStatus.OPEN, 0), "closing": by_status.get(SessionStatus.CLOSING, 0),
-        },
+        "sessions": {"open": by_status.get(SessionStatus.OPEN, 0), "closing": by_status.get(SessionStatus.CLOSING, 0)},
         "in_flight": in_flight,
-    }  # fmt: skip
+    }
 
 
 def calls(conn: Connection, run_id: str, window_s: float) -> Json:
@@ -74,10 +79,18 @@ def calls(conn: Connection, run_id: str, window_s: float) -> Json:
     c = interactions.c
     rows = conn.execute(
         select(
-            c.status, c.fork_reason, c.bridged, c.prompt_tokens, c.cached_tokens, c.output_tokens, c.created_at,
-            c.first_token_at, c.finished_at, c.options,
+            c.status,
+            c.fork_reason,
+            c.bridged,
+            c.prompt_tokens,
+            c.cached_tokens,
+            c.output_tokens,
+            c.created_at,
+            c.first_token_at,
+            c.finished_at,
+            c.options,
         ).where(c.id >= f"{int(since * 1000) << 16:016x}", c.run_id == run_id, c.created_at >= since)
-    ).all()  # fmt: skip
+    ).all()
     done = [row for row in rows if row.status == "complete" and row.finished_at is not None]
     whole = sorted(row.finished_at - row.created_at for row in done)
     first = sorted(row.first_token_at - row.created_at for row in done if row.first_token_at is not None)

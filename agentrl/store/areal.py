@@ -34,9 +34,14 @@ def active(conn: Connection, run_id: str, key_hash: str, start_digest: str | Non
 
 
 def start(
-    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], task_id: str, *,
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    task_id: str,
+    *,
     start_digest: str | None = None,
-) -> NewGroup:  # fmt: skip
+) -> NewGroup:
     """Admit a group of sessions. A key may have opened an earlier session, which it then opens no more.
 
     Raises RequestError: 409 while the session of a key is open, else as `sessions.admit` does.
@@ -50,7 +55,7 @@ def start(
         )
     group = sessions.start_external(
         conn, run_id, limits, key_hashes, {"task_id": task_id}, {}, start_digest=start_digest
-    )  # fmt: skip
+    )
     # The run is locked now, so that of two starts with one key the second sees the first.
     others = select(sessions_table.c.id).where(*with_key, sessions_table.c.id.not_in(group.session_ids))
     if (other := conn.execute(others).scalar()) is not None:
@@ -75,9 +80,14 @@ class Rewarded:
 
 
 def reward(
-    conn: Connection, session_id: str, limits: Limits, *, value: float, interaction_id: str | None,
+    conn: Connection,
+    session_id: str,
+    limits: Limits,
+    *,
+    value: float,
+    interaction_id: str | None,
     idempotency_key: str | None,
-) -> Rewarded:  # fmt: skip
+) -> Rewarded:
     """Append a reward to a call; without one, to the last delivered call that is no side call, if there is such a one.
 
     A later reward of a call takes the place of the earlier one. Raises RequestError: 400 before the first delivered
@@ -131,10 +141,17 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
         row.interaction_id: row
         for row in conn.execute(
             select(
-                interactions.c.id.label("interaction_id"), interactions.c.parent_id, interactions.c.dialect,
-                interactions.c.options, interactions.c.trainable, interactions.c.temperature, interactions.c.kv_mixed,
+                interactions.c.id.label("interaction_id"),
+                interactions.c.parent_id,
+                interactions.c.dialect,
+                interactions.c.options,
+                interactions.c.trainable,
+                interactions.c.temperature,
+                interactions.c.kv_mixed,
                 sessions_table.c.group_id,
-                interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids, interaction_data.c.logprobs,
+                interaction_data.c.prompt_delta_ids,
+                interaction_data.c.output_ids,
+                interaction_data.c.logprobs,
                 interaction_data.c.spans,
             )
             .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
@@ -142,7 +159,7 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
             .where(interactions.c.session_id == session_id, *OF_THE_POLICY)
             .order_by(interactions.c.seq)
         )
-    }  # fmt: skip
+    }
     parents: dict[str, str | None] = {call_id: row.parent_id for call_id, row in calls.items()}
     stored = [call_id for call_id, row in calls.items() if _is_stored(row)]
     led_to = {step for call_id in stored for step in _ancestry(call_id, parents)}

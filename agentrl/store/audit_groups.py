@@ -248,9 +248,11 @@ def _call(rows: GroupRows, call: Row[Any], lineage: Lineage) -> Iterator[str]:
     if not (np.isfinite(logprobs) & (logprobs <= LOGPROB_SLACK)).all():
         yield f"{name}: a logprob is not finite, or above 0"
     borders = [0, *(end for _, _, end in call.spans)]
-    if borders[-1] != len(output) or [start for _, start, _ in call.spans] != borders[:-1] or (
-        borders != sorted(set(borders))
-    ):  # fmt: skip
+    if (
+        borders[-1] != len(output)
+        or [start for _, start, _ in call.spans] != borders[:-1]
+        or (borders != sorted(set(borders)))
+    ):
         yield f"{name}: version spans {call.spans} do not cover {len(output)} tokens"
     versions = [version for version, _, _ in call.spans]
     if (call.min_version, call.max_version) != (min(versions, default=None), max(versions, default=None)):
@@ -300,9 +302,12 @@ def _rewards(rows: GroupRows, lineage: Lineage) -> Iterator[str]:
             yield f"{name}: it is not applied to an evaluation"
         if reward.applied and step is not None and reward.created_at > step.started_at + CLOCK_SLACK_S:
             yield f"{name}: it is applied, though it came after step {step.id} had leased the group"
-        if rows.group.finished_at is not None and rows.group.state == "rejected" and reward.applied and (
-            reward.created_at > rows.group.finished_at + CLOCK_SLACK_S
-        ):  # fmt: skip
+        if (
+            rows.group.finished_at is not None
+            and rows.group.state == "rejected"
+            and reward.applied
+            and (reward.created_at > rows.group.finished_at + CLOCK_SLACK_S)
+        ):
             yield f"{name}: it is applied, though it came after the group was rejected"
         fact = (reward.session_id, reward.interaction_id, reward.scope, reward.name)
         if reward.created_at < newest.get(fact, -math.inf) - CLOCK_SLACK_S:
@@ -330,9 +335,10 @@ def _paths(rows: GroupRows) -> Iterator[str]:
             above = row.interaction_id
         if fault is None and trajectory.leaf_id != above:
             fault = f"ends at {above}, not at its leaf {trajectory.leaf_id}"
-        if fault is None and trajectory.tokens != rows.calls[above or ""].prompt_tokens + rows.calls[
-            above or ""
-        ].output_tokens:  # fmt: skip
+        if (
+            fault is None
+            and trajectory.tokens != rows.calls[above or ""].prompt_tokens + rows.calls[above or ""].output_tokens
+        ):
             fault = f"has other than {trajectory.tokens} tokens"
         if fault is not None:
             yield f"trajectories {trajectory.id}: its path {fault}"
@@ -375,8 +381,11 @@ def _trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, StepTotal
             continue
         by_discount = [of_session[t.session_id] for of_session in credits_.values()]
         credited = by_discount[0]
-        owned = [rows.calls[row.interaction_id] for row in rows.paths.get(t.id, []) if row.owned
-                 and row.interaction_id in rows.calls]  # fmt: skip
+        owned = [
+            rows.calls[row.interaction_id]
+            for row in rows.paths.get(t.id, [])
+            if row.owned and row.interaction_id in rows.calls
+        ]
         trained = [c for c in owned if c.trainable and c.output_tokens and c.id in credited.calls]
         yield from _worth(name, t, trained, credited, [one.episode for one in by_discount])
         if (t.lease_step_id is None) != (t.lease_epoch is None):
@@ -386,9 +395,10 @@ def _trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, StepTotal
         elif t.state in ("ready", "rejected") and t.lease_step_id is not None:
             yield f"{name}: it is {t.state}, but leased by step {t.lease_step_id}"
         surviving = [
-            row for row in rows.trained.get(t.id, [])
+            row
+            for row in rows.trained.get(t.id, [])
             if row.step_id not in lineage.steps or lineage.steps[row.step_id].state != StepState.ROLLED_BACK
-        ]  # fmt: skip
+        ]
         if len(surviving) != (t.state == TrajectoryState.TRAINED) or any(
             row.step_id != t.lease_step_id for row in surviving
         ):
@@ -396,8 +406,10 @@ def _trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, StepTotal
         for row in rows.trained.get(t.id, []):
             by = lineage.steps.get(row.step_id)
             if by is not None and by.batch_digest is not None and row.staleness_max > by.max_staleness:
-                yield f"step_trajectories {row.step_id} {t.id}: trained at staleness {row.staleness_max}, above the " \
-                      f"bound {by.max_staleness}"  # fmt: skip
+                yield (
+                    f"step_trajectories {row.step_id} {t.id}: trained at staleness {row.staleness_max}, above the "
+                    f"bound {by.max_staleness}"
+                )
         if step is not None and t.lease_step_id == step.id:
             yield from _batch(name, t, trained, surviving, step, lineage, totals[step.id])
             episode = [rows.sessions[t.session_id], *_above(rows, rows.sessions[t.session_id])][-1].id
@@ -432,9 +444,14 @@ def _worth(
 
 
 def _batch(
-    name: str, t: Row[Any], trained: Sequence[Row[Any]], rows: Sequence[Row[Any]], step: Row[Any], lineage: Lineage,
+    name: str,
+    t: Row[Any],
+    trained: Sequence[Row[Any]],
+    rows: Sequence[Row[Any]],
+    step: Row[Any],
+    lineage: Lineage,
     totals: StepTotals,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Staleness by the spans and the surviving chain, whatever the trainer said; adds to the step's totals."""
     if t.lease_epoch is not None and t.lease_epoch > step.epoch:
         yield f"{name}: its lease is of epoch {t.lease_epoch}, its step of {step.epoch}"

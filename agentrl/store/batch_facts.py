@@ -53,10 +53,8 @@ def _sources(conn: Connection, step_id: str) -> dict[str, str]:
     leased = select(trajectories.c.group_id).where(trajectories.c.lease_step_id == step_id)
     candidates = [data[key] for data in (groups.c.task, tasks.c.data) for key in SOURCE_KEYS]
     rows = conn.execute(
-        select(groups.c.id, *candidates)
-        .outerjoin(tasks, tasks.c.id == groups.c.task_id)
-        .where(groups.c.id.in_(leased))
-    )  # fmt: skip
+        select(groups.c.id, *candidates).outerjoin(tasks, tasks.c.id == groups.c.task_id).where(groups.c.id.in_(leased))
+    )
     found = {group_id: next((v for v in values if isinstance(v, str) and v), None) for group_id, *values in rows}
     return {group_id: source for group_id, source in found.items() if source is not None}
 

@@ -36,23 +36,33 @@ def of_session(conn: Connection, session_id: str) -> dict[str, Conversation]:
     """The conversations of every delivered call to the policy, by call, oldest first."""
     rows = conn.execute(
         select(
-            interactions.c.id, interactions.c.parent_id, interactions.c.system_hash, interactions.c.tools_hash,
-            interactions.c.role, interactions.c.options, interactions.c.finish_reason, interaction_data.c.new_messages,
+            interactions.c.id,
+            interactions.c.parent_id,
+            interactions.c.system_hash,
+            interactions.c.tools_hash,
+            interactions.c.role,
+            interactions.c.options,
+            interactions.c.finish_reason,
+            interaction_data.c.new_messages,
             interaction_data.c.answer,
         )
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
         .where(interactions.c.session_id == session_id, *OF_THE_POLICY)
         .order_by(interactions.c.seq)
-    ).all()  # fmt: skip
+    ).all()
     shared = load_contents(conn, {key for row in rows for key in (row.system_hash, row.tools_hash) if key is not None})
     found: dict[str, Conversation] = {}
     for row in rows:
         before = found[row.parent_id].messages if row.parent_id else []
         found[row.id] = Conversation(
-            call_id=row.id, role=row.role, system=shared.get(row.system_hash, []), tools=shared.get(row.tools_hash),
+            call_id=row.id,
+            role=row.role,
+            system=shared.get(row.system_hash, []),
+            tools=shared.get(row.tools_hash),
             messages=[*before, *codec.unpack_json(row.new_messages), codec.unpack_json(row.answer)],
-            options=row.options or {}, finish=row.finish_reason,
-        )  # fmt: skip
+            options=row.options or {},
+            finish=row.finish_reason,
+        )
     return found
 
 
@@ -70,16 +80,22 @@ def under_way(conn: Connection, session_id: str) -> list[Conversation]:
     rows = conn.execute(
         select(columns.id, columns.system_hash, columns.tools_hash, columns.role, columns.options)
         .where(
-            columns.session_id == session_id, columns.parent_id.is_(None), columns.role != Role.UPSTREAM,
+            columns.session_id == session_id,
+            columns.parent_id.is_(None),
+            columns.role != Role.UPSTREAM,
             columns.status == InteractionStatus.RUNNING,
         )
         .order_by(columns.created_at, columns.id)
-    ).all()  # fmt: skip
+    ).all()
     shared = load_contents(conn, {key for row in rows for key in (row.system_hash, row.tools_hash) if key is not None})
     return [
         Conversation(
-            call_id=row.id, role=row.role, system=shared.get(row.system_hash, []), tools=shared.get(row.tools_hash),
-            messages=[], options=row.options or {},
+            call_id=row.id,
+            role=row.role,
+            system=shared.get(row.system_hash, []),
+            tools=shared.get(row.tools_hash),
+            messages=[],
+            options=row.options or {},
         )
         for row in rows
-    ]  # fmt: skip
+    ]

@@ -109,9 +109,11 @@ def repeated(conn: Connection, session_id: str, repeat_key: str, digest: str, ho
         return Claim([])
     if earlier.digest != digest:
         raise RequestError(
-            400, "this Idempotency-Key was sent with another request", code="idempotency_key_reused",
+            400,
+            "this Idempotency-Key was sent with another request",
+            code="idempotency_key_reused",
             param="Idempotency-Key",
-        )  # fmt: skip
+        )
     _take(conn, earlier.id, holder)
     return Claim(of_request(conn, earlier.id))
 
@@ -163,9 +165,10 @@ def ended(conn: Connection, session_ids: list[str]) -> set[str]:
 def wanted(conn: Connection, call_ids: list[str]) -> bool:
     """Whether a client waits for the calls, here or at another replica."""
     rows = select(interactions.c.id).where(
-        interactions.c.id.in_(call_ids), interactions.c.delivery == Delivery.OPEN,
+        interactions.c.id.in_(call_ids),
+        interactions.c.delivery == Delivery.OPEN,
         interactions.c.status == InteractionStatus.RUNNING,
-    )  # fmt: skip
+    )
     return conn.execute(rows.limit(1)).first() is not None
 
 
@@ -175,8 +178,10 @@ def demote_unread(conn: Connection, session_id: str) -> None:
     conn.execute(
         update(interactions)
         .where(
-            interactions.c.session_id == session_id, interactions.c.status == InteractionStatus.COMPLETE,
-            interactions.c.delivery == Delivery.FREE, interactions.c.role.in_((Role.MAIN, Role.SUBAGENT)),
+            interactions.c.session_id == session_id,
+            interactions.c.status == InteractionStatus.COMPLETE,
+            interactions.c.delivery == Delivery.FREE,
+            interactions.c.role.in_((Role.MAIN, Role.SUBAGENT)),
             ~exists(
                 select(after.c.id).where(
                     after.c.parent_id == interactions.c.id, after.c.status == InteractionStatus.COMPLETE
@@ -184,7 +189,7 @@ def demote_unread(conn: Connection, session_id: str) -> None:
             ),
         )
         .values(role=Role.SIDE)
-    )  # fmt: skip
+    )
 
 
 _SIBLING = interactions.alias()
@@ -197,13 +202,14 @@ _FIRST_WITH_ANSWER: tuple[ColumnElement[bool], ...] = (
             interactions.c.request_id == interactions.c.id,
             ~exists(
                 select(_SIBLING.c.id).where(
-                    _SIBLING.c.session_id == interactions.c.session_id, _SIBLING.c.request_id == interactions.c.id,
+                    _SIBLING.c.session_id == interactions.c.session_id,
+                    _SIBLING.c.request_id == interactions.c.id,
                     _SIBLING.c.status.not_in(HAS_ANSWER),
                 )
             ),
         ),
     ),
-)  # fmt: skip
+)
 
 
 def _only_request(conn: Connection, run_id: str, session_id: str, digest: str) -> bool:
@@ -211,10 +217,11 @@ def _only_request(conn: Connection, run_id: str, session_id: str, digest: str) -
     columns = interactions.c
     recorded = conn.execute(
         select(columns.options).where(
-            columns.session_id == session_id, columns.digest == digest,
+            columns.session_id == session_id,
+            columns.digest == digest,
             or_(columns.request_id.is_(None), columns.request_id == columns.id),
         )
-    ).scalars()  # fmt: skip
+    ).scalars()
     refused = events.refusals(conn, run_id, session_id)
     if len(refused) >= events.REFUSALS_KEPT:  # there may be more of them
         return False
@@ -229,12 +236,14 @@ def _take_again(conn: Connection, call_ids: list[str], retry: int) -> bool:
     taken = conn.execute(
         update(interactions)
         .where(
-            columns.id == call_ids[0], columns.status == InteractionStatus.COMPLETE,
-            columns.delivery == Delivery.GIVEN, or_(columns.last_retry.is_(None), columns.last_retry < retry),
+            columns.id == call_ids[0],
+            columns.status == InteractionStatus.COMPLETE,
+            columns.delivery == Delivery.GIVEN,
+            or_(columns.last_retry.is_(None), columns.last_retry < retry),
             ~exists(select(after.c.id).where(after.c.parent_id.in_(call_ids))),
         )
         .values(last_retry=retry)
-    )  # fmt: skip
+    )
     return bool(taken.rowcount)
 
 

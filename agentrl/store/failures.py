@@ -89,7 +89,7 @@ def seen(conn: Connection, run_id: str) -> str | None:
 
 def _may_succeed(
     conn: Connection, of_run: tuple[ColumnElement[bool], ...], first: str, begun: float, looked_at: int
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether a session from before a row of failures was completed during it, or is still played by a worker; or
     whether one is played by a worker whose newest session has not failed: another machine may be a sound one."""
     earlier = sessions.c.id < first

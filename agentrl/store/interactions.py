@@ -24,25 +24,66 @@ STORE = "store"
 """The option of a call that asked to be left out of training and of AReaL's exports; then false."""
 INSERT_CONTENT = bulk.insert_new(contents)
 INSERT_INTENT = bulk.insert(
-    interactions, "id", "run_id", "session_id", "parent_id", "dialect", "status", "role", "digest", "replica",
-    "request_id", "repeat_key", "delivery", "holder", "params", "temperature", "system_hash", "tools_hash", "options",
-    "messages", "fork_reason", "bridged", "distribution_modified", "kv_mixed", "trainable", "prompt_tokens",
-    "prompt_digest", "output_tokens", "created_at",
-)  # fmt: skip
+    interactions,
+    "id",
+    "run_id",
+    "session_id",
+    "parent_id",
+    "dialect",
+    "status",
+    "role",
+    "digest",
+    "replica",
+    "request_id",
+    "repeat_key",
+    "delivery",
+    "holder",
+    "params",
+    "temperature",
+    "system_hash",
+    "tools_hash",
+    "options",
+    "messages",
+    "fork_reason",
+    "bridged",
+    "distribution_modified",
+    "kv_mixed",
+    "trainable",
+    "prompt_tokens",
+    "prompt_digest",
+    "output_tokens",
+    "created_at",
+)
 INSERT_DATA = bulk.insert(interaction_data)
 # Whoever ends a session waits until the intents of its calls can be seen.
 SELECT_OPEN = bulk.select(sessions, "id", where="status = 'open'", lock="SHARE")
 SELECT_SEQ = bulk.select(sessions, "id", "seq", where="NOT built", lock="NO KEY UPDATE")
 UPDATE_SESSION = bulk.update(
-    sessions, "id", "seq", "last_seen_at",
+    sessions,
+    "id",
+    "seq",
+    "last_seen_at",
     # The last call of an ended session is in: it is due.
     due_at=case((sessions.c.status == literal_column("'open'"), sessions.c.due_at), else_=bindparam("last_seen_at")),
-)  # fmt: skip
+)
 UPDATE_FINISHED = bulk.update(
-    interactions, "id", "status", "seq", "conversation_key", "output_tokens", "cached_tokens", "min_version",
-    "max_version", "finish_reason", "engine_url", "first_token_at", "finished_at", "kv_mixed", "textless_key",
+    interactions,
+    "id",
+    "status",
+    "seq",
+    "conversation_key",
+    "output_tokens",
+    "cached_tokens",
+    "min_version",
+    "max_version",
+    "finish_reason",
+    "engine_url",
+    "first_token_at",
+    "finished_at",
+    "kv_mixed",
+    "textless_key",
     where="status = 'running'",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,15 +229,22 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
         versions = [span.version for span in outcome.spans]
         closed.append(
             {
-                "key": interaction_id, "status": outcome.status.value, "seq": seq,
-                "conversation_key": outcome.conversation_key.hex(), "output_tokens": len(outcome.output_ids),
-                "cached_tokens": outcome.cached_tokens, "min_version": min(versions, default=None),
-                "max_version": max(versions, default=None), "finish_reason": outcome.finish_reason,
-                "engine_url": outcome.engine_url, "first_token_at": outcome.first_token_at, "finished_at": now,
+                "key": interaction_id,
+                "status": outcome.status.value,
+                "seq": seq,
+                "conversation_key": outcome.conversation_key.hex(),
+                "output_tokens": len(outcome.output_ids),
+                "cached_tokens": outcome.cached_tokens,
+                "min_version": min(versions, default=None),
+                "max_version": max(versions, default=None),
+                "finish_reason": outcome.finish_reason,
+                "engine_url": outcome.engine_url,
+                "first_token_at": outcome.first_token_at,
+                "finished_at": now,
                 "kv_mixed": outcome.kv_mixed,
                 "textless_key": None if outcome.textless_key is None else outcome.textless_key.hex(),
             }
-        )  # fmt: skip
+        )
         data.append(data_row(interaction_id, outcome))
         results.append(seq)
     bulk.run(conn, UPDATE_SESSION, list(touched.values()))
@@ -224,19 +272,34 @@ def data_row(interaction_id: str, outcome: Outcome) -> Json:
 def intent_row(intent: Intent) -> Json:
     """The columns of a call that has begun."""
     return {
-        "id": intent.id, "run_id": intent.run_id, "session_id": intent.session_id, "parent_id": intent.parent_id,
-        "dialect": intent.dialect, "status": InteractionStatus.RUNNING.value, "role": intent.role,
-        "digest": intent.digest, "request_id": intent.request_id, "repeat_key": intent.repeat_key,
-        "replica": intent.replica, **_delivery(intent),
+        "id": intent.id,
+        "run_id": intent.run_id,
+        "session_id": intent.session_id,
+        "parent_id": intent.parent_id,
+        "dialect": intent.dialect,
+        "status": InteractionStatus.RUNNING.value,
+        "role": intent.role,
+        "digest": intent.digest,
+        "request_id": intent.request_id,
+        "repeat_key": intent.repeat_key,
+        "replica": intent.replica,
+        **_delivery(intent),
         "params": codec.json_text(intent.params),
-        "temperature": intent.temperature, "system_hash": intent.system and intent.system.hash,
+        "temperature": intent.temperature,
+        "system_hash": intent.system and intent.system.hash,
         "tools_hash": intent.tools and intent.tools.hash,
-        "options": None if intent.options is None else codec.json_text(intent.options), "messages": intent.messages,
+        "options": None if intent.options is None else codec.json_text(intent.options),
+        "messages": intent.messages,
         "fork_reason": intent.fork_reason,
-        "bridged": intent.bridged, "distribution_modified": intent.distribution_modified, "kv_mixed": False,
-        "trainable": intent.trainable, "prompt_tokens": intent.prompt_tokens,
-        "prompt_digest": intent.prompt_digest, "output_tokens": 0, "created_at": intent.created_at,
-    }  # fmt: skip
+        "bridged": intent.bridged,
+        "distribution_modified": intent.distribution_modified,
+        "kv_mixed": False,
+        "trainable": intent.trainable,
+        "prompt_tokens": intent.prompt_tokens,
+        "prompt_digest": intent.prompt_digest,
+        "output_tokens": 0,
+        "created_at": intent.created_at,
+    }
 
 
 def _delivery(intent: Intent) -> Json:
@@ -344,27 +407,40 @@ def load_tree(
     seq = conn.execute(select(sessions.c.seq).where(sessions.c.id == session_id)).scalar_one()
     rows = conn.execute(
         select(
-            interactions.c.id, interactions.c.parent_id, interactions.c.conversation_key, interactions.c.role,
-            interactions.c.system_hash, interactions.c.tools_hash, interactions.c.messages, interactions.c.textless_key,
-            interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids,
+            interactions.c.id,
+            interactions.c.parent_id,
+            interactions.c.conversation_key,
+            interactions.c.role,
+            interactions.c.system_hash,
+            interactions.c.tools_hash,
+            interactions.c.messages,
+            interactions.c.textless_key,
+            interaction_data.c.prompt_delta_ids,
+            interaction_data.c.output_ids,
             case((interactions.c.textless_key.is_not(None), interaction_data.c.answer)).label("answer"),
         )
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
         .where(interactions.c.session_id == session_id, interactions.c.seq > after, *OF_THE_POLICY)
         .order_by(interactions.c.seq)
-    )  # fmt: skip
+    )
     before, nodes = known or {}, dict[str, Node]()
     for row in rows:
         delta_ids: list[int] = codec.unpack_ids(row.prompt_delta_ids).tolist()
         own_ids = [*delta_ids, *codec.unpack_ids(row.output_ids).tolist()]
         parent = (nodes.get(row.parent_id) or before[row.parent_id]) if row.parent_id else None
         nodes[row.id] = Node(
-            id=row.id, conversation_key=bytes.fromhex(row.conversation_key),
-            parent=parent, ids=(parent.ids if parent else TokenIds()).extended(own_ids), n_delta=len(delta_ids),
-            role=row.role, system_hash=row.system_hash, tools_hash=row.tools_hash, messages=row.messages,
+            id=row.id,
+            conversation_key=bytes.fromhex(row.conversation_key),
+            parent=parent,
+            ids=(parent.ids if parent else TokenIds()).extended(own_ids),
+            n_delta=len(delta_ids),
+            role=row.role,
+            system_hash=row.system_hash,
+            tools_hash=row.tools_hash,
+            messages=row.messages,
             textless_key=None if row.textless_key is None else bytes.fromhex(row.textless_key),
             text=None if row.answer is None else codec.unpack_json(row.answer)["content"],
-        )  # fmt: skip
+        )
     return int(seq), list(nodes.values())
 
 
@@ -389,14 +465,29 @@ def trace(conn: Connection, session_id: str) -> list[Json]:
     result: list[Json] = []
     for row in rows:
         item: Json = {
-            "id": row.id, "parent_id": row.parent_id, "status": row.status, "role": row.role,
-            "dialect": row.dialect, "fork_reason": row.fork_reason, "bridged": row.bridged,
-            "finish_reason": row.finish_reason, "trainable": row.trainable, "options": row.options,
-            "system": shared.get(row.system_hash, []), "tools": shared.get(row.tools_hash),
-            "prompt_tokens": row.prompt_tokens, "output_tokens": row.output_tokens, "params": row.params,
-            "digest": row.digest, "delivery": row.delivery, "distribution_modified": row.distribution_modified,
-            "kv_mixed": row.kv_mixed, "error": row.error, "created_at": row.created_at, "finished_at": row.finished_at,
-        }  # fmt: skip
+            "id": row.id,
+            "parent_id": row.parent_id,
+            "status": row.status,
+            "role": row.role,
+            "dialect": row.dialect,
+            "fork_reason": row.fork_reason,
+            "bridged": row.bridged,
+            "finish_reason": row.finish_reason,
+            "trainable": row.trainable,
+            "options": row.options,
+            "system": shared.get(row.system_hash, []),
+            "tools": shared.get(row.tools_hash),
+            "prompt_tokens": row.prompt_tokens,
+            "output_tokens": row.output_tokens,
+            "params": row.params,
+            "digest": row.digest,
+            "delivery": row.delivery,
+            "distribution_modified": row.distribution_modified,
+            "kv_mixed": row.kv_mixed,
+            "error": row.error,
+            "created_at": row.created_at,
+            "finished_at": row.finished_at,
+        }
         if row.output_ids is not None:
             item |= {
                 "new_messages": codec.unpack_json(row.new_messages),

@@ -94,8 +94,15 @@ def rotate_session(
         raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
     if session.status != SessionStatus.OPEN:
         raise RequestError(409, f"session {session_id} is sealed: it has ended", code="session_sealed")
-    first = {"id": FIRST, "power": Power.SESSION, "name": FIRST, "session_id": session_id, "expires_at": None,
-             "created_at": session.created_at, "key_hash": session.key_hash}  # fmt: skip
+    first = {
+        "id": FIRST,
+        "power": Power.SESSION,
+        "name": FIRST,
+        "session_id": session_id,
+        "expires_at": None,
+        "created_at": session.created_at,
+        "key_hash": session.key_hash,
+    }
     own = [_plain(row) for row in conn.execute(select(keys).where(keys.c.session_id == session_id))]
     if all(row["key_hash"] != session.key_hash for row in own):
         own.append(first)
@@ -167,8 +174,16 @@ def _of_run(conn: Connection, run_id: str) -> list[Json]:
     )
     found = [_plain(row) for row in rows]
     if all(row["key_hash"] != run.key_hash for row in found):
-        first = {"id": FIRST, "name": FIRST, "power": Power.RUN.value, "created_at": run.created_at,
-                 "expires_at": None, "revoked_at": None, "session_id": None, "key_hash": run.key_hash}  # fmt: skip
+        first = {
+            "id": FIRST,
+            "name": FIRST,
+            "power": Power.RUN.value,
+            "created_at": run.created_at,
+            "expires_at": None,
+            "revoked_at": None,
+            "session_id": None,
+            "key_hash": run.key_hash,
+        }
         found.insert(0, first)
     return found
 
@@ -182,10 +197,17 @@ def _insert(
     made = Made(new_id(), power, name, new_key(power), expires_at)
     conn.execute(
         insert(keys).values(
-            id=made.id, run_id=run_id, session_id=session_id, power=power.value, name=name,
-            key_hash=hash_key(made.key), created_at=now, changed_at=now, expires_at=expires_at,
+            id=made.id,
+            run_id=run_id,
+            session_id=session_id,
+            power=power.value,
+            name=name,
+            key_hash=hash_key(made.key),
+            created_at=now,
+            changed_at=now,
+            expires_at=expires_at,
         )
-    )  # fmt: skip
+    )
     return made
 
 
@@ -203,10 +225,16 @@ def _stored(conn: Connection, run_id: str, row: Json) -> str:
     key_id = new_id()
     conn.execute(
         insert(keys).values(
-            id=key_id, run_id=run_id, session_id=row["session_id"], power=row["power"], name=row["name"],
-            key_hash=row["key_hash"], created_at=row["created_at"], changed_at=time.time(),
+            id=key_id,
+            run_id=run_id,
+            session_id=row["session_id"],
+            power=row["power"],
+            name=row["name"],
+            key_hash=row["key_hash"],
+            created_at=row["created_at"],
+            changed_at=time.time(),
         )
-    )  # fmt: skip
+    )
     return key_id
 
 

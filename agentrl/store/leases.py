@@ -55,11 +55,13 @@ def claim(
         after = page[-1]
         rows = conn.execute(
             select(
-                trajectories_table.c.id, trajectories_table.c.group_id, trajectories_table.c.min_version,
-                trajectories_table.c.max_version, trajectories_table.c["return"].label("outcome"),
-            )
-            .where(trajectories_table.c.group_id.in_(page), trajectories_table.c.state == TrajectoryState.READY)
-        ).all()  # fmt: skip
+                trajectories_table.c.id,
+                trajectories_table.c.group_id,
+                trajectories_table.c.min_version,
+                trajectories_table.c.max_version,
+                trajectories_table.c["return"].label("outcome"),
+            ).where(trajectories_table.c.group_id.in_(page), trajectories_table.c.state == TrajectoryState.READY)
+        ).all()
         trainable = {row.id for row in rows if is_young(row, young, policy)}
         alive = {row.group_id for row in rows if row.id in trainable}
         _retire(conn, run_id, [group_id for group_id in page if group_id not in alive], "too_old")

@@ -62,9 +62,17 @@ HEARTBEATS_KEPT_S = 86400.0
 KEPT_EVENTS = ("stopped",)
 """Kinds that stay: a run's total time is added up from them."""
 TABLES = (
-    "groups", "sessions", "interactions", "interaction_data", "rewards", "trajectories", "trajectory_interactions",
-    "contents", "events", "heartbeats",
-)  # fmt: skip
+    "groups",
+    "sessions",
+    "interactions",
+    "interaction_data",
+    "rewards",
+    "trajectories",
+    "trajectory_interactions",
+    "contents",
+    "events",
+    "heartbeats",
+)
 """What rows can go from."""
 ENDED = ("rejected", "stale", "evaluated")
 Progress = Callable[[int, int], None]

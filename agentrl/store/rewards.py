@@ -27,10 +27,18 @@ class RewardAnswer:
 
 
 def add(
-    conn: Connection, session_id: str, *, value: float, discount: float, interaction_id: str | None = None,
-    scope: str | None = None, name: str = "reward", source: str = "agent", idempotency_key: str | None = None,
+    conn: Connection,
+    session_id: str,
+    *,
+    value: float,
+    discount: float,
+    interaction_id: str | None = None,
+    scope: str | None = None,
+    name: str = "reward",
+    source: str = "agent",
+    idempotency_key: str | None = None,
     max_value: float = MAX_REWARD,
-) -> RewardAnswer:  # fmt: skip
+) -> RewardAnswer:
     """Append a reward. A repeated idempotency key gets the first answer.
 
     `scope` is `session` without a call and `call` with one, unless it says `branch`. `discount` is the run's γ, for
@@ -39,13 +47,13 @@ def add(
     """
     if not abs(value) <= max_value:  # nor is NaN
         raise RequestError(
-            422, f"reward value must be a finite number of at most ±{max_value:g} (proxy.max_reward), got {value:g}",
-            code="invalid_value", param="value",
-        )  # fmt: skip
+            422,
+            f"reward value must be a finite number of at most ±{max_value:g} (proxy.max_reward), got {value:g}",
+            code="invalid_value",
+            param="value",
+        )
     reach = _scope(scope, interaction_id)
-    session = conn.execute(
-        select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)
-    ).first()  # fmt: skip
+    session = conn.execute(select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)).first()
     if session is None:
         raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
     if idempotency_key is not None:
@@ -69,11 +77,19 @@ def add(
     reward_id = new_id(after=newest)
     conn.execute(
         insert(rewards).values(
-            id=reward_id, run_id=session.run_id, session_id=session_id, interaction_id=interaction_id, scope=reach,
-            name=name, value=value, source=source, idempotency_key=idempotency_key, applied=applied,
+            id=reward_id,
+            run_id=session.run_id,
+            session_id=session_id,
+            interaction_id=interaction_id,
+            scope=reach,
+            name=name,
+            value=value,
+            source=source,
+            idempotency_key=idempotency_key,
+            applied=applied,
             created_at=time.time(),
         )
-    )  # fmt: skip
+    )
     if applied and session.built and not session.is_eval:
         trajectories.refresh(conn, session_id, discount)
     return RewardAnswer(reward_id, applied)
@@ -98,11 +114,17 @@ def history(conn: Connection, session_id: str) -> list[Json]:
     rows = conn.execute(select(rewards).where(rewards.c.session_id == session_id).order_by(rewards.c.id))
     return [
         {
-            "id": row.id, "interaction_id": row.interaction_id, "scope": row.scope, "name": row.name,
-            "value": row.value, "source": row.source, "applied": row.applied, "created_at": row.created_at,
+            "id": row.id,
+            "interaction_id": row.interaction_id,
+            "scope": row.scope,
+            "name": row.name,
+            "value": row.value,
+            "source": row.source,
+            "applied": row.applied,
+            "created_at": row.created_at,
         }
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _scope(scope: str | None, interaction_id: str | None) -> RewardScope:

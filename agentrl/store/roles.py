@@ -41,12 +41,17 @@ def judge(conn: Connection, session_id: str) -> None:
     columns = interactions.c
     rows = conn.execute(
         select(
-            columns.id, columns.parent_id, columns.role, columns.fork_reason, columns.system_hash, columns.tools_hash,
+            columns.id,
+            columns.parent_id,
+            columns.role,
+            columns.fork_reason,
+            columns.system_hash,
+            columns.tools_hash,
             columns.options,
         )
         .where(columns.session_id == session_id, *OF_THE_POLICY)
         .order_by(columns.seq)
-    ).all()  # fmt: skip
+    ).all()
     shares = {row.tools_hash is None for row in rows if row.role in (Role.MAIN, Role.SUBAGENT)}
     if len(shares) < 2:  # all with tools or all without: the usual session
         return
@@ -55,12 +60,16 @@ def judge(conn: Connection, session_id: str) -> None:
     parents = {row.parent_id for row in rows}
     turns = [
         Turn(
-            id=row.id, role=row.role, fresh=row.parent_id is None and row.fork_reason in STARTS,
-            alone=row.id not in parents, tools=row.tools_hash is not None, agent=agents[row.system_hash],
+            id=row.id,
+            role=row.role,
+            fresh=row.parent_id is None and row.fork_reason in STARTS,
+            alone=row.id not in parents,
+            tools=row.tools_hash is not None,
+            agent=agents[row.system_hash],
             said=SAID in (row.options or {}),
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     found = aside(turns)
     if found:
         found -= _handed_over(conn, session_id, found)
@@ -75,9 +84,12 @@ def aside(turns: Sequence[Turn]) -> set[str]:
     return {
         turn.id
         for turn in turns
-        if armed and turn.role in (Role.MAIN, Role.SUBAGENT) and not turn.said
-        and not turn.tools and turn.agent not in armed | talks
-    }  # fmt: skip
+        if armed
+        and turn.role in (Role.MAIN, Role.SUBAGENT)
+        and not turn.said
+        and not turn.tools
+        and turn.agent not in armed | talks
+    }
 
 
 def _handed_over(conn: Connection, session_id: str, call_ids: Collection[str]) -> set[str]:

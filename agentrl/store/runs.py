@@ -39,10 +39,17 @@ def create(
     run_id, now = new_id(), time.time()
     conn.execute(
         insert(runs).values(
-            id=run_id, name=name, config=config, base_model=base_model, status="running", key_hash=hash_key(key),
-            seed=seed, target_steps=steps, created_at=now,
+            id=run_id,
+            name=name,
+            config=config,
+            base_model=base_model,
+            status="running",
+            key_hash=hash_key(key),
+            seed=seed,
+            target_steps=steps,
+            created_at=now,
         )
-    )  # fmt: skip
+    )
     if task_data:
         conn.execute(
             insert(tasks),
@@ -50,10 +57,16 @@ def create(
         )
     conn.execute(
         insert(weight_versions).values(
-            run_id=run_id, version=0, parent_version=None, step=0, path=None, state=VersionState.PUBLISHED,
-            created_at=now, published_at=now,
+            run_id=run_id,
+            version=0,
+            parent_version=None,
+            step=0,
+            path=None,
+            state=VersionState.PUBLISHED,
+            created_at=now,
+            published_at=now,
         )
-    )  # fmt: skip
+    )
     return run_id
 
 
@@ -65,10 +78,14 @@ def reopen(conn: Connection, run_id: str, *, key: str, config: Json, steps: int)
         update(runs)
         .where(runs.c.id == run_id)
         .values(
-            key_hash=hash_key(key), config=config, target_steps=steps, status="finished" if done else "running",
-            finished_at=row.finished_at if done else None, error=None,
+            key_hash=hash_key(key),
+            config=config,
+            target_steps=steps,
+            status="finished" if done else "running",
+            finished_at=row.finished_at if done else None,
+            error=None,
         )
-    )  # fmt: skip
+    )
     events.record(conn, run_id, failures.REOPENED, {}, "store")
 
 

@@ -127,9 +127,11 @@ def admit(conn: Connection, run_id: str, limits: Limits, *, outside: bool) -> tu
     ).scalar_one_or_none()
     if cursor is None:
         raise RequestError(
-            429, "no capacity for another group: the trainer must catch up", code=NO_CAPACITY,
+            429,
+            "no capacity for another group: the trainer must catch up",
+            code=NO_CAPACITY,
             retry_after_s=RETRY_AFTER_S,
-        )  # fmt: skip
+        )
     return int(cursor) - 1, int(run.seed)
 
 
@@ -173,9 +175,14 @@ def _bound(run: Row[Any], limits: Limits) -> int:
 
 
 def start_group(
-    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], *, owner: str | None = None,
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    *,
+    owner: str | None = None,
     start_digest: str | None = None,
-) -> NewGroup:  # fmt: skip
+) -> NewGroup:
     """Admit a group for the run's next task: one session per key hash. Raises as `admit` does.
 
     A `start_digest` that was used before gets the group that it started, and takes no new place.
@@ -185,15 +192,29 @@ def start_group(
     cursor, seed = admit(conn, run_id, limits, outside=owner is None)
     task = runs.task_at(conn, run_id, cursor, seed)
     return _insert_group(
-        conn, run_id, limits, key_hashes, task_id=task.id, cursor=cursor, data=task.data, owner=owner,
+        conn,
+        run_id,
+        limits,
+        key_hashes,
+        task_id=task.id,
+        cursor=cursor,
+        data=task.data,
+        owner=owner,
         start_digest=start_digest,
-    )  # fmt: skip
+    )
 
 
 def start_external(
-    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], task: Json | None, metadata: Json,
-    *, start_digest: str | None = None, name: str | None = None,
-) -> NewGroup:  # fmt: skip
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    task: Json | None,
+    metadata: Json,
+    *,
+    start_digest: str | None = None,
+    name: str | None = None,
+) -> NewGroup:
     """Admit a group for an outside program that brings its own task: one session per key hash, the only one of `name`.
 
     Raises as `admit` does.
@@ -202,15 +223,32 @@ def start_external(
         return earlier
     cursor, _ = admit(conn, run_id, limits, outside=True)
     return _insert_group(
-        conn, run_id, limits, key_hashes, cursor=cursor, task=task, data=task, metadata=metadata, external=True,
-        start_digest=start_digest, name=name,
-    )  # fmt: skip
+        conn,
+        run_id,
+        limits,
+        key_hashes,
+        cursor=cursor,
+        task=task,
+        data=task,
+        metadata=metadata,
+        external=True,
+        start_digest=start_digest,
+        name=name,
+    )
 
 
 def start_evaluation(
-    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], task: Json, metadata: Json,
-    sampling: Json | None, *, owner: str | None = None, start_digest: str | None = None,
-) -> NewGroup:  # fmt: skip
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    task: Json,
+    metadata: Json,
+    sampling: Json | None,
+    *,
+    owner: str | None = None,
+    start_digest: str | None = None,
+) -> NewGroup:
     """Create a group that is never trained and never counted.
 
     Raises RequestError: 409 `claimed` when the `start_digest` was used before by another owner, 409 `run_failed`.
@@ -223,9 +261,18 @@ def start_evaluation(
     if run.status == "failed":
         raise _takes_no_more(run)
     return _insert_group(
-        conn, run_id, limits, key_hashes, task=task, data=task, metadata=metadata, is_eval=True, sampling=sampling,
-        owner=owner, start_digest=start_digest,
-    )  # fmt: skip
+        conn,
+        run_id,
+        limits,
+        key_hashes,
+        task=task,
+        data=task,
+        metadata=metadata,
+        is_eval=True,
+        sampling=sampling,
+        owner=owner,
+        start_digest=start_digest,
+    )
 
 
 def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str, metadata: Json) -> NewGroup:
@@ -247,18 +294,26 @@ def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str,
     root_id = family.root_of(parent)
     _check_tree(conn, root_id, parent.depth, limits)
     group = _locked_group(conn, parent.group_id)
-    index = conn.execute(
-        select(func.max(sessions.c.sample_index)).where(sessions.c.group_id == group.id)
-    ).scalar_one()  # fmt: skip
+    index = conn.execute(select(func.max(sessions.c.sample_index)).where(sessions.c.group_id == group.id)).scalar_one()
     session_id, now = new_id(), time.time()
     conn.execute(
         insert(sessions).values(
-            id=session_id, run_id=parent.run_id, group_id=group.id, sample_index=max(index + 1, group.size),
-            key_hash=key_hash, status=SessionStatus.OPEN, is_eval=group.is_eval, metadata=metadata,
-            parent_session_id=parent_id, root_session_id=root_id, depth=parent.depth + 1,
-            created_at=now, last_seen_at=now, due_at=_first_look(limits, group.owner, now),
+            id=session_id,
+            run_id=parent.run_id,
+            group_id=group.id,
+            sample_index=max(index + 1, group.size),
+            key_hash=key_hash,
+            status=SessionStatus.OPEN,
+            is_eval=group.is_eval,
+            metadata=metadata,
+            parent_session_id=parent_id,
+            root_session_id=root_id,
+            depth=parent.depth + 1,
+            created_at=now,
+            last_seen_at=now,
+            due_at=_first_look(limits, group.owner, now),
         )
-    )  # fmt: skip
+    )
     return NewGroup(group.id, group.task_id, group.task, [session_id])
 
 
@@ -275,31 +330,64 @@ def _check_tree(conn: Connection, root_id: str, depth: int, limits: Limits) -> N
 
 
 def _insert_group(
-    conn: Connection, run_id: str, limits: Limits, key_hashes: list[str], *, task_id: str | None = None,
-    cursor: int | None = None, task: Json | None = None, data: Json | None, metadata: Json | None = None,
-    is_eval: bool = False, external: bool = False, sampling: Json | None = None, owner: str | None = None,
-    start_digest: str | None = None, name: str | None = None,
-) -> NewGroup:  # fmt: skip
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    *,
+    task_id: str | None = None,
+    cursor: int | None = None,
+    task: Json | None = None,
+    data: Json | None,
+    metadata: Json | None = None,
+    is_eval: bool = False,
+    external: bool = False,
+    sampling: Json | None = None,
+    owner: str | None = None,
+    start_digest: str | None = None,
+    name: str | None = None,
+) -> NewGroup:
     now, group_id = time.time(), new_id()
     conn.execute(
         insert(groups).values(
-            id=group_id, run_id=run_id, task_id=task_id, cursor=cursor, task=task, size=len(key_hashes),
-            is_eval=is_eval, external=external, state="running", sampling=sampling, owner=owner,
-            start_digest=start_digest, created_at=now,
+            id=group_id,
+            run_id=run_id,
+            task_id=task_id,
+            cursor=cursor,
+            task=task,
+            size=len(key_hashes),
+            is_eval=is_eval,
+            external=external,
+            state="running",
+            sampling=sampling,
+            owner=owner,
+            start_digest=start_digest,
+            created_at=now,
         )
-    )  # fmt: skip
+    )
     session_ids = [new_id() for _ in key_hashes]
     conn.execute(
         insert(sessions),
         [
             {
-                "id": sid, "run_id": run_id, "group_id": group_id, "sample_index": i, "key_hash": key_hash,
-                "status": SessionStatus.OPEN, "seq": 0, "is_eval": is_eval, "built": False, "metadata": metadata or {},
-                "name": name, "created_at": now, "last_seen_at": now, "due_at": _first_look(limits, owner, now),
+                "id": sid,
+                "run_id": run_id,
+                "group_id": group_id,
+                "sample_index": i,
+                "key_hash": key_hash,
+                "status": SessionStatus.OPEN,
+                "seq": 0,
+                "is_eval": is_eval,
+                "built": False,
+                "metadata": metadata or {},
+                "name": name,
+                "created_at": now,
+                "last_seen_at": now,
+                "due_at": _first_look(limits, owner, now),
             }
             for i, (sid, key_hash) in enumerate(zip(session_ids, key_hashes, strict=True))
         ],
-    )  # fmt: skip
+    )
     if owner is not None:  # who starts a group is alive, whether or not it has said so yet
         heartbeats.beat(conn, run_id, "worker", owner)
     return NewGroup(group_id, task_id, data, session_ids)
@@ -488,9 +576,17 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
 
 
 def reward(
-    conn: Connection, session_id: str, limits: Limits, *, value: float, interaction_id: str | None = None,
-    scope: str | None = None, name: str = "reward", source: str = "agent", idempotency_key: str | None = None,
-) -> RewardAnswer:  # fmt: skip
+    conn: Connection,
+    session_id: str,
+    limits: Limits,
+    *,
+    value: float,
+    interaction_id: str | None = None,
+    scope: str | None = None,
+    name: str = "reward",
+    source: str = "agent",
+    idempotency_key: str | None = None,
+) -> RewardAnswer:
     """Append a reward, and build the session if it had ended and only waited for one. Raises as `rewards.add` does.
 
     `interaction_id` may be a response's id, as the caller's dialect spells it: `chatcmpl-…`, `resp_…`, `msg_…`.
@@ -500,10 +596,17 @@ def reward(
     if waiting:  # what may be settled with it, before the group
         _lock_all(conn, family.ids_below(conn, session_id))
     answer = rewards.add(
-        conn, session_id, value=value, discount=limits.turn_discount, scope=scope, max_value=limits.max_reward,
+        conn,
+        session_id,
+        value=value,
+        discount=limits.turn_discount,
+        scope=scope,
+        max_value=limits.max_reward,
         interaction_id=None if interaction_id is None else codec.call_id(interaction_id),
-        name=name, source=source, idempotency_key=idempotency_key,
-    )  # fmt: skip
+        name=name,
+        source=source,
+        idempotency_key=idempotency_key,
+    )
     if waiting:
         settle(conn, session_id, limits)
     return answer

@@ -86,9 +86,17 @@ def reconcile(conn: Connection, run_id: str, epoch: int, checkpoint_step_id: str
 
 
 def lease(
-    conn: Connection, run_id: str, epoch: int, *, step: int, n_groups: int, max_staleness: int, discount: float,
-    stale_policy: StalePolicy = "mask", skip_tied: bool = False,
-) -> str | None:  # fmt: skip
+    conn: Connection,
+    run_id: str,
+    epoch: int,
+    *,
+    step: int,
+    n_groups: int,
+    max_staleness: int,
+    discount: float,
+    stale_policy: StalePolicy = "mask",
+    skip_tied: bool = False,
+) -> str | None:
     """Lease the oldest `n_groups` ready groups for `step`; returns the step's id, or None while there are too few.
 
     Whole groups only, each with a trajectory that is young enough; the others become stale and give their admission
@@ -115,11 +123,20 @@ def lease(
     step_id = new_id()
     conn.execute(
         insert(steps).values(
-            id=step_id, run_id=run_id, epoch=epoch, step=step, state=StepState.STARTED, version_before=version,
-            max_staleness=max_staleness, turn_discount=discount, groups=n_groups,
-            trajectories=len(claimed.trajectories), metrics={}, started_at=time.time(),
+            id=step_id,
+            run_id=run_id,
+            epoch=epoch,
+            step=step,
+            state=StepState.STARTED,
+            version_before=version,
+            max_staleness=max_staleness,
+            turn_discount=discount,
+            groups=n_groups,
+            trajectories=len(claimed.trajectories),
+            metrics={},
+            started_at=time.time(),
         )
-    )  # fmt: skip
+    )
     leases.assign(conn, claimed, step_id, epoch)
     return step_id
 
@@ -148,9 +165,13 @@ def batch(conn: Connection, step_id: str, *, discount: float | None = None, resc
         rescore=rescore,
     )
     return Batch(
-        step_id=step_id, step=step.step, version=step.version_before, trajectories=loaded.trajectories,
-        ages=loaded.ages, wasted_tokens=loaded.wasted_tokens,
-    )  # fmt: skip
+        step_id=step_id,
+        step=step.step,
+        version=step.version_before,
+        trajectories=loaded.trajectories,
+        ages=loaded.ages,
+        wasted_tokens=loaded.wasted_tokens,
+    )
 
 
 def next_version(conn: Connection, run_id: str) -> int:
@@ -162,9 +183,16 @@ def next_version(conn: Connection, run_id: str) -> int:
 
 
 def complete(
-    conn: Connection, run_id: str, epoch: int, facts: TrainedBatch, *, metrics: Json, version: int, path: str,
+    conn: Connection,
+    run_id: str,
+    epoch: int,
+    facts: TrainedBatch,
+    *,
+    metrics: Json,
+    version: int,
+    path: str,
     checksum: str,
-) -> None:  # fmt: skip
+) -> None:
     """One transaction {step trained, trajectories trained, version pending}, after the checkpoint is durable.
 
     Repeating it is harmless. Raises FencedError for an older epoch, StoreError when the step is not leased or a
@@ -180,42 +208,59 @@ def complete(
     if step.state != StepState.STARTED or step.epoch != epoch:
         raise StoreError(f"step {step.step} cannot be completed: it is {step.state}, of epoch {step.epoch}")
     batch_rows = conn.execute(
-        select(trajectories_table.c.id, trajectories_table.c.session_id, trajectories_table.c.state,
-               trajectories_table.c["return"])
-        .where(trajectories_table.c.lease_step_id == facts.step_id)
-    ).all()  # fmt: skip
+        select(
+            trajectories_table.c.id,
+            trajectories_table.c.session_id,
+            trajectories_table.c.state,
+            trajectories_table.c["return"],
+        ).where(trajectories_table.c.lease_step_id == facts.step_id)
+    ).all()
     if {t.trajectory_id for t in facts.trained} != {r.id for r in batch_rows if r.state == TrajectoryState.LEASED}:
         raise StoreError(f"step {step.step} trained other trajectories than it leased")
     episodes = roots(conn, [row.session_id for row in batch_rows])
     returns = {episodes[row.session_id]: row[3] for row in batch_rows}
     conn.execute(
         insert(weight_versions).values(
-            run_id=run_id, version=version, parent_version=step.version_before, step=step.step, path=path,
-            checksum=checksum, state=VersionState.PENDING, created_at=now,
+            run_id=run_id,
+            version=version,
+            parent_version=step.version_before,
+            step=step.step,
+            path=path,
+            checksum=checksum,
+            state=VersionState.PENDING,
+            created_at=now,
         )
-    )  # fmt: skip
+    )
     conn.execute(
         update(steps)
         .where(steps.c.id == facts.step_id)
         .values(
-            state=StepState.TRAINED, version_after=version, metrics=metrics, trained_at=now,
-            estimator=facts.estimator, batch_digest=facts.digest, wasted_tokens=facts.wasted_tokens,
+            state=StepState.TRAINED,
+            version_after=version,
+            metrics=metrics,
+            trained_at=now,
+            estimator=facts.estimator,
+            batch_digest=facts.digest,
+            wasted_tokens=facts.wasted_tokens,
             tokens_trained=sum(t.tokens_trained for t in facts.trained),
             staleness_max=max((t.staleness_max for t in facts.trained), default=None),
             return_mean=sum(returns.values()) / len(returns) if returns else None,
         )
-    )  # fmt: skip
+    )
     conn.execute(
         insert(step_trajectories),
         [
             {
-                "step_id": facts.step_id, "trajectory_id": t.trajectory_id, "advantage": t.advantage,
-                "staleness_max": t.staleness_max, "staleness_mean": t.staleness_mean,
+                "step_id": facts.step_id,
+                "trajectory_id": t.trajectory_id,
+                "advantage": t.advantage,
+                "staleness_max": t.staleness_max,
+                "staleness_mean": t.staleness_mean,
                 "tokens_trained": t.tokens_trained,
             }
             for t in facts.trained
         ],
-    )  # fmt: skip
+    )
     leases.move(conn, facts.step_id, TrajectoryState.TRAINED)
 
 

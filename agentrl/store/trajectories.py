@@ -56,12 +56,17 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
         conn.execute(
             insert(trajectories).values(
                 {
-                    "id": trajectory_id, "run_id": session.run_id, "group_id": session.group_id,
-                    "session_id": session.id, "leaf_id": leaf.id, "tokens": leaf.prompt_tokens + leaf.output_tokens,
-                    "created_at": time.time(), **worth(owned, credited),
+                    "id": trajectory_id,
+                    "run_id": session.run_id,
+                    "group_id": session.group_id,
+                    "session_id": session.id,
+                    "leaf_id": leaf.id,
+                    "tokens": leaf.prompt_tokens + leaf.output_tokens,
+                    "created_at": time.time(),
+                    **worth(owned, credited),
                 }
             )
-        )  # fmt: skip
+        )
         owned_ids = {row.id for row in owned}
         conn.execute(
             insert(trajectory_interactions),
@@ -128,9 +133,14 @@ class Loaded:
 
 
 def load(
-    conn: Connection, trajectory_ids: Sequence[str], *, ages: Mapping[int, int], discount: float,
-    stale: Set[str] = frozenset(), rescore: Rescore | None = None,
-) -> Loaded:  # fmt: skip
+    conn: Connection,
+    trajectory_ids: Sequence[str],
+    *,
+    ages: Mapping[int, int],
+    discount: float,
+    stale: Set[str] = frozenset(),
+    rescore: Rescore | None = None,
+) -> Loaded:
     """Tokens, masks and returns of trajectories, in the order given.
 
     `ages` maps the weight versions that are young enough to their ages; a token of any other version leaves the loss,
@@ -138,17 +148,25 @@ def load(
     """
     rows = conn.execute(
         select(
-            trajectories.c.id.label("trajectory_id"), trajectories.c.session_id, trajectories.c.group_id,
-            trajectory_interactions.c.owned, interactions.c.id.label("interaction_id"), interactions.c.trainable,
-            interactions.c.temperature, interactions.c.kv_mixed, interaction_data.c.prompt_delta_ids,
-            interaction_data.c.output_ids, interaction_data.c.logprobs, interaction_data.c.spans,
+            trajectories.c.id.label("trajectory_id"),
+            trajectories.c.session_id,
+            trajectories.c.group_id,
+            trajectory_interactions.c.owned,
+            interactions.c.id.label("interaction_id"),
+            interactions.c.trainable,
+            interactions.c.temperature,
+            interactions.c.kv_mixed,
+            interaction_data.c.prompt_delta_ids,
+            interaction_data.c.output_ids,
+            interaction_data.c.logprobs,
+            interaction_data.c.spans,
         )
         .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
         .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
         .where(trajectories.c.id.in_(trajectory_ids))
         .order_by(trajectories.c.id, trajectory_interactions.c.position)
-    )  # fmt: skip
+    )
     by_id: dict[str, list[Any]] = {tid: [] for tid in trajectory_ids}
     for row in rows:
         by_id[row.trajectory_id].append(row)

@@ -26,7 +26,7 @@ def of_tree(conn: Connection, root_id: str) -> Usage:
         select(
             func.count().label("calls"), func.coalesce(func.sum(c.output_tokens + c.upstream_tokens), 0).label("tokens")
         ).where(c.session_id.in_(of_root))
-    ).one()  # fmt: skip
+    ).one()
     return Usage(row.calls, int(row.tokens))
 
 
