@@ -22,9 +22,15 @@ KEPT_BYTES = 512 * 2**20
 
 
 def token_logprobs(
-    hidden_PH: Tensor, weight_VH: Tensor, targets_P: Tensor, temperatures_P: Tensor, chunk: int = CHUNK,
-    *, entropy_gradient: bool = False, kept_bytes: int = KEPT_BYTES,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    hidden_PH: Tensor,
+    weight_VH: Tensor,
+    targets_P: Tensor,
+    temperatures_P: Tensor,
+    chunk: int = CHUNK,
+    *,
+    entropy_gradient: bool = False,
+    kept_bytes: int = KEPT_BYTES,
+) -> tuple[Tensor, Tensor]:
     """log softmax(hidden · weightᵀ / temperature)[target], and that distribution's entropy, in float32. P >= 1.
 
     The entropy has a gradient only where that is asked for.

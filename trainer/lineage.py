@@ -99,10 +99,16 @@ class Lineage:
         until = time.monotonic() + for_s
         while time.monotonic() < until and not self.is_stopping():
             step_id = self.database.transact(
-                steps.lease, self.run_id, self.epoch, step=step, n_groups=trainer.groups_per_step,
-                max_staleness=trainer.max_staleness, discount=self.config.rollout.turn_discount,
-                stale_policy=trainer.stale_policy, skip_tied=trainer.algorithm.dynamic_sampling,
-            )  # fmt: skip
+                steps.lease,
+                self.run_id,
+                self.epoch,
+                step=step,
+                n_groups=trainer.groups_per_step,
+                max_staleness=trainer.max_staleness,
+                discount=self.config.rollout.turn_discount,
+                stale_policy=trainer.stale_policy,
+                skip_tied=trainer.algorithm.dynamic_sampling,
+            )
             if step_id is not None:
                 return self.database.query(steps.batch, step_id)
             if pause(POLL_S):
@@ -137,9 +143,15 @@ class Lineage:
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
         """One transaction {step and trajectories trained, version pending}."""
         self.database.transact(
-            steps.complete, self.run_id, self.epoch, record.batch, metrics=dict(record.metrics),
-            version=record.version, path=str(path), checksum=checksum,
-        )  # fmt: skip
+            steps.complete,
+            self.run_id,
+            self.epoch,
+            record.batch,
+            metrics=dict(record.metrics),
+            version=record.version,
+            path=str(path),
+            checksum=checksum,
+        )
 
     def remade(self, version: int, path: Path, checksum: str) -> None:
         """A version's folder has been made from its checkpoint; `engine.dtype` may have changed since it was first."""

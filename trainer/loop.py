@@ -131,9 +131,15 @@ class Trainer:
 
 
 def train(
-    config: RunConfig, base_model: Path, world: World, lineage: Lineage | None, publisher: Publisher | None, stop: Stop,
-    *, from_base: bool = False,
-) -> bool:  # fmt: skip
+    config: RunConfig,
+    base_model: Path,
+    world: World,
+    lineage: Lineage | None,
+    publisher: Publisher | None,
+    stop: Stop,
+    *,
+    from_base: bool = False,
+) -> bool:
     """Train until the run has its steps (true) or is told to stop (false). Collective.
 
     Raises FencedError when a newer trainer has started, UserError when a run that had checkpoints has none that can be
@@ -264,9 +270,16 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
     if t.models.critic:
         set_learning_rate(t.models.critic.optimizer, config.critic_lr * lr / config.lr)
     metrics = update_policy(
-        t.policy, t.optimizer, samples, batch.version, batch.ages, config, t.world, t.models.critic,
+        t.policy,
+        t.optimizer,
+        samples,
+        batch.version,
+        batch.ages,
+        config,
+        t.world,
+        t.models.critic,
         partial(on_nonfinite, t, batch.step),
-    )  # fmt: skip
+    )
     after_step(t.models, batch.step, config)
     updated = time.time()
     version = t.world.share(t.lineage.next_version() if t.lineage else 0)

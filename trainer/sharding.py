@@ -32,10 +32,17 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def load_sharded(
-    wrap: Callable[[Any], AnyBody], folder: Path, mesh: Mesh, *, train_layers: int | None = None,
-    dtype: torch.dtype = torch.float32, activation_checkpointing: bool = False, cpu_offload: bool = False,
-    keep_gathered: bool = False, adapter: AdapterConfig | None = None,
-) -> AnyBody:  # fmt: skip
+    wrap: Callable[[Any], AnyBody],
+    folder: Path,
+    mesh: Mesh,
+    *,
+    train_layers: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    activation_checkpointing: bool = False,
+    cpu_offload: bool = False,
+    keep_gathered: bool = False,
+    adapter: AdapterConfig | None = None,
+) -> AnyBody:
     """Build, freeze, wrap, shard, load this rank's part. Master weights are float32; the forward computes in `dtype`.
 
     With `train_layers` only the top blocks and the final norm train. The graph then starts at the first trained block:

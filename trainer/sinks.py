@@ -146,9 +146,15 @@ class Wandb:
         settings = config.metrics.wandb
         assert isinstance(settings, WandbConfig)
         self._run = wandb.init(
-            project=settings.project, entity=settings.entity, mode=settings.mode, id=run_id, name=config.name,
-            resume="allow", dir=str(config.run_dir), config=_shown(config),
-        )  # fmt: skip
+            project=settings.project,
+            entity=settings.entity,
+            mode=settings.mode,
+            id=run_id,
+            name=config.name,
+            resume="allow",
+            dir=str(config.run_dir),
+            config=_shown(config),
+        )
         self._run.define_metric("*", step_metric=STEP)  # its own step never goes back, ours may
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -169,9 +175,13 @@ class Trackio:
         settings = config.metrics.trackio
         assert isinstance(settings, TrackioConfig)
         self._run = trackio.init(
-            project=settings.project, name=f"{config.name}-{run_id[-8:]}", space_id=settings.space_id, resume="allow",
-            config=_shown(config), embed=False,
-        )  # fmt: skip
+            project=settings.project,
+            name=f"{config.name}-{run_id[-8:]}",
+            space_id=settings.space_id,
+            resume="allow",
+            config=_shown(config),
+            embed=False,
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row."""

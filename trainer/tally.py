@@ -19,9 +19,15 @@ from agentrl.trainer.nonfinite import Seen
 from agentrl.trainer.packing import Microbatch
 
 PER_TOKEN = (
-    "clip_fraction", "behavior_weight", "behavior_weight_capped", "approx_kl", "entropy", "masked_fraction",
-    "kl_reference", "value_loss",
-)  # fmt: skip
+    "clip_fraction",
+    "behavior_weight",
+    "behavior_weight_capped",
+    "approx_kl",
+    "entropy",
+    "masked_fraction",
+    "kl_reference",
+    "value_loss",
+)
 """Metrics that are means over the loss tokens of all minibatches; the last two where there is such a model."""
 SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed")
 """What every rank adds up."""

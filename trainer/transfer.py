@@ -101,8 +101,14 @@ def broadcast(buckets: Buckets, members: Sequence[Json], *, device: torch.device
     sender.start()
     try:
         yield {
-            "transport": "distributed", "group": group, "host": host, "port": store.port, "backend": sender.backend,
-            "world_size": world_size, "ranks": ranks, "timeout_s": timeout_s,
+            "transport": "distributed",
+            "group": group,
+            "host": host,
+            "port": store.port,
+            "backend": sender.backend,
+            "world_size": world_size,
+            "ranks": ranks,
+            "timeout_s": timeout_s,
             "buckets": [
                 {
                     "names": list(bucket),
@@ -111,7 +117,7 @@ def broadcast(buckets: Buckets, members: Sequence[Json], *, device: torch.device
                 }
                 for bucket in buckets
             ],
-        }  # fmt: skip
+        }
     finally:
         sender.give_up.set()
 
@@ -120,9 +126,8 @@ class _Sender(threading.Thread):
     """Joins the group and sends, in a thread of its own: nobody may ever come. Ends by itself, within its time-outs."""
 
     def __init__(
-        self, store: TCPStore, group: str, world_size: int, buckets: Buckets, device: torch.device,
-        timeout_s: float,
-    ) -> None:  # fmt: skip
+        self, store: TCPStore, group: str, world_size: int, buckets: Buckets, device: torch.device, timeout_s: float
+    ) -> None:
         super().__init__(name="weights-sender", daemon=True)
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.give_up = threading.Event()
@@ -162,9 +167,14 @@ def _rendezvous(host: str, world_size: int) -> TCPStore:
     with socket.create_server((host, 0), backlog=1024) as listener:
         port = listener.getsockname()[1]
         return TCPStore(
-            host, port, world_size, is_master=True, timeout=timedelta(seconds=JOIN_TIMEOUT_S), wait_for_workers=False,
+            host,
+            port,
+            world_size,
+            is_master=True,
+            timeout=timedelta(seconds=JOIN_TIMEOUT_S),
+            wait_for_workers=False,
             master_listen_fd=listener.detach(),
-        )  # fmt: skip
+        )
 
 
 def _address() -> str:

@@ -84,9 +84,16 @@ def clip_gradients(model: Body, limit: float) -> float:
 
 
 def update_policy(
-    policy: Policy, optimizer: torch.optim.Optimizer, samples: Sequence[Sample], version: int, ages: Mapping[int, int],
-    config: TrainerConfig, world: World, learner: Learner | None = None, on_nonfinite: OnNonFinite = stop,
-) -> Metrics:  # fmt: skip
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[Sample],
+    version: int,
+    ages: Mapping[int, int],
+    config: TrainerConfig,
+    world: World,
+    learner: Learner | None = None,
+    on_nonfinite: OnNonFinite = stop,
+) -> Metrics:
     """Train on `samples`, sampled by weights up to `version`; `ages` maps the versions that sampled to their ages.
 
     A critic learns from the same minibatches. A minibatch whose loss or gradient is not finite moves nothing and is

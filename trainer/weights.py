@@ -40,9 +40,13 @@ class Published(NamedTuple):
 
 
 def publishable(
-    folder: Path, trained: dict[str, Tensor], base_model: Path, names: Names, adapter: LoraConfig,
+    folder: Path,
+    trained: dict[str, Tensor],
+    base_model: Path,
+    names: Names,
+    adapter: LoraConfig,
     dtype: torch.dtype = torch.float32,
-) -> Published:  # fmt: skip
+) -> Published:
     """Make `folder` from the trained parameters.
 
     Tensors get the names that the base model's files have for them, and the engines' `dtype`, to which engines would

@@ -25,9 +25,14 @@ Work = list[tuple[list[Sample], Microbatch]]
 
 
 def train(
-    model: Body, optimizer: torch.optim.Optimizer, items: Sequence[Item], method: Method, lr: float,
-    config: TuningTrainerConfig, world: World,
-) -> dict[str, float]:  # fmt: skip
+    model: Body,
+    optimizer: torch.optim.Optimizer,
+    items: Sequence[Item],
+    method: Method,
+    lr: float,
+    config: TuningTrainerConfig,
+    world: World,
+) -> dict[str, float]:
     """One update; its metrics, equal on every rank. Collective."""
     count, work = method.count(items), _work(model, items, method, config, world)
     sums: dict[str, float] = defaultdict(float)
