@@ -111,5 +111,10 @@ def downgrade() -> None:
 
 def _partial(name: str, table: str, columns: list[str], where: str) -> None:
     """A partial index; SQLite writes booleans as numbers."""
-    op.create_index(name, table, columns, sqlite_where=sa.text(where.format(true=1, false=0)),
-                    postgresql_where=sa.text(where.format(true="true", false="false")))  # fmt: skip
+    op.create_index(
+        name,
+        table,
+        columns,
+        sqlite_where=sa.text(where.format(true=1, false=0)),
+        postgresql_where=sa.text(where.format(true="true", false="false")),
+    )

@@ -23,8 +23,11 @@ def upgrade() -> None:
     for column in OF_INTERACTIONS:
         op.execute(f"ALTER TABLE interactions ADD COLUMN {column}")
     op.execute("CREATE INDEX ix_interactions_open ON interactions (holder) WHERE delivery = 'open'")
-    op.execute("ALTER TABLE interaction_data ADD COLUMN top_logprobs BYTEA" if _postgresql() else
-               "ALTER TABLE interaction_data ADD COLUMN top_logprobs BLOB")  # fmt: skip
+    op.execute(
+        "ALTER TABLE interaction_data ADD COLUMN top_logprobs BYTEA"
+        if _postgresql()
+        else "ALTER TABLE interaction_data ADD COLUMN top_logprobs BLOB"
+    )
 
 
 def downgrade() -> None:
