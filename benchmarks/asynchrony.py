@@ -80,9 +80,7 @@ def report(results: dict[Key, Result], seeds: range) -> harness.Report:
     """The figures."""
     timed = {bound: [results[Variant(bound), seed] for seed in (seeds if bound == 0 else [0])] for bound in BOUNDS}
     made = harness.Report("asynchrony")
-    made.notes |= {
-        "groups_per_step": GROUPS_PER_STEP, "group_size": GROUP_SIZE, "median_s": MEDIAN_S, "sigma": SIGMA,
-    }  # fmt: skip
+    made.notes |= {"groups_per_step": GROUPS_PER_STEP, "group_size": GROUP_SIZE, "median_s": MEDIAN_S, "sigma": SIGMA}
     made.compare(
         "steps_per_hour", {f"{b}": [r.steps_per_hour for r in found] for b, found in timed.items()}, "1/h", "0"
     )

@@ -17,22 +17,22 @@ BASES: dict[str, Body] = {
     "/messages": {"model": "default", "max_tokens": 12, "messages": HELLO},
 }
 NUMBERS = [
-    0, 1, -1, 2, 0.5, 1e-6, 1e-7, 1e-30, 5e-324, 1e30, 1e308, -1e308, -0.0, 2**15, 2**24, 2**30, 2**31 - 1, 2**31,
-    2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**31), -(2**63), 10**30, 10**400, 1.0, 20.0, True,
-    False, None, "1", "", [], {}, float("nan"), float("inf"), float("-inf"),
-]  # fmt: skip
+    *(0, 1, -1, 2, 0.5, 1e-6, 1e-7, 1e-30, 5e-324, 1e30, 1e308, -1e308, -0.0),
+    *(2**15, 2**24, 2**30, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64),
+    *(-(2**31), -(2**63), 10**30, 10**400, 1.0, 20.0),
+    *(True, False, None, "1", "", [], {}),
+    *(float("nan"), float("inf"), float("-inf")),
+]
+SAMPLING = ["temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed", "max_tokens"]
 NAMES: dict[str, list[str]] = {
     "/chat/completions": [
-        "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed", "max_tokens",
-        "max_completion_tokens", "n", "top_logprobs", "repetition_penalty", "min_tokens",
+        *SAMPLING,
+        *("max_completion_tokens", "n", "top_logprobs", "repetition_penalty", "min_tokens"),
     ],
-    "/completions": [
-        "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed", "max_tokens", "n",
-        "logprobs", "best_of", "length_penalty",
-    ],
+    "/completions": [*SAMPLING, "n", "logprobs", "best_of", "length_penalty"],
     "/responses": ["temperature", "top_p", "max_output_tokens", "top_logprobs", "max_tool_calls"],
     "/messages": ["temperature", "top_p", "top_k", "max_tokens"],
-}  # fmt: skip
+}
 LONG = 10_000
 SHORT = ["\0", "\ufffd", "\U0010ffff", "é" * 1000, "<|im_end|>", "\u202e", " ", "a" * 1024, "\\", '"', "\n"]
 TEXTS = [*SHORT, "x" * 200_000]
@@ -145,9 +145,22 @@ def _lengths(pick: random.Random) -> Body:
 
 def _pattern(pick: random.Random) -> Body:
     patterns = [
-        "((", "[^\\s\\S]", "(a{1,1000}){1,1000}", "[a-z]{1,999}", "(a|a)*b", "((a*)*)*$", "^.{1,500}$", "a{99999999}",
-        "(?=a)b", "\\p{L}+", "[" + "é" * 500 + "]", "x" * 2000, "(a?){30}a{30}", "\\u0000", "",
-    ]  # fmt: skip
+        "((",
+        "[^\\s\\S]",
+        "(a{1,1000}){1,1000}",
+        "[a-z]{1,999}",
+        "(a|a)*b",
+        "((a*)*)*$",
+        "^.{1,500}$",
+        "a{99999999}",
+        "(?=a)b",
+        "\\p{L}+",
+        "[" + "é" * 500 + "]",
+        "x" * 2000,
+        "(a?){30}a{30}",
+        "\\u0000",
+        "",
+    ]
     return {**STRING, "pattern": pick.choice(patterns)}
 
 
@@ -180,7 +193,16 @@ def _damaged(pick: random.Random, data: bytes) -> bytes:
     at = pick.randrange(len(data))
     return pick.choice(
         (
-            data[:at], data[:at] + b"\xff" + data[at:], data.replace(b"Count", b"\\ud800"), b"", b"[" * 5000,
-            b'{"a":' * 2000, b"null", b"[]", data + b"}", b'"' + b"a" * 1_000_000 + b'"', data + b" " * 1_000_000,
+            data[:at],
+            data[:at] + b"\xff" + data[at:],
+            data.replace(b"Count", b"\\ud800"),
+            b"",
+            b"[" * 5000,
+            b'{"a":' * 2000,
+            b"null",
+            b"[]",
+            data + b"}",
+            b'"' + b"a" * 1_000_000 + b'"',
+            data + b" " * 1_000_000,
         )
-    )  # fmt: skip
+    )

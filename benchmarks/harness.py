@@ -24,9 +24,18 @@ from rich.table import Table
 from agentrl.console import Console
 
 PACKAGES = (
-    "agentrl", "sqlalchemy", "psycopg", "numpy", "torch", "transformers", "trl", "sglang", "fastapi", "uvicorn",
+    "agentrl",
+    "sqlalchemy",
+    "psycopg",
+    "numpy",
+    "torch",
+    "transformers",
+    "trl",
+    "sglang",
+    "fastapi",
+    "uvicorn",
     "aiohttp",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,14 @@ WARM_UP_S = 3.0
 def main() -> None:
     """Measure, print a table, write JSON."""
     options = harness.arguments(
-        __doc__, count=(int, 2000, "hostile requests"), seed=(int, 0, "of the requests"),
-        rounds=(int, 4, "quiet and hostile rounds"), others=(int, 4, "ordinary sessions, each with a call at a time"),
-        at_once=(int, 2, "hostile requests at a time"), quiet_s=(float, 15.0, "seconds of a quiet round"),
-    )  # fmt: skip
+        __doc__,
+        count=(int, 2000, "hostile requests"),
+        seed=(int, 0, "of the requests"),
+        rounds=(int, 4, "quiet and hostile rounds"),
+        others=(int, 4, "ordinary sessions, each with a call at a time"),
+        at_once=(int, 2, "hostile requests at a time"),
+        quiet_s=(float, 15.0, "seconds of a quiet round"),
+    )
     report = harness.Report("hostile")
     with tempfile.TemporaryDirectory() as folder:
         seen = asyncio.run(measure(Path(folder), options))

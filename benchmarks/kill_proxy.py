@@ -70,10 +70,13 @@ class Agent:
 def main() -> None:
     """Do the runs, print a table, write JSON; exits with status 1 when anything was lost."""
     options = harness.arguments(
-        __doc__, kills=(int, 20, "kills on each database"), workers=(int, 3, "processes of the proxy"),
-        agents=(int, 16, "agents that talk at once"), seed=(int, 0, "of victims and moments"),
+        __doc__,
+        kills=(int, 20, "kills on each database"),
+        workers=(int, 3, "processes of the proxy"),
+        agents=(int, 16, "agents that talk at once"),
+        seed=(int, 0, "of victims and moments"),
         database=(str, "both", "sqlite, postgresql or both"),
-    )  # fmt: skip
+    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     kinds = crash.DATABASES if options.database == "both" else (options.database,)
     report = harness.Report("kill_proxy")
@@ -103,9 +106,15 @@ async def one_run(folder: Path, url: str, options: Any) -> tuple[dict[str, int],
     config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
     with database.write() as conn:
         run_id = runs.create(
-            conn, name="bench", config=config.model_dump(mode="json"), task_data=[{}], base_model=str(model),
-            key="run-key", seed=0, steps=1,
-        )  # fmt: skip
+            conn,
+            name="bench",
+            config=config.model_dump(mode="json"),
+            task_data=[{}],
+            base_model=str(model),
+            key="run-key",
+            seed=0,
+            steps=1,
+        )
     port = free_port()
     with FakeEngine(answers(renderer), token_delay_s=TOKEN_DELAY_S) as engine:
         proxy = start(folder, url, engine.url, port, options.workers)
@@ -201,8 +210,8 @@ async def talk(agent: Agent, ended: asyncio.Event) -> None:
     http = openai.DefaultAsyncHttpxClient(event_hooks={"request": [sent]})
     messages: list[Any] = []
     async with openai.AsyncOpenAI(
-        base_url=agent.session["base_url"], api_key=agent.session["api_key"], max_retries=MAX_RETRIES, http_client=http,
-    ) as client:  # fmt: skip
+        base_url=agent.session["base_url"], api_key=agent.session["api_key"], max_retries=MAX_RETRIES, http_client=http
+    ) as client:
         turn = 0
         while not ended.is_set():
             turn += 1

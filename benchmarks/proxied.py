@@ -20,18 +20,28 @@ RUN = {"Authorization": "Bearer run-key"}
 
 
 def start_proxy(
-    folder: Path, engine_urls: list[str], port: int, model: Path, program: tuple[str, ...] = ("-m", "agentrl"),
+    folder: Path,
+    engine_urls: list[str],
+    port: int,
+    model: Path,
+    program: tuple[str, ...] = ("-m", "agentrl"),
     more: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:  # fmt: skip
+) -> subprocess.Popen[bytes]:
     """The real command, or a `program` that takes its arguments, on a database of its own; with `more` variables."""
     config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
     database = Database(f"sqlite:///{folder}/bench.db")
     database.upgrade()
     with database.write() as conn:
         runs.create(
-            conn, name="bench", config=config.model_dump(mode="json"), task_data=[{}], base_model=str(model),
-            key="run-key", seed=0, steps=1,
-        )  # fmt: skip
+            conn,
+            name="bench",
+            config=config.model_dump(mode="json"),
+            task_data=[{}],
+            base_model=str(model),
+            key="run-key",
+            seed=0,
+            steps=1,
+        )
     database.close()
     argv = ["proxy", "--run", "bench", "--port", str(port), "--log-level", "warning"]
     argv += [word for url in engine_urls for word in ("--engine", url)]

@@ -168,10 +168,20 @@ class Bench:
         self._post_delay(case.delay_s)
         self._seed += 1
         order = {
-            "host": "127.0.0.1", "port": variant.port, "opens": variant.opens, "path": variant.path, "key": KEY,
-            "in_flight": case.in_flight, "sessions": sessions, "turns": turns, "stream": case.stream,
-            "first": case.first, "logprobs": case.logprobs, "ramp_s": case.delay_s, "seed": self._seed,
-        }  # fmt: skip
+            "host": "127.0.0.1",
+            "port": variant.port,
+            "opens": variant.opens,
+            "path": variant.path,
+            "key": KEY,
+            "in_flight": case.in_flight,
+            "sessions": sessions,
+            "turns": turns,
+            "stream": case.stream,
+            "first": case.first,
+            "logprobs": case.logprobs,
+            "ramp_s": case.delay_s,
+            "seed": self._seed,
+        }
         self._say(order)
         self._hear(variant)
         before = 0.0 if variant.process is None else cpu_s(variant.process.pid)
@@ -224,8 +234,9 @@ def measure(report: harness.Report, bench: Bench, found: list[Case], options: ar
                 print(
                     f"{case.named(name):42} {samples[name][-1]:9.3f}  {result['calls']} calls in "
                     f"{result['seconds']:.1f} s, {result['bytes']:.0f} B each",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    file=sys.stderr,
+                    flush=True,
+                )
         add(report, case, {name: values for name, values in samples.items() if values})
 
 

@@ -35,9 +35,11 @@ SIZES = (10_000, 100_000, 1_000_000)
 def main() -> None:
     """Measure, print a table, write JSON."""
     options = harness.arguments(
-        __doc__, rounds=(int, 7, "rounds of each variant"), largest=(int, SIZES[-1], "trajectories of the largest run"),
+        __doc__,
+        rounds=(int, 7, "rounds of each variant"),
+        largest=(int, SIZES[-1], "trajectories of the largest run"),
         databases=(str, "sqlite,postgresql", "which databases"),
-    )  # fmt: skip
+    )
     report = harness.Report("store")
     record.measure_bytes(report)
     for backend in options.databases.split(","):

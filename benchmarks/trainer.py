@@ -68,9 +68,15 @@ def main() -> None:
         model = options.model or save_random_model(Path(name), tiny=options.quick)
         config = json.loads((model / "config.json").read_text())
         order = Order(
-            "", str(model), shapes["even"], options.budget, MINIBATCHES, options.device, options.threads,
+            "",
+            str(model),
+            shapes["even"],
+            options.budget,
+            MINIBATCHES,
+            options.device,
+            options.threads,
             options.device == "cuda",
-        )  # fmt: skip
+        )
         report.notes |= about(order, config, options)
         for shape in (shape for shape in options.shapes if shape != RANKS):
             measure(report, shape, replace(order, shape=shapes[shape]), config, options)
@@ -191,9 +197,13 @@ def scale(report: harness.Report, order: Order, config: dict[str, Any], options:
 
 
 def add_mfu(
-    report: harness.Report, name: str, answers: dict[str, list[dict[str, Any]]], counts: Counts,
-    config: dict[str, Any], options: argparse.Namespace,
-) -> None:  # fmt: skip
+    report: harness.Report,
+    name: str,
+    answers: dict[str, list[dict[str, Any]]],
+    counts: Counts,
+    config: dict[str, Any],
+    options: argparse.Namespace,
+) -> None:
     """Model FLOP utilisation, where the device's peak is known."""
     known = peak_flops(torch.device("cuda"))
     peak = options.peak_tflops * 1e12 if options.peak_tflops else known
@@ -257,8 +267,12 @@ def start(order: Order, rank: int, ranks: int, port: int) -> subprocess.Popen[st
         environment |= {key: str(value) for key, value in places.items()}
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "training.worker", order.dump()],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE, env=environment,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=HERE,
+        env=environment,
+    )
 
 
 def free_port() -> int:

@@ -21,9 +21,15 @@ from chaos.agent import digest
 from chaos.run import NAME, Run
 
 KINDS = (
-    "missing_responses", "changed_responses", "missing_rewards", "changed_rewards", "missing_trajectories",
-    "trained_twice", "missing_steps", "leftover_processes",
-)  # fmt: skip
+    "missing_responses",
+    "changed_responses",
+    "missing_rewards",
+    "changed_rewards",
+    "missing_trajectories",
+    "trained_twice",
+    "missing_steps",
+    "leftover_processes",
+)
 ENDING_S = 10.0
 """How long processes of a run that has ended may take to disappear."""
 

@@ -71,10 +71,13 @@ class Run:
             "rollout": {"group_size": 4, "max_concurrent_groups": 8},
             # Every second seed loses a step that was published when its trainer dies before the next checkpoint.
             "trainer": {
-                "groups_per_step": 4, "max_staleness": 2, "lr": 4e-4, "threads": 1,
+                "groups_per_step": 4,
+                "max_staleness": 2,
+                "lr": 4e-4,
+                "threads": 1,
                 "checkpoint_every": 1 + self.seed % 2,
             },
-        }  # fmt: skip
+        }
 
     @property
     def ledger(self) -> Path:
@@ -98,8 +101,12 @@ class Run:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "agentrl", "train", "config.yaml", f"steps={self.steps}"],
-                cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                cwd=self.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
 
     def finished(self) -> bool:
         """Whether `agentrl train` has ended well. Raises RunFailed when it ended otherwise."""

@@ -56,9 +56,13 @@ def play(folder: Path, variant: Variant, seed: int, steps: int, lr: float) -> Re
     with log.open("wb") as out:
         status = subprocess.run(
             [sys.executable, "-m", "agentrl", "train", "config.yaml"],
-            cwd=folder, env=env | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=subprocess.DEVNULL, stdout=out,
-            stderr=out, check=False,
-        ).returncode  # fmt: skip
+            cwd=folder,
+            env=env | {"PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            check=False,
+        ).returncode
     if status:
         raise SystemExit(f"{variant.name}, seed {seed}: exit status {status}\n{log.read_text()[-2000:]}")
     return result(folder / "runs" / NAME)

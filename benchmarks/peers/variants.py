@@ -70,11 +70,18 @@ def litellm(place: Place) -> Variant:
     config = {
         "model_list": [{"model_name": "default", "litellm_params": backend}],
         "litellm_settings": {
-            "request_timeout": 600, "set_verbose": False, "json_logs": False, "telemetry": False, "num_retries": 0,
-            "callbacks": [], "success_callback": [], "failure_callback": [], "cache": False,
+            "request_timeout": 600,
+            "set_verbose": False,
+            "json_logs": False,
+            "telemetry": False,
+            "num_retries": 0,
+            "callbacks": [],
+            "success_callback": [],
+            "failure_callback": [],
+            "cache": False,
         },
         "general_settings": {"master_key": KEY, "disable_error_logs": True, "disable_spend_logs": True},
-    }  # fmt: skip
+    }
     (place.folder / "litellm.yaml").write_text(json.dumps(config))  # which is YAML
     argv = ["--config", str(place.folder / "litellm.yaml"), "--host", "127.0.0.1", "--port", str(place.port)]
     env = {"LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}

@@ -34,19 +34,39 @@ def _call(rng: random.Random, run_id: str, session_id: str) -> Call:
     prompt = [rng.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)]
     output = [rng.randrange(VOCABULARY) for _ in range(OUTPUT_TOKENS)]
     intent = Intent(
-        id=codec.new_id(), run_id=run_id, session_id=session_id, parent_id=None, dialect="openai.chat", role="main",
-        digest=f"{rng.getrandbits(128):032x}", replica="proxy-0", params={"temperature": 1.0, "max_new_tokens": 256},
-        temperature=1.0, tools=None, fork_reason=None, bridged=False, distribution_modified=False, trainable=True,
-        prompt_tokens=len(prompt), prompt_digest=TokenIds(prompt).digest, created_at=time.time(),
-    )  # fmt: skip
+        id=codec.new_id(),
+        run_id=run_id,
+        session_id=session_id,
+        parent_id=None,
+        dialect="openai.chat",
+        role="main",
+        digest=f"{rng.getrandbits(128):032x}",
+        replica="proxy-0",
+        params={"temperature": 1.0, "max_new_tokens": 256},
+        temperature=1.0,
+        tools=None,
+        fork_reason=None,
+        bridged=False,
+        distribution_modified=False,
+        trainable=True,
+        prompt_tokens=len(prompt),
+        prompt_digest=TokenIds(prompt).digest,
+        created_at=time.time(),
+    )
     outcome = Outcome(
-        status=InteractionStatus.COMPLETE, conversation_key=rng.randbytes(32),
+        status=InteractionStatus.COMPLETE,
+        conversation_key=rng.randbytes(32),
         new_messages=[{"role": "user", "content": _text(rng, PROMPT_TOKENS)}],
-        answer={"role": "assistant", "content": _text(rng, OUTPUT_TOKENS)}, prompt_delta_ids=prompt,
-        output_ids=output, logprobs=[-rng.expovariate(1.0) for _ in output],
-        spans=[VersionSpan(version=0, start=0, end=len(output))], finish_reason="stop",
-        engine_url="http://127.0.0.1:30000", cached_tokens=0, first_token_at=time.time(),
-    )  # fmt: skip
+        answer={"role": "assistant", "content": _text(rng, OUTPUT_TOKENS)},
+        prompt_delta_ids=prompt,
+        output_ids=output,
+        logprobs=[-rng.expovariate(1.0) for _ in output],
+        spans=[VersionSpan(version=0, start=0, end=len(output))],
+        finish_reason="stop",
+        engine_url="http://127.0.0.1:30000",
+        cached_tokens=0,
+        first_token_at=time.time(),
+    )
     return Call(intent, outcome)
 
 

@@ -46,9 +46,7 @@ def measure(report: harness.Report, database: Database, *, rounds: int, batches:
     async def as_the_proxy_does(batch: list[Call]) -> None:
         await asyncio.gather(*[database.asubmit(interactions.begin, c.intent) for c in batch])
         finish = interactions.finish
-        await asyncio.gather(
-            *[database.asubmit(finish, c.intent.id, c.intent.session_id, c.outcome) for c in batch]
-        )  # fmt: skip
+        await asyncio.gather(*[database.asubmit(finish, c.intent.id, c.intent.session_id, c.outcome) for c in batch])
 
     def recorder(batch: list[Call]) -> None:
         loop.run_until_complete(as_the_proxy_does(batch))
@@ -99,10 +97,12 @@ class _Raw:
         self._sql: list[tuple[str, list[str]]] = [
             statement.on(dialect)
             for statement in (
-                interactions.INSERT_INTENT, interactions.UPDATE_SESSION, interactions.UPDATE_FINISHED,
+                interactions.INSERT_INTENT,
+                interactions.UPDATE_SESSION,
+                interactions.UPDATE_FINISHED,
                 interactions.INSERT_DATA,
             )
-        ]  # fmt: skip
+        ]
         if self._sqlite:
             self._conn: Any = sqlite3.connect(str(database.engine.url.database), isolation_level=None)
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
@@ -118,11 +118,19 @@ class _Raw:
         now = time.time()
         session = {"key": call.intent.session_id, "seq": 1, "last_seen_at": now}
         return session, {
-            "key": call.intent.id, "status": "complete", "seq": 1,
-            "conversation_key": call.outcome.conversation_key.hex(), "output_tokens": len(call.outcome.output_ids),
-            "cached_tokens": 0, "min_version": 0, "max_version": 0, "finish_reason": "stop",
-            "engine_url": call.outcome.engine_url, "first_token_at": now, "finished_at": now,
-        }  # fmt: skip
+            "key": call.intent.id,
+            "status": "complete",
+            "seq": 1,
+            "conversation_key": call.outcome.conversation_key.hex(),
+            "output_tokens": len(call.outcome.output_ids),
+            "cached_tokens": 0,
+            "min_version": 0,
+            "max_version": 0,
+            "finish_reason": "stop",
+            "engine_url": call.outcome.engine_url,
+            "first_token_at": now,
+            "finished_at": now,
+        }
 
     def write(self, rows: list[Any]) -> None:
         """One batch: intents in one transaction, everything else in a second."""
@@ -145,13 +153,21 @@ class _Raw:
 
 def _open_sessions(database: Database) -> tuple[str, list[str]]:
     limits = sessions.Limits(
-        group_size=SESSIONS, min_group_size=1, max_concurrent_groups=10, max_staleness=1, groups_per_step=10,
-        turn_discount=1.0, reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0,
+        group_size=SESSIONS,
+        min_group_size=1,
+        max_concurrent_groups=10,
+        max_staleness=1,
+        groups_per_step=10,
+        turn_discount=1.0,
+        reward_timeout_s=0.0,
+        end_grace_s=30.0,
+        session_timeout_s=900.0,
+        session_max_s=86400.0,
         heartbeat_timeout_s=60.0,
-    )  # fmt: skip
+    )
     with database.write() as conn:
         run_id = runs.create(
             conn, name="record", config={}, task_data=[{}], base_model="none", key="k", seed=0, steps=1
-        )  # fmt: skip
+        )
         group = sessions.start_group(conn, run_id, limits, [f"key-{i}" for i in range(SESSIONS)])
     return run_id, group.session_ids

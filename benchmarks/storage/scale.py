@@ -44,9 +44,7 @@ def measure_growth(report: harness.Report, sizes: dict[int, tuple[Database, str]
     name = next(iter(sizes.values()))[0].engine.dialect.name
 
     def lease(conn: Connection, run_id: str, step: int) -> None:
-        assert steps.lease(
-            conn, run_id, 1, step=step, n_groups=PER_STEP // GROUP, max_staleness=1, discount=1.0
-        )  # fmt: skip
+        assert steps.lease(conn, run_id, 1, step=step, n_groups=PER_STEP // GROUP, max_staleness=1, discount=1.0)
 
     def variants(query: Callable[[Connection, str, int], Any]) -> dict[str, Callable[[], float]]:
         return {
@@ -77,11 +75,14 @@ def measure_batch(report: harness.Report, database: Database, run_id: str, *, ro
         batch = steps.batch(conn, step_id)
     documents = [
         {
-            "input_ids": t.input_ids.tolist(), "loss_mask": t.loss_mask.tolist(), "logprobs": t.logprobs.tolist(),
-            "versions": t.versions.tolist(), "reward": t.episode_return,
+            "input_ids": t.input_ids.tolist(),
+            "loss_mask": t.loss_mask.tolist(),
+            "logprobs": t.logprobs.tolist(),
+            "versions": t.versions.tolist(),
+            "reward": t.episode_return,
         }
         for t in batch.trajectories
-    ]  # fmt: skip
+    ]
     with database.write() as conn:
         conn.execute(text("CREATE TABLE json_rows (id INTEGER PRIMARY KEY, body TEXT NOT NULL)"))
         conn.execute(
@@ -141,9 +142,12 @@ def measure_leasers(report: harness.Report, database: Database, run_id: str, *, 
     waits = [wait for _, of_process in taken for wait in of_process]
     report.add(f"{name}/leasers_{n}/claim_8_trajectories", waits, "ms")
     report.notes[f"{name}/leasers_{n}"] = {
-        "groups": len(ready), "claimed_twice": 0, "forgotten": 0, "busy_leasers": sum(bool(p) for p, _ in taken),
+        "groups": len(ready),
+        "claimed_twice": 0,
+        "forgotten": 0,
+        "busy_leasers": sum(bool(p) for p, _ in taken),
         "wall_s": round(wall_s, 2),
-    }  # fmt: skip
+    }
 
 
 def _drain(url: str, run_id: str, version: int, step: int) -> tuple[list[str], list[float]]:
@@ -152,10 +156,18 @@ def _drain(url: str, run_id: str, version: int, step: int) -> tuple[list[str], l
     with database.write() as conn:
         conn.execute(
             insert(steps_table).values(
-                id=step_id, run_id=run_id, epoch=1, step=step, state="started", version_before=version,
-                max_staleness=1, turn_discount=1.0, metrics={}, started_at=time.time(),
+                id=step_id,
+                run_id=run_id,
+                epoch=1,
+                step=step,
+                state="started",
+                version_before=version,
+                max_staleness=1,
+                turn_discount=1.0,
+                metrics={},
+                started_at=time.time(),
             )
-        )  # fmt: skip
+        )
     taken: list[str] = []
     waits: list[float] = []
     young = {version, version - 1}
