@@ -11,10 +11,18 @@ from agentrl.tokens import TokenIds
 
 TOOLS = [{"type": "function", "function": {"name": "calculator"}}]
 LIMITS = sessions.Limits(
-    group_size=2, min_group_size=2, max_concurrent_groups=10_000, max_staleness=1000, groups_per_step=2,
-    turn_discount=0.9, reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0,
+    group_size=2,
+    min_group_size=2,
+    max_concurrent_groups=10_000,
+    max_staleness=1000,
+    groups_per_step=2,
+    turn_discount=0.9,
+    reward_timeout_s=0.0,
+    end_grace_s=30.0,
+    session_timeout_s=900.0,
+    session_max_s=86400.0,
     heartbeat_timeout_s=60.0,
-)  # fmt: skip
+)
 CONFIG = {
     "name": "test",
     "model": "tiny",
@@ -34,9 +42,15 @@ class History:
         tasks = [{"n": i} for i in range(5)]
         with db.write() as conn:
             self.run_id = runs.create(
-                conn, name=name, config=CONFIG, task_data=tasks, base_model=base_model, key=f"run-key-{name}", seed=0,
+                conn,
+                name=name,
+                config=CONFIG,
+                task_data=tasks,
+                base_model=base_model,
+                key=f"run-key-{name}",
+                seed=0,
                 steps=1000,
-            )  # fmt: skip
+            )
             self.epoch = steps.begin_epoch(conn, self.run_id)
 
     def call(self, conn, session_id, *, parent=None, prompt=(), role="main", tools=None, versions=None):
@@ -52,21 +66,40 @@ class History:
         ids = [*prompt, *delta]
         call_id = codec.new_id()
         intent = interactions.Intent(
-            id=call_id, run_id=self.run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role=role,
-            digest="d", replica="r", params={"max_tokens": 8}, temperature=0.7,
-            tools=codec.Content.of(tools) if tools else None, fork_reason=None,
-            bridged=parent is not None, distribution_modified=False, trainable=True,
-            prompt_tokens=len(ids), prompt_digest=TokenIds(ids).digest,
+            id=call_id,
+            run_id=self.run_id,
+            session_id=session_id,
+            parent_id=parent,
+            dialect="openai.chat",
+            role=role,
+            digest="d",
+            replica="r",
+            params={"max_tokens": 8},
+            temperature=0.7,
+            tools=codec.Content.of(tools) if tools else None,
+            fork_reason=None,
+            bridged=parent is not None,
+            distribution_modified=False,
+            trainable=True,
+            prompt_tokens=len(ids),
+            prompt_digest=TokenIds(ids).digest,
             created_at=time.time(),
-        )  # fmt: skip
+        )
         interactions.begin(conn, intent)
         outcome = interactions.Outcome(
-            status=InteractionStatus.COMPLETE, conversation_key=call_id.encode(),
+            status=InteractionStatus.COMPLETE,
+            conversation_key=call_id.encode(),
             new_messages=[{"role": "user", "content": f"say {delta}"}],
-            answer={"role": "assistant", "content": f"{output}"}, prompt_delta_ids=delta, output_ids=output,
-            logprobs=[-pick.random() for _ in output], spans=spans, finish_reason="stop", engine_url="e",
-            cached_tokens=0, first_token_at=None,
-        )  # fmt: skip
+            answer={"role": "assistant", "content": f"{output}"},
+            prompt_delta_ids=delta,
+            output_ids=output,
+            logprobs=[-pick.random() for _ in output],
+            spans=spans,
+            finish_reason="stop",
+            engine_url="e",
+            cached_tokens=0,
+            first_token_at=None,
+        )
         interactions.finish(conn, call_id, session_id, outcome)
         return call_id, ids + output
 
@@ -110,9 +143,8 @@ class History:
         """The next step's batch."""
         with self.db.write() as conn:
             step_id = steps.lease(
-                conn, self.run_id, self.epoch, step=self.step + 1, n_groups=2, max_staleness=max_staleness,
-                discount=0.9,
-            )  # fmt: skip
+                conn, self.run_id, self.epoch, step=self.step + 1, n_groups=2, max_staleness=max_staleness, discount=0.9
+            )
             return None if step_id is None else steps.batch(conn, step_id)
 
     def complete(self, batch: Batch, *, publish: bool = True) -> None:
@@ -125,14 +157,20 @@ class History:
                 mean = sum(ages) / len(ages)
                 trained.append(
                     TrainedTrajectory(
-                        trajectory_id=t.trajectory_id, advantage=advantage, staleness_max=max(ages),
-                        staleness_mean=mean, tokens_trained=len(ages),
+                        trajectory_id=t.trajectory_id,
+                        advantage=advantage,
+                        staleness_max=max(ages),
+                        staleness_mean=mean,
+                        tokens_trained=len(ages),
                     )
-                )  # fmt: skip
+                )
         facts = TrainedBatch(
-            step_id=batch.step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=batch.wasted_tokens,
+            step_id=batch.step_id,
+            digest=batch.digest(),
+            estimator="grpo",
+            wasted_tokens=batch.wasted_tokens,
             trained=trained,
-        )  # fmt: skip
+        )
         with self.db.write() as conn:
             version = steps.next_version(conn, self.run_id)
             steps.complete(

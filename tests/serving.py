@@ -33,8 +33,14 @@ def serving(model: Path, log_file: Path, max_running_requests: int = 8, **settin
 def add_version(database: Database, run_id: str, version: int, folder: Path, checksum: str | None = None) -> None:
     """Record a version as a trainer does before it is published."""
     row = weight_versions.insert().values(
-        run_id=run_id, version=version, parent_version=version - 1, step=version, path=str(folder), checksum=checksum,
-        state=VersionState.PENDING, created_at=0.0,
-    )  # fmt: skip
+        run_id=run_id,
+        version=version,
+        parent_version=version - 1,
+        step=version,
+        path=str(folder),
+        checksum=checksum,
+        state=VersionState.PENDING,
+        created_at=0.0,
+    )
     with database.write() as conn:
         conn.execute(row)

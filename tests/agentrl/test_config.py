@@ -117,5 +117,12 @@ def test_the_packaged_configs_are_valid_and_stay_short(name: str, most_steps: in
 
 def test_a_group_must_be_able_to_reach_its_smallest_size() -> None:
     with pytest.raises(ConfigError, match="min_group_size 4 is more than group_size 2"):
-        parse_config({"name": "r", "model": "tiny", "agent": "a:B", "tasks": "t",
-                      "rollout": {"group_size": 2, "min_group_size": 4}})  # fmt: skip
+        parse_config(
+            {
+                "name": "r",
+                "model": "tiny",
+                "agent": "a:B",
+                "tasks": "t",
+                "rollout": {"group_size": 2, "min_group_size": 4},
+            }
+        )

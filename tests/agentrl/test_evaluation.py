@@ -10,9 +10,16 @@ from agentrl.evaluation import ATTEMPTS, Episode, Label, collect, gains, line, n
 
 
 def row(
-    sample: int = 0, status: str = "completed", reward: float = 1.0, *, index: int = 0, setting: str = "s",
-    version: int = 4, sampled_by: tuple[int, int] | None = (4, 4), episodes: int = 4,
-) -> dict[str, Any]:  # fmt: skip
+    sample: int = 0,
+    status: str = "completed",
+    reward: float = 1.0,
+    *,
+    index: int = 0,
+    setting: str = "s",
+    version: int = 4,
+    sampled_by: tuple[int, int] | None = (4, 4),
+    episodes: int = 4,
+) -> dict[str, Any]:
     label = Label(4, version, Episode(setting, index, sample), episodes)
     low, high = sampled_by or (None, None)
     facts = {"status": status, "fault": False, "reward": reward, "version_min": low, "version_max": high}
@@ -57,8 +64,12 @@ def test_an_evaluation_of_faults_alone_has_no_result() -> None:
     assert found.complete
     result = found.as_json()["settings"]["s"]
     assert (result["reward"], result["low"], result["perfect"], result["episodes"], result["faults"]) == (
-        None, None, None, 0, 4,
-    )  # fmt: skip
+        None,
+        None,
+        None,
+        0,
+        4,
+    )
     assert line(found.as_json()).startswith("evaluation of step 4: s no result, 4 episodes without a result")
     assert gains(found, found) == {}
 
@@ -66,10 +77,11 @@ def test_an_evaluation_of_faults_alone_has_no_result() -> None:
 def test_a_sample_that_fails_too_often_is_worth_nothing_and_one_that_was_abandoned_is_played_again() -> None:
     rows = [
         row(0, reward=0.5, sampled_by=(4, 5)),
-        row(1, "failed"), row(1, reward=1.0),
+        row(1, "failed"),
+        row(1, reward=1.0),
         *[row(2, "failed", sampled_by=None)] * ATTEMPTS,
         *[row(3, "abandoned")] * (2 * ATTEMPTS),
-    ]  # fmt: skip
+    ]
     (found,) = collect(rows)
     assert (found.step, found.ended, found.complete) == (4, 3, False)
     assert found.settings["s"].rewards == {0: [0.5, 1.0, 0.0]}

@@ -35,8 +35,12 @@ def test_quantiles_invert_the_integral_of_the_density(freedom: int, p: float) ->
 
 def test_a_share_has_wilsons_interval() -> None:
     """Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
-    for successes, n, low, high in [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611),
-                                    (1, 29, 0.0061, 0.1718)]:  # fmt: skip
+    for successes, n, low, high in [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ]:
         found = of_rewards([[1.0]] * successes + [[0.0]] * (n - successes))
         assert [found.low, found.high] == pytest.approx([low, high], abs=5e-5)
         assert found.mean == successes / n

@@ -49,7 +49,7 @@ def test_overrides_are_yaml(path: Path) -> None:
         (DpoConfig, ["label_smoothing=0.5"], "config key 'label_smoothing': Input should be less than 0.5"),
         (RewardModelConfig, ["beta=1"], "unknown config key 'beta'"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_key_is_named_in_one_line(path: Path, kind: type[Any], overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(path, overrides, kind)

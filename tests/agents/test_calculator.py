@@ -18,11 +18,25 @@ from agentrl.agents.calculator import (
 @pytest.mark.parametrize(
     ("expression", "value"),
     [
-        ("12+35", 47), ("7*8", 56), ("35-12", 23), ("12-35", -23), (" 2 + 3 * 4", 14), ("(2+3)*4", 20), ("-5+3", -2),
-        ("", None), ("12+", None), ("12/3", None), ("2**9", None), ("__import__('os')", None), ("True+1", None),
-        ("1.5+1", None), ("9" * 12, None), ("(" * 400, None), ("a\x00b", None),
+        ("12+35", 47),
+        ("7*8", 56),
+        ("35-12", 23),
+        ("12-35", -23),
+        (" 2 + 3 * 4", 14),
+        ("(2+3)*4", 20),
+        ("-5+3", -2),
+        ("", None),
+        ("12+", None),
+        ("12/3", None),
+        ("2**9", None),
+        ("__import__('os')", None),
+        ("True+1", None),
+        ("1.5+1", None),
+        ("9" * 12, None),
+        ("(" * 400, None),
+        ("a\x00b", None),
     ],
-)  # fmt: skip
+)
 def test_only_whole_number_arithmetic_is_worked_out(expression: str, value: int | None) -> None:
     assert calculate(expression) == value
 

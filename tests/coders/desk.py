@@ -56,17 +56,26 @@ class Desk:
         here = {"PATH": os.environ["PATH"], "HOME": str(self.home)}
         own = {name: value.format(url=root, key=opened["api_key"]) for name, value in env.items()}
         done = subprocess.run(
-            command, cwd=self.folder, env=here | own, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            command,
+            cwd=self.folder,
+            env=here | own,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
         session_id = opened["session_id"]
         self.post(f"/sessions/{session_id}/reward", {"value": 1.0})
         self.post(f"/sessions/{session_id}/end", {})
         session, _ = sources.from_store(self.database, session_id)
         return Work(
-            status=done.returncode, said=done.stdout, error=done.stderr, session_id=session_id,
+            status=done.returncode,
+            said=done.stdout,
+            error=done.stderr,
+            session_id=session_id,
             report=report.make(session, self.renderer.decode, done.returncode),
-        )  # fmt: skip
+        )
 
     def post(self, path: str, body: Json) -> Json:
         answer = httpx.post(self.url + path, json=body, headers=RUN_KEY, timeout=30)
@@ -88,10 +97,14 @@ def furnished(desk: Desk, folder: Path) -> Desk:
 def at_work(database_url: str, model: Path, engine_url: str, rollout: Json | None = None) -> Iterator[Desk]:
     """A run on `model`, which the engine serves as version 0, and its proxy until the block ends."""
     config = {
-        "name": NAME, "model": str(model), "agent": "none:None", "tasks": "none.jsonl", "steps": 1,
+        "name": NAME,
+        "model": str(model),
+        "agent": "none:None",
+        "tasks": "none.jsonl",
+        "steps": 1,
         "rollout": {"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 64, **(rollout or {})},
         "trainer": {"groups_per_step": 4096},
-    }  # fmt: skip
+    }
     database = Database(database_url)
     with database.write() as conn:
         runs.create(

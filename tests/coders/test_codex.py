@@ -84,8 +84,9 @@ def test_a_function_of_a_namespace_is_called(desk: Desk, coders: Path, script: S
     assert work.status == 0, work.said + work.error
     done = [event["item"] for event in events(work) if event["type"] == "item.completed"]
     assert [(one["tool"], one["status"]) for one in done if "tool" in one] == [
-        ("spawn_agent", "completed"), ("wait", "completed"),
-    ]  # fmt: skip
+        ("spawn_agent", "completed"),
+        ("wait", "completed"),
+    ]
     calls = work.report.session.calls
     named = [one["function"]["name"] for one in calls for one in one.turns[-1].get("tool_calls") or []]
     assert named == ["multi_agent_v1__spawn_agent", "multi_agent_v1__wait_agent"]

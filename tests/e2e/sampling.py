@@ -38,13 +38,20 @@ async def sampled(url: str, model: Path, temperature: float) -> list[TrajectoryT
             logprobs[own] = [x for c in chunks for x in c.logprobs]
             found.append(
                 TrajectoryTokens(
-                    trajectory_id=f"t{i}", session_id=f"s{i}", episode_id=f"s{i}", group_id="g", input_ids=ids,
-                    loss_mask=own, logprobs=logprobs, versions=np.where(own, 0, PROMPT_VERSION).astype(np.int32),
+                    trajectory_id=f"t{i}",
+                    session_id=f"s{i}",
+                    episode_id=f"s{i}",
+                    group_id="g",
+                    input_ids=ids,
+                    loss_mask=own,
+                    logprobs=logprobs,
+                    versions=np.where(own, 0, PROMPT_VERSION).astype(np.int32),
                     turn_ids=np.where(own, 0, -1).astype(np.int32),
                     temperatures=np.where(own, temperature, 1).astype(np.float32),
-                    turn_returns=np.zeros(1), episode_return=0.0,
+                    turn_returns=np.zeros(1),
+                    episode_return=0.0,
                 )
-            )  # fmt: skip
+            )
     return found
 
 

@@ -90,10 +90,14 @@ class Versions:
 @pytest.fixture
 def config(tiny_model: Path) -> Json:
     return {
-        "name": "test", "model": str(tiny_model), "agent": "a:B", "tasks": "t.jsonl", "steps": 4,
+        "name": "test",
+        "model": str(tiny_model),
+        "agent": "a:B",
+        "tasks": "t.jsonl",
+        "steps": 4,
         "rollout": {"group_size": 1, "min_group_size": 1},
         "trainer": {"groups_per_step": 64, "lora": {"rank": 8, "publish": "adapter"}},
-    }  # fmt: skip
+    }
 
 
 async def test_calls_keep_the_version_that_they_began_with_and_the_trainer_agrees_on_every_one(
@@ -103,9 +107,15 @@ async def test_calls_keep_the_version_that_they_began_with_and_the_trainer_agree
         database = Database(url)
         with database.write() as conn:
             run_id = runs.create(
-                conn, name="test", config=config, task_data=[{}], base_model=str(tiny_model), key="run-key", seed=0,
+                conn,
+                name="test",
+                config=config,
+                task_data=[{}],
+                base_model=str(tiny_model),
+                key="run-key",
+                seed=0,
                 steps=4,
-            )  # fmt: skip
+            )
         port = free_port()
         with proxy.serve_proxy(url, [sglang_for_adapters.url], port, key=ENGINE_KEY):
             run = Versions(f"http://127.0.0.1:{port}", database, run_id, tiny_model, tmp_path)

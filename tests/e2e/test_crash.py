@@ -71,6 +71,10 @@ def check_that_the_check_sees(run: Run) -> None:
     assert found.losses.pop("trained_twice") > 0
     assert found.losses.pop("missing_steps") == 2  # the run is not at its last step, and the step is not published
     assert found.losses == {
-        "missing_responses": 1, "changed_responses": 1, "missing_rewards": 1, "changed_rewards": 1,
-        "missing_trajectories": 0, "leftover_processes": 0,
-    }  # fmt: skip
+        "missing_responses": 1,
+        "changed_responses": 1,
+        "missing_rewards": 1,
+        "changed_rewards": 1,
+        "missing_trajectories": 0,
+        "leftover_processes": 0,
+    }

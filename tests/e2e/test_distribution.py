@@ -65,17 +65,27 @@ async def test_the_temperature_is_honoured_and_another_distribution_kept_out_of_
     sglang_engine: Server, tiny_model: Path, databases: Databases, mesh: Mesh
 ) -> None:
     config = {
-        "name": "test", "model": str(tiny_model), "agent": "a:B", "tasks": "t.jsonl", "steps": 1,
+        "name": "test",
+        "model": str(tiny_model),
+        "agent": "a:B",
+        "tasks": "t.jsonl",
+        "steps": 1,
         "rollout": {"group_size": 1, "min_group_size": 1, "sampling": {"temperature": TEMPERATURE}},
         "trainer": {"groups_per_step": 64},
-    }  # fmt: skip
+    }
     with databases.lent("sqlite") as url:
         database = Database(url)
         with database.write() as conn:
             runs.create(
-                conn, name="test", config=config, task_data=[{}], base_model=str(tiny_model), key="run-key", seed=0,
+                conn,
+                name="test",
+                config=config,
+                task_data=[{}],
+                base_model=str(tiny_model),
+                key="run-key",
+                seed=0,
                 steps=1,
-            )  # fmt: skip
+            )
         port = free_port()
         with proxy.serve_proxy(url, [sglang_engine.url], port):
             found, calls = await play(f"http://127.0.0.1:{port}", database)

@@ -95,22 +95,38 @@ def others() -> list[Server]:
 
 @pytest.fixture
 async def run(
-    sglang_engine: Server, tiny_model: Path, databases: Databases, tmp_path: Path, world: World, pause: str,
+    sglang_engine: Server,
+    tiny_model: Path,
+    databases: Databases,
+    tmp_path: Path,
+    world: World,
+    pause: str,
     others: list[Server],
-) -> AsyncIterator[Run]:  # fmt: skip
+) -> AsyncIterator[Run]:
     engines = [server.url for server in (sglang_engine, *others)]
     config = {
-        "name": "test", "model": str(tiny_model), "agent": "a:B", "tasks": "t.jsonl", "steps": 9,
-        "rollout": {"group_size": 1, "min_group_size": 1}, "publish": {"pause": pause},
-    }  # fmt: skip
+        "name": "test",
+        "model": str(tiny_model),
+        "agent": "a:B",
+        "tasks": "t.jsonl",
+        "steps": 9,
+        "rollout": {"group_size": 1, "min_group_size": 1},
+        "publish": {"pause": pause},
+    }
     with databases.lent("sqlite") as url:
         database = Database(url)
         run_id = database.transact(
             lambda conn: runs.create(
-                conn, name="test", config=config, task_data=[{}], base_model=str(tiny_model), key="run-key", seed=0,
+                conn,
+                name="test",
+                config=config,
+                task_data=[{}],
+                base_model=str(tiny_model),
+                key="run-key",
+                seed=0,
                 steps=9,
             )
-        )  # fmt: skip
+        )
         port = free_port()
         with proxy.serve_proxy(url, engines, port):
             yield Run(f"http://127.0.0.1:{port}", engines, database, run_id, tiny_model, tmp_path, world)
@@ -317,11 +333,19 @@ def ask(run: Run) -> tuple[int, TrajectoryTokens]:
     logprobs = np.zeros(len(own), np.float32)
     logprobs[own] = call["logprobs"]
     tokens = TrajectoryTokens(
-        trajectory_id="t", session_id="s", episode_id="s", group_id="g",
-        input_ids=np.array(prompt + output, np.int32), loss_mask=own, logprobs=logprobs,
-        versions=np.where(own, version, -1).astype(np.int32), turn_ids=np.where(own, 0, -1).astype(np.int32),
-        temperatures=np.ones(len(own), np.float32), turn_returns=np.zeros(1), episode_return=0.0,
-    )  # fmt: skip
+        trajectory_id="t",
+        session_id="s",
+        episode_id="s",
+        group_id="g",
+        input_ids=np.array(prompt + output, np.int32),
+        loss_mask=own,
+        logprobs=logprobs,
+        versions=np.where(own, version, -1).astype(np.int32),
+        turn_ids=np.where(own, 0, -1).astype(np.int32),
+        temperatures=np.ones(len(own), np.float32),
+        turn_returns=np.zeros(1),
+        episode_return=0.0,
+    )
     return usage.get("cached_tokens", 0), tokens
 
 

@@ -85,8 +85,12 @@ class Run:
         with (self.folder / "train.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "agentrl", "train", "config.yaml", *overrides],
-                cwd=self.folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+                cwd=self.folder,
+                env=env,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
 
     def wait(self) -> int:
         assert self.process is not None

@@ -89,9 +89,15 @@ class Trainer:
             with self.database.write() as conn:
                 version = steps.next_version(conn, self.run_id)
                 steps.complete(
-                    conn, self.run_id, epoch, trained_batch(batch), metrics={}, version=version,
-                    path=str(self.weights), checksum="-",
-                )  # fmt: skip
+                    conn,
+                    self.run_id,
+                    epoch,
+                    trained_batch(batch),
+                    metrics={},
+                    version=version,
+                    path=str(self.weights),
+                    checksum="-",
+                )
             body, headers = {"version": version}, {"Authorization": "Bearer admin-key"}
             httpx.post(f"{self.proxy_url}/admin/publish", json=body, headers=headers, timeout=30).raise_for_status()
         with self.database.write() as conn:
@@ -101,9 +107,14 @@ class Trainer:
         while not self.stop.wait(0.01):
             with self.database.write() as conn:
                 step_id = steps.lease(
-                    conn, self.run_id, epoch, step=step, n_groups=GROUPS_PER_STEP,
-                    max_staleness=self.config.trainer.max_staleness, discount=1.0,
-                )  # fmt: skip
+                    conn,
+                    self.run_id,
+                    epoch,
+                    step=step,
+                    n_groups=GROUPS_PER_STEP,
+                    max_staleness=self.config.trainer.max_staleness,
+                    discount=1.0,
+                )
                 if step_id is not None:
                     return steps.batch(conn, step_id)
         raise AssertionError("the rollouts ended before the run did")
@@ -117,14 +128,20 @@ def trained_batch(batch: Batch) -> TrainedBatch:
             ages = np.array([batch.ages[v] for v in t.versions[t.loss_mask].tolist()])
             trained.append(
                 TrainedTrajectory(
-                    trajectory_id=t.trajectory_id, advantage=0.0, staleness_max=int(ages.max()),
-                    staleness_mean=float(ages.mean()), tokens_trained=len(ages),
+                    trajectory_id=t.trajectory_id,
+                    advantage=0.0,
+                    staleness_max=int(ages.max()),
+                    staleness_mean=float(ages.mean()),
+                    tokens_trained=len(ages),
                 )
-            )  # fmt: skip
+            )
     return TrainedBatch(
-        step_id=batch.step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=batch.wasted_tokens,
+        step_id=batch.step_id,
+        digest=batch.digest(),
+        estimator="grpo",
+        wasted_tokens=batch.wasted_tokens,
         trained=trained,
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -158,18 +175,28 @@ async def test_no_trained_token_is_older_than_the_bound(
     sits_out = max_staleness + 2 if max_staleness else 0  # with 0 nobody can train past a group that sits
     config = RunConfig.model_validate(
         {
-            "name": "test", "model": str(tiny_model), "agent": f"{__name__}:Uneven", "tasks": f"{__name__}:tasks",
-            "agent_args": {"proxy_url": url, "sits_out": sits_out}, "steps": max_staleness + 6,
+            "name": "test",
+            "model": str(tiny_model),
+            "agent": f"{__name__}:Uneven",
+            "tasks": f"{__name__}:tasks",
+            "agent_args": {"proxy_url": url, "sits_out": sits_out},
+            "steps": max_staleness + 6,
             "rollout": {"group_size": 2, "max_concurrent_groups": 16},
             "trainer": {"groups_per_step": GROUPS_PER_STEP, "max_staleness": max_staleness},
         }
-    )  # fmt: skip
+    )
     database = Database(database_url)
     with database.write() as conn:
         run_id = runs.create(
-            conn, name="test", config=config.model_dump(mode="json"), task_data=tasks(), base_model=str(tiny_model),
-            key="run-key", seed=0, steps=config.steps,
-        )  # fmt: skip
+            conn,
+            name="test",
+            config=config.model_dump(mode="json"),
+            task_data=tasks(),
+            base_model=str(tiny_model),
+            key="run-key",
+            seed=0,
+            steps=config.steps,
+        )
     answer = load_renderer(tiny_model).stop_token_ids[:1]
     stop = threading.Event()
     trainer = Trainer(database, run_id, config, url, tmp_path, stop)

@@ -141,16 +141,26 @@ def run_program(program: str, stream: bool, *, base_url: str, api_key: str) -> s
 def serve(database_url: str, model: Path, engine_url: str) -> Iterator[Arena]:
     """A run on `model`, which the engine already serves as version 0, and its proxy until the block ends."""
     config = {
-        "name": "frameworks", "model": str(model), "agent": "none:None", "tasks": "none.jsonl", "steps": 1,
+        "name": "frameworks",
+        "model": str(model),
+        "agent": "none:None",
+        "tasks": "none.jsonl",
+        "steps": 1,
         "rollout": {"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 64},
         "trainer": {"groups_per_step": 4096},
-    }  # fmt: skip
+    }
     database = Database(database_url)
     with database.write() as conn:
         run_id = runs.create(
-            conn, name="frameworks", config=config, task_data=[{}], base_model=str(model), key="run-key", seed=0,
+            conn,
+            name="frameworks",
+            config=config,
+            task_data=[{}],
+            base_model=str(model),
+            key="run-key",
+            seed=0,
             steps=1,
-        )  # fmt: skip
+        )
     port = free_port()
     settings = Settings(
         database_url=database_url, run_name="frameworks", engine_urls=[engine_url], admin_key="admin-key", replica="r"

@@ -28,9 +28,14 @@ from agentrl.testing import FakeEngine
 ADMIN = {"Authorization": "Bearer admin-key"}
 RUN = {"Authorization": "Bearer run-key"}
 CONFIG = {
-    "name": "test", "model": "tiny", "agent": "a:B", "tasks": "t.jsonl", "steps": 10,
-    "rollout": {"group_size": 2}, "trainer": {"groups_per_step": 2},
-}  # fmt: skip
+    "name": "test",
+    "model": "tiny",
+    "agent": "a:B",
+    "tasks": "t.jsonl",
+    "steps": 10,
+    "rollout": {"group_size": 2},
+    "trainer": {"groups_per_step": 2},
+}
 
 
 @dataclass
@@ -138,9 +143,15 @@ def store_url(databases: Databases, database_kind: str, run_config: dict[str, An
         database = Database(url)
         with database.write() as conn:
             runs.create(
-                conn, name="test", config=run_config, task_data=[{"n": i} for i in range(4)],
-                base_model=str(tiny_model), key="run-key", seed=0, steps=10,
-            )  # fmt: skip
+                conn,
+                name="test",
+                config=run_config,
+                task_data=[{"n": i} for i in range(4)],
+                base_model=str(tiny_model),
+                key="run-key",
+                seed=0,
+                steps=10,
+            )
         database.close()
         yield url
 

@@ -115,9 +115,15 @@ async def publish(pool: EnginePool, store: Store, version: int) -> None:
 async def answer(pool: EnginePool, session_id: str = "s") -> Sampled:
     sampled = Sampled()
     await sample(
-        pool, sampled, lambda tokens: None, session_id=session_id, rid="r" * 32, prompt_ids=TokenIds([1]),
-        params={"max_new_tokens": 10, "temperature": 1.0, "stop_token_ids": [2]}, deadline=time.monotonic() + 10,
-    )  # fmt: skip
+        pool,
+        sampled,
+        lambda tokens: None,
+        session_id=session_id,
+        rid="r" * 32,
+        prompt_ids=TokenIds([1]),
+        params={"max_new_tokens": 10, "temperature": 1.0, "stop_token_ids": [2]},
+        deadline=time.monotonic() + 10,
+    )
     return sampled
 
 

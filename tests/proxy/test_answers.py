@@ -14,9 +14,16 @@ ADMIN = {"Authorization": "Bearer admin-key"}
 
 
 @pytest.mark.parametrize(
-    "path", ["/sessions/{session}/trace", "/api/sessions/{session}", "/api/runs/{run}/steps",
-             "/api/runs/{run}/steps/1/lineage", "/api/runs/{run}/events", "/api/runs/{run}/evaluations/episodes"],
-)  # fmt: skip
+    "path",
+    [
+        "/sessions/{session}/trace",
+        "/api/sessions/{session}",
+        "/api/runs/{run}/steps",
+        "/api/runs/{run}/steps/1/lineage",
+        "/api/runs/{run}/events",
+        "/api/runs/{run}/evaluations/episodes",
+    ],
+)
 def test_answers_that_grow_are_written_off_the_loop(proxy, monkeypatch, path, until):
     session = proxy.session()
     proxy.sdk(session).chat.completions.create(model="default", messages=[{"role": "user", "content": "a"}])

@@ -74,9 +74,14 @@ def test_an_episode_as_areals_runner_plays_it(proxy):
     session = start(proxy)
     first, last = two_turns(proxy, session)
     assert reward(proxy, session, 1.0).json() == {
-        "message": "success", "applied": True, "interaction_count": 2, "session_id": session["session_id"],
-        "trajectory_id": 0, "trajectory_ready": True, "ready_transition": True,
-    }  # fmt: skip
+        "message": "success",
+        "applied": True,
+        "interaction_count": 2,
+        "session_id": session["session_id"],
+        "trajectory_id": 0,
+        "trajectory_ready": True,
+        "ready_transition": True,
+    }
     assert end(proxy, session).json() == {"message": "success", "interaction_count": 2}
     exported = export(proxy, session)
     assert list(exported) == [first.id, last.id]
@@ -127,12 +132,20 @@ def test_the_model_is_served_under_areals_paths_in_every_dialect(proxy):
     body = {"model": "default", "max_tokens": 8, "messages": HELLO}
     assert proxy.post("/v1/messages", body, headers={"x-api-key": session["api_key"]}).status_code == 200
     assert [call["dialect"] for call in proxy.calls(session)] == [
-        "openai.chat", "openai.chat", "openai.responses", "openai.completions", "anthropic.messages"
-    ]  # fmt: skip
+        "openai.chat",
+        "openai.chat",
+        "openai.responses",
+        "openai.completions",
+        "anthropic.messages",
+    ]
     end(proxy, session)
     assert [name.partition("-")[0].partition("_")[0] for name in export(proxy, session)] == [
-        "chatcmpl", "chatcmpl", "resp", "cmpl", "msg"
-    ]  # fmt: skip
+        "chatcmpl",
+        "chatcmpl",
+        "resp",
+        "cmpl",
+        "msg",
+    ]
     with pytest.raises(openai.ConflictError):
         sdk.chat.completions.create(model="default", messages=HELLO)
 
@@ -226,9 +239,15 @@ def test_the_store_keeps_a_chosen_key_as_a_hash(proxy):
 
 @pytest.mark.parametrize(
     ("key", "status"),
-    [("admin-key", 400), ("run-key", 400), ("with a space in the middle of it", 422), ("é" * 30, 422),
-     (keys.FIXED + "x" * 32, 400), ("x" * 201, 422)],
-)  # fmt: skip
+    [
+        ("admin-key", 400),
+        ("run-key", 400),
+        ("with a space in the middle of it", 422),
+        ("é" * 30, 422),
+        (keys.FIXED + "x" * 32, 400),
+        ("x" * 201, 422),
+    ],
+)
 def test_a_bad_choice_of_key_is_refused(proxy, key, status):
     refused = proxy.post("/rl/start_session", {"task_id": "7", "api_key": key}, headers=ADMIN)
     assert refused.status_code == status, refused.text
@@ -254,10 +273,12 @@ def test_every_route_wants_its_power(proxy):
     session = start(proxy)
     ask(proxy, session)
     bodies = {
-        "/grant_capacity": {}, "/rl/start_session": {"task_id": "7"},
+        "/grant_capacity": {},
+        "/rl/start_session": {"task_id": "7"},
         "/export_trajectories": {"session_id": session["session_id"]},
-        "/rl/set_reward": {"reward": 1.0}, "/rl/end_session": {},
-    }  # fmt: skip
+        "/rl/set_reward": {"reward": 1.0},
+        "/rl/end_session": {},
+    }
     for path, body in bodies.items():
         assert proxy.http.post(proxy.url + path, json=body).status_code == 401
         wrong = proxy.post(path, body, headers=bearer("areal-admin-key"))  # AReaL's default key
@@ -439,8 +460,14 @@ def test_a_group_of_sessions_as_areals_inference_service_has_it(proxy, second):
         ask(proxy, session)
         assert reward(proxy, session, float(i)).json()["trajectory_id"] == 0
     ask(second, group[2])
-    body = {"session_ids": [s["session_id"] for s in group] + ["unknown"], "group_id": started["group_id"],
-            "trajectory_id": None, "discount": 1.0, "style": "individual", "remove_session": True}  # fmt: skip
+    body = {
+        "session_ids": [s["session_id"] for s in group] + ["unknown"],
+        "group_id": started["group_id"],
+        "trajectory_id": None,
+        "discount": 1.0,
+        "style": "individual",
+        "remove_session": True,
+    }
     exported = second.post("/export_trajectories", body, headers=ADMIN).json()["interactions"]
     assert [item["reward"] for item in exported.values()] == [0.0, 1.0], "one had no reward"
     statuses = [proxy.get(f"/sessions/{s['session_id']}")["status"] for s in group]

@@ -138,8 +138,14 @@ def test_no_number_or_id_in_an_address_is_the_proxys_fault(proxy: Any) -> None:
     proxy.sdk(session).responses.create(model="test", input="ab")
     described = proxy.http.get(f"{proxy.url}/openapi.json").json()["paths"]
     (call,) = proxy.calls(session)
-    known = {"session_id": session["session_id"], "run_id": proxy.run_id, "response_id": f"resp_{call['id']}",
-             "step": "1", "key": "first", "model": "test"}  # fmt: skip
+    known = {
+        "session_id": session["session_id"],
+        "run_id": proxy.run_id,
+        "response_id": f"resp_{call['id']}",
+        "step": "1",
+        "key": "first",
+        "model": "test",
+    }
     with_query = {  # plain routes, which OpenAPI does not tell the query of
         "/v1/responses/{response_id}/input_items": ["limit", "after", "order"],
         "/v1/responses/{response_id}": ["include"],
@@ -181,9 +187,11 @@ def test_a_number_of_thousands_of_digits_in_a_body_is_no_json(proxy: Any) -> Non
     digits = "9" * 5000
     path = f"/sessions/{proxy.session()['session_id']}"
     for route, body in (
-        ("/groups", f'{{"size": {digits}}}'), ("/sessions", f'{{"metadata": {{"x": {digits}}}}}'),
-        (path + "/reward", f'{{"value": {digits}}}'), ("/rl/set_reward", f'{{"reward": {digits}}}'),
+        ("/groups", f'{{"size": {digits}}}'),
+        ("/sessions", f'{{"metadata": {{"x": {digits}}}}}'),
+        (path + "/reward", f'{{"value": {digits}}}'),
+        ("/rl/set_reward", f'{{"reward": {digits}}}'),
         (path + "/v1/chat/completions", f'{{"messages": [], "max_tokens": {digits}}}'),
-    ):  # fmt: skip
+    ):
         answer = proxy.http.post(proxy.url + route, content=body, headers=RUN)
         assert answer.status_code in (400, 422), (route, answer.text)

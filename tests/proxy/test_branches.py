@@ -19,8 +19,10 @@ from agentrl.store import audit, returns
 from agentrl.store.conversations import Conversation
 from agentrl.testing import Reply
 
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
-    "a": {"type": "integer"}}}}}  # fmt: skip
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
 FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
 LONG = "The user has two apples and wants more."
 
@@ -30,9 +32,13 @@ def says(role, content, **more):
 
 
 S, U1, A1, U2, A2, U3 = (
-    says("system", "be brief"), says("user", "one"), says("assistant", LONG), says("user", "two"),
-    says("assistant", "second"), says("user", "three"),
-)  # fmt: skip
+    says("system", "be brief"),
+    says("user", "one"),
+    says("assistant", LONG),
+    says("user", "two"),
+    says("assistant", "second"),
+    says("user", "three"),
+)
 OTHER = says("system", "write a title")
 
 
@@ -50,8 +56,18 @@ def recorded(messages, tools=None, role="main", id="x", finish="stop"):
 MAIN = [recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, U2, A2], [ADD])]
 BARE = [recorded([S, U1, A1]), recorded([S, U1, A1, U2, A2])]
 SUMMED = [recorded([S, U1, A2], [ADD]), recorded([S, U1, A2, U2, A1], [ADD])]  # A1 is asked for behind A2
-WORKED = [recorded([S, U1, says("assistant", None, tool_calls=[{"id": "c", "function": {"name": "add"}}]),
-                    says("tool", "2", tool_call_id="c"), A1], [ADD])]  # fmt: skip
+WORKED = [
+    recorded(
+        [
+            S,
+            U1,
+            says("assistant", None, tool_calls=[{"id": "c", "function": {"name": "add"}}]),
+            says("tool", "2", tool_call_id="c"),
+            A1,
+        ],
+        [ADD],
+    )
+]
 TIMED = [recorded([says("system", "Be brief. It is Mon 10:02."), U1, A2, U2, A1], [ADD])]
 TEN_PAST = says("system", "Be brief. It is Tue 10:10.")
 OWN = "There are two books about apples."
@@ -78,13 +94,25 @@ SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
         (MAIN, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
         (WORKED, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
         (WORKED, [S, U1, says("user", f"So far: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
-        ([recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, says("tool", "x"), says("assistant", OWN)], [ADD])],
-         [S, says("user", f"1. {LONG} 2. {OWN}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
-        ([recorded([S, U1, A1], [ADD]), recorded([S, U2, says("assistant", OWN)], [ADD])],
-         [S, says("user", f"1. {LONG} 2. {OWN}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        (
+            [recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, says("tool", "x"), says("assistant", OWN)], [ADD])],
+            [S, says("user", f"1. {LONG} 2. {OWN}")],
+            [ADD],
+            (Role.MAIN, ForkReason.COMPACTED),
+        ),
+        (
+            [recorded([S, U1, A1], [ADD]), recorded([S, U2, says("assistant", OWN)], [ADD])],
+            [S, says("user", f"1. {LONG} 2. {OWN}")],
+            [ADD],
+            (Role.MAIN, ForkReason.NEW_CONVERSATION),
+        ),
         (MAIN, [S, says("user", "anew")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
-        (MAIN, [S, says("user", "e.g."), says("assistant", "an example"), U3], [ADD],
-         (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        (
+            MAIN,
+            [S, says("user", "e.g."), says("assistant", "an example"), U3],
+            [ADD],
+            (Role.MAIN, ForkReason.NEW_CONVERSATION),
+        ),
         (MAIN, [OTHER, says("user", f"A title for: {LONG}")], None, (Role.SIDE, ForkReason.OTHER_AGENT)),
         (MAIN, [OTHER, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
         (MAIN, [S, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
@@ -96,28 +124,52 @@ SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
         (BARE, [OTHER, says("user", "go")], None, (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
         (BARE, [OTHER, says("user", "go")], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),  # the title came first
         ([*MAIN, SUB], [says("system", "search"), U3], [FIND], (Role.SUBAGENT, ForkReason.NEW_CONVERSATION)),
-        ([*MAIN, SUB], [says("system", "search"), U1, says("assistant", "edited"), U3], [FIND],
-         (Role.SUBAGENT, ForkReason.HISTORY_EDITED)),
+        (
+            [*MAIN, SUB],
+            [says("system", "search"), U1, says("assistant", "edited"), U3],
+            [FIND],
+            (Role.SUBAGENT, ForkReason.HISTORY_EDITED),
+        ),
         ([recorded([U1, A1], role="side")], [U2], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
         ([recorded([U1, A1]), recorded([U2, A1], role="side")], [U3], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
         # no call was main yet: those before said of themselves that they are not
         ([recorded([OTHER, U1, A1], role="side")], [S, U1], None, (Role.MAIN, ForkReason.OTHER_AGENT)),
         ([SUB], [S, U1], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),
         # a check, once for each answer, quotes them; nothing of its own was compacted
-        ([*MAIN, CHECK], [OTHER, says("user", f"Is this right? {LONG}")], None,
-         (Role.SIDE, ForkReason.NEW_CONVERSATION)),
-        ([*BARE, recorded([OTHER, U3, A2], role="subagent")], [OTHER, says("user", f"Improve: {LONG}")], None,
-         (Role.SUBAGENT, ForkReason.NEW_CONVERSATION)),
-        ([*MAIN, recorded([says("system", "search"), U1, A2, U2, says("assistant", OWN)], [FIND], role="subagent")],
-         [says("system", "search"), says("user", f"So far: {OWN}")], [FIND], (Role.SUBAGENT, ForkReason.COMPACTED)),
+        (
+            [*MAIN, CHECK],
+            [OTHER, says("user", f"Is this right? {LONG}")],
+            None,
+            (Role.SIDE, ForkReason.NEW_CONVERSATION),
+        ),
+        (
+            [*BARE, recorded([OTHER, U3, A2], role="subagent")],
+            [OTHER, says("user", f"Improve: {LONG}")],
+            None,
+            (Role.SUBAGENT, ForkReason.NEW_CONVERSATION),
+        ),
+        (
+            [*MAIN, recorded([says("system", "search"), U1, A2, U2, says("assistant", OWN)], [FIND], role="subagent")],
+            [says("system", "search"), says("user", f"So far: {OWN}")],
+            [FIND],
+            (Role.SUBAGENT, ForkReason.COMPACTED),
+        ),
         # what another agent summed up for the main one
-        ([*MAIN, recorded([OTHER, says("user", f"Sum up: {LONG}"), says("assistant", OWN)], role="side")],
-         [S, says("user", f"So far: {OWN}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        (
+            [*MAIN, recorded([OTHER, says("user", f"Sum up: {LONG}"), says("assistant", OWN)], role="side")],
+            [S, says("user", f"So far: {OWN}")],
+            [ADD],
+            (Role.MAIN, ForkReason.COMPACTED),
+        ),
         # what another agent found out for it
-        ([*MAIN, recorded([OTHER, U3, says("assistant", OWN)], role="side")], [S, says("user", f"Known: {OWN}")],
-         [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        (
+            [*MAIN, recorded([OTHER, U3, says("assistant", OWN)], role="side")],
+            [S, says("user", f"Known: {OWN}")],
+            [ADD],
+            (Role.MAIN, ForkReason.NEW_CONVERSATION),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_place_of_a_call(history, sent, tools, expected):
     place = judge(history, sent, tools)
     assert (place.role, place.reason) == expected
@@ -140,8 +192,10 @@ def test_the_place_of_a_call(history, sent, tools, expected):
     ],
 )
 def test_why_a_branch_extends_nothing_deeper(after, expected):
-    below = [recorded([S, U1, A1, U2, A2], [ADD], id="2"),
-             recorded([S, U1, A1, U2, A2, U3, says("assistant", OWN)], [ADD], id="3", finish="length")]  # fmt: skip
+    below = [
+        recorded([S, U1, A1, U2, A2], [ADD], id="2"),
+        recorded([S, U1, A1, U2, A2, U3, says("assistant", OWN)], [ADD], id="3", finish="length"),
+    ]
     beside = [recorded([S, U1, A1], [ADD]), recorded([S, U3, U4, A2], [ADD], id="4")]
     assert judge_branch([*beside, *below], [S, U1, A1, *after], 3, {"2", "3"}) == expected
 
@@ -218,8 +272,10 @@ def test_an_extension_that_only_the_tokens_show_is_no_fork(proxy):
     one, two, three = proxy.calls(session)
     assert (two["parent_id"], three["parent_id"]) == (one["id"], two["id"])
     assert proxy.engine.requests[1]["input_ids"] == [
-        *one["prompt_delta_ids"], *one["output_ids"], *two["prompt_delta_ids"],
-    ]  # fmt: skip
+        *one["prompt_delta_ids"],
+        *one["output_ids"],
+        *two["prompt_delta_ids"],
+    ]
 
 
 def test_changed_arguments_fork(proxy):
@@ -245,9 +301,13 @@ def test_agents_titles_and_compaction_in_one_session(proxy):
     ask(proxy, session, [search, U2, found, U3], [FIND])
     ask(proxy, session, [S, says("user", f"So far: {LONG}")], [ADD])
     assert forks(proxy, session) == [
-        ("main", None, False), ("main", None, True), ("side", "other_agent", False),
-        ("subagent", "other_agent", False), ("subagent", None, True), ("main", "compacted", False),
-    ]  # fmt: skip
+        ("main", None, False),
+        ("main", None, True),
+        ("side", "other_agent", False),
+        ("subagent", "other_agent", False),
+        ("subagent", None, True),
+        ("main", "compacted", False),
+    ]
 
 
 def test_a_title_that_is_asked_for_beside_the_first_call_is_no_main_call(proxy, until):
@@ -261,8 +321,10 @@ def test_a_title_that_is_asked_for_beside_the_first_call_is_no_main_call(proxy, 
         proxy.engine.release()
         main.result()
     assert sorted(forks(proxy, session), key=str) == [
-        ("main", "new_conversation", False), ("main", None, False), ("side", "other_agent", False),
-    ]  # fmt: skip
+        ("main", "new_conversation", False),
+        ("main", None, False),
+        ("side", "other_agent", False),
+    ]
 
 
 def finish(proxy: Any, sessions: Any, value: float = 1.0) -> None:

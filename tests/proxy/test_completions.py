@@ -77,7 +77,7 @@ def test_ids_that_go_on_from_a_conversation_keep_its_system_messages(proxy):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
     said = proxy.sdk(session).chat.completions.create(
         model="test", messages=messages, extra_body={"return_token_ids": True}
-    )  # fmt: skip
+    )
     ask(proxy, session, [*said.model_extra["prompt_token_ids"], *said.choices[0].model_extra["token_ids"], 9])
     one, two = proxy.calls(session)
     assert (two["parent_id"], two["system"]) == (one["id"], messages[:1])

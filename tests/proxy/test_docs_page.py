@@ -40,7 +40,10 @@ async def test_the_page_names_every_route_and_loads_nothing() -> None:
 
 def test_what_a_description_says_is_text() -> None:
     evil = "<script>alert(1)</script>"
-    operation = {"summary": evil, "responses": {"200": {"description": evil}},
-                 "parameters": [{"name": evil, "in": "query", "schema": {"type": evil}}]}  # fmt: skip
+    operation = {
+        "summary": evil,
+        "responses": {"200": {"description": evil}},
+        "parameters": [{"name": evil, "in": "query", "schema": {"type": evil}}],
+    }
     shown = "".join(page({"info": {"title": evil, "version": evil}, "paths": {evil: {"get": operation}}}))
     assert "<script" not in shown

@@ -52,9 +52,11 @@ def test_neither_an_error_nor_a_trace_names_an_engine(proxy, replies, status):
 def test_the_key_of_an_engine_is_sent_and_shown_nowhere(store_url, tmp_path, until, workers):
     with FakeEngine(key=KEY) as engine, (tmp_path / "log").open("wb") as log:
         env = os.environ | {
-            "AGENTRL_DATABASE_URL": store_url, "AGENTRL_ADMIN_KEY": "admin-key", "AGENTRL_ENGINE_KEY": KEY,
+            "AGENTRL_DATABASE_URL": store_url,
+            "AGENTRL_ADMIN_KEY": "admin-key",
+            "AGENTRL_ENGINE_KEY": KEY,
             "PYTHONPATH": str(Path(__file__).parents[2]),
-        }  # fmt: skip
+        }
         options = ["--engine", engine.url, "--port", "0", "--workers", workers, "--log-level", "debug"]
         command = [sys.executable, "-m", "agentrl", "proxy", "--run", "test", *options]
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log)

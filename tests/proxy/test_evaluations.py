@@ -83,12 +83,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def config(**evaluation: Any) -> RunConfig:
     return parse_config(
         {
-            "name": "test", "model": "tiny", "agent": "player:Agent", "tasks": "player:tasks", "steps": STEPS,
+            "name": "test",
+            "model": "tiny",
+            "agent": "player:Agent",
+            "tasks": "player:tasks",
+            "steps": STEPS,
             "rollout": {"group_size": 2, "max_concurrent_groups": 1},
             "trainer": {"groups_per_step": 2, "max_staleness": 0},
             "evaluation": evaluation,
         }
-    )  # fmt: skip
+    )
 
 
 class Run:
@@ -99,25 +103,38 @@ class Run:
         self.url = f"http://127.0.0.1:{free_port()}"
         with self.database.write() as conn:
             self.id = runs.create(
-                conn, name="test", config=config.model_dump(mode="json"), task_data=[{"n": n} for n in range(4)],
-                base_model=str(model), key="run-key", seed=0, steps=config.steps,
-            )  # fmt: skip
+                conn,
+                name="test",
+                config=config.model_dump(mode="json"),
+                task_data=[{"n": n} for n in range(4)],
+                base_model=str(model),
+                key="run-key",
+                seed=0,
+                steps=config.steps,
+            )
             self.epoch = steps.begin_epoch(conn, self.id)
 
     def train(self, until: int, *, hold: bool = False) -> None:
         """Train and publish the steps up to `until`."""
         done = self.database.query(runs.get, self.id).published_step
         for step in range(done + 1, until + 1):
-            while (step_id := self.database.transact(
-                steps.lease, self.id, self.epoch, step=step, n_groups=2, max_staleness=0, discount=1.0,
-            )) is None:  # fmt: skip
+            while (
+                step_id := self.database.transact(
+                    steps.lease, self.id, self.epoch, step=step, n_groups=2, max_staleness=0, discount=1.0
+                )
+            ) is None:
                 time.sleep(0.005)
             batch = self.database.query(steps.batch, step_id)
             trained = [
-                TrainedTrajectory(trajectory_id=t.trajectory_id, advantage=0.0, staleness_max=0, staleness_mean=0.0,
-                                  tokens_trained=int(t.loss_mask.sum()))
+                TrainedTrajectory(
+                    trajectory_id=t.trajectory_id,
+                    advantage=0.0,
+                    staleness_max=0,
+                    staleness_mean=0.0,
+                    tokens_trained=int(t.loss_mask.sum()),
+                )
                 for t in batch.trajectories
-            ]  # fmt: skip
+            ]
             facts = TrainedBatch(
                 step_id=step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=0, trained=trained
             )
@@ -175,16 +192,22 @@ def training_data(conn: Connection, run_id: str) -> tuple[Any, ...]:
     of_run = select(groups.c.cursor, groups.c.state, groups.c.size, sessions.c.sample_index, sessions.c.status)
     calls = conn.execute(
         of_run.add_columns(
-            interactions.c.seq, interactions.c.params, interactions.c.prompt_digest, interactions.c.status,
-            interactions.c.trainable, interaction_data.c.prompt_delta_ids, interaction_data.c.output_ids,
-            interaction_data.c.logprobs, interaction_data.c.spans,
+            interactions.c.seq,
+            interactions.c.params,
+            interactions.c.prompt_digest,
+            interactions.c.status,
+            interactions.c.trainable,
+            interaction_data.c.prompt_delta_ids,
+            interaction_data.c.output_ids,
+            interaction_data.c.logprobs,
+            interaction_data.c.spans,
         )
         .join(sessions, sessions.c.group_id == groups.c.id)
         .join(interactions, interactions.c.session_id == sessions.c.id)
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
         .where(groups.c.run_id == run_id, groups.c.is_eval.is_(False))
         .order_by(groups.c.cursor, sessions.c.sample_index, interactions.c.seq)
-    ).all()  # fmt: skip
+    ).all()
     rewarded = conn.execute(
         select(groups.c.cursor, sessions.c.sample_index, rewards.c.value, rewards.c.applied)
         .join(sessions, sessions.c.group_id == groups.c.id)
@@ -193,22 +216,45 @@ def training_data(conn: Connection, run_id: str) -> tuple[Any, ...]:
         .order_by(groups.c.cursor, sessions.c.sample_index)
     ).all()
     built = conn.execute(
-        select(groups.c.cursor, sessions.c.sample_index, trajectories.c.state, trajectories.c.tokens,
-               trajectories.c.trainable_tokens, trajectories.c.min_version, trajectories.c.max_version,
-               trajectories.c["return"])
+        select(
+            groups.c.cursor,
+            sessions.c.sample_index,
+            trajectories.c.state,
+            trajectories.c.tokens,
+            trajectories.c.trainable_tokens,
+            trajectories.c.min_version,
+            trajectories.c.max_version,
+            trajectories.c["return"],
+        )
         .join(groups, groups.c.id == trajectories.c.group_id)
         .join(sessions, sessions.c.id == trajectories.c.session_id)
         .order_by(groups.c.cursor, sessions.c.sample_index)
-    ).all()  # fmt: skip
-    lineage = [(s.step, s.state, s.version_before, s.version_after, s.groups, s.trajectories, s.tokens_trained,
-                s.staleness_max, s.return_mean) for s in steps.of_run(conn, run_id)]  # fmt: skip
+    ).all()
+    lineage = [
+        (
+            s.step,
+            s.state,
+            s.version_before,
+            s.version_after,
+            s.groups,
+            s.trajectories,
+            s.tokens_trained,
+            s.staleness_max,
+            s.return_mean,
+        )
+        for s in steps.of_run(conn, run_id)
+    ]
     run = runs.get(conn, run_id)
     counters = (run.admitted, run.returned, run.running, run.data_cursor, run.published_step, run.current_version)
     unpacked = [
-        (*row[:-4], *(codec.unpack_ids(row[i]).tolist() for i in (-4, -3)), codec.unpack_logprobs(row[-2]).tolist(),
-         row[-1])
+        (
+            *row[:-4],
+            *(codec.unpack_ids(row[i]).tolist() for i in (-4, -3)),
+            codec.unpack_logprobs(row[-2]).tolist(),
+            row[-1],
+        )
         for row in map(tuple, calls)
-    ]  # fmt: skip
+    ]
     return unpacked, [tuple(r) for r in rewarded], [tuple(r) for r in built], lineage, counters
 
 
@@ -253,9 +299,17 @@ async def evaluator(folder: Path) -> AsyncIterator[Any]:
             clients.append(AsyncClient(run.url, "run-key", timeout_s=20))
             setting = Setting(name="s", tasks=[{"n": n} for n in range(tasks)], sampling=EvalSampling(temperature=1.0))
             return Evaluator(
-                clients[-1], agent, [setting], samples=samples, every=None, owner=owner, http=http, timeout_s=20,
-                progress=Progress(), **{"max_concurrent": 4} | options,
-            )  # fmt: skip
+                clients[-1],
+                agent,
+                [setting],
+                samples=samples,
+                every=None,
+                owner=owner,
+                http=http,
+                timeout_s=20,
+                progress=Progress(),
+                **{"max_concurrent": 4} | options,
+            )
 
         yield make
         for client in clients:
@@ -409,8 +463,12 @@ async def test_an_episode_is_the_first_workers_that_claims_it(start: Any) -> Non
                 assert (refused.value.status, refused.value.code) == (409, "claimed")
             another = await client.request("POST", "/groups", body | {"owner": "b/1", "claim": "another"})
             assert another["group_id"] != first["group_id"]
-            for wrong in ({}, {"owner": "a/1", "is_eval": False}, {"owner": "a/1", "sampling": {"top_p": 2}},
-                          {"owner": "a/1", "sampling": {"topp": 1}}):  # fmt: skip
+            for wrong in (
+                {},
+                {"owner": "a/1", "is_eval": False},
+                {"owner": "a/1", "sampling": {"top_p": 2}},
+                {"owner": "a/1", "sampling": {"topp": 1}},
+            ):
                 with pytest.raises(RequestError) as refused:
                     await client.request("POST", "/groups", body | wrong)
                 assert refused.value.status == 422

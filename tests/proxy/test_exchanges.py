@@ -32,8 +32,13 @@ def connected(session, body, path="/chat/completions", url=None, **headers):
     """A client that has sent its request; it leaves at the end of the block, or reads by the file it is given."""
     url = httpx.URL(url or session["base_url"])
     raw = orjson.dumps(body)
-    told = {"host": f"{url.host}:{url.port}", "x-api-key": session["api_key"], "content-type": "application/json",
-            "content-length": str(len(raw)), "connection": "close"} | headers  # fmt: skip
+    told = {
+        "host": f"{url.host}:{url.port}",
+        "x-api-key": session["api_key"],
+        "content-type": "application/json",
+        "content-length": str(len(raw)),
+        "connection": "close",
+    } | headers
     head = f"POST {url.path.rstrip('/')}{path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in told.items())
     with socket.create_connection((url.host, url.port)) as client:
         client.sendall(head.encode() + b"\r\n" + raw)
@@ -447,8 +452,10 @@ def test_the_committed_answers_of_a_request_that_failed_are_no_turns(proxy, unti
     for one in sessions:
         proxy.post(f"/sessions/{one['session_id']}/end")
     assert {(call["status"], call["role"]) for call in proxy.calls(session)} <= {
-        ("complete", "side"), ("failed", "main"), ("aborted", "main"),
-    }  # fmt: skip
+        ("complete", "side"),
+        ("failed", "main"),
+        ("aborted", "main"),
+    }
 
 
 @pytest.mark.parametrize("stream", [False, True])

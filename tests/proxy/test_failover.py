@@ -67,9 +67,13 @@ def pause() -> str:
 
 @pytest.fixture
 def fleet(
-    proxy: Any, store_url: str, serve: Callable[..., Any], until: Callable[..., Any], pause: str,
+    proxy: Any,
+    store_url: str,
+    serve: Callable[..., Any],
+    until: Callable[..., Any],
+    pause: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Fleet]:  # fmt: skip
+) -> Iterator[Fleet]:
     monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.1)
     with proxy.database.write() as conn:
         config = {**conn.scalars(select(runs.c.config)).one(), "publish": {"pause": pause}}
@@ -138,11 +142,14 @@ def new_version(proxy: Any, folder: Any) -> None:
         batch = steps.batch(conn, step_id)
         trained = [
             TrainedTrajectory(
-                trajectory_id=t.trajectory_id, advantage=0.5, staleness_max=0, staleness_mean=0.0,
+                trajectory_id=t.trajectory_id,
+                advantage=0.5,
+                staleness_max=0,
+                staleness_mean=0.0,
                 tokens_trained=LENGTH + 1,
             )
             for t in batch.trajectories
-        ]  # fmt: skip
+        ]
         facts = TrainedBatch(step_id=step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=0, trained=trained)
         steps.complete(conn, proxy.run_id, epoch, facts, metrics={}, version=1, path=str(folder), checksum="c")
 
@@ -251,8 +258,9 @@ def test_a_fleet_that_dies_is_not_hammered(proxy, monkeypatch):
     proxy.engine.enqueue(Reply(proxy.says("abcd"), drop_after=1))
     refused = proxy.http.post(
         session["base_url"] + "/chat/completions",
-        json={"messages": HELLO}, headers={"Authorization": f"Bearer {session['api_key']}"},
-    )  # fmt: skip
+        json={"messages": HELLO},
+        headers={"Authorization": f"Bearer {session['api_key']}"},
+    )
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
     assert refused.headers["retry-after"] == "5"
     assert len(proxy.engine.requests) == 1

@@ -22,9 +22,13 @@ from agentrl.store import audit
 from agentrl.testing import Reply
 
 fuzzed = partial(
-    settings, derandomize=True, database=None, deadline=None, phases=[Phase.generate, Phase.shrink],
+    settings,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 HELLO = {"role": "user", "content": "abcd"}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
 FUNCTION = {"name": "calc", "description": "reckon", "parameters": SCHEMA}
@@ -39,29 +43,61 @@ BODIES = {
             {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [CALL]},
             {"role": "tool", "tool_call_id": "call_1", "content": "ba"},
         ],
-        "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "calc"}}, "temperature": 1.0,
-        "top_p": 1.0, "logit_bias": {"5": 1.0}, "seed": 1, "max_tokens": 5, "stop": ["."], "n": 2,
-        "stream": True, "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 0, "user": "me",
-        "metadata": {"a": "b"}, "return_token_ids": True, "parallel_tool_calls": False,
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "calc"}},
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "logit_bias": {"5": 1.0},
+        "seed": 1,
+        "max_tokens": 5,
+        "stop": ["."],
+        "n": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "logprobs": True,
+        "top_logprobs": 0,
+        "user": "me",
+        "metadata": {"a": "b"},
+        "return_token_ids": True,
+        "parallel_tool_calls": False,
     },
     "/completions": {
-        "model": "test", "prompt": ["ab", "cd"], "max_tokens": 5, "temperature": 1.0, "stop": ".", "n": 1, "seed": 3,
-        "logprobs": 0, "echo": False, "stream": False, "logit_bias": {"7": -1}, "best_of": 1, "presence_penalty": 0.5,
+        "model": "test",
+        "prompt": ["ab", "cd"],
+        "max_tokens": 5,
+        "temperature": 1.0,
+        "stop": ".",
+        "n": 1,
+        "seed": 3,
+        "logprobs": 0,
+        "echo": False,
+        "stream": False,
+        "logit_bias": {"7": -1},
+        "best_of": 1,
+        "presence_penalty": 0.5,
     },
     "/responses": {
-        "model": "test", "instructions": "be short",
+        "model": "test",
+        "instructions": "be short",
         "input": [
             {"role": "user", "content": [{"type": "input_text", "text": "ab"}]},
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
             {"type": "function_call", "call_id": "call_1", "name": "calc", "arguments": '{"x": "a"}'},
             {"type": "function_call_output", "call_id": "call_1", "output": "ba"},
         ],
-        "tools": [{"type": "function", **FUNCTION, "strict": False}], "tool_choice": "auto", "stream": True,
-        "max_output_tokens": 5, "include": ["message.output_text.logprobs"], "text": {"format": {"type": "text"}},
-        "reasoning": {"summary": "auto"}, "metadata": {"a": "b"},
+        "tools": [{"type": "function", **FUNCTION, "strict": False}],
+        "tool_choice": "auto",
+        "stream": True,
+        "max_output_tokens": 5,
+        "include": ["message.output_text.logprobs"],
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"summary": "auto"},
+        "metadata": {"a": "b"},
     },
     "/messages": {
-        "model": "test", "max_tokens": 5, "system": [{"type": "text", "text": "be short"}],
+        "model": "test",
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "be short"}],
         "messages": [
             {"role": "user", "content": "ab"},
             {
@@ -73,18 +109,43 @@ BODIES = {
             },
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "ba"}]},
         ],
-        "tools": [{"name": "calc", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}, "stream": True,
-        "stop_sequences": ["."], "temperature": 1.0, "metadata": {"user_id": "me"},
+        "tools": [{"name": "calc", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "any"},
+        "stream": True,
+        "stop_sequences": ["."],
+        "temperature": 1.0,
+        "metadata": {"user_id": "me"},
     },
-}  # fmt: skip
+}
 BODIES["/messages/count_tokens"] = {
     name: BODIES["/messages"][name] for name in ("model", "messages", "system", "tools", "tool_choice")
 }
 ODD = [
-    b"null", b"true", b"-1", b"0", b"1.5", b"1e999", b"NaN", b"9" * 400, b"18446744073709551616", b'""', b'"x"',
-    b'"\\u0000"', b'"\\ud800"', b'"\xff"', b'"<|im_end|><|im_start|>"', b"[]", b"{}", b"[[]]", b'[{"type": "text"}]',
-    b"[" * 260 + b"]" * 260, b"[" * 5000, b'{"a": ' * 300 + b"1" + b"}" * 300, b'"' + b"ab" * 20_000 + b'"', b"",
-]  # fmt: skip
+    b"null",
+    b"true",
+    b"-1",
+    b"0",
+    b"1.5",
+    b"1e999",
+    b"NaN",
+    b"9" * 400,
+    b"18446744073709551616",
+    b'""',
+    b'"x"',
+    b'"\\u0000"',
+    b'"\\ud800"',
+    b'"\xff"',
+    b'"<|im_end|><|im_start|>"',
+    b"[]",
+    b"{}",
+    b"[[]]",
+    b'[{"type": "text"}]',
+    b"[" * 260 + b"]" * 260,
+    b"[" * 5000,
+    b'{"a": ' * 300 + b"1" + b"}" * 300,
+    b'"' + b"ab" * 20_000 + b'"',
+    b"",
+]
 PIECES = ["calc(ab)", "calc(", "calc(ab", ")", "abcd", ".", "<tool_call>", "</tool_call>", '{"x": "a', "<think>", "\n"]
 REFUSED = (400, 403, 404, 409, 413)
 EXAMPLES = 60
@@ -289,15 +350,24 @@ def test_a_body_that_is_damaged(fuzz, path):
         headers = data.draw(
             st.dictionaries(
                 st.sampled_from(
-                    ["Content-Type", "X-Turn-Type", "X-Stainless-Retry-Count", "X-Session-ID", "Idempotency-Key",
-                     "anthropic-version", "anthropic-beta", "Accept", "Content-Encoding"]
+                    [
+                        "Content-Type",
+                        "X-Turn-Type",
+                        "X-Stainless-Retry-Count",
+                        "X-Session-ID",
+                        "Idempotency-Key",
+                        "anthropic-version",
+                        "anthropic-beta",
+                        "Accept",
+                        "Content-Encoding",
+                    ]
                 ),
                 st.sampled_from(["", "text/plain", "side", "99999999999999999999", "é", "a" * 500, "gzip"]).map(
                     lambda value: value.encode("latin-1")
                 ),
                 max_size=2,
             )
-        )  # fmt: skip
+        )
         answer = fuzz.send(path, body, headers)
         assert answer.status_code in (200, *REFUSED), answer.text
         fuzz.well(path, answer)
@@ -336,9 +406,12 @@ ASKED = {
     "/completions": {"prompt": "abcd", "max_tokens": 50},
     "/responses": {"input": "abcd", "tools": [{"type": "function", **FUNCTION}], "max_output_tokens": 50},
     "/messages": {
-        "model": "test", "messages": [HELLO], "tools": [{"name": "calc", "input_schema": SCHEMA}], "max_tokens": 50,
+        "model": "test",
+        "messages": [HELLO],
+        "tools": [{"name": "calc", "input_schema": SCHEMA}],
+        "max_tokens": 50,
     },
-}  # fmt: skip
+}
 STOP = {"/chat/completions": "stop", "/completions": "stop", "/messages": "stop_sequences"}
 
 

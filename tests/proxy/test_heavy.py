@@ -129,8 +129,9 @@ def goes_on(proxy, watched, answer):
     assert watched.threads[0].startswith("heavy")
 
 
-@pytest.mark.parametrize(("path", "more"), [("/chat/completions", {}), ("/messages", {"max_tokens": 5}),
-                                            ("/messages/count_tokens", {})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "more"), [("/chat/completions", {}), ("/messages", {"max_tokens": 5}), ("/messages/count_tokens", {})]
+)
 def test_large_conversations_are_rendered_while_others_are_served(proxy, monkeypatch, path, more):
     session = proxy.session()
     real = chatml.ChatMLRenderer.render
@@ -154,8 +155,9 @@ def test_large_bodies_are_decoded_while_others_are_served(proxy, monkeypatch):
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(send, proxy, session, "/messages/count_tokens", body(8000))
         goes_on(proxy, watched, answer)
-        assert answer.result().json() == {"input_tokens": 16000 + len(proxy.renderer.render(
-            [{"role": "user", "content": ""}], None))}  # fmt: skip
+        assert answer.result().json() == {
+            "input_tokens": 16000 + len(proxy.renderer.render([{"role": "user", "content": ""}], None))
+        }
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,25 @@ RUN = {"Authorization": "Bearer run-key"}
 DESCRIPTIONS = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 BODIES: dict[str, Any] = {
-    "/chat/completions": ASK, "/completions": {"prompt": "hi", "max_tokens": 4}, "/responses": {"input": "hi"},
+    "/chat/completions": ASK,
+    "/completions": {"prompt": "hi", "max_tokens": 4},
+    "/responses": {"input": "hi"},
     "/messages": {**ASK, "model": "default"},
     "/messages/count_tokens": {"model": "default", "messages": ASK["messages"]},
-    "/heartbeat": {"owner": "w/1"}, "/groups/abandon": {"owner": "w/1"}, "/groups": {}, "/sessions": {},
-    "/admin/publish": {"version": 0}, "/api/keys": {"power": "run", "name": "x"},
-    "/sessions/{session_id}/reward": {"value": 1.0}, "/sessions/{session_id}/heartbeat": {},
-    "/api/engines/drain": {"url": "http://e"}, "/api/engines/resume": {"url": "http://e"},
+    "/heartbeat": {"owner": "w/1"},
+    "/groups/abandon": {"owner": "w/1"},
+    "/groups": {},
+    "/sessions": {},
+    "/admin/publish": {"version": 0},
+    "/api/keys": {"power": "run", "name": "x"},
+    "/sessions/{session_id}/reward": {"value": 1.0},
+    "/sessions/{session_id}/heartbeat": {},
+    "/api/engines/drain": {"url": "http://e"},
+    "/api/engines/resume": {"url": "http://e"},
     "/export_trajectories": {"session_id": "0" * 32},
-    "/rl/start_session": {"task_id": "t"}, "/rl/set_reward": {"reward": 1.0},
-}  # fmt: skip
+    "/rl/start_session": {"task_id": "t"},
+    "/rl/set_reward": {"reward": 1.0},
+}
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -231,12 +240,15 @@ def test_a_session_gets_another_key_from_the_run_and_never_from_itself(proxy, se
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"power": "session", "name": "x"}, "power"), ({"power": "root", "name": "x"}, "power"),
-        ({"power": "run", "name": ""}, "name"), ({"power": "run", "name": "x", "expires_in_s": 0}, "expires_in_s"),
-        ({"power": "run", "name": "x", "expires_in_s": 1e300}, "expires_in_s"), ({"power": "run"}, "name"),
+        ({"power": "session", "name": "x"}, "power"),
+        ({"power": "root", "name": "x"}, "power"),
+        ({"power": "run", "name": ""}, "name"),
+        ({"power": "run", "name": "x", "expires_in_s": 0}, "expires_in_s"),
+        ({"power": "run", "name": "x", "expires_in_s": 1e300}, "expires_in_s"),
+        ({"power": "run"}, "name"),
         ({"power": "run", "name": "x", "key": "mine"}, "key"),
     ],
-)  # fmt: skip
+)
 def test_what_no_key_can_be_is_refused_by_name(proxy, body, param) -> None:
     answer = proxy.post("/api/keys", body, headers=ADMIN)
     assert answer.status_code == 422

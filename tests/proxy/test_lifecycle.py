@@ -177,14 +177,17 @@ def trained_version(proxy, tmp_path):
         step_id = steps.lease(conn, proxy.run_id, epoch, step=1, n_groups=2, max_staleness=1, discount=1.0)
         batch = steps.batch(conn, step_id)
         facts = TrainedBatch(
-            step_id=step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=0,
+            step_id=step_id,
+            digest=batch.digest(),
+            estimator="grpo",
+            wasted_tokens=0,
             trained=[
                 TrainedTrajectory(
                     trajectory_id=t.trajectory_id, advantage=0.5, staleness_max=0, staleness_mean=0.0, tokens_trained=4
                 )
                 for t in batch.trajectories
             ],
-        )  # fmt: skip
+        )
         steps.complete(
             conn, proxy.run_id, epoch, facts, metrics={"loss": 0.5}, version=1, path=str(tmp_path), checksum="c"
         )
@@ -321,8 +324,10 @@ def test_a_restarted_proxy_carries_on(proxy, serve, store_url, tmp_path, until):
         until(lambda: proxy.engine.version == "1")  # it finishes the publish that nobody asked for
         moved = {**session, "base_url": f"{url}/sessions/{session['session_id']}/v1"}
         messages = [
-            {"role": "user", "content": "ab"}, first.choices[0].message.model_dump(), {"role": "user", "content": "c"},
-        ]  # fmt: skip
+            {"role": "user", "content": "ab"},
+            first.choices[0].message.model_dump(),
+            {"role": "user", "content": "c"},
+        ]
         proxy.sdk(moved).chat.completions.create(model="test", messages=messages)
     delivered = [call for call in proxy.calls(session) if call["status"] == "complete"]
     assert [call["bridged"] for call in delivered] == [False, True]

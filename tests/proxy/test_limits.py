@@ -16,8 +16,11 @@ from agentrl.testing import Reply
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 LIMITED = {
-    "max_body_bytes": 20_000, "body_timeout_s": 0.5, "max_concurrent_calls_per_session": 2, "max_calls_per_session": 3,
-}  # fmt: skip
+    "max_body_bytes": 20_000,
+    "body_timeout_s": 0.5,
+    "max_concurrent_calls_per_session": 2,
+    "max_calls_per_session": 3,
+}
 
 
 @pytest.fixture

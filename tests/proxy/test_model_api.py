@@ -53,8 +53,10 @@ def test_a_second_turn_extends_the_first_byte_for_byte(proxy):
     assert two["parent_id"] == one["id"]
     assert two["fork_reason"] is None
     assert proxy.engine.requests[1]["input_ids"] == [
-        *one["prompt_delta_ids"], *one["output_ids"], *two["prompt_delta_ids"],
-    ]  # fmt: skip
+        *one["prompt_delta_ids"],
+        *one["output_ids"],
+        *two["prompt_delta_ids"],
+    ]
     assert two["new_messages"] == [{"role": "user", "content": "again"}]
 
 
@@ -427,8 +429,11 @@ def test_a_forced_call_is_held_to_a_grammar_and_not_trained(proxy, choice, strea
     assert recorded["prompt_delta_ids"] == proxy.engine.requests[0]["input_ids"]
     assert not recorded["trainable"]  # the distribution was modified
     assert proxy.renderer.decode(recorded["output_ids"]).startswith("calc(ab)")
-    reply = {"role": "assistant", "content": None, "tool_calls": [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}]}  # fmt: skip
+    reply = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}],
+    }
     ask(proxy, session, [*HELLO, reply, {"role": "tool", "tool_call_id": call_id, "content": "ba"}], tools=TOOLS)
     assert proxy.calls(session)[-1]["bridged"]
 

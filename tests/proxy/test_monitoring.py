@@ -22,9 +22,15 @@ def other_run(proxy: Any) -> str:
     """A second run of the same database, with a session."""
     with proxy.database.write() as conn:
         return runs.create(
-            conn, name="other", config={"name": "other", "agent_args": {"secret": PASSWORD}}, task_data=[],
-            base_model="m", key="other-key", seed=0, steps=0,
-        )  # fmt: skip
+            conn,
+            name="other",
+            config={"name": "other", "agent_args": {"secret": PASSWORD}},
+            task_data=[],
+            base_model="m",
+            key="other-key",
+            seed=0,
+            steps=0,
+        )
 
 
 def test_a_runs_key_reads_its_own_run_alone(proxy: Any, other_run: str) -> None:

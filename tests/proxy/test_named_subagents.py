@@ -37,9 +37,11 @@ def test_the_first_call_opens_the_session_and_the_next_ones_find_it(proxy, secon
     parent = proxy.session()
     pid, own = parent["session_id"], {"key": parent["api_key"]}
     search = [
-        ask(proxy, "search", pid), ask(second, "search", pid), ask(proxy, "search", pid, **own),
+        ask(proxy, "search", pid),
+        ask(second, "search", pid),
+        ask(proxy, "search", pid, **own),
         ask(proxy, "search", pid, **own, url=f"/sessions/{pid}/v1"),
-    ]  # fmt: skip
+    ]
     found = [session_of(proxy, reply) for reply in search]
     assert len({s["session_id"] for s in found}) == 1
     assert (found[0]["parent_session_id"], found[0]["metadata"]) == (pid, {"name": "search"})

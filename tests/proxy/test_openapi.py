@@ -20,9 +20,14 @@ from agentrl.proxy.app import routes
 from agentrl.store import audit
 
 CHECKS = [
-    not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
-    response_schema_conformance, ignored_auth, unsupported_method,
-]  # fmt: skip
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    ignored_auth,
+    unsupported_method,
+]
 EXAMPLES = 15
 
 
@@ -60,9 +65,13 @@ def _examine(proxy, operation):
     named = "{session_id}" in operation.path
 
     @settings(
-        max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(data=st.data())
     def examine(data):
         mode = data.draw(st.sampled_from([GenerationMode.POSITIVE, GenerationMode.NEGATIVE]))

@@ -509,9 +509,16 @@ async def answer(pool: EnginePool, **options: Any) -> Sampled:
     sampled = Sampled()
     told: list[int] = []
     await sample(
-        pool, sampled, lambda tokens: told.extend(tokens.ids), session_id="s", rid="r" * 32, prompt_ids=TokenIds([1]),
-        params=PARAMS, deadline=soon(), **options,
-    )  # fmt: skip
+        pool,
+        sampled,
+        lambda tokens: told.extend(tokens.ids),
+        session_id="s",
+        rid="r" * 32,
+        prompt_ids=TokenIds([1]),
+        params=PARAMS,
+        deadline=soon(),
+        **options,
+    )
     assert told == sampled.output_ids
     return sampled
 

@@ -12,8 +12,17 @@ from agentrl.proxy.public import PublicAddress
 
 
 def asked(host: str) -> Request:
-    return Request({"type": "http", "scheme": "http", "path": "/", "root_path": "", "query_string": b"",
-                    "headers": [(b"host", host.encode("latin-1"))], "server": ("10.0.0.1", 80)})  # fmt: skip
+    return Request(
+        {
+            "type": "http",
+            "scheme": "http",
+            "path": "/",
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"host", host.encode("latin-1"))],
+            "server": ("10.0.0.1", 80),
+        }
+    )
 
 
 def base(host: str, **config: Any) -> str:

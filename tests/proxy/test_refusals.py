@@ -30,9 +30,10 @@ def test_refusals_of_a_session_are_kept(proxy):
     ask(proxy, other, n=0)
     found = refused(proxy, session)
     assert [(one["status"], one["code"], one["param"]) for one in found] == [
-        (404, "model_not_found", "model"), (400, "context_length_exceeded", "messages"),
+        (404, "model_not_found", "model"),
+        (400, "context_length_exceeded", "messages"),
         (400, "unsupported_parameter", "temprature"),
-    ]  # fmt: skip
+    ]
     assert "no model 'claude-x'" in found[0]["message"]
     assert found[0]["route"] == f"/sessions/{session['session_id']}/v1/chat/completions"
     assert len(refused(proxy, other)) == 1

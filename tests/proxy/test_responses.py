@@ -90,9 +90,12 @@ def test_instructions_are_of_one_call(proxy):
     second = ask(proxy, session, "ho", instructions="two", previous_response_id=first.id)
     ask(proxy, session, "hu", previous_response_id=second.id)
     conversation = [
-        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "ho"},
-        {"role": "assistant", "content": "b"}, {"role": "user", "content": "hu"},
-    ]  # fmt: skip
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "ho"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "hu"},
+    ]
     wanted = [[{"role": "system", "content": "two"}, *conversation[:3]], conversation]
     prompts = [request["input_ids"] for request in proxy.engine.requests[1:]]
     assert prompts == [proxy.renderer.render(messages, None) for messages in wanted]

@@ -93,9 +93,11 @@ class Run:
 def started(store_url: str, fake_engine: FakeEngine, tmp_path: Path, until: Any) -> Iterator[tuple[Run, Path]]:
     port, log = free_port(), tmp_path / "log"
     env = os.environ | {
-        "AGENTRL_DATABASE_URL": store_url, "AGENTRL_ADMIN_KEY": ADMIN_KEY, "JUDGE_KEY": UPSTREAM_KEY,
+        "AGENTRL_DATABASE_URL": store_url,
+        "AGENTRL_ADMIN_KEY": ADMIN_KEY,
+        "JUDGE_KEY": UPSTREAM_KEY,
         "PYTHONPATH": str(Path(__file__).parents[2]),
-    }  # fmt: skip
+    }
     command = ["proxy", "--run", "test", "--engine", fake_engine.url, "--port", str(port), "--log-level", "debug"]
     with log.open("wb") as out:
         process = subprocess.Popen([sys.executable, "-m", "agentrl", *command], env=env, stdout=out, stderr=out)
@@ -131,9 +133,11 @@ def play(run: Run, engine: FakeEngine, says: list[int]) -> None:
         for wrong in WRONG:
             assert run.ask("POST", path, wrong, json=body).status_code == 401
         for failing in (
-            Reply(status=400, error=f"bad {PROMPT}"), Reply(status=500, error=f"broken {PROMPT}"),
-            Reply(error=f"too long {PROMPT}"), Reply(says, omit=frozenset({"output_ids"})),
-        ):  # fmt: skip
+            Reply(status=400, error=f"bad {PROMPT}"),
+            Reply(status=500, error=f"broken {PROMPT}"),
+            Reply(error=f"too long {PROMPT}"),
+            Reply(says, omit=frozenset({"output_ids"})),
+        ):
             engine.enqueue(failing)
             assert run.ask("POST", path, key, json=body | {"stream": False}).status_code >= 400
         malformed = f'{{"messages": "{PROMPT}", "api_key": "{key}'
@@ -150,8 +154,16 @@ def play(run: Run, engine: FakeEngine, says: list[int]) -> None:
     run.ask("POST", f"/sessions/{session}/end", key, json={})
     run.ask("POST", "/v1/chat/completions", key, json=BODIES["/v1/chat/completions"])
     run_id = run.ask("GET", "/api/run", run_key).json()["id"]
-    for path in ("/metrics", "/api/keys", "/api/runs", f"/api/runs/{run_id}/events", f"/sessions/{session}/trace",
-                 f"/api/sessions/{session}", "/api/engines", "/openapi.json"):  # fmt: skip
+    for path in (
+        "/metrics",
+        "/api/keys",
+        "/api/runs",
+        f"/api/runs/{run_id}/events",
+        f"/sessions/{session}/trace",
+        f"/api/sessions/{session}",
+        "/api/engines",
+        "/openapi.json",
+    ):
         assert run.ask("GET", path, ADMIN_KEY).status_code == 200, path
     run.ask("DELETE", "/api/keys/ops", ADMIN_KEY)
 

@@ -88,11 +88,25 @@ def statuses(replica: Replica, ids: list[str]) -> set[str]:
 def running_call(replica: Replica, session_id: str, served_by: str) -> str:
     call_id = codec.new_id()
     intent = interactions.Intent(
-        id=call_id, run_id=replica.run_id, session_id=session_id, parent_id=None, dialect="openai.chat", role="main",
-        digest="d", replica=served_by, params={}, temperature=1.0, tools=None, fork_reason=None, bridged=False,
-        distribution_modified=False, trainable=True, prompt_tokens=1,
-        prompt_digest=TokenIds([1]).digest, created_at=sweep.time.time(),
-    )  # fmt: skip
+        id=call_id,
+        run_id=replica.run_id,
+        session_id=session_id,
+        parent_id=None,
+        dialect="openai.chat",
+        role="main",
+        digest="d",
+        replica=served_by,
+        params={},
+        temperature=1.0,
+        tools=None,
+        fork_reason=None,
+        bridged=False,
+        distribution_modified=False,
+        trainable=True,
+        prompt_tokens=1,
+        prompt_digest=TokenIds([1]).digest,
+        created_at=sweep.time.time(),
+    )
     replica.database.transact(interactions.begin, intent)
     if served_by == replica.replica:
         replica.serving.add(call_id)

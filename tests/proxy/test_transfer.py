@@ -28,9 +28,16 @@ def offer(transport: str, url: str, **changes: Any) -> Json:
         payloads = [[uuid4().hex], [uuid4().hex]]
         return {"transport": "tensor", "timeout_s": 5, "payloads": {url: payloads}} | changes
     return {
-        "transport": "distributed", "timeout_s": 5, "group": "g", "host": "127.0.0.1", "port": 1, "backend": "gloo",
-        "world_size": 2, "ranks": {url: 1}, "buckets": BUCKETS,
-    } | changes  # fmt: skip
+        "transport": "distributed",
+        "timeout_s": 5,
+        "group": "g",
+        "host": "127.0.0.1",
+        "port": 1,
+        "backend": "gloo",
+        "world_size": 2,
+        "ranks": {url: 1},
+        "buckets": BUCKETS,
+    } | changes
 
 
 def publish(proxy: Any, tmp_path: Path, version: int = 1, **body: Any) -> Any:
@@ -48,10 +55,13 @@ def updates(engine: FakeEngine) -> list[str]:
 BY = {
     "tensor": ["/begin_weight_update", *["/update_weights_from_tensor"] * 2, "/end_weight_update"],
     "distributed": [
-        "/init_weights_update_group", "/begin_weight_update", *["/update_weights_from_distributed"] * 2,
-        "/end_weight_update", "/destroy_weights_update_group",
+        "/init_weights_update_group",
+        "/begin_weight_update",
+        *["/update_weights_from_distributed"] * 2,
+        "/end_weight_update",
+        "/destroy_weights_update_group",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("transport", BY)

@@ -154,8 +154,12 @@ def test_a_call_that_names_an_upstream_is_passed_on_and_recorded(proxy, judge):
     assert path == "/v1/chat/completions"
     assert headers["authorization"] == f"Bearer {KEY}"
     assert body == {
-        "model": "gpt-x", "messages": HELLO, "temperature": 0.5, "tools": [{"type": "custom", "x": 1}], "odd": [2.5],
-    }  # fmt: skip
+        "model": "gpt-x",
+        "messages": HELLO,
+        "temperature": 0.5,
+        "tools": [{"type": "custom", "x": 1}],
+        "odd": [2.5],
+    }
     (call,) = proxy.calls(session)
     assert (call["role"], call["status"], call["trainable"]) == ("upstream", "complete", False)
     assert call["options"] == {"upstream": "judge", "model": "gpt-x"}
@@ -188,8 +192,11 @@ def test_a_stream_comes_as_it_is_and_ends_after_the_commit(proxy, judge):
     (call,) = proxy.calls(session)
     assert (call["status"], call["finish_reason"]) == ("complete", "stop")
     assert [e if e == "[DONE]" else e["choices"][0]["delta"].get("content") for e in call["answer"]["events"]] == [
-        "go", "od", None, "[DONE]",
-    ]  # fmt: skip
+        "go",
+        "od",
+        None,
+        "[DONE]",
+    ]
     assert list(events) == []
 
 
@@ -328,10 +335,15 @@ def test_every_dialect_reaches_its_own_path(proxy, judge):
     )
     judge.answer = whole(
         {
-            "id": "m", "type": "message", "role": "assistant", "model": "claude", "stop_reason": "end_turn",
-            "content": [{"type": "text", "text": "good"}], "usage": {"input_tokens": 1, "output_tokens": 1},
+            "id": "m",
+            "type": "message",
+            "role": "assistant",
+            "model": "claude",
+            "stop_reason": "end_turn",
+            "content": [{"type": "text", "text": "good"}],
+            "usage": {"input_tokens": 1, "output_tokens": 1},
         }
-    )  # fmt: skip
+    )
     answer = messages.messages.create(model="judge", max_tokens=5, messages=HELLO, system="be short")
     assert answer.content[0].text == "good"
     judge.answer = whole({"id": "r", "object": "response", "status": "completed", "output": []})
@@ -510,9 +522,10 @@ def test_such_a_call_that_never_began_does_not_count(proxy):
     session = proxy.session()
     for _ in range(2):
         bad = proxy.http.post(
-            session["base_url"] + "/chat/completions", content=b'{"model": "judge", "x": 1e999}',
+            session["base_url"] + "/chat/completions",
+            content=b'{"model": "judge", "x": 1e999}',
             headers={"Authorization": f"Bearer {session['api_key']}"},
-        )  # fmt: skip
+        )
         assert (bad.status_code, bad.json()["error"]["code"]) == (400, "invalid_json")
     assert ask(proxy, session).choices[0].message.content == "good"
 
@@ -543,9 +556,15 @@ def test_another_run_of_ours_can_be_the_judge(proxy, databases, tiny_model, serv
         known = {"judge": {"base_url": proxy.url + "/v1", "model": "default", "api_key_env": "FIRST_KEY"}}
         with database.write() as conn:
             runs.create(
-                conn, name="test", base_model=str(tiny_model), key="run-key", task_data=[{}], seed=0, steps=1,
+                conn,
+                name="test",
+                base_model=str(tiny_model),
+                key="run-key",
+                task_data=[{}],
+                seed=0,
+                steps=1,
                 config={"name": "test", "model": "tiny", "agent": "a:B", "tasks": "t", "proxy": {"upstreams": known}},
-            )  # fmt: skip
+            )
         first = proxy.session()
         monkeypatch.setenv("FIRST_KEY", first["api_key"])
         with serve(url, [engine.url], port):
@@ -571,9 +590,9 @@ def test_such_calls_are_exported_and_pruned_with_their_group(proxy, tmp_path):
     with proxy.database.read() as conn:
         run = runs.by_name(conn, "test")
     out = tmp_path / "calls.jsonl"
-    Job(
-        database=proxy.database, run=run, selection=Selection(what="interactions"), format="jsonl", out=out
-    ).execute(lambda done, total: None)  # fmt: skip
+    Job(database=proxy.database, run=run, selection=Selection(what="interactions"), format="jsonl", out=out).execute(
+        lambda done, total: None
+    )
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["role"], row["answer"]["id"]) for row in rows] == [("upstream", "j1")] * 2
     pruned = retention.prune(proxy.database, proxy.run_id, time.time() + 60)

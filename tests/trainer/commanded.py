@@ -38,5 +38,8 @@ class Run:
         }
         return subprocess.Popen(
             [sys.executable, "-m", "agentrl", "trainer", "--config", str(self.config), *overrides],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )

@@ -41,9 +41,15 @@ def _group(rng: np.random.Generator, g: int, system: list[int]) -> list[Trajecto
 
     def play(name: str, *outputs: list[int]) -> TrajectoryTokens:
         t = random_trajectory(
-            rng, prompt, group=f"g{g}", name=name, turns=len(outputs), outputs=list(outputs),
-            version=len(outputs) % 2, temperature=1.0 if g else 0.7,
-        )  # fmt: skip
+            rng,
+            prompt,
+            group=f"g{g}",
+            name=name,
+            turns=len(outputs),
+            outputs=list(outputs),
+            version=len(outputs) % 2,
+            temperature=1.0 if g else 0.7,
+        )
         returns = rng.normal(0.5, 1, len(outputs))
         return dataclasses.replace(t, turn_returns=returns, episode_return=float(returns[0]))
 

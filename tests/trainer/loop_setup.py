@@ -31,9 +31,14 @@ class Setup:
 
     def __init__(self, folder: Path, model: Path, world: World, *, refuse: int = 0, steps: int = 3) -> None:
         self.config = RunConfig(
-            name="test", model=str(model), agent="a:B", tasks="t", steps=steps, runs_dir=folder,
+            name="test",
+            model=str(model),
+            agent="a:B",
+            tasks="t",
+            steps=steps,
+            runs_dir=folder,
             trainer={"groups_per_step": 2, "max_staleness": steps + 2, "lr": 1e-3, "train_layers": 2},
-        )  # fmt: skip
+        )
         self.model, self.world = model, world
         self.database = Database(f"sqlite:///{folder}/store.db")
         self.database.upgrade()

@@ -37,7 +37,7 @@ def poison_store(database: Database, trajectory_id: str) -> dict[str, bytes]:
             .where(trajectory_interactions.c.trajectory_id == trajectory_id)
             .order_by(trajectory_interactions.c.position)
             .limit(1)
-        ).scalar_one()  # fmt: skip
+        ).scalar_one()
         of_call = interaction_data.c.interaction_id == call_id
         before = conn.execute(select(interaction_data.c.logprobs).where(of_call)).scalar_one()
         bad = codec.unpack_logprobs(before).copy()

@@ -68,21 +68,40 @@ def make_run(database: Database, *, steps: int) -> str:
     """A run called `test`."""
     with database.write() as conn:
         return runs.create(
-            conn, name="test", config={}, task_data=[{"n": i} for i in range(5)], base_model="tiny", key="run-key",
-            seed=0, steps=steps,
-        )  # fmt: skip
+            conn,
+            name="test",
+            config={},
+            task_data=[{"n": i} for i in range(5)],
+            base_model="tiny",
+            key="run-key",
+            seed=0,
+            steps=steps,
+        )
 
 
 def play_groups(
-    database: Database, run_id: str, count: int, *, seed: int = 0, version: int = 0,
+    database: Database,
+    run_id: str,
+    count: int,
+    *,
+    seed: int = 0,
+    version: int = 0,
     values: tuple[float, ...] = (0.0, 1.0, 2.0),
-) -> None:  # fmt: skip
+) -> None:
     """`count` groups of three two-turn sessions, rewarded with `values`."""
     limits = sessions.Limits(
-        group_size=3, min_group_size=2, max_concurrent_groups=100, max_staleness=10, groups_per_step=100,
-        turn_discount=1.0, reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0,
+        group_size=3,
+        min_group_size=2,
+        max_concurrent_groups=100,
+        max_staleness=10,
+        groups_per_step=100,
+        turn_discount=1.0,
+        reward_timeout_s=0.0,
+        end_grace_s=30.0,
+        session_timeout_s=900.0,
+        session_max_s=86400.0,
         heartbeat_timeout_s=60.0,
-    )  # fmt: skip
+    )
     rng = np.random.default_rng(seed)
     for _ in range(count):
         prompt = rng.integers(3, VOCABULARY, 6).tolist()
@@ -100,20 +119,44 @@ def _call(conn, run_id, session_id, parent, delta, rng, version):
     interactions.begin(
         conn,
         interactions.Intent(
-            id=call_id, run_id=run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role="main",
-            digest="d", replica="r", params={}, temperature=1.0, tools=None, fork_reason=None, bridged=bool(parent),
-            distribution_modified=False, trainable=True,
-            prompt_tokens=len(delta), prompt_digest=TokenIds(list(delta)).digest, created_at=time.time(),
+            id=call_id,
+            run_id=run_id,
+            session_id=session_id,
+            parent_id=parent,
+            dialect="openai.chat",
+            role="main",
+            digest="d",
+            replica="r",
+            params={},
+            temperature=1.0,
+            tools=None,
+            fork_reason=None,
+            bridged=bool(parent),
+            distribution_modified=False,
+            trainable=True,
+            prompt_tokens=len(delta),
+            prompt_digest=TokenIds(list(delta)).digest,
+            created_at=time.time(),
         ),
-    )  # fmt: skip
+    )
     output = rng.integers(3, VOCABULARY, 4).tolist()
     interactions.finish(
-        conn, call_id, session_id,
+        conn,
+        call_id,
+        session_id,
         interactions.Outcome(
-            status=InteractionStatus.COMPLETE, conversation_key=b"k", new_messages=[], answer={},
-            prompt_delta_ids=list(delta), output_ids=output, logprobs=rng.normal(-4, 0.3, 4).tolist(),
-            spans=[VersionSpan(version=version, start=0, end=4)], finish_reason="stop", engine_url="e",
-            cached_tokens=0, first_token_at=None,
+            status=InteractionStatus.COMPLETE,
+            conversation_key=b"k",
+            new_messages=[],
+            answer={},
+            prompt_delta_ids=list(delta),
+            output_ids=output,
+            logprobs=rng.normal(-4, 0.3, 4).tolist(),
+            spans=[VersionSpan(version=version, start=0, end=4)],
+            finish_reason="stop",
+            engine_url="e",
+            cached_tokens=0,
+            first_token_at=None,
         ),
-    )  # fmt: skip
+    )
     return call_id

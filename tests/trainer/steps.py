@@ -46,9 +46,10 @@ CASES: dict[str, dict[str, Any]] = {
     "top-layer": {"train_layers": 1},
     "adapter": {"lora": {"rank": 3, "alpha": 6}},
     "critic-reference-adapter": {
-        "algorithm": {"preset": "ppo", "kl_coef": 0.1, "kl_refresh_steps": 1}, "lora": {"rank": 3, "alpha": 6},
+        "algorithm": {"preset": "ppo", "kl_coef": 0.1, "kl_refresh_steps": 1},
+        "lora": {"rank": 3, "alpha": 6},
     },
-}  # fmt: skip
+}
 """What is computed differently, as settings of the trainer."""
 FACTS = TrainedBatch(step_id="s", digest="d", estimator="", wasted_tokens=0, trained=[])
 
@@ -73,9 +74,15 @@ class Run:
     """
 
     def __init__(
-        self, model: Path, world: World, reference: Path | None = None, *, sharing: bool = True,
-        unpacked: bool = False, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        model: Path,
+        world: World,
+        reference: Path | None = None,
+        *,
+        sharing: bool = True,
+        unpacked: bool = False,
+        **settings: Any,
+    ) -> None:
         torch.manual_seed(0)
         config = TrainerConfig(**{"tokens_per_microbatch": WHOLE, "lr": 1e-4, "critic_lr": 1e-3} | settings)
         if config.algorithm.needs_reference:

@@ -23,17 +23,32 @@ def save_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
 
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=tied, initializer_range=0.2,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+    )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
 
 
 def random_trajectory(
-    rng: np.random.Generator, prompt: list[int], *, group: str = "g0", name: str = "t0", turns: int = 2,
-    output: int = 5, version: int = 0, temperature: float = 1.0, outputs: list[list[int]] | None = None,
-) -> TrajectoryTokens:  # fmt: skip
+    rng: np.random.Generator,
+    prompt: list[int],
+    *,
+    group: str = "g0",
+    name: str = "t0",
+    turns: int = 2,
+    output: int = 5,
+    version: int = 0,
+    temperature: float = 1.0,
+    outputs: list[list[int]] | None = None,
+) -> TrajectoryTokens:
     """Turns of `output` sampled tokens, each after the prompt or three tokens of tool result."""
     ids, turn_ids = list(prompt), [-1] * len(prompt)
     for turn in range(turns):

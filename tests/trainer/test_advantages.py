@@ -62,9 +62,12 @@ def random_groups(seed: int) -> list[TrajectoryTokens]:
             value = 0.5 if g == 4 else float(rng.normal())
             for path in range(int(rng.integers(1, 3))):
                 t = trajectory(
-                    f"g{g}", f"e{g}.{e}", value, turns=rng.normal(0, 1, rng.integers(1, 4)).tolist(),
+                    f"g{g}",
+                    f"e{g}.{e}",
+                    value,
+                    turns=rng.normal(0, 1, rng.integers(1, 4)).tolist(),
                     output=int(rng.integers(1, 6)),
-                )  # fmt: skip
+                )
                 mask = t.loss_mask & (rng.random(len(t.loss_mask)) < 0.8) & (path == 0 or e % 2 == 0)
                 found.append(dataclasses.replace(t, trajectory_id=f"{t.trajectory_id}.{path}", loss_mask=mask))
     return found

@@ -208,5 +208,10 @@ def test_who_dies_while_one_is_written_goes_on_from_the_one_before(
     assert [step for (step,) in rolled_back] == [3, 4, 5]
     assert not list((setup.config.run_dir / "checkpoints").glob(".*"))
     assert same(load_file(whole.config.run_dir / "model" / "model.safetensors"), setup.config.run_dir / "model")
-    assert setup.query("SELECT trajectory_id FROM step_trajectories JOIN steps ON steps.id = step_id "
-                       "WHERE state != 'rolled_back' GROUP BY 1 HAVING count(*) > 1") == []  # fmt: skip
+    assert (
+        setup.query(
+            "SELECT trajectory_id FROM step_trajectories JOIN steps ON steps.id = step_id "
+            "WHERE state != 'rolled_back' GROUP BY 1 HAVING count(*) > 1"
+        )
+        == []
+    )

@@ -68,13 +68,26 @@ def test_lost_checkpoints_are_a_users_error_and_disturb_no_other_trainer(run: Ru
         batch = steps.batch(conn, step_id)
         ids = [t.trajectory_id for t in batch.trajectories]
         steps.complete(
-            conn, run.run_id, epoch,
-            TrainedBatch(step_id=step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=0, trained=[
-                TrainedTrajectory(trajectory_id=i, advantage=0.0, staleness_max=0, staleness_mean=0.0, tokens_trained=8)
-                for i in ids
-            ]),
-            metrics={"checkpointed": 1.0}, version=1, path="gone", checksum="c",
-        )  # fmt: skip
+            conn,
+            run.run_id,
+            epoch,
+            TrainedBatch(
+                step_id=step_id,
+                digest=batch.digest(),
+                estimator="grpo",
+                wasted_tokens=0,
+                trained=[
+                    TrainedTrajectory(
+                        trajectory_id=i, advantage=0.0, staleness_max=0, staleness_mean=0.0, tokens_trained=8
+                    )
+                    for i in ids
+                ],
+            ),
+            metrics={"checkpointed": 1.0},
+            version=1,
+            path="gone",
+            checksum="c",
+        )
     process = run.start(f"trainer.ranks={ranks}")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err

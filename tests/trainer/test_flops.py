@@ -11,9 +11,13 @@ from agentrl.config import TrainerConfig
 from agentrl.trainer.flops import Work, is_dense, matmul_flops, peak_flops, update_flops
 
 MODEL = {
-    "hidden_size": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 8,
-    "num_hidden_layers": 3, "vocab_size": 10,
-}  # fmt: skip
+    "hidden_size": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 8,
+    "num_hidden_layers": 3,
+    "vocab_size": 10,
+}
 BLOCK = 2 * (4 * 4 + 4 * 2 + 4 * 2 + 4 * 4 + 3 * 4 * 8)
 HEAD = 2 * 4 * 10
 

@@ -243,9 +243,16 @@ def read(folder: Path) -> Computed:
     ("ranks", "replicas"), [(2, 1), (2, 2), (4, 2)], ids=["sharded", "replicated", "hybrid-gathered"]
 )
 def test_several_ranks_make_the_step_of_one(
-    tiny_model: Path, other_model: Path, tmp_path: Path, start: Start, batches: Batches,
-    expected: dict[str, list[Plain | Computed]], begun: Callable[[str], Begun], ranks: int, replicas: int,
-) -> None:  # fmt: skip
+    tiny_model: Path,
+    other_model: Path,
+    tmp_path: Path,
+    start: Start,
+    batches: Batches,
+    expected: dict[str, list[Plain | Computed]],
+    begun: Callable[[str], Begun],
+    ranks: int,
+    replicas: int,
+) -> None:
     cases = list(CASES) if replicas == 1 else ["kl-and-entropy-in-loss", LAST]
     checkpoints = [begun(case).saved.folder for case in cases]
     torchrun("rank_invariance.py", ranks, tiny_model, other_model, tmp_path, replicas, *checkpoints)

@@ -248,8 +248,9 @@ def test_dapo_waits_for_groups_that_teach_something(setup: Setup) -> None:
     setup.stop.wait = wait
     assert setup.train(algorithm=Algorithm(preset="dapo"))
     assert setup.query("SELECT state, reason, count(*) FROM trajectories GROUP BY 1, 2 ORDER BY 1") == [
-        ("stale", "tied", 6), ("trained", None, 24),
-    ]  # fmt: skip
+        ("stale", "tied", 6),
+        ("trained", None, 24),
+    ]
     assert waits == 2
     assert {name for (name,) in setup.query("SELECT estimator FROM steps")} == {"dapo"}
 
@@ -259,8 +260,10 @@ def test_overlong_episodes_lose_advantage_and_keep_their_recorded_return(setup: 
     parts = {"baseline": "none", "normalization": "none", "credit": "trajectory"}
     assert setup.train(algorithm=Algorithm(**parts, overlong_tokens=8, overlong_buffer=4))  # all have eight
     assert setup.query("SELECT advantage, count(*) FROM step_trajectories GROUP BY 1 ORDER BY 1") == [
-        (-1.0, 2), (0.0, 2), (1.0, 2),
-    ]  # fmt: skip
+        (-1.0, 2),
+        (0.0, 2),
+        (1.0, 2),
+    ]
     assert setup.query("SELECT return_mean FROM steps") == [(1.0,)]
 
 

@@ -33,8 +33,9 @@ def trajectory(group: str, name: str, value: float, *, version: int = 1, prompt:
 
 
 def batch(*trajectories: TrajectoryTokens, wasted: int = 0) -> Batch:
-    return Batch(step_id="s", step=1, version=1, trajectories=list(trajectories), ages={0: 1, 1: 0},
-                 wasted_tokens=wasted)  # fmt: skip
+    return Batch(
+        step_id="s", step=1, version=1, trajectories=list(trajectories), ages={0: 1, 1: 0}, wasted_tokens=wasted
+    )
 
 
 def samples(of: Batch, *advantages: float) -> list[Sample]:

@@ -46,9 +46,16 @@ class Learning:
 
     def update(self, samples: list[Sample]) -> dict[str, float]:
         return update_policy(
-            self.models.policy, self.optimizer, samples, 1, AGES, self.config, self.world, self.models.critic,
+            self.models.policy,
+            self.optimizer,
+            samples,
+            1,
+            AGES,
+            self.config,
+            self.world,
+            self.models.critic,
             self.found.append,
-        )  # fmt: skip
+        )
 
     def state(self) -> list[torch.Tensor]:
         """All weights, and all that optimizers remember."""

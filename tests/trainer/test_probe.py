@@ -187,10 +187,14 @@ def test_a_model_without_finite_numbers_is_refused(
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [({"sinks": torch.zeros(2)}, "sinks"), ({"softcap": 30.0}, "softcap"), ({"is_causal": False}, "is_causal"),
-     ({"dropout": 0.1}, "dropout"),
-     ({"indices": torch.zeros(1), "position_ids": torch.zeros(1)}, "indices")],
-)  # fmt: skip
+    [
+        ({"sinks": torch.zeros(2)}, "sinks"),
+        ({"softcap": 30.0}, "softcap"),
+        ({"is_causal": False}, "is_causal"),
+        ({"dropout": 0.1}, "dropout"),
+        ({"indices": torch.zeros(1), "position_ids": torch.zeros(1)}, "indices"),
+    ],
+)
 def test_attention_takes_no_argument_that_it_does_not_know(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(UnknownAttention, match=f"Identity attends with {named}$"):
         attend(arguments)

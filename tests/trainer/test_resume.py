@@ -208,8 +208,12 @@ def test_an_older_database_beside_newer_checkpoints_sets_them_aside(
     out = capsys.readouterr().out
     assert out.count("or is not in this database") == 3
     assert folders(setup.config.run_dir / "checkpoints") == [
-        "step-000001", "step-000002", "stray-step-000002", "stray-step-000003", "stray-step-000004",
-    ]  # fmt: skip
+        "step-000001",
+        "step-000002",
+        "stray-step-000002",
+        "stray-step-000003",
+        "stray-step-000004",
+    ]
     assert setup.train()
     assert same(undisturbed, setup.config.run_dir / "model")
 

@@ -33,11 +33,19 @@ def save(family: str, folder: Path, **settings: Any) -> Path:
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(
         **{
-            "vocab_size": 97, "hidden_size": 36, "intermediate_size": 50, "num_hidden_layers": 2, "head_dim": 8,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0,
+            "vocab_size": 97,
+            "hidden_size": 36,
+            "intermediate_size": 50,
+            "num_hidden_layers": 2,
+            "head_dim": 8,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "pad_token_id": 0,
             "initializer_range": 0.2,
-        } | settings
-    )  # fmt: skip
+        }
+        | settings
+    )
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -122,9 +130,13 @@ def test_what_cannot_be_split_is_named(tmp_path: Path, family: str, ranks: int, 
     import transformers
 
     config = getattr(transformers, f"{family}Config")(
-        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
         num_key_value_heads=2,
-    )  # fmt: skip
+    )
     lm = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(UserError, match=says):
         parallelize(lm, SimpleNamespace(size=lambda: ranks))  # type: ignore[arg-type]

@@ -41,15 +41,20 @@ def test_digests_are_of_what_engines_keep() -> None:
     layer = "model.layers.0"
     found = digests(
         {
-            f"{layer}.self_attn.q_proj.weight": q, f"{layer}.self_attn.k_proj.weight": k,
-            f"{layer}.self_attn.v_proj.weight": v, f"{layer}.mlp.up_proj.weight": up, "model.norm.weight": norm,
-            "model.embed_tokens.weight": embedding, "lm_head.weight": head,
+            f"{layer}.self_attn.q_proj.weight": q,
+            f"{layer}.self_attn.k_proj.weight": k,
+            f"{layer}.self_attn.v_proj.weight": v,
+            f"{layer}.mlp.up_proj.weight": up,
+            "model.norm.weight": norm,
+            "model.embed_tokens.weight": embedding,
+            "lm_head.weight": head,
         }
-    )  # fmt: skip
+    )
     assert found == {
-        f"{layer}.self_attn.qkv_proj.weight": sha(q, k, v), "model.norm.weight": sha(norm),
+        f"{layer}.self_attn.qkv_proj.weight": sha(q, k, v),
+        "model.norm.weight": sha(norm),
         "model.embed_tokens.weight": sha(embedding),
-    }  # fmt: skip
+    }
 
 
 def test_what_is_of_another_type_than_the_engines_is_not_compared() -> None:
@@ -74,9 +79,12 @@ def test_another_process_reads_them_for_every_rank_of_every_member() -> None:
             assert [len(payloads) for payloads in buckets] == [member["ranks"]] * 2
             for rank in range(member["ranks"]):
                 said = subprocess.run(
-                    [sys.executable, "-c", READER], input="\n".join(payloads[rank] for payloads in buckets),
-                    capture_output=True, text=True, check=True,
-                )  # fmt: skip
+                    [sys.executable, "-c", READER],
+                    input="\n".join(payloads[rank] for payloads in buckets),
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
                 assert said.stdout.strip() == str(
                     [("a", "torch.float32", 21.0), ("b", "torch.bfloat16", 15.0), ("c", "torch.float32", 2.0)]
                 )
@@ -94,9 +102,12 @@ print(sum(t.sum().item() for _, t in tensors))
 def test_memory_that_nobody_read_is_given_back_and_a_reader_keeps_what_it_has() -> None:
     before = set(os.listdir("/dev/shm"))
     reader = subprocess.Popen(
-        [sys.executable, "-c", PATIENT_READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", PATIENT_READER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     assert reader.stdin is not None
     assert reader.stdout is not None
     with shared([{"a": torch.ones(2)}, {"b": torch.ones(3)}], [{"url": "e", "ranks": 2}], timeout_s=5) as offer:

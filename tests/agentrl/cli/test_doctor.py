@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location(
-    "doctor_conftest", Path(__file__).parents[1] / "doctor" / "conftest.py"
-)  # fmt: skip
+_spec = importlib.util.spec_from_file_location("doctor_conftest", Path(__file__).parents[1] / "doctor" / "conftest.py")
 assert _spec is not None
 assert _spec.loader is not None
 _shared = importlib.util.module_from_spec(_spec)
@@ -95,9 +93,11 @@ def test_mistakes_are_one_line(proxy, store_url):
         (("--session", "x", "--database-url", store_url), "--session: the database holds no session 'x'"),
         (("--proxy", proxy.url, "--", "true"), "--proxy needs --key, or AGENTRL_RUN_KEY: the run's key"),
         (("--proxy", proxy.url, "--key", "wrong", "--", "true"), "the API key is not valid"),
-        (("--proxy", proxy.url, "--key", "run-key", "--", "no-such-program"),
-         "cannot run 'no-such-program': No such file or directory"),
-    ]:  # fmt: skip
+        (
+            ("--proxy", proxy.url, "--key", "run-key", "--", "no-such-program"),
+            "cannot run 'no-such-program': No such file or directory",
+        ),
+    ]:
         told = doctor(*args)
         assert (told.returncode, told.stderr) == (2, f"agentrl: {line}\n")
 

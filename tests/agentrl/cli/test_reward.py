@@ -18,9 +18,13 @@ from agentrl.tables import groups
 from agentrl.tables import sessions as sessions_table
 
 CONFIG = {
-    "name": "test", "model": "tiny", "agent": "a:B", "tasks": "t.jsonl",
-    "rollout": {"group_size": 1, "min_group_size": 1}, "proxy": {"reward_timeout_s": 3600.0},
-}  # fmt: skip
+    "name": "test",
+    "model": "tiny",
+    "agent": "a:B",
+    "tasks": "t.jsonl",
+    "rollout": {"group_size": 1, "min_group_size": 1},
+    "proxy": {"reward_timeout_s": 3600.0},
+}
 
 
 @pytest.fixture

@@ -24,9 +24,14 @@ from agentrl.store import Database, events, runs
 from agentrl.testing import FakeEngine
 
 CONFIG = {
-    "name": "test", "model": "tiny", "agent": "a:B", "tasks": "t.jsonl", "steps": 10,
-    "rollout": {"group_size": 2}, "trainer": {"groups_per_step": 2},
-}  # fmt: skip
+    "name": "test",
+    "model": "tiny",
+    "agent": "a:B",
+    "tasks": "t.jsonl",
+    "steps": 10,
+    "rollout": {"group_size": 2},
+    "trainer": {"groups_per_step": 2},
+}
 NO_ENV = dict.fromkeys(("AGENTRL_PROXY_URL", "AGENTRL_RUN_KEY", "AGENTRL_ADMIN_KEY", "AGENTRL_DATABASE_URL"), "")
 
 
@@ -35,9 +40,15 @@ def run_id(database_url: str, tiny_model: Path) -> str:
     database = Database(database_url)
     with database.write() as conn:
         made = runs.create(
-            conn, name="test", config=CONFIG, task_data=[{"n": 0}], base_model=str(tiny_model), key="run-key",
-            seed=0, steps=10,
-        )  # fmt: skip
+            conn,
+            name="test",
+            config=CONFIG,
+            task_data=[{"n": 0}],
+            base_model=str(tiny_model),
+            key="run-key",
+            seed=0,
+            steps=10,
+        )
         events.record(conn, made, "publish", {"version": 3, "stall_s": {"http://e": 0.25}}, "proxy")
     database.close()
     return made
@@ -107,14 +118,21 @@ def test_the_screen_fits_into_80_columns(proxy: str) -> None:
     play(proxy)
     found = status.from_proxy(proxy, "admin-key", 60.0)
     found["engines"].append(
-        {"url": "http://an-engine-with-a-long-name.example.internal:30000", "state": "dead", "version": None,
-         "error": "no answer in time " * 5, "last_seen_at": 0.0, "running": 0}
-    )  # fmt: skip
+        {
+            "url": "http://an-engine-with-a-long-name.example.internal:30000",
+            "state": "dead",
+            "version": None,
+            "error": "no answer in time " * 5,
+            "last_seen_at": 0.0,
+            "running": 0,
+        }
+    )
     found["errors"] = [{"id": "01a", "status": "failed", "error": "a\nlong " * 40, "created_at": time.time() - 90}]
     known = Result({0: [0.0], 1: [1.0]}, failed=1, versions=[8, 9])
     found["evaluations"] = [
-        Evaluation(8, 8, 2, {"sampled": known}).as_json(), Evaluation(10, 10, 64, {"sampled": known}).as_json()
-    ]  # fmt: skip
+        Evaluation(8, 8, 2, {"sampled": known}).as_json(),
+        Evaluation(10, 10, 64, {"sampled": known}).as_json(),
+    ]
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(status.screen(found, time.time()))
     lines = console.export_text().splitlines()

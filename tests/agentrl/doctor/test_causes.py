@@ -18,8 +18,10 @@ from agentrl.doctor.report import Report, neighbourhood
 from agentrl.doctor.show import show
 from agentrl.testing import Reply
 
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
-    "a": {"type": "integer"}}}}}  # fmt: skip
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
 FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
 CALL = 'add({"a":1})'
 
@@ -314,8 +316,9 @@ def test_a_raw_prompt_that_leaves_out_the_end_of_the_answer_or_changes_it(proxy,
     assert cause == "a raw prompt goes on from call 1 without the token that ended its answer"
     assert cause in on_screen(report)
     assert (neighbourhood(report, left_out).theirs[1], left_out.cost_tokens) == (
-        "<|im_end|>", len(report.session.calls[0].sequence) - 1
-    )  # fmt: skip
+        "<|im_end|>",
+        len(report.session.calls[0].sequence) - 1,
+    )
     cause = report.advice(changed).cause
     assert cause == "a raw prompt begins with that of call 1, and goes on otherwise than it was answered"
 
@@ -334,8 +337,10 @@ def call_without_text(proxy: Any, session: Any, turns: int, *others: Any) -> Non
         answer = completions.create(model="test", messages=talk, tools=[ADD]).choices[0].message
         assert answer.content == "I will add."
         call = answer.tool_calls[0]
-        talk += [{"role": "assistant", "content": None, "tool_calls": [call.model_dump(exclude_none=True)]},
-                 says("tool", "3", tool_call_id=call.id)]  # fmt: skip
+        talk += [
+            {"role": "assistant", "content": None, "tool_calls": [call.model_dump(exclude_none=True)]},
+            says("tool", "3", tool_call_id=call.id),
+        ]
 
 
 class TestTemplates:

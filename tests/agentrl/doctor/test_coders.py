@@ -14,9 +14,14 @@ from agentrl.schemas import ForkReason
 def session(*, client: str | None = None, command: str | None = None, code: str | None = None) -> Session:
     """A session without calls, in which one was refused if there is a `code`."""
     summary: dict[str, Any] = {
-        "session_id": "s", "parent_session_id": None, "metadata": {"doctor": command} if command else {},
-        "status": "completed", "is_eval": False, "error": None, "rewards": [],
-    }  # fmt: skip
+        "session_id": "s",
+        "parent_session_id": None,
+        "metadata": {"doctor": command} if command else {},
+        "status": "completed",
+        "is_eval": False,
+        "error": None,
+        "rewards": [],
+    }
     refusals = [{"status": 400, "code": code, "message": "no", "client": client}] if code else []
     return read(summary, [], refusals)
 

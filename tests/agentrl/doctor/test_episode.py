@@ -86,8 +86,9 @@ def test_an_agent_that_asks_for_greedy_answers_explores_all_the_same(play):
 
 
 def test_an_agent_of_side_calls_alone(play, proxy):
-    head = AGENT.replace('"Bearer " + os.environ["OPENAI_API_KEY"]', '"Bearer " + os.environ["OPENAI_API_KEY"], '
-                         '"X-Turn-Type": "side"')  # fmt: skip
+    head = AGENT.replace(
+        '"Bearer " + os.environ["OPENAI_API_KEY"]', '"Bearer " + os.environ["OPENAI_API_KEY"], "X-Turn-Type": "side"'
+    )
     found = play("ask(talk)", preamble=head)
     assert "1 are side calls without a reward" in found.verdict.problems[0]
 
@@ -141,8 +142,10 @@ def test_an_agent_that_fails_after_its_calls(play):
 
 
 def test_a_retry_and_an_equal_call_are_counted(play):
-    again = AGENT.replace('"Bearer " + os.environ["OPENAI_API_KEY"]', '"Bearer " + os.environ["OPENAI_API_KEY"], '
-                          '"x-stainless-retry-count": "1"')  # fmt: skip
+    again = AGENT.replace(
+        '"Bearer " + os.environ["OPENAI_API_KEY"]',
+        '"Bearer " + os.environ["OPENAI_API_KEY"], "x-stainless-retry-count": "1"',
+    )
     found = play("ask(talk); ask(talk); ask(talk, n=2)", preamble=again)
     assert (found.figures.retries, found.figures.repeated, found.figures.forks) == (4, 1, 0)
 

@@ -20,14 +20,30 @@ from agentrl.visible import visible
 def call(id: str, parent: str | None = None, **facts: Any) -> dict[str, Any]:
     """A delivered call with two sampled tokens."""
     return {
-        "id": id, "parent_id": parent, "status": "complete", "role": "main", "dialect": "openai.chat",
-        "fork_reason": None, "finish_reason": "stop", "error": None, "params": {"temperature": 1.0}, "options": None,
-        "digest": id, "distribution_modified": False, "system": [], "tools": None, "prompt_tokens": 4,
+        "id": id,
+        "parent_id": parent,
+        "status": "complete",
+        "role": "main",
+        "dialect": "openai.chat",
+        "fork_reason": None,
+        "finish_reason": "stop",
+        "error": None,
+        "params": {"temperature": 1.0},
+        "options": None,
+        "digest": id,
+        "distribution_modified": False,
+        "system": [],
+        "tools": None,
+        "prompt_tokens": 4,
         "output_tokens": 2,
-        "new_messages": [{"role": "user", "content": f"to {id}"}], "answer": {"role": "assistant", "content": id},
-        "prompt_delta_ids": [ord(c) for c in f"to {id}"], "output_ids": [1, 2], "logprobs": [-0.5, -0.5],
-        "version_spans": [[0, 0, 2]], **facts,
-    }  # fmt: skip
+        "new_messages": [{"role": "user", "content": f"to {id}"}],
+        "answer": {"role": "assistant", "content": id},
+        "prompt_delta_ids": [ord(c) for c in f"to {id}"],
+        "output_ids": [1, 2],
+        "logprobs": [-0.5, -0.5],
+        "version_spans": [[0, 0, 2]],
+        **facts,
+    }
 
 
 def undelivered(id: str, status: str, error: str) -> dict[str, Any]:
@@ -38,10 +54,15 @@ def undelivered(id: str, status: str, error: str) -> dict[str, Any]:
 
 def of(*calls: dict[str, Any], subagents: Sequence[Report] = (), **facts: Any) -> Report:
     summary = {
-        "session_id": "s", "parent_session_id": None, "metadata": {}, "status": "completed", "is_eval": False,
+        "session_id": "s",
+        "parent_session_id": None,
+        "metadata": {},
+        "status": "completed",
+        "is_eval": False,
         "error": None,
-        "rewards": [{"interaction_id": None, "name": "reward", "value": 1.0}], **facts,
-    }  # fmt: skip
+        "rewards": [{"interaction_id": None, "name": "reward", "value": 1.0}],
+        **facts,
+    }
     return report.make(read(summary, calls, subagents=[one.session for one in subagents]), None)
 
 
@@ -67,10 +88,16 @@ EDITED = {"fork_reason": "history_edited"}
         (of(subagents=[subagent("c", call("a"))]), "trainable", None),
         (of(subagents=[subagent("c")]), "not trainable", "sub-agent c: no call reached the proxy"),
         (of(call("a"), subagents=[subagent("c", call("a"))]), "trainable", None),
-        (of(call("a"), subagents=[subagent("c", call("a", **GREEDY), metadata={"name": "planner"})]),
-         "trainable, with problems", "sub-agent planner: no sampled token can be trained: 1 greedy"),
-        (of(call("a"), subagents=[subagent("c", call("a"), status="abandoned", error="its parent session ended")]),
-         "trainable", None),
+        (
+            of(call("a"), subagents=[subagent("c", call("a", **GREEDY), metadata={"name": "planner"})]),
+            "trainable, with problems",
+            "sub-agent planner: no sampled token can be trained: 1 greedy",
+        ),
+        (
+            of(call("a"), subagents=[subagent("c", call("a"), status="abandoned", error="its parent session ended")]),
+            "trainable",
+            None,
+        ),
         (of(call("a", **GREEDY), subagents=[subagent("c", call("a"))]), "trainable, with problems", "1 greedy"),
         (of(call("a", **GREEDY)), "not trainable", "1 greedy (send no temperature 0)"),
         (of(call("a", **GREEDY), call("b", "a")), "trainable", None),
@@ -85,7 +112,7 @@ EDITED = {"fork_reason": "history_edited"}
         (of(call("a"), call("b", **EDITED), call("c", **EDITED)), "trainable, with problems", "only 0 of 2 calls"),
         (of(call("a"), call("b", "a"), call("c", "b"), call("d", **EDITED)), "trainable", None),
     ],
-)  # fmt: skip
+)
 def test_the_verdict(found, answer, problem):
     assert found.verdict.answer == answer
     if problem is None:
@@ -128,9 +155,13 @@ def test_a_rewarded_side_call_can_be_trained():
 
 def test_figures_of_a_branching_session():
     found = of(
-        call("a"), call("b", "a", options={"retry": 1}), call("c", "a", digest="b"), call("d", **EDITED),
-        call("e", role="subagent", fork_reason="other_agent"), undelivered("f", "failed", "x"),
-    ).figures  # fmt: skip
+        call("a"),
+        call("b", "a", options={"retry": 1}),
+        call("c", "a", digest="b"),
+        call("d", **EDITED),
+        call("e", role="subagent", fork_reason="other_agent"),
+        undelivered("f", "failed", "x"),
+    ).figures
     assert (found.calls, found.delivered, found.failed, found.trajectories) == (6, 5, 1, 4)
     assert (found.continuing, found.extending, found.merge_rate) == (3, 2, 2 / 3)
     assert (found.retries, found.repeated, found.subagent, found.forks) == (1, 1, 1, 3)
@@ -191,9 +222,11 @@ def test_calls_that_asked_for_other_sampling_are_counted_by_what_they_asked_for(
         return call(id, parent, options={"replaced": asked}, params={"temperature": 1.0, "max_new_tokens": 8})
 
     found = of(
-        asking("a", {"temperature": 0.0}), asking("b", {"temperature": 0.0}, "a"),
-        asking("c", {"temperature": 0.1, "max_new_tokens": 9}, "b"), call("d", "c"),
-    )  # fmt: skip
+        asking("a", {"temperature": 0.0}),
+        asking("b", {"temperature": 0.0}, "a"),
+        asking("c", {"temperature": 0.1, "max_new_tokens": 9}, "b"),
+        call("d", "c"),
+    )
     assert found.verdict.answer == "trainable"
     assert found.verdict.notes == [
         "3 calls asked for temperature 0 (2), 0.1 (1) and got the run's: 1",

@@ -153,9 +153,14 @@ async def test_an_engine_answers_nobody_without_its_key(client: EngineClient, ur
     web_page = {"Origin": "https://evil.example"}
     async with aiohttp.ClientSession() as http:
         for method, path in [
-            ("POST", "/generate"), ("POST", "/pause_generation"), ("POST", "/update_weights_from_disk"),
-            ("POST", "/load_lora_adapter"), ("GET", "/server_info"), ("GET", "/model_info"), ("POST", "/flush_cache"),
-        ]:  # fmt: skip
+            ("POST", "/generate"),
+            ("POST", "/pause_generation"),
+            ("POST", "/update_weights_from_disk"),
+            ("POST", "/load_lora_adapter"),
+            ("GET", "/server_info"),
+            ("GET", "/model_info"),
+            ("POST", "/flush_cache"),
+        ]:
             answer = await http.request(method, url + path, json={}, headers=web_page)
             assert answer.status == 401, path
             assert "Access-Control-Allow-Origin" not in answer.headers

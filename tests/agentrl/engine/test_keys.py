@@ -93,14 +93,24 @@ def test_an_app_behind_a_key_answers_nobody_without_it_and_no_web_page() -> None
     answers = {
         path: client.get(path, headers=headers).status_code
         for path, headers in {
-            "/health": {}, "/ready": {}, "/x": {}, "/x?1": {"Authorization": "Bearer abd"},
-            "/x?2": {"Authorization": "Bearer abc"}, "/health_generate": {}, "/health/../x": {},
+            "/health": {},
+            "/ready": {},
+            "/x": {},
+            "/x?1": {"Authorization": "Bearer abd"},
+            "/x?2": {"Authorization": "Bearer abc"},
+            "/health_generate": {},
+            "/health/../x": {},
         }.items()
-    }  # fmt: skip
+    }
     assert answers == {
-        "/health": 200, "/ready": 200, "/x": 401, "/x?1": 401, "/x?2": 200, "/health_generate": 401,
+        "/health": 200,
+        "/ready": 200,
+        "/x": 401,
+        "/x?1": 401,
+        "/x?2": 200,
+        "/health_generate": 401,
         "/health/../x": 401,
-    }  # fmt: skip
+    }
     assert client.options("/x", headers={"Access-Control-Request-Method": "POST"}).status_code == 401
     assert "access-control-allow-origin" not in client.get("/health").headers
 

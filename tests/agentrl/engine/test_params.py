@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from agentrl.engine.params import NUMBERS, ParamRefused, check
 
 VOCAB = 100
-EXTREMES = [
-    2**31, 2**31 - 1, -(2**31), 2**63, -(2**63), 2**64, 10**400, -1, 0, 1, 1e30, -1e30, 1e-30, 5e-324, math.inf,
-    -math.inf, math.nan, -0.0, True, False, "1", "", [], {}, 0.5, 1.0,
-]  # fmt: skip
+WHOLE = [0, 1, -1, 2**31, 2**31 - 1, -(2**31), 2**63, -(2**63), 2**64, 10**400]
+FLOATS = [0.5, 1.0, -0.0, 1e30, -1e30, 1e-30, 5e-324, math.inf, -math.inf, math.nan]
+EXTREMES = [*WHOLE, *FLOATS, True, False, "1", "", [], {}]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -69,9 +68,19 @@ def test_what_no_engine_is_sent(params: dict[str, Any], said: str) -> None:
 
 def test_what_an_engine_is_sent() -> None:
     params = {
-        "temperature": 1.0, "top_p": 1e-9, "top_k": 2**30, "min_p": 1.0, "frequency_penalty": -2.0,
-        "presence_penalty": 2, "logit_bias": {"99": -100.0}, "max_new_tokens": 1, "stop_token_ids": [2],
+        "temperature": 1.0,
+        "top_p": 1e-9,
+        "top_k": 2**30,
+        "min_p": 1.0,
+        "frequency_penalty": -2.0,
+        "presence_penalty": 2,
+        "logit_bias": {"99": -100.0},
+        "max_new_tokens": 1,
+        "stop_token_ids": [2],
         "skip_special_tokens": False,
-        "stop": ["x" * 1024] * 32, "sampling_seed": 2**62, "json_schema": '{"type":"object"}', "regex": None,
-    }  # fmt: skip
+        "stop": ["x" * 1024] * 32,
+        "sampling_seed": 2**62,
+        "json_schema": '{"type":"object"}',
+        "regex": None,
+    }
     check(params, VOCAB)

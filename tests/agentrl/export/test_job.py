@@ -52,9 +52,13 @@ def small_pages(monkeypatch) -> None:
 def run_job(history: History, out, format_="jsonl", what="trajectories", state=None, steps_=None, **kwargs):
     seen: list[tuple[int, int]] = []
     job = Job(
-        database=history.db, run=history.db.query(runs.get, history.run_id), format=format_, out=out,
-        selection=Selection.parse(what, state, steps_), **kwargs,
-    )  # fmt: skip
+        database=history.db,
+        run=history.db.query(runs.get, history.run_id),
+        format=format_,
+        out=out,
+        selection=Selection.parse(what, state, steps_),
+        **kwargs,
+    )
     written = job.execute(lambda done, total: seen.append((done, total)))
     assert not seen or seen[-1][0] == seen[-1][1] == written.rows
     return written
@@ -196,11 +200,16 @@ def test_the_areal_dump_is_text_by_version_and_task(history, tmp_path, tiny_mode
         first = next(i for i, turn in enumerate(row["turn_ids"]) if turn >= 0)
         sampled = [version for version in row["versions"] if version >= 0]
         expected[
-            f"rollout/{sampled[-1]}/{row['task_id']}.jsonl", row["sample_index"], len(row["input_ids"]), first,
-            sampled[0], sampled[-1], row["return"],
+            f"rollout/{sampled[-1]}/{row['task_id']}.jsonl",
+            row["sample_index"],
+            len(row["input_ids"]),
+            first,
+            sampled[0],
+            sampled[-1],
+            row["return"],
             tokenizer.decode(row["input_ids"][:first], skip_special_tokens=False),
             tokenizer.decode(row["input_ids"][first:], skip_special_tokens=False),
-        ] += 1  # fmt: skip
+        ] += 1
     names = ("sample_idx", "seqlen", "prompt_len", "head_version", "tail_version", "reward", "prompt", "completion")
     assert Counter((str(path), *(line[name] for name in names)) for path, line in rollouts) == expected
     for path, line in lines:

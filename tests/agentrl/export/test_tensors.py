@@ -11,12 +11,19 @@ from agentrl.schemas import TrajectoryTokens
 def trajectory(length: int, *, prompt: int = 2, value: float = 1.0) -> TrajectoryTokens:
     sampled = np.arange(length) >= prompt
     return TrajectoryTokens(
-        trajectory_id=f"{length:032x}", session_id="s", episode_id="e", group_id="g",
-        input_ids=np.arange(1, length + 1, dtype=np.int32), loss_mask=sampled,
-        logprobs=np.where(sampled, -0.25, 0).astype(np.float32), versions=np.where(sampled, 7, -1).astype(np.int32),
-        turn_ids=np.where(sampled, 0, -1).astype(np.int32), temperatures=np.ones(length, np.float32),
-        turn_returns=np.array([value], np.float64), episode_return=value,
-    )  # fmt: skip
+        trajectory_id=f"{length:032x}",
+        session_id="s",
+        episode_id="e",
+        group_id="g",
+        input_ids=np.arange(1, length + 1, dtype=np.int32),
+        loss_mask=sampled,
+        logprobs=np.where(sampled, -0.25, 0).astype(np.float32),
+        versions=np.where(sampled, 7, -1).astype(np.int32),
+        turn_ids=np.where(sampled, 0, -1).astype(np.int32),
+        temperatures=np.ones(length, np.float32),
+        turn_returns=np.array([value], np.float64),
+        episode_return=value,
+    )
 
 
 def test_a_batch_is_padded_on_the_right() -> None:
@@ -28,9 +35,13 @@ def test_a_batch_is_padded_on_the_right() -> None:
     assert arrays["versions"].tolist() == [[-1, -1, 7, -1, -1], [-1, -1, 7, 7, 7]]
     assert arrays["rewards"].tolist() == [1.0, -2.0]
     assert {name: array.dtype for name, array in arrays.items()} == {
-        "input_ids": np.int32, "attention_mask": np.bool_, "loss_mask": np.int32, "logprobs": np.float32,
-        "versions": np.int32, "rewards": np.float32,
-    }  # fmt: skip
+        "input_ids": np.int32,
+        "attention_mask": np.bool_,
+        "loss_mask": np.int32,
+        "logprobs": np.float32,
+        "versions": np.int32,
+        "rewards": np.float32,
+    }
 
 
 def test_no_trajectories_give_empty_arrays() -> None:

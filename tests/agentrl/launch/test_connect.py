@@ -91,9 +91,14 @@ def test_a_port_file_that_is_not_ours_is_not_believed(config: RunConfig, content
 
 def test_the_env_file_is_its_owners_alone_and_ends_with_the_run(config: RunConfig) -> None:
     plan = Plan(
-        config=config, model=Path("m"), database_url="sqlite://", admin_key="the-admin-key", run_key="it's; $x",
-        proxy_port=81, engine_ports=(),
-    )  # fmt: skip
+        config=config,
+        model=Path("m"),
+        database_url="sqlite://",
+        admin_key="the-admin-key",
+        run_key="it's; $x",
+        proxy_port=81,
+        engine_ports=(),
+    )
     stale = config.run_dir / "env"
     stale.write_text("of a killed run")
     stale.chmod(0o644)

@@ -98,9 +98,14 @@ def test_engines_have_room_for_the_adapters_that_they_will_be_sent(
     tmp_path: Path, model: Path, lora: dict[str, Any], room: list[str]
 ) -> None:
     plan = Plan(
-        config=config(tmp_path, model, trainer={"lora": lora}), model=model, database_url="sqlite://", admin_key="a",
-        run_key="r", proxy_port=1, engine_ports=(2,),
-    )  # fmt: skip
+        config=config(tmp_path, model, trainer={"lora": lora}),
+        model=model,
+        database_url="sqlite://",
+        admin_key="a",
+        run_key="r",
+        proxy_port=1,
+        engine_ports=(2,),
+    )
     (engine,) = parts.engines(plan)
     assert [rank for option, rank in pairwise(engine.argv) if option == "--max-lora-rank"] == room
 
@@ -108,9 +113,14 @@ def test_engines_have_room_for_the_adapters_that_they_will_be_sent(
 def test_the_runs_seed_seeds_each_engine_with_another(tmp_path: Path, model: Path) -> None:
     def seeds(seed: int) -> list[int]:
         plan = Plan(
-            config=config(tmp_path, model, seed=seed), model=model, database_url="sqlite://", admin_key="a",
-            run_key="r", proxy_port=1, engine_ports=(2, 3),
-        )  # fmt: skip
+            config=config(tmp_path, model, seed=seed),
+            model=model,
+            database_url="sqlite://",
+            admin_key="a",
+            run_key="r",
+            proxy_port=1,
+            engine_ports=(2, 3),
+        )
         return [int(engine.argv[engine.argv.index("--random-seed") + 1]) for engine in parts.engines(plan)]
 
     assert seeds(5) == seeds(5)
@@ -121,9 +131,15 @@ def test_the_runs_seed_seeds_each_engine_with_another(tmp_path: Path, model: Pat
 def test_only_a_run_that_is_told_to_may_start_over_without_its_checkpoints(tmp_path: Path, model: Path) -> None:
     def trainer(**flags: bool) -> list[str]:
         plan = Plan(
-            config=config(tmp_path, model), model=model, database_url="sqlite://", admin_key="a", run_key="r",
-            proxy_port=1, engine_ports=(2,), **flags,
-        )  # fmt: skip
+            config=config(tmp_path, model),
+            model=model,
+            database_url="sqlite://",
+            admin_key="a",
+            run_key="r",
+            proxy_port=1,
+            engine_ports=(2,),
+            **flags,
+        )
         return parts.trainer(plan, lambda: True).argv
 
     assert trainer(from_base=True) == [*trainer(), "--from-base"]
@@ -135,10 +151,15 @@ def test_each_part_is_told_only_the_secrets_that_it_needs(
     for name in SECRETS:
         monkeypatch.setenv(name, "ours")
     plan = Plan(
-        config=config(tmp_path, model, engine={"device": "cpu"}), model=model, database_url="sqlite:///told",
-        admin_key="told", run_key="told", proxy_port=1, engine_ports=(2,),
+        config=config(tmp_path, model, engine={"device": "cpu"}),
+        model=model,
+        database_url="sqlite:///told",
+        admin_key="told",
+        run_key="told",
+        proxy_port=1,
+        engine_ports=(2,),
         engine_keys=EngineKeys(by_url={parts.engine_url(2): "arl-engine-x"}),
-    )  # fmt: skip
+    )
 
     def told(part: Part) -> set[str]:
         env = process.without_secrets(os.environ) | part.env

@@ -35,8 +35,14 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_linear_layers_are_the_matrices_of_the_blocks(tiny_model: Path, tmp_path: Path) -> None:
     assert models.linear_layers(tiny_model) == [
-        "down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"
-    ]  # fmt: skip
+        "down_proj",
+        "gate_proj",
+        "k_proj",
+        "o_proj",
+        "q_proj",
+        "up_proj",
+        "v_proj",
+    ]
     (tmp_path / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(ModelFolderError, match=r"model.safetensors cannot be read"):
         models.linear_layers(tmp_path)

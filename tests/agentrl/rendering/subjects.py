@@ -172,9 +172,14 @@ def load_subject(path: Path, name: str) -> Subject:
     if name in FAMILIES:
         family = load_model(path, name)
         return Subject(
-            name, family, family._reads, name in ONE_CALL, name not in NO_TEXT_BESIDE_CALLS,
-            partial(family_models.sample, family), family.render(QUESTION, TOOLS),
-        )  # fmt: skip
+            name,
+            family,
+            family._reads,
+            name in ONE_CALL,
+            name not in NO_TEXT_BESIDE_CALLS,
+            partial(family_models.sample, family),
+            family.render(QUESTION, TOOLS),
+        )
     if name in WRITTEN:
         calls, tokens = WRITTEN[name]
         template, end = "{% if tools %}<|turn|>tools\n<|end|>\n{% endif %}" + TALK.replace("CALLS", calls), "<|end|>"
@@ -188,9 +193,14 @@ def load_subject(path: Path, name: str) -> Subject:
     renderer = load_renderer(folder)
     assert isinstance(renderer, TemplateRenderer), renderer
     return Subject(
-        name, renderer, renderer._reads, "llama-3" in name, "llama" not in name, partial(_template_sample, renderer),
+        name,
+        renderer,
+        renderer._reads,
+        "llama-3" in name,
+        "llama" not in name,
+        partial(_template_sample, renderer),
         renderer.render(QUESTION, TOOLS),
-    )  # fmt: skip
+    )
 
 
 def _template_sample(renderer: TemplateRenderer, message: dict[str, Any]) -> list[int]:

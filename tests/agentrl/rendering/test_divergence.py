@@ -24,9 +24,13 @@ def result(content, id="call_1"):
 
 
 SYSTEM, U1, A1, U2, A2, U3 = (
-    says("system", "be brief"), says("user", "one"), says("assistant", "first"), says("user", "two"),
-    says("assistant", "second"), says("user", "three"),
-)  # fmt: skip
+    says("system", "be brief"),
+    says("user", "one"),
+    says("assistant", "first"),
+    says("user", "two"),
+    says("assistant", "second"),
+    says("user", "three"),
+)
 TALK = [SYSTEM, U1, A1, U2, A2]
 WORK = [SYSTEM, U1, calls({"a": 1}), result("2"), A2]
 

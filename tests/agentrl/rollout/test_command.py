@@ -77,8 +77,11 @@ def episode(proxy: Any) -> Callable[..., Any]:
 
 def alive(pids: str) -> list[int]:
     """Those of the processes that still run."""
-    return [int(pid) for pid in pids.split() if psutil.pid_exists(int(pid))
-            and psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE]  # fmt: skip
+    return [
+        int(pid)
+        for pid in pids.split()
+        if psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 @pytest.fixture
@@ -248,9 +251,13 @@ def test_a_stopped_episode_leaves_nothing(pids: Path, until: Any) -> None:
 
 
 CONFIG = {
-    "name": "test", "model": "tiny", "tasks": "t.jsonl", "steps": 10,
-    "rollout": {"group_size": 2, "max_concurrent_groups": 1}, "trainer": {"groups_per_step": 2},
-}  # fmt: skip
+    "name": "test",
+    "model": "tiny",
+    "tasks": "t.jsonl",
+    "steps": 10,
+    "rollout": {"group_size": 2, "max_concurrent_groups": 1},
+    "trainer": {"groups_per_step": 2},
+}
 
 
 @pytest.fixture

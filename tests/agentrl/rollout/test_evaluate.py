@@ -54,9 +54,17 @@ async def worker(proxy: Any, http: AgentHttp, monkeypatch: pytest.MonkeyPatch) -
 
         def make(agent: Agent, owner: str = "me/1", every: int | None = None, at_once: int = 2) -> Evaluator:
             return Evaluator(
-                client, agent, SETTINGS, samples=2, every=every, owner=owner, http=http, timeout_s=5,
-                max_concurrent=at_once, progress=Progress(),
-            )  # fmt: skip
+                client,
+                agent,
+                SETTINGS,
+                samples=2,
+                every=every,
+                owner=owner,
+                http=http,
+                timeout_s=5,
+                max_concurrent=at_once,
+                progress=Progress(),
+            )
 
         yield make
 
@@ -195,10 +203,14 @@ def test_settings_come_from_the_config(tmp_path: Any) -> None:
     tasks = {"tasks": str(tmp_path / "t.jsonl"), "unseen_tasks": str(tmp_path / "t.jsonl"), "size": 1}
     default = settings_of(parse_config(base | {"evaluation": tasks}))
     assert [(s.name, s.sampling.temperature, s.tasks) for s in default] == [
-        ("sampled", 1.0, [{"n": 1}]), ("greedy", 0.0, [{"n": 1}]), ("unseen", 1.0, [{"n": 1}]),
-    ]  # fmt: skip
+        ("sampled", 1.0, [{"n": 1}]),
+        ("greedy", 0.0, [{"n": 1}]),
+        ("unseen", 1.0, [{"n": 1}]),
+    ]
     own = settings_of(parse_config(base | {"evaluation": tasks | {"settings": {"b": {"top_k": 3}, "a": {}}}}))
     assert [(s.name, s.sampling.model_dump(exclude_none=True)) for s in own] == [
-        ("b", {"top_k": 3}), ("a", {}), ("unseen", {"top_k": 3}),
-    ]  # fmt: skip
+        ("b", {"top_k": 3}),
+        ("a", {}),
+        ("unseen", {"top_k": 3}),
+    ]
     assert settings_of(parse_config(base)) == []

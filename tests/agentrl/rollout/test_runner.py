@@ -91,10 +91,15 @@ async def test_a_session_counts_as_ended_before_its_group_does(
     begun, progress = asyncio.Event(), Progress()
     playing = asyncio.create_task(
         run_groups(
-            client, Scripted(1.0, begun), http=http, timeout_s=60, max_concurrent_groups=1, owner="me",
+            client,
+            Scripted(1.0, begun),
+            http=http,
+            timeout_s=60,
+            max_concurrent_groups=1,
+            owner="me",
             progress=progress,
         )
-    )  # fmt: skip
+    )
     await begun.wait()
     while progress.sessions == 0:  # noqa: ASYNC110 - it has ended when the proxy has answered
         await asyncio.sleep(0.001)
@@ -122,9 +127,11 @@ async def test_a_hanging_agent_times_out(proxy: Any, client: AsyncClient, http: 
 
 @pytest.mark.parametrize(
     ("refused", "error"),
-    [(JSONResponse({"error": {"message": "no such call", "code": "c"}}, 404), "RequestError: no such call"),
-     (JSONResponse({"error": {"message": "away", "code": "c"}}, 503, {"retry-after": "60"}), "RequestError: away")],
-)  # fmt: skip
+    [
+        (JSONResponse({"error": {"message": "no such call", "code": "c"}}, 404), "RequestError: no such call"),
+        (JSONResponse({"error": {"message": "away", "code": "c"}}, 503, {"retry-after": "60"}), "RequestError: away"),
+    ],
+)
 async def test_a_reward_that_is_not_taken_fails_its_session(
     proxy: Any, client: AsyncClient, http: AgentHttp, refused: JSONResponse, error: str
 ) -> None:

@@ -38,16 +38,30 @@ def fast_db(database_url: str) -> Iterator[Database]:
 @pytest.fixture
 def limits() -> sessions.Limits:
     return sessions.Limits(
-        group_size=2, min_group_size=2, max_concurrent_groups=100, max_staleness=1, groups_per_step=2,
-        turn_discount=1.0, reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0,
+        group_size=2,
+        min_group_size=2,
+        max_concurrent_groups=100,
+        max_staleness=1,
+        groups_per_step=2,
+        turn_discount=1.0,
+        reward_timeout_s=0.0,
+        end_grace_s=30.0,
+        session_timeout_s=900.0,
+        session_max_s=86400.0,
         heartbeat_timeout_s=60.0,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
 def run_id(db: Database) -> str:
     with db.write() as conn:
         return runs.create(
-            conn, name="test", config={}, task_data=[{"n": i} for i in range(5)], base_model="tiny", key="run-key",
-            seed=0, steps=10,
-        )  # fmt: skip
+            conn,
+            name="test",
+            config={},
+            task_data=[{"n": i} for i in range(5)],
+            base_model="tiny",
+            key="run-key",
+            seed=0,
+            steps=10,
+        )

@@ -259,9 +259,13 @@ class Model:
                 state, reason = ("stale", "too_old") if leaf in group.too_old else (group.state, None)
             versions = [v for v, _ in spans]
             result[leaf] = Path(
-                state, reason, self.episode_return(session), sum(n for _, n in spans),
-                (min(versions, default=None), max(versions, default=None)), step,
-            )  # fmt: skip
+                state,
+                reason,
+                self.episode_return(session),
+                sum(n for _, n in spans),
+                (min(versions, default=None), max(versions, default=None)),
+                step,
+            )
         return result
 
     # what happens
@@ -350,8 +354,9 @@ class Model:
                 for leaf, path in self.trajectories(session).items():
                     if path.state != "ready":
                         continue
-                    ages = [self.age(v, before) <= self.limits.max_staleness
-                            for v, _ in self.trainable_spans(session, leaf)]  # fmt: skip
+                    ages = [
+                        self.age(v, before) <= self.limits.max_staleness for v, _ in self.trainable_spans(session, leaf)
+                    ]
                     keep = any(ages) if self.policy == "mask" else all(ages)
                     young += keep
                     if not keep:

@@ -43,9 +43,17 @@ class Clock:
 
 
 def begin_call(
-    conn: Connection, run_id: str, session_id: str, *, parent: str | None = None, delta: Sequence[int] = DELTA,
-    role: str = "main", trainable: bool = True, replica: str = "r", tools: list[dict] | None = None,
-) -> str:  # fmt: skip
+    conn: Connection,
+    run_id: str,
+    session_id: str,
+    *,
+    parent: str | None = None,
+    delta: Sequence[int] = DELTA,
+    role: str = "main",
+    trainable: bool = True,
+    replica: str = "r",
+    tools: list[dict] | None = None,
+) -> str:
     """Write an intent row, its prompt bridged from the parent's tokens; returns the call's id."""
     call_id = codec.new_id()
     before = next((n.ids for n in interactions.load_tree(conn, session_id)[1] if n.id == parent), TokenIds())
@@ -53,35 +61,69 @@ def begin_call(
     interactions.begin(
         conn,
         interactions.Intent(
-            id=call_id, run_id=run_id, session_id=session_id, parent_id=parent, dialect="openai.chat", role=role,
-            digest="d", replica=replica, params={}, temperature=1.0,
-            tools=codec.Content.of(tools) if tools else None, fork_reason=None,
-            bridged=parent is not None, distribution_modified=False, trainable=trainable,
-            prompt_tokens=len(ids), prompt_digest=ids.digest, created_at=interactions.time.time(),
+            id=call_id,
+            run_id=run_id,
+            session_id=session_id,
+            parent_id=parent,
+            dialect="openai.chat",
+            role=role,
+            digest="d",
+            replica=replica,
+            params={},
+            temperature=1.0,
+            tools=codec.Content.of(tools) if tools else None,
+            fork_reason=None,
+            bridged=parent is not None,
+            distribution_modified=False,
+            trainable=trainable,
+            prompt_tokens=len(ids),
+            prompt_digest=ids.digest,
+            created_at=interactions.time.time(),
         ),
-    )  # fmt: skip
+    )
     return call_id
 
 
 def outcome(
-    *, delta: Sequence[int] = DELTA, output: Sequence[int] = OUTPUT, version: int = 0,
-    spans: Sequence[VersionSpan] | None = None, key: bytes = b"k",
+    *,
+    delta: Sequence[int] = DELTA,
+    output: Sequence[int] = OUTPUT,
+    version: int = 0,
+    spans: Sequence[VersionSpan] | None = None,
+    key: bytes = b"k",
     status: InteractionStatus = InteractionStatus.COMPLETE,
-) -> interactions.Outcome:  # fmt: skip
+) -> interactions.Outcome:
     """What a call sampled, by default all of it by `version`."""
     return interactions.Outcome(
-        status=status, conversation_key=key, new_messages=[], answer={}, prompt_delta_ids=list(delta),
-        output_ids=list(output), logprobs=[-0.5] * len(output),
-        spans=list(spans or [VersionSpan(version=version, start=0, end=len(output))]), finish_reason="stop",
-        engine_url="e", cached_tokens=0, first_token_at=None,
-    )  # fmt: skip
+        status=status,
+        conversation_key=key,
+        new_messages=[],
+        answer={},
+        prompt_delta_ids=list(delta),
+        output_ids=list(output),
+        logprobs=[-0.5] * len(output),
+        spans=list(spans or [VersionSpan(version=version, start=0, end=len(output))]),
+        finish_reason="stop",
+        engine_url="e",
+        cached_tokens=0,
+        first_token_at=None,
+    )
 
 
 def call(
-    conn: Connection, run_id: str, session_id: str, *, parent: str | None = None, delta: Sequence[int] = DELTA,
-    output: Sequence[int] = OUTPUT, version: int = 0, spans: Sequence[VersionSpan] | None = None, key: bytes = b"k",
-    role: str = "main", trainable: bool = True,
-) -> str:  # fmt: skip
+    conn: Connection,
+    run_id: str,
+    session_id: str,
+    *,
+    parent: str | None = None,
+    delta: Sequence[int] = DELTA,
+    output: Sequence[int] = OUTPUT,
+    version: int = 0,
+    spans: Sequence[VersionSpan] | None = None,
+    key: bytes = b"k",
+    role: str = "main",
+    trainable: bool = True,
+) -> str:
     """One recorded call; returns its id."""
     call_id = begin_call(conn, run_id, session_id, parent=parent, delta=delta, role=role, trainable=trainable)
     interactions.finish(
@@ -132,14 +174,20 @@ def facts(batch: Batch) -> TrainedBatch:
         if ages:
             trained.append(
                 TrainedTrajectory(
-                    trajectory_id=t.trajectory_id, advantage=1.0, staleness_max=max(ages),
-                    staleness_mean=sum(ages) / len(ages), tokens_trained=len(ages),
+                    trajectory_id=t.trajectory_id,
+                    advantage=1.0,
+                    staleness_max=max(ages),
+                    staleness_mean=sum(ages) / len(ages),
+                    tokens_trained=len(ages),
                 )
-            )  # fmt: skip
+            )
     return TrainedBatch(
-        step_id=batch.step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=batch.wasted_tokens,
+        step_id=batch.step_id,
+        digest=batch.digest(),
+        estimator="grpo",
+        wasted_tokens=batch.wasted_tokens,
         trained=trained,
-    )  # fmt: skip
+    )
 
 
 def finish(db: Database, run_id: str, epoch: int, batch: Batch, *, publish: bool = True) -> int:

@@ -22,9 +22,18 @@ from agentrl.store import Database, audit, codec, interactions, rewards, runs, s
 from agentrl.store.sessions import Limits
 
 LIMITS = Limits(
-    group_size=2, min_group_size=2, max_concurrent_groups=100, max_staleness=4, groups_per_step=2, turn_discount=0.5,
-    reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0, heartbeat_timeout_s=60.0,
-)  # fmt: skip
+    group_size=2,
+    min_group_size=2,
+    max_concurrent_groups=100,
+    max_staleness=4,
+    groups_per_step=2,
+    turn_discount=0.5,
+    reward_timeout_s=0.0,
+    end_grace_s=30.0,
+    session_timeout_s=900.0,
+    session_max_s=86400.0,
+    heartbeat_timeout_s=60.0,
+)
 
 
 class Healthy:
@@ -36,9 +45,15 @@ class Healthy:
         self.high, self.nan = (codec.pack_logprobs([-0.5, value]) for value in (0.5, math.nan))
         with db.write() as conn:
             self.run = runs.create(
-                conn, name="test", config={"rollout": {"turn_discount": 0.5}}, task_data=[{"n": 1}], base_model="tiny",
-                key="key", seed=0, steps=10,
-            )  # fmt: skip
+                conn,
+                name="test",
+                config={"rollout": {"turn_discount": 0.5}},
+                task_data=[{"n": 1}],
+                base_model="tiny",
+                key="key",
+                seed=0,
+                steps=10,
+            )
         epoch = begin(db, self.run)
         for step in (1, 2):  # 2 is rolled back and trained again: versions 2 and 3
             for _ in range(2):

@@ -191,10 +191,13 @@ def fake_pg_dump(tmp_path, monkeypatch):
     [
         (None, UserError, "pg_dump is not installed"),
         ("echo 'pg_dump (PostgreSQL) 9.6.2'", UserError, "too old"),
-        ("[ $1 = --version ] && echo 'pg_dump (PostgreSQL) 99.1' || { echo 'no luck' >&2; exit 1; }", StoreError,
-         "no luck"),
+        (
+            "[ $1 = --version ] && echo 'pg_dump (PostgreSQL) 99.1' || { echo 'no luck' >&2; exit 1; }",
+            StoreError,
+            "no luck",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_pg_dump_that_cannot_do_it_is_named(databases, tmp_path, fake_pg_dump, script, error, message) -> None:
     with databases.lent("postgresql") as url:
         db = Database(url)

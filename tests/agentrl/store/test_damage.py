@@ -193,8 +193,10 @@ for name in range(4):
 def test_kill_9_loses_nothing_that_was_acknowledged(db: Database, run_id: str, after: int):
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, db.url, run_id, str(Path(__file__).parent)],
-        stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(Path(postgres.__file__).parent)},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(postgres.__file__).parent)},
+    )
     assert child.stdout is not None
     acknowledged = [child.stdout.readline().strip() for _ in range(after)]
     os.kill(child.pid, signal.SIGKILL)
@@ -473,9 +475,11 @@ conn.execute("ROLLBACK")
 def locked(db: Database) -> Iterator[subprocess.Popen[str]]:
     """Another process holds the write lock until it reads a line, or the block ends."""
     child = subprocess.Popen(
-        [sys.executable, "-c", LOCKER, str(make_url(db.url).database)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", LOCKER, str(make_url(db.url).database)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "locked\n"
     try:
@@ -584,9 +588,13 @@ print(*acknowledged)
 def test_a_file_size_limit_is_said_and_loses_nothing(sqlite: Database):
     run_id = new_run(sqlite)
     child = subprocess.run(
-        [sys.executable, "-c", LIMITED, sqlite.url, run_id, str(Path(__file__).parent)], capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(postgres.__file__).parent)}, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", LIMITED, sqlite.url, run_id, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(postgres.__file__).parent)},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert child.returncode == 0, child.stderr
     error, acknowledged = child.stdout.splitlines()
     assert "file-size limits" in error or "disk is full" in error

@@ -18,10 +18,18 @@ from agentrl.tables import interactions as interactions_table
 from agentrl.tokens import TokenIds
 
 LIMITS = Limits(
-    group_size=1, min_group_size=1, max_concurrent_groups=10**6, max_staleness=10**6, groups_per_step=1,
-    turn_discount=1.0, reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=86400.0,
+    group_size=1,
+    min_group_size=1,
+    max_concurrent_groups=10**6,
+    max_staleness=10**6,
+    groups_per_step=1,
+    turn_discount=1.0,
+    reward_timeout_s=0.0,
+    end_grace_s=30.0,
+    session_timeout_s=900.0,
+    session_max_s=86400.0,
     heartbeat_timeout_s=60.0,
-)  # fmt: skip
+)
 picks = st.integers(0, 63)
 
 
@@ -142,13 +150,28 @@ class Retries(RuleBasedStateMachine):
                 interactions.begin(
                     conn,
                     interactions.Intent(
-                        id=call_id, run_id=self.run_id, session_id=self.session, parent_id=parent,
-                        dialect="openai.chat", role="main", digest=digest, replica="r", params={}, temperature=1.0,
-                        tools=None, fork_reason=None, bridged=False, distribution_modified=False, trainable=True,
-                        prompt_tokens=2, prompt_digest=tokens.digest, created_at=interactions.time.time(),
-                        options=options | {"choice": choice}, request_id=ids[0] if self.n > 1 else None,
+                        id=call_id,
+                        run_id=self.run_id,
+                        session_id=self.session,
+                        parent_id=parent,
+                        dialect="openai.chat",
+                        role="main",
+                        digest=digest,
+                        replica="r",
+                        params={},
+                        temperature=1.0,
+                        tools=None,
+                        fork_reason=None,
+                        bridged=False,
+                        distribution_modified=False,
+                        trainable=True,
+                        prompt_tokens=2,
+                        prompt_digest=tokens.digest,
+                        created_at=interactions.time.time(),
+                        options=options | {"choice": choice},
+                        request_id=ids[0] if self.n > 1 else None,
                     ),
-                )  # fmt: skip
+                )
         return ids
 
     def teardown(self):
@@ -166,13 +189,16 @@ class Retries(RuleBasedStateMachine):
 def test_retries_get_what_a_model_of_their_clients_says(fast_db: Database) -> None:
     with fast_db.write() as conn:
         run_id = runs.create(
-            conn, name="test", config={}, task_data=[{"n": 0}], base_model="tiny", key="k", seed=0, steps=10**6,
-        )  # fmt: skip
+            conn, name="test", config={}, task_data=[{"n": 0}], base_model="tiny", key="k", seed=0, steps=10**6
+        )
     machine = type("Machine", (Retries,), {"db": fast_db, "run_id": run_id})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40, stateful_step_count=12, deadline=None, print_blob=True,
+            max_examples=40,
+            stateful_step_count=12,
+            deadline=None,
+            print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
-    )  # fmt: skip
+    )

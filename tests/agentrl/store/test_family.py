@@ -53,10 +53,17 @@ def old_tree(db: Database, run_id: str, limits: Limits, parents: list[int]) -> l
             ids.append(codec.new_id(after=ids[-1]))
             depths.append(depths[parent] + 1)
         rows = [
-            {**root, "id": ids[i], "parent_session_id": ids[parent], "root_session_id": ids[0], "depth": depths[i],
-             "sample_index": i, "key_hash": ids[i]}
+            {
+                **root,
+                "id": ids[i],
+                "parent_session_id": ids[parent],
+                "root_session_id": ids[0],
+                "depth": depths[i],
+                "sample_index": i,
+                "key_hash": ids[i],
+            }
             for i, parent in enumerate(parents, start=1)
-        ]  # fmt: skip
+        ]
         conn.execute(insert(sessions_table), rows)
     return ids
 
@@ -114,9 +121,10 @@ def test_above_and_below_are_what_following_parents_finds(parents):
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    parents=trees, reward=st.sampled_from([None, 0, 3]),
+    parents=trees,
+    reward=st.sampled_from([None, 0, 3]),
     ends=st.lists(st.tuples(st.integers(0, 23), st.sampled_from(["completed", "failed", "abandoned"])), max_size=6),
-)  # fmt: skip
+)
 def test_any_tree_ends_as_the_rules_say_however_few_are_settled_at_once(
     databases: Databases, monkeypatch, parents, ends, reward
 ):
@@ -265,7 +273,16 @@ def new_run(db: Database) -> str:
 
 
 LIMITS = Limits(
-    group_size=1, min_group_size=1, max_concurrent_groups=4, max_staleness=1, groups_per_step=1, turn_discount=1.0,
-    reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=5000.0, heartbeat_timeout_s=60.0,
+    group_size=1,
+    min_group_size=1,
+    max_concurrent_groups=4,
+    max_staleness=1,
+    groups_per_step=1,
+    turn_discount=1.0,
+    reward_timeout_s=0.0,
+    end_grace_s=30.0,
+    session_timeout_s=900.0,
+    session_max_s=5000.0,
+    heartbeat_timeout_s=60.0,
     max_subagent_depth=30,
-)  # fmt: skip
+)

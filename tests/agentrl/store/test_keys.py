@@ -38,8 +38,9 @@ def test_a_key_says_what_it_is_and_only_its_hash_is_kept(db, run_id):
     assert row.key_hash == hash_key(made.key)
     assert made.key not in str(row)
     assert [(k["name"], k["power"], k["state"]) for k in db.query(keys.listing, run_id)] == [
-        ("first", "run", "valid"), ("ops", "admin", "valid"),
-    ]  # fmt: skip
+        ("first", "run", "valid"),
+        ("ops", "admin", "valid"),
+    ]
     assert not any("hash" in name for row in db.query(keys.listing, run_id) for name in row)
 
 
@@ -103,10 +104,15 @@ def test_what_has_ended_is_not_rotated(db, run_id):
 @pytest.mark.parametrize(
     ("power", "name", "expires_at"),
     [
-        (Power.SESSION, "x", None), (Power.RUN, "", None), (Power.RUN, "x" * 101, None), (Power.RUN, "a\nb", None),
-        (Power.RUN, "x", 1.0), (Power.RUN, "x", float("inf")), (Power.RUN, "x", float("nan")),
+        (Power.SESSION, "x", None),
+        (Power.RUN, "", None),
+        (Power.RUN, "x" * 101, None),
+        (Power.RUN, "a\nb", None),
+        (Power.RUN, "x", 1.0),
+        (Power.RUN, "x", float("inf")),
+        (Power.RUN, "x", float("nan")),
     ],
-)  # fmt: skip
+)
 def test_what_no_key_can_be_is_refused_by_name(db, run_id, power, name, expires_at):
     with pytest.raises(RequestError) as refused:
         db.transact(keys.create, run_id, power, name, expires_at)

@@ -56,12 +56,20 @@ def test_no_two_claims_hold_the_same_trajectory(db, database_url, run_id, roomy)
             insert(steps_table),
             [
                 {
-                    "id": step_id, "run_id": run_id, "epoch": 1, "step": 100 + i, "state": "started",
-                    "version_before": 0, "max_staleness": 1, "turn_discount": 1.0, "metrics": {}, "started_at": 0.0,
+                    "id": step_id,
+                    "run_id": run_id,
+                    "epoch": 1,
+                    "step": 100 + i,
+                    "state": "started",
+                    "version_before": 0,
+                    "max_staleness": 1,
+                    "turn_discount": 1.0,
+                    "metrics": {},
+                    "started_at": 0.0,
                 }
                 for i, step_id in enumerate(step_ids)
             ],
-        )  # fmt: skip
+        )
 
     def lease(i):
         held: list[str] = []

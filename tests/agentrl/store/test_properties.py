@@ -33,10 +33,20 @@ from agentrl.tables import sessions as sessions_table
 from agentrl.tables import steps as steps_table
 
 LIMITS = Limits(
-    group_size=2, min_group_size=1, max_concurrent_groups=4, max_staleness=1, groups_per_step=1, turn_discount=0.5,
-    reward_timeout_s=0.0, end_grace_s=30.0, session_timeout_s=900.0, session_max_s=5000.0, heartbeat_timeout_s=60.0,
-    max_subagent_depth=2, max_subagents_per_session=3,
-)  # fmt: skip
+    group_size=2,
+    min_group_size=1,
+    max_concurrent_groups=4,
+    max_staleness=1,
+    groups_per_step=1,
+    turn_discount=0.5,
+    reward_timeout_s=0.0,
+    end_grace_s=30.0,
+    session_timeout_s=900.0,
+    session_max_s=5000.0,
+    heartbeat_timeout_s=60.0,
+    max_subagent_depth=2,
+    max_subagents_per_session=3,
+)
 TARGET_STEPS = 12
 picks = st.integers(0, 63)  # which of those there are, counted from the newest
 spans_of = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2)), min_size=1, max_size=2)
@@ -72,16 +82,24 @@ class StoreMachine(RuleBasedStateMachine):
     clock: Clock
 
     @initialize(
-        staleness=st.integers(0, 2), policy=st.sampled_from(["mask", "drop"]), min_group=st.integers(1, 2),
-        per_step=st.integers(1, 2), reward_timeout=st.sampled_from([0.0, 50.0]), trained=st.integers(0, 3),
-        kept=st.integers(0, 3), resumed=st.booleans(),
-    )  # fmt: skip
+        staleness=st.integers(0, 2),
+        policy=st.sampled_from(["mask", "drop"]),
+        min_group=st.integers(1, 2),
+        per_step=st.integers(1, 2),
+        reward_timeout=st.sampled_from([0.0, 50.0]),
+        trained=st.integers(0, 3),
+        kept=st.integers(0, 3),
+        resumed=st.booleans(),
+    )
     def begin_run(self, staleness, policy, min_group, per_step, reward_timeout, trained, kept, resumed):
         """A run that has trained some steps, the first of them with a checkpoint, and may have been resumed since."""
         limits = replace(
-            LIMITS, max_staleness=staleness, min_group_size=min_group, groups_per_step=per_step,
+            LIMITS,
+            max_staleness=staleness,
+            min_group_size=min_group,
+            groups_per_step=per_step,
             reward_timeout_s=reward_timeout,
-        )  # fmt: skip
+        )
         self.model = Model(limits, target_steps=TARGET_STEPS, policy=policy, now=self.clock.now)
         self.trainer: Trainer | None = None
         self.checkpoints: list[Checkpoint] = []
@@ -89,9 +107,15 @@ class StoreMachine(RuleBasedStateMachine):
         config = {"rollout": {"turn_discount": limits.turn_discount}}
         with self.db.write() as conn:
             self.run_id = runs.create(
-                conn, name=name, config=config, task_data=[{"n": i} for i in range(3)], base_model="tiny", key=name,
-                seed=0, steps=TARGET_STEPS,
-            )  # fmt: skip
+                conn,
+                name=name,
+                config=config,
+                task_data=[{"n": i} for i in range(3)],
+                base_model="tiny",
+                key=name,
+                seed=0,
+                steps=TARGET_STEPS,
+            )
         for step in range(trained):
             for _ in range(per_step):
                 self.play_a_group(size=2, owner=None, backs=(0, 1), values=(0.0, 1.0), shape="fork")
@@ -117,9 +141,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.start(group, new.session_ids)
 
     @rule(
-        kind=st.sampled_from(["own", "external", "evaluation"]), size=st.integers(1, 2),
-        owner=st.sampled_from([None, "worker"]), digest=st.sampled_from([None, "a", "b"]),
-    )  # fmt: skip
+        kind=st.sampled_from(["own", "external", "evaluation"]),
+        size=st.integers(1, 2),
+        owner=st.sampled_from([None, "worker"]),
+        digest=st.sampled_from([None, "a", "b"]),
+    )
     def start(self, kind, size, owner, digest):
         """Three kinds of groups; a digest that came before gets what it started."""
         keys, digest = [codec.new_id() for _ in range(size)], digest and f"{digest} {kind}"
@@ -157,11 +183,12 @@ class StoreMachine(RuleBasedStateMachine):
             assert sessions.end(conn, session.id, status, None, self.model.limits) == session.status
 
     @rule(
-        size=st.integers(1, 2), owner=st.sampled_from([None, "worker"]),
+        size=st.integers(1, 2),
+        owner=st.sampled_from([None, "worker"]),
         backs=st.tuples(st.integers(0, 3), st.integers(0, 3)),
         values=st.tuples(*[st.sampled_from([1.0, 0.0, None])] * 2),
         shape=st.sampled_from(["plain", "fork", "side", "child", "running"]),
-    )  # fmt: skip
+    )
     def play_a_group(self, size, owner, backs, values, shape):
         """What happens most: a group starts, each session makes some calls, is rewarded, and ends."""
         known = len(self.model.groups)
@@ -190,9 +217,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.sessions)
     @rule(
-        pick=picks, parent=st.one_of(st.none(), picks), role=st.sampled_from(["main", "main", "side"]),
-        replica=st.sampled_from(["r", "s"]), delta=st.lists(st.integers(0, 9), max_size=2),
-    )  # fmt: skip
+        pick=picks,
+        parent=st.one_of(st.none(), picks),
+        role=st.sampled_from(["main", "main", "side"]),
+        replica=st.sampled_from(["r", "s"]),
+        delta=st.lists(st.integers(0, 9), max_size=2),
+    )
     def begin_call(self, pick, parent, role, replica, delta):
         session = self._session(pick)
         delivered = session.complete
@@ -203,10 +233,16 @@ class StoreMachine(RuleBasedStateMachine):
         trainable = not session.group.is_eval
         call_id = self._try(
             lambda conn: begin_call(
-                conn, self.run_id, session.id, parent=above.id if above else None, delta=delta, role=role,
-                trainable=trainable, replica=replica,
+                conn,
+                self.run_id,
+                session.id,
+                parent=above.id if above else None,
+                delta=delta,
+                role=role,
+                trainable=trainable,
+                replica=replica,
             )
-        )  # fmt: skip
+        )
         if isinstance(call_id, Exception):
             assert (_code(call_id), session.status != "open") == ("session_sealed", True)
             return
@@ -235,9 +271,11 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             expected = None if call.status == "running" else "is not running"
         sampled = outcome(
-            delta=call.delta, output=output, status=InteractionStatus(status),
+            delta=call.delta,
+            output=output,
+            status=InteractionStatus(status),
             spans=[VersionSpan(version=v, start=a, end=b) for v, a, b in spans],
-        )  # fmt: skip
+        )
         seq = self._try(lambda conn: interactions.finish(conn, call.id, call.session.id, sampled))
         if isinstance(seq, Exception):
             assert expected is not None, seq
@@ -272,9 +310,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.sessions)
     @rule(
-        pick=picks, call=st.one_of(st.none(), picks), branch=st.booleans(), name=st.sampled_from(["reward", "style"]),
-        value=st.sampled_from([0.0, 1.0, -0.5]), key=st.sampled_from([None, "k", "l"]), late=st.booleans(),
-    )  # fmt: skip
+        pick=picks,
+        call=st.one_of(st.none(), picks),
+        branch=st.booleans(),
+        name=st.sampled_from(["reward", "style"]),
+        value=st.sampled_from([0.0, 1.0, -0.5]),
+        key=st.sampled_from([None, "k", "l"]),
+        late=st.booleans(),
+    )
     def reward(self, pick, call, branch, name, value, key, late):
         ended = [s for s in self.model.sessions if s.built and s.group.state in ("running", "ready")]
         session = ended[-1 - pick % len(ended)] if late and ended else self._session(pick)
@@ -413,9 +456,15 @@ class StoreMachine(RuleBasedStateMachine):
     def _lease(self, conn, epoch: int, step: int) -> str | None:
         limits = self.model.limits
         return steps.lease(
-            conn, self.run_id, epoch, step=step, n_groups=limits.groups_per_step, max_staleness=limits.max_staleness,
-            discount=limits.turn_discount, stale_policy=self.model.policy,
-        )  # fmt: skip
+            conn,
+            self.run_id,
+            epoch,
+            step=step,
+            n_groups=limits.groups_per_step,
+            max_staleness=limits.max_staleness,
+            discount=limits.turn_discount,
+            stale_policy=self.model.policy,
+        )
 
     def _compare(self, batch: Batch, step: Step) -> None:
         """Tokens, masks and returns of a batch are what the model says."""
@@ -440,10 +489,12 @@ class StoreMachine(RuleBasedStateMachine):
                             mask += [trains and young] * (b - a)
                     tokens = [*calls[-1].prompt, *calls[-1].output]
                     mine = [
-                        t for t in batch.trajectories
-                        if t.session_id == session.id and t.input_ids.tolist() == tokens
+                        t
+                        for t in batch.trajectories
+                        if t.session_id == session.id
+                        and t.input_ids.tolist() == tokens
                         and t.loss_mask.tolist() == mask
-                    ]  # fmt: skip
+                    ]
                     assert mine, (tokens, mask)
                     turns = [valued.get(call.id, 0.0) for call in calls]
                     assert any(t.turn_returns.tolist() == pytest.approx(turns) for t in mine)
@@ -519,12 +570,10 @@ class StoreMachine(RuleBasedStateMachine):
         record = TrainedBatch(step_id="x", digest="", estimator="grpo", wasted_tokens=0, trained=[])
         for attempt in (
             lambda conn: self._lease(conn, old, 1),
-            lambda conn: steps.complete(
-                conn, self.run_id, old, record, metrics={}, version=1, path="p", checksum="c"
-            ),
+            lambda conn: steps.complete(conn, self.run_id, old, record, metrics={}, version=1, path="p", checksum="c"),
             lambda conn: steps.mark_published(conn, self.run_id, self.model.current_version, old),
             lambda conn: steps.reconcile(conn, self.run_id, old, None),
-        ):  # fmt: skip
+        ):
             with pytest.raises(FencedError), self.db.write() as conn:
                 attempt(conn)
 
@@ -550,20 +599,31 @@ class StoreMachine(RuleBasedStateMachine):
             of_run = conn.execute(select(groups.c.id, groups.c.state).where(groups.c.run_id == self.run_id))
             assert {row[0]: row[1] for row in of_run} == {g.id: g.state for g in model.groups}
             table = sessions_table.c
-            of_run = conn.execute(select(table.id, table.status, table.built, table.seq, table.ended_at)
-                                  .where(table.run_id == self.run_id))  # fmt: skip
+            of_run = conn.execute(
+                select(table.id, table.status, table.built, table.seq, table.ended_at).where(
+                    table.run_id == self.run_id
+                )
+            )
             assert {row[0]: tuple(row[1:]) for row in of_run} == {
                 s.id: (s.status, s.built, s.seq, s.ended) for s in model.sessions
             }
-            of_run = conn.execute(select(rewards_table.c.id, rewards_table.c.applied)
-                                  .where(rewards_table.c.run_id == self.run_id))  # fmt: skip
+            of_run = conn.execute(
+                select(rewards_table.c.id, rewards_table.c.applied).where(rewards_table.c.run_id == self.run_id)
+            )
             assert {row[0]: row[1] for row in of_run} == {r.id: r.applied for s in model.sessions for r in s.rewards}
             t = trajectories.c
             of_run = conn.execute(
-                select(t.leaf_id, t.state, t.reason, t["return"].label("value"), t.trainable_tokens, t.min_version,
-                       t.max_version, t.lease_step_id)
-                .where(t.run_id == self.run_id)
-            )  # fmt: skip
+                select(
+                    t.leaf_id,
+                    t.state,
+                    t.reason,
+                    t["return"].label("value"),
+                    t.trainable_tokens,
+                    t.min_version,
+                    t.max_version,
+                    t.lease_step_id,
+                ).where(t.run_id == self.run_id)
+            )
             found = {row.leaf_id: row for row in of_run}
             expected = {leaf: path for s in model.sessions for leaf, path in model.trajectories(s).items()}
             assert found.keys() == expected.keys()
@@ -582,11 +642,16 @@ class StoreMachine(RuleBasedStateMachine):
                 (v, parent, model.version_states[v]) for v, parent in model.parents.items()
             }
             assert (run.admitted, run.running, run.returned, run.data_cursor) == (
-                len(model.training), model.running_groups, model.returned, model.cursor,
-            )  # fmt: skip
+                len(model.training),
+                model.running_groups,
+                model.returned,
+                model.cursor,
+            )
             assert (run.trainer_epoch, run.published_step, run.current_version) == (
-                model.epoch, model.published_step, model.current_version,
-            )  # fmt: skip
+                model.epoch,
+                model.published_step,
+                model.current_version,
+            )
             assert audit.violations(conn, self.run_id) == []
 
     def teardown(self):
@@ -610,7 +675,10 @@ def test_the_store_agrees_with_a_simple_model(fast_db: Database, monkeypatch: py
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40, stateful_step_count=30, deadline=None, print_blob=True,
+            max_examples=40,
+            stateful_step_count=30,
+            deadline=None,
+            print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
-    )  # fmt: skip
+    )

@@ -127,9 +127,10 @@ def test_what_a_rolled_back_step_trained_stays_though_it_became_stale(db) -> Non
     with db.write() as conn:  # retired by a lease that found it too old
         conn.execute(groups.update().where(groups.c.id.in_(trained)).values(state="stale"))
         conn.execute(
-            trajectories.update().where(trajectories.c.group_id.in_(trained), trajectories.c.state == "ready")
+            trajectories.update()
+            .where(trajectories.c.group_id.in_(trained), trajectories.c.state == "ready")
             .values(state="stale", reason="too_old")
-        )  # fmt: skip
+        )
         conn.execute(runs_table.update().values(returned=runs_table.c.returned + len(trained)))
     retention.prune(db, history.run_id, later())
     assert trained <= group_states(history).keys()
@@ -183,8 +184,9 @@ def test_old_events_and_heartbeats_go_but_not_those_that_add_up_a_runs_time(db) 
     retention.prune(db, history.run_id, 2.0)
     with db.read() as conn:
         assert [(row.kind, row.data) for row in events.of_run(conn, history.run_id)] == [
-            ("stopped", {}), ("publish", {"new": True}),
-        ]  # fmt: skip
+            ("stopped", {}),
+            ("publish", {"new": True}),
+        ]
         assert list(conn.execute(select(heartbeats.c.name)).scalars()) == ["new"]
 
 

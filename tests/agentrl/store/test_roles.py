@@ -41,9 +41,15 @@ def test_what_is_no_turn_of_the_agent(turns, expected):
 
 
 turn = st.builds(
-    Turn, id=st.uuids().map(str), role=st.sampled_from(["main", "subagent", "side"]), fresh=st.booleans(),
-    alone=st.booleans(), tools=st.booleans(), agent=st.sampled_from("abc"), said=st.booleans(),
-)  # fmt: skip
+    Turn,
+    id=st.uuids().map(str),
+    role=st.sampled_from(["main", "subagent", "side"]),
+    fresh=st.booleans(),
+    alone=st.booleans(),
+    tools=st.booleans(),
+    agent=st.sampled_from("abc"),
+    said=st.booleans(),
+)
 
 
 @given(st.lists(turn, max_size=8), st.randoms())

@@ -204,9 +204,12 @@ class Turns:
         outside = who == "outside"
         try:
             new = self.db.transact(
-                sessions.start_group, self.run_id, self.limits, [f"key {len(self.had)}"],
+                sessions.start_group,
+                self.run_id,
+                self.limits,
+                [f"key {len(self.had)}"],
                 owner=None if outside else "worker",
-            )  # fmt: skip
+            )
         except RequestError as error:
             if error.code != sessions.NO_CAPACITY:
                 raise

@@ -251,18 +251,31 @@ def asked_for(body: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_kind_of_thinking_is_known() -> None:
     assert kinds(beta_thinking_config_param.BetaThinkingConfigParam) == {
-        "adaptive", "between_tools", "disabled", "enabled",
-    }  # fmt: skip
+        "adaptive",
+        "between_tools",
+        "disabled",
+        "enabled",
+    }
 
 
 READ = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", "document", "search_result"}
 REFUSED = {
     "image",  # a user's own; in a tool's result a text stands for it
-    "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result", "compaction",
-    "container_upload", "fallback", "mcp_tool_listing", "mcp_tool_result", "mcp_tool_use", "server_tool_use",
-    "text_editor_code_execution_tool_result", "tool_search_tool_result", "web_fetch_tool_result",
+    "advisor_tool_result",
+    "bash_code_execution_tool_result",
+    "code_execution_tool_result",
+    "compaction",
+    "container_upload",
+    "fallback",
+    "mcp_tool_listing",
+    "mcp_tool_result",
+    "mcp_tool_use",
+    "server_tool_use",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "web_fetch_tool_result",
     "web_search_tool_result",
-}  # fmt: skip
+}
 IN_SYSTEM = {"tool_addition", "tool_removal"}
 
 

@@ -70,13 +70,15 @@ def test_a_conversation_becomes_chat_messages():
         {"role": "system", "content": "Be brief."},
         HI,
         {
-            "role": "assistant", "content": "Let me see.", "reasoning_content": "well",
+            "role": "assistant",
+            "content": "Let me see.",
+            "reasoning_content": "well",
             "tool_calls": [call("c1", "calc", '{"x": "1"}'), call("c2", "calc", "{}")],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "one"},
         {"role": "tool", "tool_call_id": "c2", "content": "two"},
         {"role": "user", "content": "Go on."},
-    ]  # fmt: skip
+    ]
 
 
 def test_neighbours_on_the_assistants_side_are_one_message_and_users_messages_stay_apart():
@@ -116,9 +118,13 @@ def test_what_a_request_asks_for_is_passed_on():
     request = decode(
         tools=[CALC | {"description": "Sums.", "strict": True, "type": "custom", "cache_control": EPHEMERAL}],
         tool_choice={"type": "tool", "name": "calc", "disable_parallel_tool_use": True},
-        temperature=0.5, top_p=0.9, top_k=40, stop_sequences=["END"], stream=True,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        stop_sequences=["END"],
+        stream=True,
         output_config={"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
-    )  # fmt: skip
+    )
     validate_tools(request.tools)
     function = {"name": "calc", "description": "Sums.", "parameters": CALC["input_schema"]}
     assert request.tools == [{"type": "function", "function": function}]
@@ -359,15 +365,21 @@ def test_a_count_needs_no_max_tokens_and_takes_no_sampling():
 
 
 FULL = {
-    "model": "m", "max_tokens": 9, "system": [BLOCK],
+    "model": "m",
+    "max_tokens": 9,
+    "system": [BLOCK],
     "messages": [
         HI,
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, USE]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [BLOCK]}]},
     ],
-    "tools": [CALC], "tool_choice": {"type": "any"}, "thinking": {"type": "enabled", "budget_tokens": 9},
-    "output_config": {"format": {"type": "json_schema", "schema": {}}}, "stop_sequences": ["a"], "top_k": 3,
-}  # fmt: skip
+    "tools": [CALC],
+    "tool_choice": {"type": "any"},
+    "thinking": {"type": "enabled", "budget_tokens": 9},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}},
+    "stop_sequences": ["a"],
+    "top_k": 3,
+}
 
 
 def places(value, path=()):

@@ -37,9 +37,15 @@ def head() -> Head:
 def answer(message, *, finish_reason="stop", stop=None, text="ab") -> Answer:
     ids = [ord(c) for c in text]
     return Answer(
-        interaction_id=ID, message={"role": "assistant", **message}, finish_reason=finish_reason, stop=stop,
-        prompt_ids=[1, 2, 3], cached_tokens=2, tokens=Tokens(ids, [-0.5] * len(ids)), versions=[[0, 0, len(ids)]],
-    )  # fmt: skip
+        interaction_id=ID,
+        message={"role": "assistant", **message},
+        finish_reason=finish_reason,
+        stop=stop,
+        prompt_ids=[1, 2, 3],
+        cached_tokens=2,
+        tokens=Tokens(ids, [-0.5] * len(ids)),
+        versions=[[0, 0, len(ids)]],
+    )
 
 
 def call(id, name, arguments):
@@ -108,9 +114,12 @@ def test_an_answer_is_a_message():
     assert [block.model_dump(exclude_none=True) for block in message.content] == [{"type": "text", "text": "hello"}]
     usage = message.usage.model_dump(exclude_none=True)
     assert usage == {
-        "input_tokens": 1, "cache_read_input_tokens": 2, "cache_creation_input_tokens": 0, "output_tokens": 2,
+        "input_tokens": 1,
+        "cache_read_input_tokens": 2,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 2,
         "output_tokens_details": {"thinking_tokens": 0},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -172,9 +181,10 @@ def test_a_stream_has_anthropics_grammar():
         ToolCallDelta(1, "c2", "calc", "{}"),
     ]
     message = {
-        "content": "so", "reasoning_content": "hmm",
+        "content": "so",
+        "reasoning_content": "hmm",
         "tool_calls": [call("c1", "calc", '{"x": 1}'), call("c2", "calc", "{}")],
-    }  # fmt: skip
+    }
     the_answer = answer(message, finish_reason="tool_calls")
     events = streamed(deltas, the_answer)
     start, delta, stop = "content_block_start", "content_block_delta", "content_block_stop"

@@ -43,10 +43,11 @@ def test_parameters_have_the_dialects_names(dialect, name, of_format):
     assert said(dialect, too_long) == ("too long", name)
     if of_format is not None:
         rejected = RequestError(
-            400, "the engine refused the request: the engine refused the request: Failed to compile json grammar: "
+            400,
+            "the engine refused the request: the engine refused the request: Failed to compile json grammar: "
             '[15:01:06] /project/cpp/json_schema_converter.cc:4175: Unsupported type "objekt"\n',
             code="engine_rejected",
-        )  # fmt: skip
+        )
         expected = 'the engine refused the request: Failed to compile json grammar: Unsupported type "objekt"'
         assert said(dialect, rejected) == (expected, of_format)
 
@@ -59,9 +60,14 @@ def test_only_near_names_are_offered_and_never_what_is_refused():
     assert str(refusal(RESPONSES, stop="x")) == "parameter 'stop' is not supported"
     assert "did you mean 'max_output_tokens'?" in str(refusal(RESPONSES, max_tokens=3))
     for dialect, name in [
-        (COMPLETIONS, "sufix"), (RESPONSES, "backgroud"), (RESPONSES, "conversatio"), (RESPONSES, "promptt"),
-        (RESPONSES, "max_tool_call"), (MESSAGES, "thred"), (CHAT, "function_cal"),
-    ]:  # fmt: skip
+        (COMPLETIONS, "sufix"),
+        (RESPONSES, "backgroud"),
+        (RESPONSES, "conversatio"),
+        (RESPONSES, "promptt"),
+        (RESPONSES, "max_tool_call"),
+        (MESSAGES, "thred"),
+        (CHAT, "function_cal"),
+    ]:
         assert str(refusal(dialect, **{name: 1})) == f"parameter {name!r} is not supported"
 
 
@@ -101,11 +107,15 @@ class TestResults:
 
     def test_chat(self):
         call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        error = refusal(CHAT, messages=[
-            {"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "a", "content": "1"},
-            {"role": "tool", "tool_call_id": "b", "content": "2"},
-        ])  # fmt: skip
+        error = refusal(
+            CHAT,
+            messages=[
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "a", "content": "1"},
+                {"role": "tool", "tool_call_id": "b", "content": "2"},
+            ],
+        )
         assert (error.status, error.param) == (400, "messages[3].tool_call_id")
         assert "no tool call before it has the id 'b'" in str(error)
 
@@ -120,16 +130,24 @@ class TestResults:
         assert RESPONSES.decode(json.dumps(earlier).encode()).previous_id == "0" * 32
 
     def test_messages(self):
-        error = refusal(MESSAGES, messages=[
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
-            {"role": "user", "content": [
-                {"type": "text", "text": "so"}, {"type": "tool_result", "tool_use_id": "b", "content": "1"}]},
-        ])  # fmt: skip
+        error = refusal(
+            MESSAGES,
+            messages=[
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "so"},
+                        {"type": "tool_result", "tool_use_id": "b", "content": "1"},
+                    ],
+                },
+            ],
+        )
         assert (error.status, error.param) == (400, "messages[2].content[1].tool_use_id")
 
     def test_histories_that_were_cut_short_may_begin_with_results(self):
-        body = {"messages": [
-            {"role": "tool", "tool_call_id": "gone", "content": "1"}, {"role": "user", "content": "x"},
-        ]}  # fmt: skip
+        body = {
+            "messages": [{"role": "tool", "tool_call_id": "gone", "content": "1"}, {"role": "user", "content": "x"}]
+        }
         assert len(CHAT.decode(json.dumps(body).encode()).messages) == 2

@@ -85,9 +85,15 @@ def test_a_message_without_reasoning_has_it_as_null():
     request = dialect.decode(json.dumps({"messages": MESSAGES}).encode())
     head = Head(id="0" * 32, created=7, model="m", prompt_tokens=3, decode=lambda ids: "a")
     answer = Answer(
-        interaction_id="0" * 32, message={"role": "assistant", "content": "a"}, finish_reason="stop", stop=None,
-        prompt_ids=[1], cached_tokens=0, tokens=Tokens([1], [-0.5]), versions=[[0, 0, 1]],
-    )  # fmt: skip
+        interaction_id="0" * 32,
+        message={"role": "assistant", "content": "a"},
+        finish_reason="stop",
+        stop=None,
+        prompt_ids=[1],
+        cached_tokens=0,
+        tokens=Tokens([1], [-0.5]),
+        versions=[[0, 0, 1]],
+    )
     message = json.loads(dialect.encode(request, head, [answer]))["choices"][0]["message"]
     first = json.loads(dialect.stream(request, head).start().removeprefix(b"data: "))["choices"][0]["delta"]
     assert message == {"role": "assistant", "content": "a", "reasoning_content": None}
@@ -139,10 +145,20 @@ def test_harmless_parameters_change_nothing(fields):
 
 def test_what_is_asked_for_is_what_the_engine_is_told():
     body = {
-        "messages": MESSAGES, "temperature": 0.5, "top_k": 5, "logit_bias": {"7": 3}, "seed": 4, "n": 3,
-        "max_completion_tokens": 9, "stop": "x", "logprobs": True, "top_logprobs": 2, "parallel_tool_calls": False,
-        "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "calc"}},
-    }  # fmt: skip
+        "messages": MESSAGES,
+        "temperature": 0.5,
+        "top_k": 5,
+        "logit_bias": {"7": 3},
+        "seed": 4,
+        "n": 3,
+        "max_completion_tokens": 9,
+        "stop": "x",
+        "logprobs": True,
+        "top_logprobs": 2,
+        "parallel_tool_calls": False,
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "calc"}},
+    }
     request = decode(json.dumps(body).encode())
     assert request.sampling == {"temperature": 0.5, "top_k": 5, "logit_bias": {"7": 3.0}}
     assert (request.seed, request.n, request.max_tokens, request.stop) == (4, 3, 9, ["x"])

@@ -31,9 +31,15 @@ def tokens(text, top=None):
 
 def answer(text, *, id="0" * 32, prompt=(1, 2, 3), finish_reason="stop", top=None) -> Answer:
     return Answer(
-        interaction_id=id, message={"role": "assistant", "content": text}, finish_reason=finish_reason, stop=None,
-        prompt_ids=list(prompt), cached_tokens=1, tokens=tokens(text + ".", top), versions=[[0, 0, len(text) + 1]],
-    )  # fmt: skip
+        interaction_id=id,
+        message={"role": "assistant", "content": text},
+        finish_reason=finish_reason,
+        stop=None,
+        prompt_ids=list(prompt),
+        cached_tokens=1,
+        tokens=tokens(text + ".", top),
+        versions=[[0, 0, len(text) + 1]],
+    )
 
 
 def encode(request, *answers) -> Completion:
@@ -99,12 +105,27 @@ def test_parameters_are_in_sglangs_words_and_defaults_openais():
     request = decode()
     assert (request.max_tokens, request.n, request.sampling, request.logprobs) == (16, 1, {}, False)
     request = decode(
-        max_tokens=3, n=2, best_of=2, temperature=0.5, top_k=4, min_p=0.1, frequency_penalty=1, logit_bias={"7": -1},
-        stop="x", seed=5, logprobs=0, stream=True, user="me",
-    )  # fmt: skip
+        max_tokens=3,
+        n=2,
+        best_of=2,
+        temperature=0.5,
+        top_k=4,
+        min_p=0.1,
+        frequency_penalty=1,
+        logit_bias={"7": -1},
+        stop="x",
+        seed=5,
+        logprobs=0,
+        stream=True,
+        user="me",
+    )
     assert request.sampling == {
-        "temperature": 0.5, "top_k": 4, "min_p": 0.1, "frequency_penalty": 1, "logit_bias": {"7": -1},
-    }  # fmt: skip
+        "temperature": 0.5,
+        "top_k": 4,
+        "min_p": 0.1,
+        "frequency_penalty": 1,
+        "logit_bias": {"7": -1},
+    }
     assert (request.max_tokens, request.n, request.stop, request.seed) == (3, 2, ["x"], 5)
     assert (request.logprobs, request.top_logprobs, request.stream) == (True, 0, True)
 
@@ -113,8 +134,10 @@ def test_choices_are_in_order_of_prompts_and_then_answers():
     request = decode(prompt=["p", "q"], n=2, echo=True)
     prompts = [[1, 2], [3]]
     answers = [answer(text, id=text * 32, prompt=prompts[i // 2]) for i, text in enumerate("abcd")]
-    shared = [Answer(**{n: getattr(a, n) for n in Answer.__slots__} | {"prompt_ids": prompts[i // 2]})
-              for i, a in enumerate(answers)]  # fmt: skip
+    shared = [
+        Answer(**{n: getattr(a, n) for n in Answer.__slots__} | {"prompt_ids": prompts[i // 2]})
+        for i, a in enumerate(answers)
+    ]
     response = encode(request, *shared)
     assert [(choice.index, choice.text) for choice in response.choices] == [(0, "pa"), (1, "pb"), (2, "qc"), (3, "qd")]
     assert [choice.to_dict()["interaction_id"] for choice in response.choices] == [t * 32 for t in "abcd"]
@@ -137,9 +160,11 @@ def test_logprobs_say_tokens_offsets_and_the_likeliest():
 def test_exact_tokens_are_there_when_asked_for():
     choice = encode(decode(return_token_ids=True), answer("a")).choices[0]
     assert choice.model_extra == {
-        "prompt_token_ids": [1, 2, 3], "token_ids": [97, 46], "token_logprobs": [-0.5, -0.5],
+        "prompt_token_ids": [1, 2, 3],
+        "token_ids": [97, 46],
+        "token_logprobs": [-0.5, -0.5],
         "weight_versions": [[0, 0, 2]],
-    }  # fmt: skip
+    }
     assert encode(decode(), answer("a")).choices[0].model_extra == {}
 
 
@@ -174,8 +199,11 @@ def test_a_stream_with_echo_begins_with_the_prompt_and_without_usage_ends_after_
     answers = [answer("a"), answer("b")]
     data = encoder.start() + encoder.finish(0, answers[0]) + encoder.finish(1, answers[1]) + encoder.end(answers)
     assert [(c.choices[0].text, c.choices[0].finish_reason) for c in chunks_of(data)] == [
-        ("p", None), ("q", None), ("", "stop"), ("", "stop"),
-    ]  # fmt: skip
+        ("p", None),
+        ("q", None),
+        ("", "stop"),
+        ("", "stop"),
+    ]
 
 
 def test_a_stream_that_breaks_off_ends_with_an_error():

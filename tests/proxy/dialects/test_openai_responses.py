@@ -43,9 +43,15 @@ def head(**fields) -> Head:
 def answer(message, *, finish_reason="stop", text="ab") -> Answer:
     ids = [ord(c) for c in text]
     return Answer(
-        interaction_id=ID, message={"role": "assistant", **message}, finish_reason=finish_reason, stop=None,
-        prompt_ids=[1, 2, 3], cached_tokens=2, tokens=Tokens(ids, [-0.5] * len(ids)), versions=[[0, 0, len(ids)]],
-    )  # fmt: skip
+        interaction_id=ID,
+        message={"role": "assistant", **message},
+        finish_reason=finish_reason,
+        stop=None,
+        prompt_ids=[1, 2, 3],
+        cached_tokens=2,
+        tokens=Tokens(ids, [-0.5] * len(ids)),
+        versions=[[0, 0, len(ids)]],
+    )
 
 
 def call(id, name, arguments):
@@ -124,9 +130,12 @@ def test_what_was_delivered_comes_back_as_the_same_message(deltas, calls, includ
 
 
 @given(
-    deltas=DELTAS, calls=CALLS, tail=DELTAS, length=st.booleans(),
+    deltas=DELTAS,
+    calls=CALLS,
+    tail=DELTAS,
+    length=st.booleans(),
     include=st.sampled_from([[], [ENCRYPTED], [LOGPROBS]]),
-)  # fmt: skip
+)
 def test_a_stream_is_the_response_in_events(deltas, calls, tail, length, include):
     all_deltas = with_calls(deltas, calls) + tail
     message = message_from(all_deltas)
@@ -188,9 +197,12 @@ def test_a_response_says_what_it_is_and_what_was_asked():
     assert response.output_text == "yes"
     assert response.output[0].content[0].text == "why"
     assert response.usage.model_dump() == {
-        "input_tokens": 3, "input_tokens_details": {"cached_tokens": 2},
-        "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 5,
-    }  # fmt: skip
+        "input_tokens": 3,
+        "input_tokens_details": {"cached_tokens": 2},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 5,
+    }
     echo = (response.instructions, response.temperature, response.tools[0].name, response.metadata)
     assert echo == ("be kind", 0.5, "calc", {"k": "v"})
     assert (response.max_output_tokens, response.top_p, response.tool_choice) == (9, None, "auto")
@@ -242,12 +254,16 @@ def test_a_stream_that_breaks_off_fails_visibly():
     data += encoder.error(RequestError(502, "the engine died", code="engine_died"))
     *_, failed, error = events_of(data)
     assert (failed.type, failed.response.status, failed.response.error.code) == (
-        "response.failed", "failed", "server_error",
-    )  # fmt: skip
+        "response.failed",
+        "failed",
+        "server_error",
+    )
     assert [item.type for item in failed.response.output] == ["reasoning"]  # the message was not finished
     assert (error.code, error.message, error.sequence_number) == (
-        "engine_died", "the engine died", failed.sequence_number + 1,
-    )  # fmt: skip
+        "engine_died",
+        "the engine died",
+        failed.sequence_number + 1,
+    )
     assert error.model_extra["error"]["message"] == "the engine died"  # what makes the SDK raise
 
 
@@ -266,27 +282,42 @@ def test_items_become_messages():
         input=[
             {"role": "developer", "content": "rules"},
             {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "short"}],
-             "encrypted_content": "aG0="},
-            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
-             "content": [{"type": "output_text", "text": "let me", "annotations": [], "logprobs": []},
-                         {"type": "refusal", "refusal": "!"}]},
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [{"type": "summary_text", "text": "short"}],
+                "encrypted_content": "aG0=",
+            },
+            {
+                "type": "message",
+                "id": "msg_1",
+                "role": "assistant",
+                "status": "completed",
+                "content": [
+                    {"type": "output_text", "text": "let me", "annotations": [], "logprobs": []},
+                    {"type": "refusal", "refusal": "!"},
+                ],
+            },
             {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "calc", "arguments": "{}"},
             {"type": "function_call", "call_id": "c2", "name": "look", "arguments": "{}", "status": None},
             {"type": "function_call_output", "call_id": "c1", "output": "3"},
             {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "4"}]},
         ],
-    )  # fmt: skip
+    )
     assert request.has_instructions
     assert request.messages == [
         {"role": "system", "content": "be kind"},
         {"role": "developer", "content": "rules"},
         {"role": "user", "content": "ab"},
-        {"role": "assistant", "content": "let me!", "reasoning_content": "hm",
-         "tool_calls": [call("c1", "calc", "{}"), call("c2", "look", "{}")]},
+        {
+            "role": "assistant",
+            "content": "let me!",
+            "reasoning_content": "hm",
+            "tool_calls": [call("c1", "calc", "{}"), call("c2", "look", "{}")],
+        },
         {"role": "tool", "tool_call_id": "c1", "content": "3"},
         {"role": "tool", "tool_call_id": "c2", "content": "4"},
-    ]  # fmt: skip
+    ]
     validate_messages(request.messages)
 
 
@@ -310,14 +341,17 @@ def user(*parts):
         ([{"role": "user", "content": "x", "name": "bob"}], "input[0].name"),
         ([{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}], "input[0].call_id"),
         ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}], "input[0].arguments"),
-        ([{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_video", "file_id": "x"}]}],
-         "input[0].output[0]"),
-        ([{"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "gAAAA-_x"}],
-         "input[0].encrypted_content"),
-        ([{"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "/w=="}],
-         "input[0].encrypted_content"),
+        (
+            [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_video", "file_id": "x"}]}],
+            "input[0].output[0]",
+        ),
+        (
+            [{"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "gAAAA-_x"}],
+            "input[0].encrypted_content",
+        ),
+        ([{"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "/w=="}], "input[0].encrypted_content"),
     ],
-)  # fmt: skip
+)
 def test_items_that_cannot_be_are_refused_with_their_place(items, param):
     error = refusal(input=items)
     assert (error.status, error.code, error.param) == (400, "invalid_messages", param)
@@ -385,7 +419,7 @@ def test_what_a_tools_output_holds_besides_text_is_replaced_by_a_text():
         ({"tools": [CALC], "tool_choice": {"type": "function", "name": "look"}}, 400, "tool_choice"),
         ({"tools": [CALC], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, 400, "tool_choice"),
     ],
-)  # fmt: skip
+)
 def test_bad_parameters_are_refused_by_name(fields, status, param):
     error = refusal(**fields)
     assert (error.status, error.param) == (status, param)
@@ -410,10 +444,17 @@ def test_harmless_parameters_change_nothing(fields):
 def test_sampling_tools_and_format_in_the_words_of_the_others():
     tool = {**CALC, "description": "adds", "strict": True, "defer_loading": None}
     request = decode(
-        tools=[tool], tool_choice={"type": "function", "name": "calc"}, parallel_tool_calls=False, temperature=0.5,
-        top_p=0.9, max_output_tokens=5, stream=True, previous_response_id=f"resp_{ID}", model="x",
+        tools=[tool],
+        tool_choice={"type": "function", "name": "calc"},
+        parallel_tool_calls=False,
+        temperature=0.5,
+        top_p=0.9,
+        max_output_tokens=5,
+        stream=True,
+        previous_response_id=f"resp_{ID}",
+        model="x",
         text={"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
-    )  # fmt: skip
+    )
     function = {"name": "calc", "parameters": CALC["parameters"], "description": "adds", "strict": True}
     assert request.tools == [{"type": "function", "function": function}]
     assert request.tool_choice == Named("calc")
@@ -436,9 +477,11 @@ def test_ids_are_the_same_streamed_or_not_and_differ_within_a_response():
 
 
 SPACE = {
-    "type": "namespace", "name": "agents", "description": "Other agents.",
+    "type": "namespace",
+    "name": "agents",
+    "description": "Other agents.",
     "tools": [{**CALC, "name": "spawn", "description": "Start one."}, {**CALC, "name": "wait"}],
-}  # fmt: skip
+}
 
 
 class TestTools:

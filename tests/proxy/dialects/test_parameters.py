@@ -71,7 +71,7 @@ def test_a_neutral_value_is_as_good_as_absent(dialect, fields):
         ({"best_of": 2}, "best_of"),
         ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats other"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dialect", ["openai.chat", "openai.completions"])
 def test_a_value_that_changes_something_is_refused_with_the_neutral_ones(dialect, fields, message):
     error = refusal(dialect, **fields)

@@ -52,10 +52,15 @@ def batch(drawn: list[tuple[float, float, float, float, int]]) -> tuple[LossToke
     rows = Rows(torch.tensor([token[-1] for token in drawn]), 4)
     logprobs = torch.full_like(to_proximal, -1.0).requires_grad_()
     return LossTokens(
-        logprobs_S=logprobs, proximal_S=-1 - to_proximal, behavior_S=-1 - to_proximal - to_behavior,
-        reference_S=-1 - to_reference, advantages_S=advantages, trajectories=rows, turns=rows,
+        logprobs_S=logprobs,
+        proximal_S=-1 - to_proximal,
+        behavior_S=-1 - to_proximal - to_behavior,
+        reference_S=-1 - to_reference,
+        advantages_S=advantages,
+        trajectories=rows,
+        turns=rows,
         entropy_S=torch.ones_like(advantages).requires_grad_(),
-    ), logprobs  # fmt: skip
+    ), logprobs
 
 
 @settings(max_examples=40, deadline=None)

@@ -159,9 +159,13 @@ def test_a_long_trajectory_that_is_far_off_has_a_finite_loss(clip: str, advantag
     one = torch.zeros(500, dtype=torch.int64)
     logprobs = torch.zeros(500, requires_grad=True)
     tokens = LossTokens(
-        logprobs_S=logprobs, proximal_S=torch.full((500,), -1.0), behavior_S=torch.full((500,), -2.0),
-        advantages_S=torch.full((500,), advantage), trajectories=Rows(one, 1), turns=Rows(one, 1),
-    )  # fmt: skip
+        logprobs_S=logprobs,
+        proximal_S=torch.full((500,), -1.0),
+        behavior_S=torch.full((500,), -2.0),
+        advantages_S=torch.full((500,), advantage),
+        trajectories=Rows(one, 1),
+        turns=Rows(one, 1),
+    )
     algorithm = Algorithm(ratio="product", correction_level="product", clip=clip)
     loss, sums = policy_loss(tokens, Totals(500.0, 1.0), algorithm)
     loss.backward()

@@ -42,16 +42,30 @@ def trl_dpo(logprobs: Tensor, reference: Tensor, mask: Tensor, loss_type: str, b
         log_probs=logprobs * mask, entropy=logprobs.detach(), mean_logits=logprobs.detach(), is_top1=mask
     )
     trainer = SimpleNamespace(
-        model=SimpleNamespace(training=True), accelerator=ALONE, aux_loss_enabled=False, ld_alpha=None,
-        precompute_ref_logps=True, f_divergence_type="reverse_kl", loss_types=[loss_type], loss_weights=[1.0],
-        beta=beta, use_weighting=False, _metrics=metrics(), _total_train_tokens=0, _tp_size=1, label_smoothing=0.0,
-    )  # fmt: skip
+        model=SimpleNamespace(training=True),
+        accelerator=ALONE,
+        aux_loss_enabled=False,
+        ld_alpha=None,
+        precompute_ref_logps=True,
+        f_divergence_type="reverse_kl",
+        loss_types=[loss_type],
+        loss_weights=[1.0],
+        beta=beta,
+        use_weighting=False,
+        _metrics=metrics(),
+        _total_train_tokens=0,
+        _tp_size=1,
+        label_smoothing=0.0,
+    )
     whole = torch.cat([torch.zeros(len(mask), 1, dtype=torch.bool), mask], 1)
     chosen, rejected = (reference * mask).sum(1).chunk(2)
     inputs = {
-        "input_ids": torch.zeros_like(whole, dtype=torch.int64), "attention_mask": whole, "completion_mask": whole,
-        "ref_chosen_logps": chosen, "ref_rejected_logps": rejected,
-    }  # fmt: skip
+        "input_ids": torch.zeros_like(whole, dtype=torch.int64),
+        "attention_mask": whole,
+        "completion_mask": whole,
+        "ref_chosen_logps": chosen,
+        "ref_rejected_logps": rejected,
+    }
     loss: Tensor = trls("dpo_trainer", "DPOTrainer", "_compute_loss")(trainer, lambda **_: outputs, inputs, False)
     return loss
 
@@ -89,9 +103,13 @@ def test_dpo_is_trls(answers: tuple[Tensor, Tensor, Tensor], loss_type: str, bet
 def test_the_reward_models_loss_is_trls() -> None:
     rewards = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     trainer = SimpleNamespace(
-        model=SimpleNamespace(training=True), accelerator=ALONE, args=SimpleNamespace(center_rewards_coefficient=None),
-        _metrics=metrics(), _total_train_tokens=0, _tp_size=1,
-    )  # fmt: skip
+        model=SimpleNamespace(training=True),
+        accelerator=ALONE,
+        args=SimpleNamespace(center_rewards_coefficient=None),
+        _metrics=metrics(),
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
     inputs = {"attention_mask": torch.ones(8, 1)}
     model = lambda **_: SimpleNamespace(logits=rewards[:, None])  # noqa: E731
     theirs = trls("reward_trainer", "RewardTrainer", "compute_loss")(trainer, model, inputs)

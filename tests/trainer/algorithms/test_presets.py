@@ -100,9 +100,18 @@ def m2po(b: Padded) -> Tensor:
 
 
 FORMULAS: dict[str, Callable[[Padded], Tensor]] = {
-    "ppo": ppo, "grpo": grpo, "dr_grpo": dr_grpo, "dapo": dapo, "rloo": rloo, "reinforce++": ppo,
-    "reinforce++-baseline": ppo, "gspo": gspo, "cispo": cispo, "sapo": sapo, "m2po": m2po,
-}  # fmt: skip
+    "ppo": ppo,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "dapo": dapo,
+    "rloo": rloo,
+    "reinforce++": ppo,
+    "reinforce++-baseline": ppo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "m2po": m2po,
+}
 
 
 def test_every_preset_has_a_formula() -> None:

@@ -43,27 +43,47 @@ def trl_loss(b: Padded, loss_type: str, **settings: Any) -> Tensor:
     """`GRPOTrainer._compute_loss` on a padded batch. It counts empty rows as sequences: give it none."""
     clip_high = settings.pop("epsilon_high", 0.2)
     args = SimpleNamespace(
-        delta=settings.pop("delta", None), use_bias_correction_kl=False, sapo_temperature_pos=1.0,
-        sapo_temperature_neg=1.05, steps_per_generation=1,
-    )  # fmt: skip
+        delta=settings.pop("delta", None),
+        use_bias_correction_kl=False,
+        sapo_temperature_pos=1.0,
+        sapo_temperature_neg=1.05,
+        steps_per_generation=1,
+    )
     ratio = settings.pop("importance_sampling_ratio", None)
     trainer = SimpleNamespace(
-        aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, args=args,
-        importance_sampling_level=settings.pop("level", "token"), beta=settings.pop("beta", 0.0), loss_type=loss_type,
-        epsilon_low=0.2, epsilon_high=clip_high, use_vllm=ratio is not None, vllm_importance_sampling_correction=True,
-        accelerator=_Alone(), current_gradient_accumulation_steps=1, max_completion_length=LENGTH,
-        model=SimpleNamespace(training=True), _entropy_bonus_enabled="entropy_coef" in settings,
-        use_adaptive_entropy=False, entropy_coef=settings.pop("entropy_coef", 0.0),
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        args=args,
+        importance_sampling_level=settings.pop("level", "token"),
+        beta=settings.pop("beta", 0.0),
+        loss_type=loss_type,
+        epsilon_low=0.2,
+        epsilon_high=clip_high,
+        use_vllm=ratio is not None,
+        vllm_importance_sampling_correction=True,
+        accelerator=_Alone(),
+        current_gradient_accumulation_steps=1,
+        max_completion_length=LENGTH,
+        model=SimpleNamespace(training=True),
+        _entropy_bonus_enabled="entropy_coef" in settings,
+        use_adaptive_entropy=False,
+        entropy_coef=settings.pop("entropy_coef", 0.0),
         _metrics={"train": collections.defaultdict(list)},
         _get_per_token_logps_and_entropies=lambda *_, **__: (b.logprobs, b.entropy, None),
-    )  # fmt: skip
+    )
     assert not settings
     inputs = {
-        "prompt_ids": torch.zeros(len(b.mask), 1), "prompt_mask": torch.ones(len(b.mask), 1),
-        "completion_ids": torch.zeros(b.mask.shape), "completion_mask": b.mask.double(), "advantages": b.advantages,
-        "old_per_token_logps": b.proximal, "ref_per_token_logps": b.reference,
-        "num_items_in_batch": b.mask.sum().double(), "importance_sampling_ratio": ratio,
-    }  # fmt: skip
+        "prompt_ids": torch.zeros(len(b.mask), 1),
+        "prompt_mask": torch.ones(len(b.mask), 1),
+        "completion_ids": torch.zeros(b.mask.shape),
+        "completion_mask": b.mask.double(),
+        "advantages": b.advantages,
+        "old_per_token_logps": b.proximal,
+        "ref_per_token_logps": b.reference,
+        "num_items_in_batch": b.mask.sum().double(),
+        "importance_sampling_ratio": ratio,
+    }
     return trls("grpo_trainer", "GRPOTrainer")(trainer, None, inputs)
 
 
@@ -137,15 +157,22 @@ def test_trls_truncated_importance_sampling_agrees(seed: int) -> None:
 def test_trls_rloo_agrees_where_a_trajectory_has_one_advantage(seed: int) -> None:
     b = batch(seed, whole_trajectories=True)
     trainer = SimpleNamespace(
-        aux_loss_enabled=False, epsilon_low=0.2, epsilon_high=0.2, accelerator=_Alone(),
-        model=SimpleNamespace(training=True), _metrics={"train": collections.defaultdict(list)},
+        aux_loss_enabled=False,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        accelerator=_Alone(),
+        model=SimpleNamespace(training=True),
+        _metrics={"train": collections.defaultdict(list)},
         _get_per_token_logps_and_entropies=lambda *_, **__: (b.logprobs, b.entropy, None),
-    )  # fmt: skip
+    )
     inputs = {
-        "prompt_ids": torch.zeros(len(b.mask), 1), "prompt_mask": torch.ones(len(b.mask), 1),
-        "completion_ids": torch.zeros(b.mask.shape), "completion_mask": b.mask.double(),
-        "advantages": b.advantages[:, 0], "old_logps": (b.proximal * b.mask).sum(1),
-    }  # fmt: skip
+        "prompt_ids": torch.zeros(len(b.mask), 1),
+        "prompt_mask": torch.ones(len(b.mask), 1),
+        "completion_ids": torch.zeros(b.mask.shape),
+        "completion_mask": b.mask.double(),
+        "advantages": b.advantages[:, 0],
+        "old_logps": (b.proximal * b.mask).sum(1),
+    }
     theirs = trls("rloo_trainer", "RLOOTrainer")(trainer, None, inputs)
     loss, _ = b.loss(Algorithm(preset="rloo", clip="ppo", correction="none"))
     assert_same(loss, theirs, b)
