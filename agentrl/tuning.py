@@ -33,9 +33,9 @@ class DataConfig(Section):
     file: Path | None = None
     """JSONL or Parquet, one item a row."""
     run: str | None = None
-    """Name of a run: its recorded token ids, as they were sampled."""
+    """Name or folder of a run: its recorded token ids, as they were sampled."""
     database_url: str | None = None
-    """Where that run is; null takes AGENTRL_DATABASE_URL, else SQLite in the run's folder."""
+    """Where that run is; null takes AGENTRL_DATABASE_URL, else that of the run's folder."""
     states: Annotated[tuple[State, ...], Field(min_length=1)] = ("ready", "leased", "trained", "stale")
     """Only the run's trajectories in these states."""
     min_version: NonNegative | None = None

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import typer
 
+from agentrl.cli.located import DatabaseUrl, Run, connected, find
 from agentrl.visible import say
 
 db = typer.Typer(help="The store's schema.", no_args_is_help=True)
 
-DatabaseUrl = typer.Option(
-    ..., "--database-url", envvar="AGENTRL_DATABASE_URL", help="SQLAlchemy URL: sqlite:///FILE or postgresql://…"
-)
-
 
 @db.command()
-def upgrade(database_url: str = DatabaseUrl) -> None:
+def upgrade(run: Run = None, database_url: DatabaseUrl = None) -> None:
     """Create the tables, or bring them to the newest revision. Safe to run any number of times."""
-    from agentrl.store import Database
-
-    database = Database(database_url)
-    database.upgrade()
-    database.close()
-    say(f"{database.where} is at the newest revision")
+    with connected(find(run, database_url)) as database:
+        database.upgrade()
+        say(f"{database.where} is at the newest revision")

@@ -24,9 +24,17 @@ NEVER_WRAPS = 100_000
 def doctor(
     command: Annotated[list[str] | None, typer.Argument(help="After `--`: a program to play one episode.")] = None,
     session: Annotated[str | None, typer.Option("--session", help="Examine this session of the store.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Name or folder of --session's run; by default the newest in runs/.")
+    ] = None,
     database_url: Annotated[
         str | None,
-        typer.Option("--database-url", "--database", envvar="AGENTRL_DATABASE_URL", help="URL of --session's store."),
+        typer.Option(
+            "--database-url",
+            "--database",
+            help="URL of --session's store; by default AGENTRL_DATABASE_URL, else that of the run.",
+            show_default=False,
+        ),
     ] = None,
     proxy: Annotated[
         str | None, typer.Option("--proxy", help="Play against this proxy; without it one is started.")
@@ -47,9 +55,7 @@ def doctor(
     if (session is None) == (not command):
         raise UserError("give either --session ID or -- COMMAND")
     if session is not None:
-        if database_url is None:
-            raise UserError("--session needs --database-url, or AGENTRL_DATABASE_URL")
-        report = _examine(session, database_url)
+        report = _examine(session, run, database_url)
     else:
         assert command
         report = _play(command, proxy, key, model, as_json=as_json)
@@ -70,16 +76,12 @@ def doctor(
     raise typer.Exit(0 if report.verdict.answer is Answer.TRAINABLE else 1)
 
 
-def _examine(session_id: str, database_url: str) -> Report:
+def _examine(session_id: str, run: str | None, database_url: str | None) -> Report:
+    from agentrl.cli.located import opened
     from agentrl.doctor import report, sources
-    from agentrl.store import Database
 
-    database = Database(database_url)
-    try:
-        database.require_current()
-        session, base_model = sources.from_store(database, session_id)
-    finally:
-        database.close()
+    with opened(run, database_url) as store:
+        session, base_model = sources.from_store(store.database, session_id)
     return report.make(session, sources.decoder(base_model))
 
 

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.db import DatabaseUrl
+from agentrl.cli.located import DatabaseUrl, Run, opened
 from agentrl.visible import say
 
 
 def export(
-    run: Annotated[str, typer.Option("--run", help="Name of the run.")],
     out: Annotated[Path, typer.Option("--out", help="File or folder to make.")],
-    database_url: str = DatabaseUrl,
+    run: Run = None,
+    database_url: DatabaseUrl = None,
     what: Annotated[str, typer.Option(help="trajectories, interactions, rewards or steps.")] = "trajectories",
     format_: Annotated[
         str, typer.Option("--format", help="parquet, jsonl, or of trajectories: areal (text), tensors (safetensors).")
@@ -31,19 +31,19 @@ def export(
     from agentrl.cli.progress import bar
     from agentrl.export.job import FORMATS, Job
     from agentrl.export.selection import Selection, require_choice
-    from agentrl.store import Database, runs
 
     selection = Selection.parse(what, state, steps)
     require_choice("--format", format_, FORMATS)
-    database = Database(database_url)
-    try:
-        database.require_current()
-        row = database.query(runs.by_name, run)
+    with opened(run, database_url) as store:
         job = Job(
-            database=database, run=row, selection=selection, format=format_, out=out, force=force, tokenizer=tokenizer
+            database=store.database,
+            run=store.run(),
+            selection=selection,
+            format=format_,
+            out=out,
+            force=force,
+            tokenizer=tokenizer,
         )
         with bar(f"exporting {what}") as progress:
             written = job.execute(progress)
-    finally:
-        database.close()
     say(f"{written.rows:,} {what}, {written.bytes:,} bytes: {written.path}")

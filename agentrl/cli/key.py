@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.db import DatabaseUrl
+from agentrl.cli.located import DatabaseUrl, RequiredRun, opened
 from agentrl.cli.store import parse_age
 from agentrl.errors import UserError
 from agentrl.schemas import Power
@@ -17,18 +17,17 @@ from agentrl.visible import say
 
 key = typer.Typer(help="Make, list, rotate and revoke the admin and run keys of a run.", no_args_is_help=True)
 
-Run = Annotated[str, typer.Option("--run", help="Name of the run.")]
 Which = Annotated[str, typer.Argument(metavar="KEY", help="The key's id or name, as `list` shows them.")]
 ExpiresIn = Annotated[str | None, typer.Option(help="It ends after so long: 7d, 12h, 30m. Without: never.")]
 
 
 @key.command()
 def create(
-    run: Run,
+    run: RequiredRun,
     name: Annotated[str, typer.Option(help="What it is called in lists.")],
     power: Annotated[Power, typer.Option(help="admin: everything. run: sessions, rewards, looking.")] = Power.RUN,
     expires_in: ExpiresIn = None,
-    database_url: str = DatabaseUrl,
+    database_url: DatabaseUrl = None,
 ) -> None:
     """Make a key and print it, this once: the store keeps its hash. Proxies accept it at once."""
     from agentrl.store import keys
@@ -40,7 +39,7 @@ def create(
 
 
 @key.command("list")
-def list_keys(run: Run, database_url: str = DatabaseUrl) -> None:
+def list_keys(run: RequiredRun, database_url: DatabaseUrl = None) -> None:
     """Show the keys as JSON: id, name, power, when they were made and when they end. Never the keys themselves."""
     from agentrl.store import keys
 
@@ -48,7 +47,7 @@ def list_keys(run: Run, database_url: str = DatabaseUrl) -> None:
 
 
 @key.command()
-def revoke(which: Which, run: Run, database_url: str = DatabaseUrl) -> None:
+def revoke(which: Which, run: RequiredRun, database_url: DatabaseUrl = None) -> None:
     """End a key: proxies refuse it within seconds."""
     from agentrl.store import keys
 
@@ -58,12 +57,12 @@ def revoke(which: Which, run: Run, database_url: str = DatabaseUrl) -> None:
 @key.command()
 def rotate(
     which: Which,
-    run: Run,
+    run: RequiredRun,
     overlap: Annotated[
         str | None, typer.Option(help="The old one ends after so long: 1h, 0s. Without: when it is revoked.")
     ] = None,
     expires_in: ExpiresIn = None,
-    database_url: str = DatabaseUrl,
+    database_url: DatabaseUrl = None,
 ) -> None:
     """Make a key in place of another and print it, this once."""
     from agentrl.store import keys
@@ -77,12 +76,6 @@ def _end(expires_in: str | None) -> float | None:
     return None if expires_in is None else time.time() + parse_age(expires_in, "--expires-in")
 
 
-def _write(database_url: str, run: str, unit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    from agentrl.store import Database, runs
-
-    database = Database(database_url)
-    try:
-        database.require_current()
-        return database.transact(unit, database.query(runs.by_name, run).id, *args, **kwargs)
-    finally:
-        database.close()
+def _write(database_url: str | None, run: str, unit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with opened(run, database_url) as store:
+        return store.database.transact(unit, store.run().id, *args, **kwargs)

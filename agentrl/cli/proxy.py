@@ -9,17 +9,16 @@ from functools import partial
 
 import typer
 
+from agentrl.cli.located import DatabaseUrl, RequiredRun, find
 from agentrl.environment import is_loopback
 from agentrl.errors import UserError
 from agentrl.visible import log_to_stderr, say
 
 
 def proxy(
-    run: str = typer.Option(..., "--run", help="Name of the run, as `agentrl train` or the store created it."),
+    run: RequiredRun,
     engine: list[str] = typer.Option(..., "--engine", help="URL of an SGLang server; repeat for several."),
-    database_url: str = typer.Option(
-        ..., "--database-url", envvar="AGENTRL_DATABASE_URL", help="SQLAlchemy URL of the store."
-    ),
+    database_url: DatabaseUrl = None,
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
     port: int = typer.Option(8080, min=0, max=65535, help="Port to listen on; 0 picks a free one."),
     workers: int = typer.Option(1, min=1, help="Processes that serve the port."),
@@ -32,6 +31,9 @@ def proxy(
     """
     from agentrl.engine.keys import EngineKeys
 
+    found = find(run, database_url)
+    assert found.name is not None
+    run, url = found.name, found.database_url
     keys = EngineKeys.from_env(os.environ)
     keys.check(engine)
     admin_key = os.environ.get("AGENTRL_ADMIN_KEY", "")
@@ -48,7 +50,7 @@ def proxy(
         from agentrl.proxy.workers import Job, supervise
 
         job = Job(run_name=run, engine_urls=engine, replica=replica, log_level=log_level, listener=listener.fileno())
-        environment = {"AGENTRL_DATABASE_URL": database_url, "AGENTRL_ADMIN_KEY": admin_key}
+        environment = {"AGENTRL_DATABASE_URL": url, "AGENTRL_ADMIN_KEY": admin_key}
         environment |= keys.variables(engine)
         serving = partial(say, f"{where}, {workers} workers")
         raise typer.Exit(supervise(job, workers, environment, serving))
@@ -59,7 +61,7 @@ def proxy(
     from agentrl.proxy.app import Settings, create_app
 
     settings = Settings(
-        database_url=database_url,
+        database_url=url,
         run_name=run,
         engine_urls=engine,
         engine_keys=keys,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.db import DatabaseUrl
+from agentrl.cli.located import DatabaseUrl, Run, opened
 from agentrl.visible import say
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def replay(
-    run: Annotated[str, typer.Option("--run", help="Name of the run.")],
     steps: Annotated[str, typer.Option(help="Which steps: 5, 3..7, 3.. or ..7.")],
-    database_url: str = DatabaseUrl,
+    run: Run = None,
+    database_url: DatabaseUrl = None,
     rescore: Annotated[
         str | None, typer.Option(help="module:function from a session to its reward, {call id: reward} or None.")
     ] = None,
@@ -42,18 +42,16 @@ def replay(
     from agentrl.export.output import atomic_folder
     from agentrl.export.selection import StepRange
     from agentrl.rollout.agent import load_object
-    from agentrl.store import Database, runs
 
     wanted = StepRange.parse(steps)
     judge = load_object(rescore, "--rescore") if rescore else None
     credit = again.Credit(judge=judge, discount=discount, estimator=estimator)
-    database = Database(database_url)
     console = Console()
     shifts: list[tuple[int, Shift]] = []
     different = 0
-    try:
-        database.require_current()
-        chosen = again.chosen_steps(database, database.query(runs.by_name, run), wanted)
+    with opened(run, database_url) as store:
+        database = store.database
+        chosen = again.chosen_steps(database, store.run(), wanted)
         with ExitStack() as stack:
             folder = stack.enter_context(atomic_folder(out, force=force)) if out else None
             for step in chosen:
@@ -66,8 +64,6 @@ def replay(
                     if folder:
                         with ParquetWriter(folder / f"step-{step.step:06d}.parquet", again.COLUMNS) as writer:
                             writer.write(again.records(step, credited))
-    finally:
-        database.close()
     if credit.changes and shifts:
         console.print(_table(shifts))
     if different:

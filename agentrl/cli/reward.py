@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.db import DatabaseUrl
+from agentrl.cli.located import DatabaseUrl, Run, opened
 from agentrl.visible import say
 
 
@@ -20,7 +20,8 @@ def reward(
     name: Annotated[str, typer.Option(help="Names add up; a later value of the same name supersedes.")] = "reward",
     source: Annotated[str, typer.Option(help="Who says so.")] = "human",
     key: Annotated[str | None, typer.Option(help="Idempotency key: repeated, it counts once.")] = None,
-    database_url: str = DatabaseUrl,
+    run: Run = None,
+    database_url: DatabaseUrl = None,
 ) -> None:
     """Reward a session or one of its calls, as the REST API does. Works while the run is on, and hours later.
 
@@ -28,7 +29,7 @@ def reward(
     """
     from agentrl.config import RunConfig
     from agentrl.errors import RequestError
-    from agentrl.store import Database, runs, sessions
+    from agentrl.store import runs, sessions
     from agentrl.store.rewards import RewardAnswer
 
     def unit(conn: Any, repeat_key: str) -> RewardAnswer:
@@ -48,10 +49,6 @@ def reward(
             idempotency_key=repeat_key,
         )
 
-    database = Database(database_url)
-    try:
-        database.require_current()
-        answer = database.transact(unit, key or uuid.uuid4().hex)
-    finally:
-        database.close()
+    with opened(run, database_url) as store:
+        answer = store.database.transact(unit, key or uuid.uuid4().hex)
     say(json.dumps({"reward_id": answer.reward_id, "applied": answer.applied}))

@@ -7,10 +7,21 @@ from typing import Annotated
 
 import typer
 
+from agentrl import location
+from agentrl.cli.located import folder_named
+from agentrl.environment import PROXY_URL, RUN_KEY
+from agentrl.errors import UserError
+
 
 def rollout(
-    config: Annotated[Path, typer.Option(help="The run's YAML file.")],
+    config: Annotated[Path | None, typer.Option(help="The run's YAML file.", show_default=False)] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, as for `agentrl train`.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", help="Name or folder of a run that is on: for --config, --url and --run-key.", show_default=False
+        ),
+    ] = None,
     url: Annotated[
         str | None, typer.Option(envvar="AGENTRL_PROXY_URL", help="The proxy, e.g. http://127.0.0.1:8000.")
     ] = None,
@@ -26,4 +37,11 @@ def rollout(
     from agentrl.config import load_config
     from agentrl.rollout.worker import run_worker
 
+    if run is not None:
+        folder = folder_named(run)
+        config = config or folder / location.CONFIG
+        told = location.proxy_of(folder)
+        url, run_key = url or told.get(PROXY_URL), run_key or told.get(RUN_KEY)
+    if config is None:
+        raise UserError("which run? give --config FILE, or --run NAME for one that is on")
     run_worker(load_config(config, overrides), base_url=url, api_key=run_key, owner=owner)

@@ -6,15 +6,20 @@ import json
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli.db import DatabaseUrl
+from agentrl import location
+from agentrl.cli.located import DatabaseUrl, connected, opened
+from agentrl.environment import DATABASE_URL
 from agentrl.errors import ConfigError
+from agentrl.location import Location
 from agentrl.visible import say
 
 if TYPE_CHECKING:
+    from sqlalchemy import Row
+
     from agentrl.config import RunConfig
 
 run = typer.Typer(help="Make a run without starting anything; list the runs.", no_args_is_help=True)
@@ -49,7 +54,7 @@ def create(
     its hash is stored. So is the database's URL where it is the run's own file; everything else goes to stderr.
     """
     from agentrl import cautions
-    from agentrl.environment import DATABASE_URL, RUN_KEY, key_from
+    from agentrl.environment import RUN_KEY, key_from
     from agentrl.launch.create import create_run
     from agentrl.schemas import Power
     from agentrl.store.keys import new_key
@@ -68,21 +73,28 @@ def create(
 
 
 @run.command("list")
-def list_runs(database_url: str = DatabaseUrl) -> None:
-    """List the runs of a database, newest first."""
+def list_runs(
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            help="SQLAlchemy URL; by default AGENTRL_DATABASE_URL, else the databases of the runs in runs/.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """List the runs of a database, or of all that runs/ has folders of; newest first."""
     from rich.table import Table
 
     from agentrl.console import Console
-    from agentrl.store import Database, runs
+    from agentrl.store import runs
 
-    database = Database(database_url)
-    try:
-        database.require_current()
-        rows = database.query(runs.all_runs)
-    finally:
-        database.close()
+    rows: dict[str, Row[Any]] = {}
+    for found in _databases(database_url):
+        with connected(found) as database:
+            database.require_current()
+            rows |= {row.id: row for row in database.query(runs.all_runs)}
     table = Table("run", "status", "steps", "version", "model", "made")
-    for row in rows:
+    for _, row in sorted(rows.items(), reverse=True):  # ids sort by time
         made = datetime.fromtimestamp(row.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
         steps = f"{row.published_step} of {row.target_steps}" if row.target_steps else "records only"
         table.add_row(row.name, row.status, steps, str(row.current_version), row.base_model, made)
@@ -91,19 +103,24 @@ def list_runs(database_url: str = DatabaseUrl) -> None:
 
 @run.command()
 def reopen(
-    name: Annotated[str, typer.Argument(help="The run's name.")],
-    database_url: str = DatabaseUrl,
+    name: Annotated[str, typer.Argument(help="The run's name or folder.")],
+    database_url: DatabaseUrl = None,
 ) -> None:
     """Let a run that was stopped or has failed go on: it takes groups again. `agentrl train` does so by itself."""
-    from agentrl.store import Database, runs
+    from agentrl.store import runs
 
-    database = Database(database_url)
-    try:
-        database.require_current()
-        database.transact(runs.go_on, database.query(runs.by_name, name).id)
-    finally:
-        database.close()
-    say(f"run {name} takes groups again")
+    with opened(name, database_url) as store:
+        row = store.run()
+        store.database.transact(runs.go_on, row.id)
+    say(f"run {row.name} takes groups again")
+
+
+def _databases(database_url: str | None) -> list[Location]:
+    """The database that is named, else those of the folders in runs/. Raises UserError when there is none."""
+    folders = location.folders()
+    if database_url or os.environ.get(DATABASE_URL) or not folders:
+        return [location.locate(None, database_url, os.environ)]
+    return [location.locate(str(folder), None, os.environ) for folder in folders]
 
 
 def _config(args: list[str], flags: dict[str, str | None]) -> RunConfig:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl import evaluation
+from agentrl.cli.located import DatabaseUrl, Store, connected, find
 from agentrl.errors import UserError
+from agentrl.location import Location
 from agentrl.schemas import Json
 from agentrl.visible import say
 
@@ -25,32 +27,35 @@ STALE_S = 15.0
 
 
 def status(
+    ctx: typer.Context,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Name or folder of the run, read from its database.", show_default=False)
+    ] = None,
     proxy: Annotated[str | None, typer.Option(envvar="AGENTRL_PROXY_URL", help="Where the proxy is.")] = None,
     run_key: Annotated[str | None, typer.Option("--key", envvar="AGENTRL_RUN_KEY", help="A run or admin key.")] = None,
     admin_key: Annotated[str | None, typer.Option(envvar="AGENTRL_ADMIN_KEY", hidden=True)] = None,
-    database_url: Annotated[
-        str | None, typer.Option(help="Ask the store instead of the proxy, which need not run.")
-    ] = None,
-    run: Annotated[str | None, typer.Option("--run", help="With --database-url: which run; else the newest.")] = None,
+    database_url: DatabaseUrl = None,
     window: Annotated[float, typer.Option(min=1, max=600, help="Rates and latencies of the last N seconds.")] = 60.0,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Show what a run does: version and step, engines, sessions, calls, tokens, latencies, forks, events, errors.
 
-    Asks the proxy (AGENTRL_PROXY_URL with AGENTRL_RUN_KEY or AGENTRL_ADMIN_KEY), from any machine.
+    Without options it shows the newest run in runs/. With --proxy or AGENTRL_PROXY_URL (and AGENTRL_RUN_KEY or
+    AGENTRL_ADMIN_KEY) it asks the proxy, from any machine. --run and --database-url read the store, without the proxy.
     """
-    if database_url is not None:
-        url = database_url
-        ask: Callable[[], Json] = lambda: from_store(url, run, window)  # noqa: E731
-    else:
+    by_option = _given(ctx, "proxy")
+    if by_option and (run or database_url):
+        raise UserError("--proxy serves one run of its own database: leave out --run and --database-url")
+    if proxy and (by_option or not (run or database_url)):
         key = run_key or admin_key
-        if not proxy:
-            raise UserError("which run? give --proxy URL (or AGENTRL_PROXY_URL), or --database-url URL")
         if not key:
             raise UserError("no key: set AGENTRL_RUN_KEY or AGENTRL_ADMIN_KEY")
         address, bearer = proxy.rstrip("/"), key
-        ask = lambda: from_proxy(address, bearer, window)  # noqa: E731
+        ask: Callable[[], Json] = lambda: from_proxy(address, bearer, window)  # noqa: E731
+    else:
+        found = find(run, database_url)
+        ask = lambda: from_store(found, window)  # noqa: E731
     if as_json and not watch:
         return say(json.dumps(ask(), indent=2))
     from agentrl.console import Console
@@ -66,6 +71,12 @@ def status(
         _follow(console, ask)
     except KeyboardInterrupt:
         return None
+
+
+def _given(ctx: typer.Context, option: str) -> bool:
+    """Whether an option is on the command line, not only in the environment."""
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _follow(console: Any, ask: Callable[[], Json]) -> None:
@@ -112,23 +123,13 @@ def from_proxy(address: str, key: str, window_s: float) -> Json:
     raise UserError(f"{address} answers {answer.status_code}: {why}")
 
 
-def from_store(database_url: str, run: str | None, window_s: float) -> Json:
+def from_store(found: Location, window_s: float) -> Json:
     """The same from the store itself. Raises UserError when it holds no run, StoreError when it cannot be read."""
-    from agentrl.store import Database, activity, runs
+    from agentrl.store import activity
 
-    database = Database(database_url)
-    try:
+    with connected(found) as database:
         database.require_current()
-        if run is not None:
-            run_id = database.query(runs.by_name, run).id
-        else:
-            known = database.query(runs.all_runs)
-            if not known:
-                raise UserError(f"{database.where} holds no run")
-            run_id = known[0].id
-        return database.query(activity.of_run, run_id, window_s)
-    finally:
-        database.close()
+        return database.query(activity.of_run, Store(database, found).run().id, window_s)
 
 
 def screen(found: Json, now: float) -> RenderableType:

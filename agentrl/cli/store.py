@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.db import DatabaseUrl
+from agentrl.cli.located import DatabaseUrl, RequiredRun, Run, Store, connected, find, opened
 from agentrl.cli.reward import reward
 from agentrl.errors import UserError
 from agentrl.visible import say
@@ -21,8 +21,10 @@ store.command()(reward)
 
 @store.command()
 def check(
-    run: Annotated[str | None, typer.Option("--run", help="Name of the run; without it every run.")] = None,
-    database_url: str = DatabaseUrl,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Name or folder of the run; without it every run of the database.")
+    ] = None,
+    database_url: DatabaseUrl = None,
 ) -> None:
     """Check the database itself, then what the rows of its runs must fulfil: exact tokens, exactly-once training,
     bounded staleness, states, credit, counters.
@@ -31,33 +33,30 @@ def check(
     stderr. A run may be on meanwhile. What left no row, an answer that was lost before it was recorded, it cannot see.
     """
     from agentrl.cli.progress import bar
-    from agentrl.store import Database, audit, runs
+    from agentrl.store import audit, runs
 
-    database = Database(database_url)
     broken, figures = 0, {}
-    try:
+    with connected(found := find(run, database_url)) as database:
         for line in database.integrity():
             say(f"database: {line}", err=True)
             broken += 1
         database.require_current()
-        known = [database.query(runs.by_name, run)] if run is not None else database.query(runs.all_runs)
+        known = [Store(database, found).run()] if run is not None else database.query(runs.all_runs)
         for row in known:
             with database.read() as conn, bar(f"checking groups of {row.name}") as progress:
                 for line in audit.scan(conn, row.id, progress):
                     say(line, err=True)
                     broken += 1
                 figures[row.name] = audit.figures(conn, row.id)
-    finally:
-        database.close()
-    say(json.dumps(figures if run is None else figures[run], indent=2))
+    say(json.dumps(figures if run is None else figures[known[0].name], indent=2))
     say(f"{broken} violations")
     raise typer.Exit(1 if broken else 0)
 
 
 @store.command()
 def prune(
-    run: Annotated[str, typer.Option("--run", help="Name of the run.")],
-    database_url: str = DatabaseUrl,
+    run: RequiredRun,
+    database_url: DatabaseUrl = None,
     older_than: Annotated[str | None, typer.Option(help="Only what finished so long ago: 7d, 12h, 30m.")] = None,
     keep_steps: Annotated[
         int | None, typer.Option(min=0, help="Only what finished before the newest N steps began.")
@@ -71,15 +70,13 @@ def prune(
     and the newest evaluation.
     """
     from agentrl.cli.progress import bar
-    from agentrl.store import Database, retention, runs
+    from agentrl.store import retention
 
     if (older_than is None) == (keep_steps is None):
         raise UserError("give either --older-than or --keep-steps")
     age = parse_age(older_than) if older_than is not None else 0.0
-    database = Database(database_url)
-    try:
-        database.require_current()
-        run_id = database.query(runs.by_name, run).id
+    with opened(run, database_url) as store:
+        database, run_id = store.database, store.run().id
         if keep_steps is None:
             cut = time.time() - age
         else:
@@ -91,8 +88,6 @@ def prune(
                 pruned = retention.prune(database, run_id, cut, progress)
             if vacuum:
                 retention.vacuum(database)
-    finally:
-        database.close()
     for table, rows in pruned.rows.items():
         say(f"{rows:>12,} {table}")
     say(f"{pruned.bytes:>12,} bytes of tokens and messages {'would go' if dry_run else 'removed'}")
@@ -101,7 +96,8 @@ def prune(
 @store.command()
 def backup(
     target: Annotated[Path, typer.Argument(help="File to make.")],
-    database_url: str = DatabaseUrl,
+    run: Run = None,
+    database_url: DatabaseUrl = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
 ) -> None:
     """Copy the database to a file while others write to it: everything committed before this began is in the copy.
@@ -109,16 +105,12 @@ def backup(
     SQLite: a database file, checked. PostgreSQL: an archive by pg_dump, for pg_restore.
     """
     from agentrl.cli.progress import bar
-    from agentrl.store import Database
     from agentrl.store import backup as backups
 
-    database = Database(database_url)
-    try:
+    with connected(find(run, database_url)) as database:
         with bar("copying pages") as progress:
             backups.backup(database, target, force=force, progress=progress)
-    finally:
-        database.close()
-    say(f"{database.where}: {target.stat().st_size:,} bytes in {target}")
+        say(f"{database.where}: {target.stat().st_size:,} bytes in {target}")
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

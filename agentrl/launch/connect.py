@@ -15,6 +15,7 @@ from agentrl.environment import ADMIN_KEY, PROXY_URL, RUN_KEY, key_from
 from agentrl.errors import ConfigError, UserError
 from agentrl.launch import parts
 from agentrl.launch.parts import Plan
+from agentrl.location import ENV_FILE
 from agentrl.schemas import Power
 from agentrl.store.keys import new_key
 
@@ -72,7 +73,7 @@ def env_file(plan: Plan) -> Iterator[Path]:
 
     It opens the run, not the proxy: the admin's key is not in it.
     """
-    path = plan.config.run_dir / "env"
+    path = plan.config.run_dir / ENV_FILE
     path.unlink(missing_ok=True)  # a killed supervisor's
     variables = {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key}
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -36,6 +36,7 @@ def create_run(config: RunConfig, key: str) -> str:
         finally:
             database.close()
         folder.write_config(config, config.run_dir / "config.yaml")
+        folder.remember_database(config.run_dir, url)
     return url
 
 

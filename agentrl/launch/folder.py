@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from sqlalchemy.engine import make_url
 
+from agentrl import location
 from agentrl.config import CHANGEABLE_OF_TRAINER, RunConfig, parse_config
 from agentrl.environment import without_password
 from agentrl.errors import ConfigError, UserError
@@ -59,8 +61,21 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 def database_url(config: RunConfig) -> str:
     """The config's, else AGENTRL_DATABASE_URL, else SQLite in the run's folder."""
-    default = f"sqlite:///{config.run_dir.resolve() / 'agentrl.db'}"
+    default = f"sqlite:///{config.run_dir.resolve() / location.SQLITE_FILE}"
     return config.database_url or os.environ.get("AGENTRL_DATABASE_URL") or default
+
+
+def remember_database(run_dir: Path, url: str) -> None:
+    """Write where the run's database is into its folder, without the password; nothing for its own SQLite file."""
+    record = run_dir / location.DATABASE
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith("file:"):
+        file = Path(parsed.database).resolve()
+        if file == (run_dir / location.SQLITE_FILE).resolve():
+            record.unlink(missing_ok=True)
+            return
+        url = f"sqlite:///{file}"
+    record.write_text(without_password(url))
 
 
 def has_checkpoints(run_dir: Path) -> bool:

@@ -75,6 +75,7 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
             database.upgrade()
             run_id, status = open_run(database, plan)
             folder.write_config(config, plan.config_file)
+            folder.remember_database(config.run_dir, plan.database_url)
             if status == "finished" and (config.run_dir / "summary.json").exists():
                 console.print(f"run {config.name} is finished; give more steps, or another name")
             else:

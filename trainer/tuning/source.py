@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from agentrl import location
 from agentrl.errors import UserError
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.rendering.folder import read_folder
@@ -43,11 +44,11 @@ def _from_file(config: AnyConfig, model: Path) -> Iterator[Item | None]:
 
 def _from_run(config: AnyConfig) -> list[Item]:
     data = config.data
-    default = f"sqlite:///{(config.runs_dir / str(data.run)).resolve() / 'agentrl.db'}"
-    database = Database(data.database_url or os.environ.get("AGENTRL_DATABASE_URL") or default)
+    where = location.locate(data.run, data.database_url, os.environ, config.runs_dir)
+    database = Database(where.database_url)
     try:
         database.require_current()
-        found = recorded.read(database, data)
+        found = recorded.read(database, data.model_copy(update={"run": where.name}))
     finally:
         database.close()
     return recorded.pairs(found, data) if isinstance(data, PairDataConfig) else recorded.conversations(found, data)

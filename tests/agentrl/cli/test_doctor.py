@@ -85,11 +85,13 @@ def test_json_alone_on_stdout(proxy):
     assert report["figures"]["ids"] == 1.0
 
 
-def test_mistakes_are_one_line(proxy, store_url):
+def test_mistakes_are_one_line(proxy, store_url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nowhere = f"which run? {tmp_path}/runs holds none: give --run FOLDER, or --database-url (AGENTRL_DATABASE_URL)"
     for args, line in [
         ((), "give either --session ID or -- COMMAND"),
         (("--session", "x", "--", "true"), "give either --session ID or -- COMMAND"),
-        (("--session", "x"), "--session needs --database-url, or AGENTRL_DATABASE_URL"),
+        (("--session", "x"), nowhere),
         (("--session", "x", "--database-url", store_url), "--session: the database holds no session 'x'"),
         (("--proxy", proxy.url, "--", "true"), "--proxy needs --key, or AGENTRL_RUN_KEY: the run's key"),
         (("--proxy", proxy.url, "--key", "wrong", "--", "true"), "the API key is not valid"),

@@ -19,6 +19,7 @@ from agentrl.console import Console
 from agentrl.engine.server import free_port
 from agentrl.errors import UserError
 from agentrl.evaluation import Evaluation, Result
+from agentrl.location import Location
 from agentrl.proxy.app import Settings, create_app
 from agentrl.store import Database, events, runs
 from agentrl.testing import FakeEngine
@@ -166,7 +167,10 @@ def test_the_newest_run_is_shown_unless_one_is_named(database_url: str, run_id: 
     assert json.loads(named.stdout)["run"]["name"] == "test"
 
 
-def test_what_is_missing_is_said_in_one_line(proxy: str, database_url: str) -> None:
+def test_what_is_missing_is_said_in_one_line(
+    proxy: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"no proxy answers at http://127\.0\.0\.1:9"):
         status.from_proxy("http://127.0.0.1:9", "k", 60.0)
     with pytest.raises(UserError, match="answers 401: the API key is not valid"):
@@ -176,6 +180,7 @@ def test_what_is_missing_is_said_in_one_line(proxy: str, database_url: str) -> N
     cases: tuple[tuple[list[str], dict[str, str], str], ...] = (
         ([], {}, "which run"),
         (["--proxy", proxy], {}, "no key"),
+        (["--proxy", proxy, "--run", "test"], {"AGENTRL_RUN_KEY": "run-key"}, "leave out --run"),
     )
     for argv, env, why in cases:
         asked = ask(*argv, **env)
@@ -185,7 +190,7 @@ def test_what_is_missing_is_said_in_one_line(proxy: str, database_url: str) -> N
 
 def test_an_empty_database_holds_no_run(database_url: str) -> None:
     with pytest.raises(UserError, match="holds no run"):
-        status.from_store(database_url, None, 60.0)
+        status.from_store(Location(database_url=database_url, name=None), 60.0)
 
 
 def test_a_server_that_is_not_ours_is_told_apart(fake_engine: FakeEngine) -> None:

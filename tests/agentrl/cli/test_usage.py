@@ -45,7 +45,7 @@ def test_an_option_that_no_command_has(command, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (("proxy", "--run", "x", "--engine", "u"), "agentrl: missing option '--database-url'"),
+        (("proxy", "--engine", "u"), "agentrl: missing option '--run'"),
         (("proxy", "--port", "eighty"), "agentrl: invalid value for '--port': Input should be a valid integer"),
         (("no-such-command",), "agentrl: no such command 'no-such-command'; see agentrl --help\n"),
         (("db", "no-such-command"), "agentrl: no such command 'no-such-command'; see agentrl db --help\n"),
