@@ -162,72 +162,77 @@ class XmlReader(CallReader):
         return body.rfind("<parameter=") > body.rfind("</parameter>")
 
 
-class PairsReader(CallReader):
-    """A name, then `<arg_key>k</arg_key><arg_value>v</arg_value>`. Tokens may have a `suffix`."""
+class MarkedReader(CallReader):
+    """A name, then arguments, each between an opening and a closing marker."""
 
-    def __init__(self, alphabet: Alphabet, suffix: str = "") -> None:
+    def __init__(self, alphabet: Alphabet, head: str, argument: str, opening: str, closing: str) -> None:
+        """`head` captures the call's name, `argument` one argument: its key first."""
         super().__init__(alphabet)
-        key, value = f"arg_key{suffix}", f"arg_value{suffix}"
-        self._head = self._pattern(rf"\s*([^\s\ud800-\udbff<]+)\s*(?:«<tool_sep{suffix}>»)?\s*")
-        self._pair = self._pattern(
-            rf"(?>«<{key}>»(.*?)«</{key}>»\s*«<{value}>»)(.*?)«</{value}>»\s*(?=«<{key}>»|«<tool_call{suffix}>»|\Z)"
-        )
-        self._value, self._end_value = (alphabet.marked(f"<{value}>"), alphabet.marked(f"</{value}>"))
+        self._head, self._argument = self._pattern(head), self._pattern(argument)
+        self._opening, self._closing = alphabet.marked(opening), alphabet.marked(closing)
 
     def read(self, body: str, parameters: Parameters) -> Items | None:
         head = self._head.match(body)
-        if head is None or not is_name(head[1]):
+        name = self._plain(head[1]) if head else ""
+        if head is None or not is_name(name):
             return None
         arguments: dict[str, Any] = {}
         at = head.end()
-        while found := self._pair.match(body, at):
-            key, at = self._alphabet.spelled(found[1]).strip(), found.end()
+        while found := self._argument.match(body, at):
+            key, at = self._plain(self._alphabet.spelled(found[1])), found.end()
             if key in arguments:
                 return None
-            arguments[key] = parameters.value(head[1], key, self._alphabet.spelled(found[2]))
-        return [Found(head[1], write_json(arguments))] if at == len(body) else None
+            try:
+                arguments[key] = self._value(name, key, found, parameters)
+            except ValueError:
+                return None
+        return [Found(name, write_json(arguments))] if at == len(body) else None
 
     def goes_on(self, body: str) -> bool:
-        return body.rfind(self._value) > body.rfind(self._end_value)
+        return body.rfind(self._opening) > body.rfind(self._closing)
+
+    def _plain(self, text: str) -> str:
+        """A name or a key without what the format adds to it."""
+        return text
+
+    def _value(self, name: str, key: str, found: re.Match[str], parameters: Parameters) -> Any:
+        """The value of one argument. Raises ValueError where its text is not valid."""
+        return parameters.value(name, key, self._alphabet.spelled(found[2]))
 
 
-class InvokeReader(CallReader):
+class PairsReader(MarkedReader):
+    """A name, then `<arg_key>k</arg_key><arg_value>v</arg_value>`. Tokens may have a `suffix`."""
+
+    def __init__(self, alphabet: Alphabet, suffix: str = "") -> None:
+        key, value = f"arg_key{suffix}", f"arg_value{suffix}"
+        super().__init__(
+            alphabet,
+            rf"\s*([^\s\ud800-\udbff<]+)\s*(?:«<tool_sep{suffix}>»)?\s*",
+            rf"(?>«<{key}>»(.*?)«</{key}>»\s*«<{value}>»)(.*?)«</{value}>»\s*(?=«<{key}>»|«<tool_call{suffix}>»|\Z)",
+            f"<{value}>",
+            f"</{value}>",
+        )
+
+    def _plain(self, text: str) -> str:
+        return text.strip()
+
+
+class InvokeReader(MarkedReader):
     """What follows `<invoke name="`: the name, then `<parameter name="k">v</parameter>`."""
 
     tag = ""
     _typed = ""
 
     def __init__(self, alphabet: Alphabet) -> None:
-        super().__init__(alphabet)
         tag = self.tag
-        self._head = self._pattern(r'([^"\n]+)">\s*')
         start = f'«<{tag}parameter name="»'
-        self._parameter = self._pattern(
-            rf'{start}([^"\n]+)"{self._typed}>(.*?)«</{tag}parameter>»\s*(?={start}|«<{tag}invoke name="»|\Z)'
+        super().__init__(
+            alphabet,
+            r'([^"\n]+)">\s*',
+            rf'{start}([^"\n]+)"{self._typed}>(.*?)«</{tag}parameter>»\s*(?={start}|«<{tag}invoke name="»|\Z)',
+            f"<{tag}parameter name=",
+            f"</{tag}parameter>",
         )
-        self._open, self._close = (alphabet.marked(f"<{tag}parameter name="), alphabet.marked(f"</{tag}parameter>"))
-
-    def read(self, body: str, parameters: Parameters) -> Items | None:
-        head = self._head.match(body)
-        if head is None or not is_name(head[1]):
-            return None
-        arguments: dict[str, Any] = {}
-        at = head.end()
-        while found := self._parameter.match(body, at):
-            key, at = self._alphabet.spelled(found[1]), found.end()
-            if key in arguments:
-                return None
-            try:
-                arguments[key] = self._value(head[1], key, found, parameters)
-            except ValueError:
-                return None
-        return [Found(head[1], write_json(arguments))] if at == len(body) else None
-
-    def goes_on(self, body: str) -> bool:
-        return body.rfind(self._open) > body.rfind(self._close)
-
-    def _value(self, name: str, key: str, found: re.Match[str], parameters: Parameters) -> Any:
-        return parameters.value(name, key, self._alphabet.spelled(found[2]))
 
 
 class DsmlReader(InvokeReader):
@@ -249,38 +254,24 @@ class DsmlReader(InvokeReader):
         return text if found[2] == "true" else read_json(text)
 
 
-class KimiK3Reader(CallReader):
+class KimiK3Reader(MarkedReader):
     """`tool="f" index="1"<|sep|>`, then arguments that name their types."""
 
     def __init__(self, alphabet: Alphabet) -> None:
-        super().__init__(alphabet)
-        self._head = self._pattern(r'\s+tool="([^"\n]+)"(?:\s+index="\d+")?\s*«<|sep|>»\s*')
-        self._argument = self._pattern(
-            r'«<|open|>»argument\s+key="([^"\n]*)"(?:\s+type="(\w+)")?\s*«<|sep|>»(.*?)«<|close|>»argument«<|sep|>»\s*'
+        super().__init__(
+            alphabet,
+            r'\s+tool="([^"\n]+)"(?:\s+index="\d+")?\s*«<|sep|>»\s*',
+            r'«<|open|>»argument\s+key="([^"\n]*)"(?:\s+type="(\w+)")?\s*«<|sep|>»(.*?)«<|close|>»argument«<|sep|>»\s*',
+            "<|open|>argument",
+            "<|close|>argument<|sep|>",
         )
-        self._open, self._close = (alphabet.marked("<|open|>argument"), alphabet.marked("<|close|>argument<|sep|>"))
 
-    def read(self, body: str, parameters: Parameters) -> Items | None:
-        head = self._head.match(body)
-        name = _unescaped(head[1]) if head else ""
-        if head is None or not is_name(name):
-            return None
-        arguments: dict[str, Any] = {}
-        at = head.end()
-        while found := self._argument.match(body, at):
-            key, at = _unescaped(self._alphabet.spelled(found[1])), found.end()
-            text = self._alphabet.spelled(found[3])
-            try:
-                value = text if (found[2] or "string") == "string" else read_json(text)
-            except ValueError:
-                return None
-            if key in arguments:
-                return None
-            arguments[key] = value
-        return [Found(name, write_json(arguments))] if at == len(body) else None
+    def _plain(self, text: str) -> str:
+        return text.replace("&quot;", '"').replace("&amp;", "&")
 
-    def goes_on(self, body: str) -> bool:
-        return body.rfind(self._open) > body.rfind(self._close)
+    def _value(self, name: str, key: str, found: re.Match[str], parameters: Parameters) -> Any:
+        text = self._alphabet.spelled(found[3])
+        return text if (found[2] or "string") == "string" else read_json(text)
 
 
 def is_name(text: str) -> bool:
@@ -307,7 +298,3 @@ def in_string(text: str) -> bool:
         if not closed:
             return "\n" not in found[0]
     return False
-
-
-def _unescaped(text: str) -> str:
-    return text.replace("&quot;", '"').replace("&amp;", "&")
