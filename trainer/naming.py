@@ -57,11 +57,6 @@ class Names:
     rules: list[Any] = field(default_factory=list)  # of transformers, that fused ones need
     config: Any = None  # of the model
 
-    @property
-    def same(self) -> bool:
-        """Whether the files name tensors as the model does."""
-        return not self.fused and all(stored == name for stored, name in self.plain.items())
-
     def in_files(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors by their names in the model → as the files have them; a tied one under each of its names there.
 

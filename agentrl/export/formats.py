@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import orjson
 
 from agentrl.errors import UserError
 from agentrl.export.columns import Columns, Kind, Row
-
-
-class Writer(Protocol):
-    """Takes pages of rows until its block ends."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Append rows; a column that a row lacks is null."""
 
 
 class JsonlWriter:

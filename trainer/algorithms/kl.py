@@ -7,7 +7,6 @@ from typing import Literal
 from torch import Tensor
 
 from agentrl.trainer.algorithms.bounds import bounded_k3
-from agentrl.trainer.algorithms.rows import Rows, suffix_sums
 
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -24,14 +23,3 @@ def kl_divergence(logprobs_S: Tensor, reference_S: Tensor, estimator: Estimator)
     if estimator == "k2":
         return difference_S.square() / 2
     return bounded_k3(-difference_S)
-
-
-def kl_penalty(
-    logprobs_S: Tensor, reference_S: Tensor, trajectories: Rows, estimator: Estimator, coef: float, gamma: float
-) -> Tensor:
-    """(S,) what the divergence in the reward adds to each token's return: −β Σ_{l≥0} γ^l KL_{t+l}, to its row's end.
-
-    REINFORCE++, arXiv 2501.03262.
-    """
-    kl_S = kl_divergence(logprobs_S.detach(), reference_S, estimator)
-    return -coef * suffix_sums(kl_S, trajectories, gamma)

@@ -15,7 +15,7 @@ from agentrl.algorithm import Algorithm
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
 from agentrl.trainer.algorithms.critic import gae, value_losses
-from agentrl.trainer.algorithms.kl import kl_divergence, kl_penalty
+from agentrl.trainer.algorithms.kl import kl_divergence
 from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.losses import LossTokens, policy_loss
 
@@ -225,20 +225,6 @@ def test_kl_estimators_estimate_the_divergence() -> None:
     exact = (p * (p / q).log()).sum()
     for kind in ("k1", "k3"):  # without bias; k2 is close where the policies are
         torch.testing.assert_close((p * kl_divergence(p.log(), q.log(), kind)).sum(), exact)
-
-
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_kl_in_the_reward_reaches_the_tokens_before_it(gamma: float) -> None:
-    batch = random_batch(5)
-    tokens = batch.packed(Algorithm())
-    got = kl_penalty(tokens.logprobs_S, tokens.reference_S, tokens.trajectories, "k1", 0.1, gamma)
-    expected = []
-    for r in range(len(batch.mask)):
-        own = [t for t in range(9) if batch.mask[r, t]]
-        kl = [(batch.logprobs[r, t] - batch.reference[r, t]).item() for t in own]
-        expected += [-0.1 * sum(gamma**k * x for k, x in enumerate(kl[i:])) for i in range(len(kl))]
-    assert got.tolist() == pytest.approx(expected, rel=1e-6)
-    assert not got.requires_grad
 
 
 # -- the critic ----------------------------------------------------------------------------------------------------
