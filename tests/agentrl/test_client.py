@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl import client as package
 from agentrl.client import LONGEST_ERROR, AsyncClient, Client
 from agentrl.errors import RequestError, UserError
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "blocking_client.py"
 
 
 @pytest.fixture
@@ -133,6 +139,12 @@ async def test_the_async_client_follows_the_same_rules(proxy: Any) -> None:
     assert [proxy.sessions[i]["status"] for i in (s.id, sub.id)] == ["completed", "completed"]
     assert proxy.rewards[0]["scope"] == "branch"
     assert proxy.history[-1][1] == {"parent_session_id": s.id}
+
+
+def test_the_blocking_client_is_generated_from_the_awaiting_one() -> None:
+    generated = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True).stdout
+    written = Path(package.__file__).with_name("blocking.py").read_text()
+    assert written == generated, "run: python scripts/blocking_client.py > agentrl/client/blocking.py"
 
 
 def test_missing_settings_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,137 @@
+"""The awaiting client and its sessions. `agentrl/client/blocking.py` is generated from this file."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from agentrl.client.requests import (
+    Retries,
+    SessionState,
+    Settings,
+    end_body,
+    error_text,
+    headers_of,
+    refusal,
+    reward_body,
+    unanswered,
+)
+from agentrl.schemas import Json
+
+
+class AsyncClient(Settings):
+    """A client of the proxy. `timeout_s` bounds every call, waiting for admission included."""
+
+    def __init__(self, base_url: str | None = None, api_key: str | None = None, **options: Any) -> None:
+        super().__init__(base_url, api_key, **options)
+        self._http = httpx.AsyncClient(**self._http_arguments)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        timeout_s: float | None = None,
+        api_key: str | None = None,
+    ) -> Any:
+        """Send one call until it is answered; with `api_key`, as the holder of that key. Returns the answer's JSON.
+
+        Raises RequestError for a refusal, or when `timeout_s` is over.
+        """
+        headers = headers_of(api_key)
+        retries = Retries(self.timeout_s if timeout_s is None else timeout_s, self.on_wait)
+        while True:
+            try:
+                answer = await self._http.request(method, path, json=body, headers=headers)
+            except httpx.TransportError as error:
+                problem = unanswered(error)
+            else:
+                if answer.is_success:
+                    return answer.json()
+                problem = refusal(answer)
+            await asyncio.sleep(retries.pause_s(problem))
+
+    def session(
+        self, task: Json | None = None, metadata: Json | None = None, *, parent_session_id: str | None = None
+    ) -> AsyncSession:
+        """Open a session when entered; waits for admission. Leaving the block ends it.
+
+        With `parent_session_id` it is a sub-agent's (`AsyncSession.child`), and waits for nothing.
+        """
+        return AsyncSession(self, task, metadata, parent_session_id)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class AsyncSession(SessionState):
+    """One agent episode; use it as a context manager."""
+
+    def __init__(
+        self, client: AsyncClient, task: Json | None, metadata: Json | None, parent_session_id: str | None = None
+    ) -> None:
+        super().__init__(task, metadata, parent_session_id)
+        self._client = client
+
+    async def _post(self, what: str, body: Json | None = None) -> Any:
+        return await self._client.request("POST", f"/sessions/{self.id}/{what}", body, api_key=self.api_key)
+
+    async def reward(
+        self,
+        value: float,
+        interaction_id: str | None = None,
+        *,
+        scope: str | None = None,
+        name: str = "reward",
+        source: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> bool:
+        """Reward the session, or one model call by its completion id. False: too late to be trained on.
+
+        `scope="branch"` keeps a call's reward to the path that leads to it. Rewards of several names add up; a later
+        one of the same name, call and scope takes the earlier one's place. A repeated `idempotency_key` counts once.
+        """
+        answer = await self._post("reward", reward_body(value, interaction_id, scope, name, source, idempotency_key))
+        return bool(answer["applied"])
+
+    async def heartbeat(self) -> bool:
+        """Report that the session is still used. Returns whether it is still open.
+
+        A model call counts as one. An agent that makes none for longer than `proxy.session_timeout_s` (waiting for a
+        person, or for a long tool) calls this now and then, or its session is abandoned.
+        """
+        answer = await self._post("heartbeat")
+        return bool(answer["status"] == "open")
+
+    def child(self, metadata: Json | None = None) -> AsyncSession:
+        """A sub-agent's session under this one: its own key, URL and rewards, and no wait for admission.
+
+        Unless rewarded itself it inherits this session's return; it ends at the latest with this session.
+        """
+        return self._client.session(metadata=metadata, parent_session_id=self.id)
+
+    async def end(self, error: str | None = None) -> None:
+        """End as completed, or as failed with `error`. Only the first call counts."""
+        if not self.ended:
+            await self._post("end", end_body(error))
+            self.ended = True
+
+    async def __aenter__(self) -> Self:
+        self._open(await self._client.request("POST", "/sessions", self._request))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await self.end(None if error is None else error_text(error))
