@@ -2,12 +2,15 @@
 
 Samples of one task are not independent, so the task is the unit: an interval says where the mean would lie had other
 tasks of the same kind been drawn, and sampled again.
+
+Rewards count as bounded when each that an interval is of lies in [0, 1]; the interval then lies there too. Student's
+quantile is computed here: it is all that scipy, which is not among our dependencies, would be needed for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, fmean, stdev
@@ -28,26 +31,58 @@ class Interval:
 def of_rewards(by_task: Sequence[Sequence[float]]) -> Interval:
     """The mean over tasks of the mean over each task's samples. Raises ValueError without a task, or a sample of one.
 
-    Wilson's interval where every reward is 0 or 1 and each task has one sample, or all rewards are equal (then as if
-    each task had one: the least that is known). Else Student's t over the task means, which clustered standard errors
-    come to when every task counts the same (Miller, "Adding Error Bars to Evals", arXiv 2411.00640).
+    Where every reward is 0 or 1 and each task has one sample, Wilson's interval. Where every reward lies in [0, 1],
+    `bounded` over the task means. Else Student's t over them, which clustered standard errors come to when every task
+    counts the same (Miller, "Adding Error Bars to Evals", arXiv 2411.00640).
     """
     if not by_task or not all(by_task):
         raise ValueError("a mean needs at least one task, and at least one sample of each")
     means = [fmean(samples) for samples in by_task]
-    distinct = {reward for samples in by_task for reward in samples}
-    if distinct <= {0.0, 1.0} and (len(distinct) == 1 or all(len(samples) == 1 for samples in by_task)):
+    if not _in_unit(by_task):
+        return student(means)
+    if all(len(samples) == 1 and samples[0] in (0.0, 1.0) for samples in by_task):
         return wilson(round(sum(means)), len(means))
-    return student(means)
+    return bounded(means)
 
 
 def of_gain(before: Mapping[int, Sequence[float]], after: Mapping[int, Sequence[float]]) -> Interval | None:
     """The mean of what each task gained, paired by task; None when the two have no task in common.
 
-    Pairing takes the tasks' own difficulty out of the error (Miller, arXiv 2411.00640).
+    Pairing takes the tasks' own difficulty out of the error (Miller, arXiv 2411.00640). Where every reward lies in
+    [0, 1] a gain lies in [-1, 1], and so does its interval: that of (1 + gain) / 2, scaled back.
     """
     common = sorted(before.keys() & after.keys())
-    return student([fmean(after[task]) - fmean(before[task]) for task in common]) if common else None
+    if not common:
+        return None
+    gains = [fmean(after[task]) - fmean(before[task]) for task in common]
+    if not (_in_unit(before.values()) and _in_unit(after.values())):
+        return student(gains)
+    half = bounded([(1 + gain) / 2 for gain in gains])
+    ends = (None if end is None else 2 * end - 1 for end in (half.low, half.high))
+    return Interval(fmean(gains), *ends)
+
+
+def _in_unit(by_task: Iterable[Sequence[float]]) -> bool:
+    return all(0.0 <= reward <= 1.0 for samples in by_task for reward in samples)
+
+
+def bounded(values: Sequence[float], level: float = LEVEL) -> Interval:
+    """Wilson's score interval of the mean of independent values in [0, 1], at their effective sample size.
+
+    n* = p(1−p)/(s²/n) is the number of independent 0/1 values whose mean would vary as this one does, and t(n−1) takes
+    the place of z (Korn and Graubard, Survey Methodology 24, 1998; Franco, Little, Louis and Slud, Journal of Survey
+    Statistics and Methodology 7, 2019). Near the middle it is Student's interval, near 0 and 1 it bends inwards. Values
+    that are all 0, or all 1, have the interval of as many 0/1 values: the least that is known.
+    """
+    p, n = fmean(values), len(values)
+    if set(values) <= {0.0} or set(values) <= {1.0}:
+        return wilson(round(p * n), n, level)
+    if n < 2:
+        return Interval(p, None, None)
+    variance = stdev(values) ** 2 / n
+    if variance == 0.0:
+        return Interval(p, p, p)
+    return score(p, p * (1 - p) / variance, t_quantile((1 + level) / 2, n - 1))
 
 
 def student(values: Sequence[float], level: float = LEVEL) -> Interval:
@@ -60,11 +95,15 @@ def student(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 
 def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
-    """Wilson's score interval of a share (JASA 22, 1927): (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n).
+    """Wilson's score interval of a share.
 
     Unlike p ± z·√(p(1−p)/n) it holds near 0 and 1 (Brown, Cai, DasGupta, Statistical Science 16, 2001).
     """
-    p, z = successes / n, NormalDist().inv_cdf((1 + level) / 2)
+    return score(successes / n, n, NormalDist().inv_cdf((1 + level) / 2))
+
+
+def score(p: float, n: float, z: float) -> Interval:
+    """(p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n) (Wilson, JASA 22, 1927), the shares that fit p."""
     middle = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n

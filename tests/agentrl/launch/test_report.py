@@ -126,7 +126,7 @@ def test_a_complete_evaluation_leaves_a_line_with_its_intervals() -> None:
         display.update(SNAPSHOT)
         display.update(SNAPSHOT)
     (line,) = [line for line in out.getvalue().splitlines() if "evaluation of step" in line]
-    assert "evaluation of step 2: greedy 1.000 [0.342, 1.000], sampled 0.750 [-2.427, 3.927], version 2" in line
+    assert "evaluation of step 2: greedy 1.000 [0.342, 1.000], sampled 0.750 [0.010, 0.999], version 2" in line
 
 
 def test_the_final_table_compares_before_and_after_with_intervals() -> None:
