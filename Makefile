@@ -19,6 +19,12 @@ setup-peers:  ## Make .venv-peers ready: the gateways that benchmarks/proxy.py m
 setup-trl:  ## Make .venv-trl ready: what TRL needs so that benchmarks/trainer.py can measure the trainer against it
 	@sh scripts/setup-trl
 
+setup-docs:  ## Make .venv-docs ready: the generator of the documentation site
+	@sh scripts/setup-docs
+
+setup-lint:  ## Make .venv-lint ready: the linters that are programs of their own
+	@sh scripts/setup-lint
+
 demo: setup  ## Train SmolLM2-135M to use a calculator on this machine, and show the curve
 	@.venv/bin/agentrl demo
 
@@ -36,6 +42,10 @@ lint: setup  ## ruff, mypy --strict, import contracts
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy agentrl tests
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
+
+docs: setup-docs  ## Build the documentation into site/ and check every link; open site/index.html, no network needed
+	@.venv-docs/bin/zensical build --clean --strict
+	@.venv-docs/bin/python scripts/check_site.py
 
 bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing, asynchrony (hours); results go to benchmarks/results
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/store.py --out benchmarks/results/store.json
@@ -55,4 +65,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/kill_proxy.py --out benchmarks/results/kill_proxy.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
-.PHONY: help setup setup-agents setup-coders setup-peers setup-trl demo demo-quick test test-coders lint bench crash kill-proxy
+.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint demo demo-quick test test-coders lint docs bench crash kill-proxy

@@ -3,7 +3,7 @@
     ~/.cache/agentrl/envs/KEY/    a venv with every pin of a lock file; KEY is a hash of lock, Python, machine
     .venv/                        requirements/cpu.lock: a light venv, a .pth file that adds the shared packages,
                                   agentrl itself editable
-    .venv-agents, -peers, -trl    requirements/agents.lock, ...: links, as nothing of ours is installed there
+    .venv-agents, -docs, ...      requirements/agents.lock, ...: links, as nothing of ours is installed there
     .venv-coders                  requirements/coders.lock, and the npm packages of requirements/coders: a link too
 
 A shared environment counts only with its stamp file, which is written last; without it, it is built anew.
@@ -34,6 +34,8 @@ LOCKS = {
     "peers": ROOT / "requirements" / "peers.lock",
     "trl": ROOT / "requirements" / "trl.lock",
     "coders": ROOT / "requirements" / "coders.lock",
+    "docs": ROOT / "requirements" / "docs.lock",
+    "lint": ROOT / "requirements" / "lint.lock",
 }
 NPM_FOLDERS = {"coders": ROOT / "requirements" / "coders"}
 """Environments that hold npm packages too: their package.json and package-lock.json."""
