@@ -1,3 +1,65 @@
-"""agentrl turns any LLM agent into a trainable one."""
+"""agentrl turns any LLM agent into a trainable one.
 
-__version__ = "0.1.0"
+    from agentrl import Client, RunConfig, load_config
+
+Names of the public API are imported from their modules at their first use (PEP 562), so that `import agentrl` is fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from agentrl.version import __version__
+
+if TYPE_CHECKING:
+    from agentrl.client import AsyncClient, AsyncSession, Client, Session
+    from agentrl.config import RunConfig, load_config
+    from agentrl.errors import AgentRLError, ConfigError, RequestError, UserError
+    from agentrl.rollout.agent import Agent
+
+__all__ = [
+    "Agent",
+    "AgentRLError",
+    "AsyncClient",
+    "AsyncSession",
+    "Client",
+    "ConfigError",
+    "RequestError",
+    "RunConfig",
+    "Session",
+    "UserError",
+    "__version__",
+    "load_config",
+]
+
+_MODULES = {
+    "Agent": "agentrl.rollout.agent",
+    "AgentRLError": "agentrl.errors",
+    "AsyncClient": "agentrl.client",
+    "AsyncSession": "agentrl.client",
+    "Client": "agentrl.client",
+    "ConfigError": "agentrl.errors",
+    "RequestError": "agentrl.errors",
+    "RunConfig": "agentrl.config",
+    "Session": "agentrl.client",
+    "UserError": "agentrl.errors",
+    "load_config": "agentrl.config",
+}
+"""Where each public name is defined."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name. Raises AttributeError naming the nearest one."""
+    if name not in _MODULES:
+        from agentrl.errors import did_you_mean
+
+        hint = "" if name.startswith("_") else did_you_mean(name, _MODULES)
+        raise AttributeError(f"module 'agentrl' has no attribute {name!r}{hint}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,7 @@
 
 from openai import OpenAI
 
-from agentrl.client import Client
+from agentrl import Client
 
 with Client() as client, client.session(task={"word": "abcd"}) as s:
     model = OpenAI(base_url=s.base_url, api_key=s.api_key)

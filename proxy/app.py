@@ -30,7 +30,6 @@ from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from agentrl import __version__
 from agentrl.config import RunConfig
 from agentrl.engine.client import EngineClient
 from agentrl.engine.keys import EngineKeys
@@ -70,6 +69,7 @@ from agentrl.proxy.upstreams import Upstream
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, engines, heartbeats, interactions, runs
 from agentrl.store.sessions import Limits
+from agentrl.version import __version__
 from agentrl.weights import ADAPTER, TENSORS
 
 log = logging.getLogger(__name__)

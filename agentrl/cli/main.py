@@ -7,7 +7,6 @@ from typing import Any
 
 import typer
 
-from agentrl import __version__
 from agentrl.cli import (
     db,
     demo,
@@ -27,6 +26,7 @@ from agentrl.cli import (
     tune,
 )
 from agentrl.errors import AgentRLError
+from agentrl.version import __version__
 from agentrl.visible import say
 
 app = typer.Typer(
