@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import apprentice
+import teaching
 from tokenizers import Tokenizer
 
 from agentrl.models import cache_dir
@@ -32,7 +33,7 @@ TAILS = ("", "\n", "\n</output>", "\n...")
 
 def learned(turns: Sequence[tuple[str, str]]) -> Path:
     """The model that has learned `turns`: made in the cache the first time, which takes minutes."""
-    sources = [Path(__file__).read_text(), Path(apprentice.__file__).read_text(), repr(turns)]
+    sources = [Path(file).read_text() for file in (__file__, apprentice.__file__, teaching.__file__)] + [repr(turns)]
     out = cache_dir() / f"apprentice-{hashlib.sha256(''.join(sources).encode()).hexdigest()[:12]}"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -67,8 +68,8 @@ def _teach(model: Any, tokenizer: Tokenizer, turns: Sequence[tuple[str, str]], r
     import torch
 
     words = _words(tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    for step in range(1, STEPS + 1):
+
+    def loss_of(step: int) -> torch.Tensor:
         long = step % LONG_EVERY == 0
         rows = [_talk(tokenizer, turns, words, rng, LONGEST_PROMPT if long else LONGEST_NOISE)]
         rows += [_talk(tokenizer, turns, words, rng, LONGEST_NOISE) for _ in range(0 if long else BATCH - 1)]
@@ -79,15 +80,9 @@ def _teach(model: Any, tokenizer: Tokenizer, turns: Sequence[tuple[str, str]], r
             ids_BT[i, : len(ids)], own_BT[i, : len(own)] = torch.tensor(ids), torch.tensor(own)
         hidden_BTD = model.model(input_ids=ids_BT).last_hidden_state
         logits_NV = model.lm_head(hidden_BTD[:, :-1][own_BT[:, 1:]])
-        loss = torch.nn.functional.cross_entropy(logits_NV, ids_BT[:, 1:][own_BT[:, 1:]])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(step / 20, 1 - step / (STEPS + 1), 1)
-        optimizer.step()
-    with torch.no_grad():
-        model.model.norm.weight.mul_(SHARPNESS)
+        return torch.nn.functional.cross_entropy(logits_NV, ids_BT[:, 1:][own_BT[:, 1:]])
+
+    teaching.teach(model, loss_of, steps=STEPS, learning_rate=LEARNING_RATE, sharpness=SHARPNESS)
 
 
 def _talk(

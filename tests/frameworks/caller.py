@@ -13,6 +13,8 @@ import string
 from pathlib import Path
 from typing import Any
 
+import teaching
+
 from agentrl.models import tiny
 
 FIRST, SECOND = "What is 12 plus 35?", "And twice that?"
@@ -45,30 +47,18 @@ def build(out: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(tiny.model_config())
-        teach(model, tokenizer, random.Random(0))
+        rng = random.Random(0)
+
+        def loss_of(_: int) -> torch.Tensor:
+            ids, labels = batch(tokenizer, rng)
+            return model(input_ids=ids, labels=labels).loss
+
+        teaching.teach(model, loss_of, steps=STEPS, learning_rate=LEARNING_RATE, sharpness=SHARPNESS)
     torch.set_num_threads(n_threads)
     model.save_pretrained(out)
     tokenizer.save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(tiny.tokenizer_config(), indent=2) + "\n")
     (out / "chat_template.jinja").write_text(tiny.CHAT_TEMPLATE)
-
-
-def teach(model: Any, tokenizer: Any, rng: random.Random) -> None:
-    """Train on the model's own turns, warming up and cooling down, then sharpen."""
-    import torch
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    for step in range(1, STEPS + 1):
-        ids, labels = batch(tokenizer, rng)
-        loss = model(input_ids=ids, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(step / 20, 1 - step / (STEPS + 1), 1)
-        optimizer.step()
-    with torch.no_grad():
-        model.model.norm.weight.mul_(SHARPNESS)
 
 
 def batch(tokenizer: Any, rng: random.Random) -> tuple[Any, Any]:
