@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "blocking_client.py"
 
 @pytest.fixture
 def client(proxy: Any) -> Any:
-    with Client(proxy.url, "run-key", timeout_s=5) as made:
+    with Client(proxy.url, "run-key", timeout_s=30) as made:
         yield made
 
 
@@ -90,7 +90,7 @@ def test_admission_is_waited_out_and_said(proxy: Any) -> None:
     proxy.faults["/sessions"] = [refuse(429, "no_capacity", **{"retry-after": "60", "retry-after-ms": "10"})]
     waits: list[str] = []
     with (
-        Client(proxy.url, "k", timeout_s=5, on_wait=lambda _, why: waits.append(why)) as client,
+        Client(proxy.url, "k", timeout_s=30, on_wait=lambda _, why: waits.append(why)) as client,
         client.session() as s,
     ):
         pass
@@ -131,7 +131,7 @@ def test_nobody_answers() -> None:
 
 async def test_the_async_client_follows_the_same_rules(proxy: Any) -> None:
     proxy.faults["/sessions"] = [refuse(503, "starting")]
-    async with AsyncClient(proxy.url, "k", timeout_s=5) as client, client.session() as s:
+    async with AsyncClient(proxy.url, "k", timeout_s=30) as client, client.session() as s:
         assert await s.reward(1.0, "chatcmpl-1", scope="branch")
         assert await s.heartbeat()
         async with s.child() as sub:

@@ -78,7 +78,7 @@ class Desk:
         )
 
     def post(self, path: str, body: Json) -> Json:
-        answer = httpx.post(self.url + path, json=body, headers=RUN_KEY, timeout=30)
+        answer = httpx.post(self.url + path, json=body, headers=RUN_KEY, timeout=120)
         assert answer.is_success, answer.text
         found: Json = answer.json()
         return found
@@ -125,5 +125,5 @@ def at_work(database_url: str, model: Path, engine_url: str, rollout: Json | Non
         yield Desk(url=f"http://127.0.0.1:{port}", database=database, renderer=load_renderer(model))
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)
         database.close()

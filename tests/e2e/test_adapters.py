@@ -7,7 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,11 @@ from peft import PeftModel
 from serving import ENGINE_KEY, add_version
 from transformers import AutoModelForCausalLM
 
+from agentrl.engine.client import EngineClient
 from agentrl.engine.server import Server, free_port
+from agentrl.engine.stream import Chunk
 from agentrl.schemas import Json
-from agentrl.store import Database, audit, events, interactions, runs
+from agentrl.store import Database, audit, events, runs
 from agentrl.testing import END_OF_TURN
 from agentrl.weights import ADAPTER, checksum
 
@@ -34,6 +39,8 @@ proxy = proxy_fixtures("proxy_fixtures_of_adapters")
 CLOSE = 1e-4
 """Mean |recorded − computed| logprob, in float32."""
 ASKED = [{"role": "user", "content": "abcd"}]
+LONG = 400
+"""Tokens of a call that goes on while others are made."""
 NEVER = -100.0
 """Bias of a token that shall not be sampled."""
 
@@ -49,6 +56,31 @@ def gap(base: Path, adapter: Path | None, call: Json) -> float:
     logits[:, END_OF_TURN] += NEVER
     computed = logits.log_softmax(-1).gather(1, torch.tensor(output)[:, None])[:, 0].numpy()
     return float(np.abs(computed - np.array(call["logprobs"])).mean())
+
+
+class Gate:
+    """Holds a call of LONG tokens after the first tokens that the engine sent of it, until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self._generate = EngineClient.generate
+
+    async def generate(self, client: EngineClient, **asked: Any) -> AsyncIterator[Chunk]:
+        """In the place of the client's method: `client` is in a proxy of another thread."""
+        async with aclosing(self._generate(client, **asked)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                if asked["sampling_params"]["max_new_tokens"] == LONG:
+                    self.reached.set()
+                    await asyncio.to_thread(self.opened.wait)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate()
+    monkeypatch.setattr(EngineClient, "generate", lambda client, **asked: made.generate(client, **asked))
+    yield made
+    made.opened.set()
 
 
 class Versions:
@@ -78,14 +110,6 @@ class Versions:
         (call,) = (await self.http.get(f"{root}/trace")).raise_for_status().json()["calls"]
         return dict(call)
 
-    async def until_sampling(self) -> None:
-        """Wait for a call under way."""
-        while True:
-            with self.database.read() as conn:
-                if interactions.oldest_running(conn, self.run_id) is not None:
-                    return await asyncio.sleep(0.3)
-            await asyncio.sleep(0.01)
-
 
 @pytest.fixture
 def config(tiny_model: Path) -> Json:
@@ -101,7 +125,7 @@ def config(tiny_model: Path) -> Json:
 
 
 async def test_calls_keep_the_version_that_they_began_with_and_the_trainer_agrees_on_every_one(
-    sglang_for_adapters: Server, tiny_model: Path, databases: Databases, config: Json, tmp_path: Path
+    sglang_for_adapters: Server, tiny_model: Path, databases: Databases, config: Json, tmp_path: Path, gate: Gate
 ) -> None:
     with databases.lent("sqlite") as url:
         database = Database(url)
@@ -121,15 +145,16 @@ async def test_calls_keep_the_version_that_they_began_with_and_the_trainer_agree
             run = Versions(f"http://127.0.0.1:{port}", database, run_id, tiny_model, tmp_path)
             calls = [await run.call()]
             await run.publish(1, rank=8)
-            long = asyncio.create_task(run.call(max_tokens=400))
-            await run.until_sampling()
+            long = asyncio.create_task(run.call(max_tokens=LONG))
+            assert await asyncio.to_thread(gate.reached.wait, 120)
             await run.publish(2, rank=4, targets=["q_proj", "down_proj", "up_proj"])
             calls.append(await run.call())
             assert not long.done()
+            gate.opened.set()
             calls.append(await long)
             await run.http.aclose()
         database.close()
-    assert [call["version_spans"] for call in calls] == [[[0, 0, 48]], [[2, 0, 48]], [[1, 0, 400]]]
+    assert [call["version_spans"] for call in calls] == [[[0, 0, 48]], [[2, 0, 48]], [[1, 0, LONG]]]
     for call in calls:
         version = call["version_spans"][0][0]
         assert gap(tiny_model, run.paths[version], call) <= CLOSE

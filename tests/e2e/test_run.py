@@ -133,7 +133,7 @@ class Run:
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(60)
+            self.process.wait(120)
 
 
 @pytest.fixture

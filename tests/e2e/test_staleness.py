@@ -99,7 +99,7 @@ class Trainer:
                     checksum="-",
                 )
             body, headers = {"version": version}, {"Authorization": "Bearer admin-key"}
-            httpx.post(f"{self.proxy_url}/admin/publish", json=body, headers=headers, timeout=30).raise_for_status()
+            httpx.post(f"{self.proxy_url}/admin/publish", json=body, headers=headers, timeout=120).raise_for_status()
         with self.database.write() as conn:
             runs.set_status(conn, self.run_id, "finished")
 

@@ -92,7 +92,7 @@ class Arena:
         said = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"answers": [], "pieces": 0}
         self.post(f"{root}/reward", {"value": float(bool(said["answers"]))})
         self.post(f"{root}/end", {})
-        session = httpx.get(f"{self.url}{root}/trace", headers=RUN_KEY, timeout=30).raise_for_status().json()
+        session = httpx.get(f"{self.url}{root}/trace", headers=RUN_KEY, timeout=120).raise_for_status().json()
         rows = trajectory_rows.c
         with self.database.read() as conn:
             built = conn.execute(
@@ -114,12 +114,12 @@ class Arena:
 
     def calls(self, session_id: str) -> list[Json]:
         """What is recorded of a session."""
-        answer = httpx.get(f"{self.url}/sessions/{session_id}/trace", headers=RUN_KEY, timeout=30)
+        answer = httpx.get(f"{self.url}/sessions/{session_id}/trace", headers=RUN_KEY, timeout=120)
         recorded: list[Json] = answer.raise_for_status().json()["calls"]
         return recorded
 
     def post(self, path: str, body: Json) -> Json:
-        answer = httpx.post(self.url + path, json=body, headers=RUN_KEY, timeout=30).raise_for_status()
+        answer = httpx.post(self.url + path, json=body, headers=RUN_KEY, timeout=120).raise_for_status()
         opened: Json = answer.json()
         return opened
 
@@ -177,5 +177,5 @@ def serve(database_url: str, model: Path, engine_url: str) -> Iterator[Arena]:
             yield Arena(url=f"http://127.0.0.1:{port}", database=database, run_id=run_id, heard=heard)
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(120)
             database.close()

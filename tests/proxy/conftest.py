@@ -112,10 +112,10 @@ def serve_proxy(
         yield server
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     """Wait for a condition; returns its value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -168,7 +168,7 @@ def proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iterator
     database = Database(store_url)
     with database.read() as conn:
         run_id = runs.by_name(conn, "test").id
-    with serve_proxy(store_url, [fake_engine.url], port), httpx.Client(timeout=30) as http:
+    with serve_proxy(store_url, [fake_engine.url], port), httpx.Client(timeout=120) as http:
         yield Proxy(f"http://127.0.0.1:{port}", database, run_id, fake_engine, renderer_of(tiny_model), http)
     database.close()
 

@@ -65,7 +65,7 @@ def port(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         time.sleep(0.01)
     yield listener.getsockname()[1]
     server.should_exit = True
-    thread.join(20)
+    thread.join(120)
 
 
 def connect(port: int) -> socket.socket:
@@ -113,7 +113,7 @@ def test_headers_without_end_are_refused(port: int) -> None:
 def test_a_client_that_does_not_read_is_left(app: App, port: int) -> None:
     with connect(port) as client:
         client.sendall(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert app.gone.wait(20)
+        assert app.gone.wait(120)
 
 
 def test_ordinary_requests_are_served_on_one_connection(port: int) -> None:

@@ -74,7 +74,7 @@ def test_the_key_of_an_engine_is_sent_and_shown_nowhere(store_url, tmp_path, unt
             told = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(120)
         assert KEY not in shown + told + (tmp_path / "log").read_text()
 
 

@@ -152,7 +152,7 @@ class Run:
     def publish(self, version: int) -> None:
         headers = {"Authorization": "Bearer admin-key"}
         body = {"version": version, "epoch": self.epoch}
-        httpx.post(f"{self.url}/admin/publish", json=body, headers=headers, timeout=30).raise_for_status()
+        httpx.post(f"{self.url}/admin/publish", json=body, headers=headers, timeout=120).raise_for_status()
 
     def get(self, path: str) -> Any:
         headers = {"Authorization": "Bearer run-key"}

@@ -24,6 +24,8 @@ from agentrl.testing import Reply
 BODY = {"messages": [{"role": "user", "content": "ab"}]}
 RETRY = {"x-stainless-retry-count": "1"}
 KEY = {"Idempotency-Key": "k"}
+GRACE_S = 1.5
+"""For a retry, where a test outlasts it."""
 GET = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -124,11 +126,21 @@ def test_a_retry_gets_what_was_recorded_meanwhile_from_the_first_byte(proxy, unt
 def test_the_sdks_own_time_out_and_retries_sample_once(proxy, until, stream):
     session = proxy.session()
     proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=0))
-    client = proxy.sdk(session, timeout=0.5).with_options(max_retries=4)
-    threading.Timer(1.2, proxy.engine.release).start()
-    answer = client.chat.completions.create(model="default", stream=stream, **BODY)
-    text = "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
+    sent = []
+
+    def note(request):
+        sent.append(request)
+        if len(sent) == 3:
+            proxy.engine.release()
+
+    with httpx.Client(event_hooks={"request": [note]}) as http:
+        client = proxy.sdk(session, timeout=0.5, http_client=http).with_options(max_retries=12)
+        answer = client.chat.completions.create(model="default", stream=stream, **BODY)
+        text = (
+            "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
+        )
     assert text == "hello"
+    assert len(sent) >= 3
     assert len(proxy.engine.requests) == 1
 
 
@@ -222,7 +234,7 @@ def test_a_retry_is_answered_after_a_restart(proxy, serve, store_url, until):
 class TestGrace:
     @pytest.fixture
     def run_config(self, run_config):
-        return run_config | {"proxy": {"retry_grace_s": 0.4}}
+        return run_config | {"proxy": {"retry_grace_s": GRACE_S}}
 
     def test_a_client_that_is_gone_for_good_frees_the_engine(self, proxy, until):
         session = proxy.session()
@@ -236,7 +248,7 @@ class TestGrace:
         session = proxy.session()
         proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=1))
         leave(proxy, session, until)
-        threading.Timer(1.5, proxy.engine.release).start()
+        threading.Timer(2 * GRACE_S, proxy.engine.release).start()
         url = f"{second.url}/sessions/{session['session_id']}/v1"
         assert text_of(post(proxy, session, url=url)) == "hello"
         assert len(proxy.engine.requests) == 1
@@ -250,7 +262,7 @@ class TestGrace:
                 until(lambda: proxy.engine.holding == 1)
                 other = pool.submit(post, proxy, session, headers=KEY, url=url)
                 until(lambda: "agentrl_calls_in_flight 1" in replace(proxy, url=second.url).metrics_text())
-            threading.Timer(1.5, proxy.engine.release).start()
+            threading.Timer(2 * GRACE_S, proxy.engine.release).start()
             assert text_of(other.result()) == "hello"
         assert len(proxy.engine.requests) == 1
 
@@ -278,13 +290,13 @@ class TestWithoutGrace:
 
         def slow(*args):
             commits.set()
-            gone.wait(10)
+            gone.wait(120)
             return finish(*args)
 
         monkeypatch.setattr(interactions, "finish", slow)
         proxy.engine.enqueue(proxy.says("hello"))
         with connected(session, BODY):
-            assert commits.wait(10)
+            assert commits.wait(120)
         until(lambda: "agentrl_calls_in_flight 0" in proxy.metrics_text())
         gone.set()
         until(lambda: of_calls(proxy, session, "status") == ["complete"])
@@ -467,13 +479,13 @@ def test_an_answer_that_is_replayed_to_nobody_is_not_given(proxy, until, monkeyp
 
     async def slow(*args):
         reading.set()
-        await asyncio.to_thread(gone.wait, 10)
+        await asyncio.to_thread(gone.wait, 120)
         return await load(*args)
 
     with monkeypatch.context() as slowly:
         slowly.setattr(replays, "load", slow)
         with connected(session, body, **RETRY):
-            assert reading.wait(10)
+            assert reading.wait(120)
         gone.set()
         until(lambda: of_calls(proxy, session, "delivery") == ["free"])
     assert text_of(post(proxy, session, body)) == "hello"

@@ -291,7 +291,7 @@ def test_a_drained_engine_finishes_and_gets_no_more_from_any_replica(proxy, seco
     assert drained == {"url": url, "draining": True, "running": 1}
     assert [engine["draining"] for engine in proxy.get("/api/engines")] == [True]
     proxy.engine.release()
-    asking.join(20)
+    asking.join(120)
     assert answers[0].choices[0].message.content == "ab"
     reads.clear()
     until(lambda: len(set(reads)) == 2)
@@ -304,5 +304,5 @@ def test_a_drained_engine_finishes_and_gets_no_more_from_any_replica(proxy, seco
     asked = len(proxy.engine.requests)
     resumed = proxy.post("/api/engines/resume", {"url": url}, headers=ADMIN).json()
     assert (asked, resumed["draining"], resumed["running"]) == (1, False, 0)
-    waiting.join(20)
+    waiting.join(120)
     assert len(answers) == 2

@@ -213,7 +213,7 @@ class Fuzz:
 
 @pytest.fixture
 def fuzz(proxy):
-    proxy.http = httpx.Client(timeout=20)
+    proxy.http = httpx.Client(timeout=120)
     found = Fuzz(proxy)
     yield found
     found.done()

@@ -108,7 +108,7 @@ class Watched:
     def __call__(self, *args, **kwargs):
         self.threads.append(thread())
         self.begun.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(120)
         return self.real(*args, **kwargs)
 
 
@@ -119,7 +119,7 @@ def send(proxy, session, path, raw):
 
 def goes_on(proxy, watched, answer):
     """While a thread is at work, the proxy answers others."""
-    assert watched.begun.wait(20)
+    assert watched.begun.wait(120)
     assert not answer.done()
     assert proxy.get("/health") == {"status": "ok"}
     other = proxy.session()

@@ -70,7 +70,7 @@ def test_what_is_under_way_is_seen(proxy, fake_engine, until):
     assert found[f'agentrl_engine_calls{{engine="{fake_engine.url}"}}'] == 1
     assert found[f'agentrl_engine_usable{{engine="{fake_engine.url}"}}'] == 1
     fake_engine.release()
-    asking.join(20)
+    asking.join(120)
     until(lambda: numbers(proxy)["agentrl_calls_in_flight"] == 0)
     assert numbers(proxy)[f'agentrl_engine_calls{{engine="{fake_engine.url}"}}'] == 0
 

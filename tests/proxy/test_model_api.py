@@ -178,7 +178,7 @@ def test_a_stop_string_across_a_seam_ends_the_answer(proxy, until, stream):
     worker.start()
     answer = ask(proxy, session, stop=["STOP"], stream=stream)
     texts = [part.choices[0].delta.content or "" for part in answer] if stream else [answer.choices[0].message.content]
-    worker.join(20)
+    worker.join(120)
     (call,) = proxy.calls(session)
     kept = proxy.says("ab STOP", end=False)
     assert ("".join(texts), call["output_ids"], call["finish_reason"]) == ("ab ", kept, "stop")
@@ -249,7 +249,7 @@ def test_an_aborted_answer_is_continued_where_it_stopped(proxy, until):
     worker.start()
     until(lambda: proxy.engine.running)
     proxy.http.post(f"{proxy.engine.url}/abort_request", json={"abort_all": True})
-    worker.join(20)
+    worker.join(120)
     (call,) = proxy.calls(session)
     assert call["status"] == "complete"
     if len(proxy.engine.requests) == 2:  # the abort came after some tokens, or before any
@@ -265,7 +265,7 @@ def test_a_call_waits_for_an_engine_that_comes_back(proxy):
     worker.start()
     proxy.engine.enqueue(proxy.says("back"))
     proxy.engine.start()
-    worker.join(20)
+    worker.join(120)
     assert answers[0].choices[0].message.content == "back"
 
 
@@ -494,7 +494,7 @@ def test_an_answer_that_cannot_be_continued_starts_anew_if_nothing_was_sent(prox
     asking.start()
     until(lambda: proxy.engine.holding)
     proxy.http.post(proxy.engine.url + "/abort_request", json={"abort_all": True})
-    asking.join(20)
+    asking.join(120)
     assert done[0].choices[0].message.content == "abcdef"
     first, second = proxy.engine.requests
     assert second["input_ids"] == first["input_ids"]

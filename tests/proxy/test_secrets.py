@@ -75,7 +75,7 @@ class Run:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.http = httpx.Client(timeout=30)
+        self.http = httpx.Client(timeout=120)
         self.answers: list[str] = []
         self.keys = {ADMIN_KEY, UPSTREAM_KEY, *WRONG}
 
@@ -115,7 +115,7 @@ def started(store_url: str, fake_engine: FakeEngine, tmp_path: Path, until: Any)
         yield run, log
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(120)
         run.http.close()
 
 

@@ -36,7 +36,7 @@ class Agent:
 @pytest.fixture
 def run_config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config | {
-        "proxy": {"heartbeat_timeout_s": 2.0, "session_timeout_s": 2.0, "end_grace_s": 3600.0},
+        "proxy": {"heartbeat_timeout_s": 4.0, "session_timeout_s": 4.0, "end_grace_s": 3600.0},
         "rollout": {"group_size": 2, "min_group_size": 1},
     }
 

@@ -69,7 +69,7 @@ def test_two_that_repeat_a_start_at_once_get_one_group(proxy, second):
     together = Barrier(6)
 
     def start(replica: Any) -> dict[str, Any]:
-        together.wait(20)
+        together.wait(120)
         return place(replica.post("/groups", {}, headers=again("k")))
 
     with ThreadPoolExecutor(6) as pool:

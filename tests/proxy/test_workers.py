@@ -52,7 +52,7 @@ class Workers:
 
     def post(self, path: str, body: Any, headers: dict[str, str] = RUN) -> httpx.Response:
         """Over a connection of its own, which any worker may take."""
-        return httpx.post(self.url + path, json=body, headers=headers, timeout=30)
+        return httpx.post(self.url + path, json=body, headers=headers, timeout=120)
 
     def session(self) -> dict[str, Any]:
         answer = self.post("/groups", {"is_eval": True, "task": {}})
@@ -109,7 +109,7 @@ def command(
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -257,7 +257,7 @@ def test_sigterm_ends_all_of_them_and_no_secret_is_on_a_command_line(two, store_
         assert "admin-key" not in argv
         assert store_url not in argv
     two.process.send_signal(signal.SIGTERM)
-    assert two.process.wait(30) == 0
+    assert two.process.wait(120) == 0
     assert not [pid for pid in pids if alive(pid)]
     assert not list(two.log.parent.glob("agentrl-metrics-*"))
 
@@ -274,13 +274,13 @@ def test_ctrl_c_reaches_every_process_and_means_one_stop(two):
         os.kill(pid, signal.SIGINT)
     assert two.serves()
     two.process.send_signal(signal.SIGINT)
-    assert two.process.wait(30) == 0
+    assert two.process.wait(120) == 0
     assert "Traceback" not in two.log.read_text()
 
 
 def test_what_is_wrong_from_the_start_is_said_once(store_url, fake_engine, tmp_path):
     with command(store_url, fake_engine.url, tmp_path, run="nosuch") as found:
-        assert found.process.wait(60) == 2
+        assert found.process.wait(120) == 2
     lines = found.log.read_text().splitlines()
     assert [line for line in lines if line.startswith("agentrl: ")] == lines[-1:], lines
     assert "nosuch" in lines[-1]
@@ -297,7 +297,7 @@ def test_a_scrape_of_any_worker_shows_all_of_them_and_no_call_is_forgotten_with_
         until(lambda gone=pid: len(two.pids()) == 2 and gone not in two.pids())
         until(two.serves)
         for _ in range(4):
-            text = httpx.get(f"{two.url}/metrics", headers=RUN, timeout=30).text
+            text = httpx.get(f"{two.url}/metrics", headers=RUN, timeout=120).text
             assert f'agentrl_calls_total{{dialect="openai.chat",status="200"}} {float(count)}' in text
             assert "agentrl_calls_in_flight 0.0" in text
 

@@ -55,7 +55,7 @@ def kill_at_random(process: subprocess.Popen[str], rng: random.Random, least: in
             break
     time.sleep(rng.uniform(0, 0.4))
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     return said
 
 

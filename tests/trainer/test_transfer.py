@@ -90,6 +90,8 @@ def test_another_process_reads_them_for_every_rank_of_every_member() -> None:
                 )
 
 
+OURS = f"torch_{os.getpid()}_"
+"""How shared memory of this process is named: other processes have theirs in the same folder."""
 PATIENT_READER = """
 import base64, pickle, sys, torch
 tensors = pickle.loads(base64.b64decode(sys.stdin.readline()))
@@ -111,11 +113,11 @@ def test_memory_that_nobody_read_is_given_back_and_a_reader_keeps_what_it_has() 
     assert reader.stdin is not None
     assert reader.stdout is not None
     with shared([{"a": torch.ones(2)}, {"b": torch.ones(3)}], [{"url": "e", "ranks": 2}], timeout_s=5) as offer:
-        assert len({name for name in os.listdir("/dev/shm") if name not in before and name.startswith("torch_")}) == 2
+        assert len({name for name in os.listdir("/dev/shm") if name not in before and name.startswith(OURS)}) == 2
         reader.stdin.write(offer["payloads"]["e"][1][0] + "\n")
         reader.stdin.flush()
         assert reader.stdout.readline() == "mapped\n"
-    assert not {name for name in os.listdir("/dev/shm") if name not in before and name.startswith("torch_")}
+    assert not {name for name in os.listdir("/dev/shm") if name not in before and name.startswith(OURS)}
     said, errors = reader.communicate("\n")
     assert (said, reader.returncode) == ("3.0\n", 0), errors
 

@@ -116,7 +116,7 @@ def test_ctrl_c_ends_the_command_and_gives_the_session_up(proxy, tmp_path: Path,
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=120)
     assert process.returncode == 130
     assert told == "stopped: the command, and all that was started for it, has ended\n"
     with pytest.raises(ProcessLookupError):

@@ -70,7 +70,7 @@ def proxy(database_url: str, run_id: str, fake_engine: FakeEngine) -> Iterator[s
         time.sleep(0.01)
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
-    thread.join(20)
+    thread.join(120)
 
 
 def ask(*argv: str, **env: str) -> Any:
@@ -86,7 +86,7 @@ def play(proxy: str) -> None:
     url = f"{session['base_url']}/chat/completions"
 
     def call(messages: list[dict[str, Any]]) -> dict[str, Any]:
-        answer = httpx.post(url, json={"messages": messages}, headers=headers, timeout=30)
+        answer = httpx.post(url, json={"messages": messages}, headers=headers, timeout=120)
         assert answer.status_code == 200, answer.text
         message: dict[str, Any] = answer.json()["choices"][0]["message"]
         return message

@@ -90,7 +90,7 @@ async def test_a_connection_that_the_server_ends_is_not_used_again(head: bytes, 
     async with serving(OK + head + b"ok", hangs_up=hangs_up) as server:
         line = Wire(f"http://127.0.0.1:{server.port}")
         assert await ask(line) == (200, b"ok")
-        await asyncio.sleep(0.05)
+        await until(lambda: not line._idle)
         assert await ask(line) == (200, b"ok")
         assert server.connections == 2
 

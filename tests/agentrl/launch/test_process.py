@@ -132,7 +132,7 @@ SAVES = """
     import os, pathlib, signal, time
     here = pathlib.Path(os.environ["HERE"])
     def save(*_):
-        time.sleep(2)
+        time.sleep(float(os.environ["SAVES_FOR_S"]))
         (here / "saved").touch()
         raise SystemExit
     signal.signal(signal.SIGTERM, save)
@@ -141,8 +141,11 @@ SAVES = """
 """
 
 
-@pytest.mark.parametrize(("grace_s", "saved"), [(0.1, False), (60.0, True)])
-async def test_a_part_has_its_time_to_save_what_it_does(tmp_path: Path, grace_s: float, saved: bool) -> None:
+@pytest.mark.parametrize(("grace_s", "saves_for_s", "saved"), [(0.1, 600.0, False), (120.0, 0.2, True)])
+async def test_a_part_has_its_time_to_save_what_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float, saves_for_s: float, saved: bool
+) -> None:
+    monkeypatch.setenv("SAVES_FOR_S", str(saves_for_s))
     task = asyncio.create_task(keep_running(replace(python(tmp_path, SAVES), grace_s=grace_s), max_restarts=5))
     pids = await asyncio.to_thread(wait_for_pids, tmp_path / "pids")
     task.cancel()

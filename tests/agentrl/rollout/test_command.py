@@ -148,7 +148,7 @@ def test_a_program_that_hangs_is_ended_with_its_children(
 ) -> None:
     started = time.monotonic()
     outcome, session = episode(HANG, timeout_s=3.0)
-    assert time.monotonic() - started < guard.GRACE_S + 30
+    assert time.monotonic() - started < guard.GRACE_S + 120
     assert (outcome.error, session["status"]) == ("the agent ran longer than 3 s", "failed")
     assert alive(pids.read_text()) == []
 
@@ -295,5 +295,5 @@ def test_a_worker_that_dies_leaves_no_program_behind(worker: Any, pids: Path, un
     process = worker(HANG, rollout={"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 1})
     until(pids.exists, 60)
     process.send_signal(number)
-    process.wait(30)
-    until(lambda: alive(pids.read_text()) == [], guard.GRACE_S + 30)
+    process.wait(120)
+    until(lambda: alive(pids.read_text()) == [], guard.GRACE_S + 120)

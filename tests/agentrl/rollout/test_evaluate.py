@@ -50,7 +50,7 @@ async def http() -> AsyncIterator[AgentHttp]:
 async def worker(proxy: Any, http: AgentHttp, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(evaluate, "LOOK_S", 0.02)
     monkeypatch.setattr(pace, "FIRST_S", 0.0)
-    async with AsyncClient(proxy.url, "k", timeout_s=5) as client:
+    async with AsyncClient(proxy.url, "k", timeout_s=30) as client:
 
         def make(agent: Agent, owner: str = "me/1", every: int | None = None, at_once: int = 2) -> Evaluator:
             return Evaluator(
@@ -61,7 +61,7 @@ async def worker(proxy: Any, http: AgentHttp, monkeypatch: pytest.MonkeyPatch) -
                 every=every,
                 owner=owner,
                 http=http,
-                timeout_s=5,
+                timeout_s=120,
                 max_concurrent=at_once,
                 progress=Progress(),
             )

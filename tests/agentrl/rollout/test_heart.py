@@ -18,12 +18,12 @@ from agentrl.rollout.heart import beating
 
 @pytest.fixture
 async def client(proxy: Any) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(proxy.url, "k", timeout_s=5) as made:
+    async with AsyncClient(proxy.url, "k", timeout_s=30) as made:
         yield made
 
 
 async def until_beats(proxy: Any, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while len(proxy.history) < count:  # noqa: ASYNC110 - the stand-in lives in another thread
             await asyncio.sleep(0.005)
 
@@ -66,7 +66,7 @@ async def test_a_proxy_that_is_away_is_waited_for(
                 raise httpx.ConnectError("connection refused")
 
             away.setattr(client._http, "request", refused)
-            await asyncio.wait_for(tried.wait(), 20)
+            await asyncio.wait_for(tried.wait(), 120)
         await until_beats(proxy, len(proxy.history) + 2)
 
 
@@ -84,7 +84,7 @@ async def test_a_beat_that_hangs_is_given_up_for_the_next(
 
             stuck.setattr(client._http, "request", hang)
             for _ in range(3):
-                await asyncio.wait_for(tried.get(), 20)
+                await asyncio.wait_for(tried.get(), 120)
         await until_beats(proxy, len(proxy.history) + 2)
     assert "a heartbeat failed: TimeoutError()" in caplog.text
 

@@ -39,7 +39,7 @@ class Scripted:
 
 @pytest.fixture
 async def client(proxy: Any) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(proxy.url, "k", timeout_s=5) as made:
+    async with AsyncClient(proxy.url, "k", timeout_s=30) as made:
         yield made
 
 
@@ -49,7 +49,7 @@ async def http() -> AsyncIterator[AgentHttp]:
         yield made
 
 
-async def rollouts(client: AsyncClient, http: AgentHttp, agent: Scripted, timeout_s: float = 5) -> Progress:
+async def rollouts(client: AsyncClient, http: AgentHttp, agent: Scripted, timeout_s: float = 30) -> Progress:
     progress = Progress()
     await run_groups(
         client, agent, http=http, timeout_s=timeout_s, max_concurrent_groups=2, owner="me", progress=progress

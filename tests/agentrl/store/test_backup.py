@@ -35,7 +35,7 @@ def writer(db: Database):
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert going.wait(60)
+    assert going.wait(120)
     yield history, acknowledged
     stop.set()
     thread.join()
@@ -93,7 +93,7 @@ def test_a_backup_under_writes_is_a_prefix_with_everything_that_was_acknowledged
 
     def progress(done: int, total: int) -> None:
         seen.append((done, total))
-        n, until = len(acknowledged), time.monotonic() + 30
+        n, until = len(acknowledged), time.monotonic() + 120
         while len(seen) < 6 and len(acknowledged) == n:  # the writer is not held up
             assert time.monotonic() < until, "nothing can be committed while it copies"
             time.sleep(0.001)

@@ -66,7 +66,7 @@ def test_a_trainer_that_was_stopped_and_replaced_changes_nothing(db, run_id, lim
         before = db.query(_everything, run_id)
 
         os.kill(old.pid, signal.SIGCONT)
-        answers, _ = old.communicate("go on\n", timeout=60)
+        answers, _ = old.communicate("go on\n", timeout=120)
     finally:
         old.kill()
     assert answers.splitlines() == ["complete fenced", "lease fenced", "publish fenced", "reconcile fenced"]
