@@ -14,7 +14,7 @@ from agentrl.version import __version__
 
 if TYPE_CHECKING:
     from agentrl.client import AsyncClient, AsyncSession, Client, Session
-    from agentrl.config import RunConfig, load_config
+    from agentrl.configs.run_config import RunConfig, load_config
     from agentrl.errors import AgentRLError, ConfigError, RequestError, UserError
     from agentrl.rollout.agent import Agent
 
@@ -41,10 +41,10 @@ _MODULES = {
     "Client": "agentrl.client",
     "ConfigError": "agentrl.errors",
     "RequestError": "agentrl.errors",
-    "RunConfig": "agentrl.config",
+    "RunConfig": "agentrl.configs.run_config",
     "Session": "agentrl.client",
     "UserError": "agentrl.errors",
-    "load_config": "agentrl.config",
+    "load_config": "agentrl.configs.run_config",
 }
 """Where each public name is defined."""
 

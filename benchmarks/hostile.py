@@ -29,8 +29,8 @@ import harness
 import numpy as np
 from proxied import RUN, start_proxy, until_healthy
 
-from agentrl.engine.keys import new_key
-from agentrl.engine.server import EngineSpec, free_port, launch
+from agentrl.engine.engine_keys import new_key
+from agentrl.engine.server_process import EngineSpec, free_port, launch
 from agentrl.environment import ENGINE_KEY
 from agentrl.models import resolve_model
 

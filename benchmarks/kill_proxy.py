@@ -35,13 +35,15 @@ import psutil
 import sqlalchemy as sa
 from proxied import RUN, until_healthy
 
-from agentrl.config import RunConfig
-from agentrl.engine.server import free_port
+from agentrl.configs.run_config import RunConfig
+from agentrl.engine.server_process import free_port
 from agentrl.models import resolve_model
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.store import Database, audit, conversations, runs
-from agentrl.tables import interactions
-from agentrl.testing import FakeEngine
+from agentrl.store import Database, runs
+from agentrl.store.audit import run_audit
+from agentrl.store.calls import conversations
+from agentrl.store.tables import interactions
+from agentrl.testing.fake_engine import FakeEngine
 
 TOKENS = 24
 TOKEN_DELAY_S = 0.01
@@ -198,7 +200,7 @@ def _tail(log: Path) -> str:
 
 def worker_pids(parent: int) -> list[int]:
     """The workers that are there."""
-    return [c.pid for c in psutil.Process(parent).children() if "agentrl.proxy.worker" in c.cmdline()]
+    return [c.pid for c in psutil.Process(parent).children() if "agentrl.proxy.serving.replica" in c.cmdline()]
 
 
 async def talk(agent: Agent, ended: asyncio.Event) -> None:
@@ -297,7 +299,7 @@ def compare(database: Database, run_id: str, agents: list[Agent], kills: int) ->
             counts["sampled_again"] += len(calls) - 1
             counts["claimed"] += sum(row.id in agent.retried for row in calls[:1])
     with database.read() as conn:
-        violations = audit.violations(conn, run_id)
+        violations = run_audit.violations(conn, run_id)
     for line in [*violations, *(f"agent {agent.index}, {line}" for agent in agents for line in agent.failures)]:
         print(line, file=sys.stderr)
     names = (*LOST, "delivered", "answers_to_retries", "claimed", "sampled_again", "calls_lost", "broken_streams")

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from agentrl.config import RunConfig
+from agentrl.configs.run_config import RunConfig
 from agentrl.store import Database, runs
 
 RUN = {"Authorization": "Bearer run-key"}

@@ -46,9 +46,9 @@ from peers.variants import KEY, OF_PEERS, PEERS, VARIANTS, Place, Variant, start
 from proxied import cpu_s
 from turns import long_model
 
-from agentrl.engine.server import free_port
+from agentrl.engine.server_process import free_port
 from agentrl.store import Database
-from agentrl.tables import interaction_data, interactions
+from agentrl.store.tables import interaction_data, interactions
 
 BASE = "starlette_httpx"
 ALL = (1, 32, 128, 512)

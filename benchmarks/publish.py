@@ -31,17 +31,17 @@ import harness
 import torch
 from proxied import start_proxy, until_healthy
 
-from agentrl.config import LoraConfig, PublishConfig
-from agentrl.engine.server import EngineSpec, free_port, launch
+from agentrl.configs.run_config import LoraConfig, PublishConfig
+from agentrl.domain.schemas import VersionState
+from agentrl.engine.server_process import EngineSpec, free_port, launch
 from agentrl.models import resolve_model
-from agentrl.schemas import VersionState
 from agentrl.store import Database, events, runs
-from agentrl.tables import weight_versions
-from agentrl.trainer import weights
+from agentrl.store.tables import weight_versions
 from agentrl.trainer.distributed import World, join_world
-from agentrl.trainer.policy import Policy
-from agentrl.trainer.publish import Publisher
-from agentrl.trainer.sharding import load_policy
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.publish import weights
+from agentrl.trainer.publish.publish_client import Publisher
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "disk": {},

@@ -26,7 +26,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from storage import filled, record, scale
 
-from agentrl.store import Database, codec
+from agentrl.store import Database
+from agentrl.store.db import codec
 
 POSTGRES = os.environ.get("AGENTRL_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 SIZES = (10_000, 100_000, 1_000_000)

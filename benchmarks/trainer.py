@@ -45,7 +45,7 @@ from training.clock import PHASES
 from training.models import save_random_model
 from training.worker import VARIANTS, WARM_UP, Order
 
-from agentrl.trainer.flops import matmul_flops, peak_flops
+from agentrl.trainer.metrics.flops import matmul_flops, peak_flops
 
 HERE = Path(__file__).parent
 BASE = "trl"

@@ -25,12 +25,12 @@ import harness
 import sqlalchemy as sa
 from proxied import RUN, cpu_s, start_proxy, until_healthy
 
-from agentrl.engine.server import free_port
+from agentrl.engine.server_process import free_port
 from agentrl.models import resolve_model
 from agentrl.rendering import load_renderer
 from agentrl.store import Database
-from agentrl.tables import interaction_data, interactions
-from agentrl.testing import FakeEngine
+from agentrl.store.tables import interaction_data, interactions
+from agentrl.testing.fake_engine import FakeEngine
 
 TURNS = 20
 TOKENS_A_TURN = 1600

@@ -1,12 +1,12 @@
 """The proxy: an ASGI app over one run, its store and its engines.
 
-    agent ──► model_api.py ──► calls.py ──► prompts.py + renderer   messages → exact prompt ids
+    agent ──► model_routes.py ──► calls.py ──► prompts.py + renderer   messages → exact prompt ids
               dialects/          │    └──► sampling.py ──► pool.py ──► SGLang
                                  └──► store (group commit)          before the answer's last event
               upstreams.py ──► another model's server             passed on, recorded, never trained
-    rollout worker, client ──► lifecycle.py      groups, sessions, rewards, ends
+    rollout worker, client ──► session_routes.py      groups, sessions, rewards, ends
     trainer ──► publish.py ──► updates.py        weights, engine by engine
-    people ──► monitoring.py
+    people ──► monitoring_routes.py
 
 Background tasks: `EnginePool.watch` (who serves, who must catch up) and `sweep.py` (what nobody ends). They outlast any
 fault of the database. Calls wait for a serving engine, never for the trainer; a publish waits for nobody.
@@ -30,56 +30,57 @@ from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from agentrl.config import RunConfig
-from agentrl.engine.client import EngineClient
-from agentrl.engine.keys import EngineKeys
+from agentrl.configs.run_config import RunConfig
+from agentrl.engine.engine_keys import EngineKeys
+from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import FencedError, RequestError, StoreError, ValueRefused
-from agentrl.proxy import (
-    areal,
-    dialects,
-    docs_page,
-    draining,
-    key_routes,
-    keyring,
-    lifecycle,
-    metrics,
-    model_api,
-    monitoring,
-    openapi,
-    publish,
-    refusals,
-    stored_responses,
-    unknown,
-    upstreams,
-)
-from agentrl.proxy.adapters import Adapters
+from agentrl.proxy import dialects
+from agentrl.proxy.access import keyring
+from agentrl.proxy.access.keyring import Keyring
+from agentrl.proxy.access.limits import Gate
+from agentrl.proxy.access.public_address import PublicAddress
+from agentrl.proxy.areal import areal_routes
+from agentrl.proxy.calls import upstreams
+from agentrl.proxy.calls.engine_params import forced_sampling
+from agentrl.proxy.calls.sweep import sweep
+from agentrl.proxy.calls.token_tree import TreeCache
+from agentrl.proxy.calls.upstreams import Upstream
 from agentrl.proxy.dialects.statuses import headers_of
-from agentrl.proxy.engine_params import forced_sampling
-from agentrl.proxy.engine_records import EngineRecords
-from agentrl.proxy.folders import WeightFolders
-from agentrl.proxy.front import FrontDoor, Handler
-from agentrl.proxy.keyring import Keyring
-from agentrl.proxy.limits import Gate
-from agentrl.proxy.pool import EnginePool
-from agentrl.proxy.public import PublicAddress
+from agentrl.proxy.engines import publishing
+from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.engine_records import EngineRecords
+from agentrl.proxy.engines.pool import EnginePool
+from agentrl.proxy.engines.weight_checks import WeightFolders
+from agentrl.proxy.front_door import FrontDoor, Handler
+from agentrl.proxy.metrics import counters
+from agentrl.proxy.routes import (
+    docs_page,
+    engine_routes,
+    key_routes,
+    model_routes,
+    monitoring_routes,
+    openapi,
+    refusals,
+    response_routes,
+    session_routes,
+    unknown_routes,
+)
 from agentrl.proxy.state import ProxyState
-from agentrl.proxy.sweep import sweep
-from agentrl.proxy.tree import TreeCache
-from agentrl.proxy.upstreams import Upstream
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.store import Database, engines, heartbeats, interactions, runs
-from agentrl.store.sessions import Limits
+from agentrl.store import Database, engine_turns, heartbeats, runs
+from agentrl.store.calls import interactions
+from agentrl.store.sessions.sessions import Limits
 from agentrl.version import __version__
-from agentrl.weights import ADAPTER, TENSORS
+from agentrl.weights_folder import ADAPTER, TENSORS
 
 log = logging.getLogger(__name__)
 LOOKS: list[tuple[str, str, Handler]] = [
-    ("/v1/messages/count_tokens", "POST", model_api.count_tokens),
-    ("/v1/models", "GET", model_api.models),
-    ("/v1/models/{model}", "GET", model_api.models),
-    ("/v1/responses/{response_id}", "GET", stored_responses.retrieve),
-    ("/v1/responses/{response_id}", "DELETE", stored_responses.delete),
-    ("/v1/responses/{response_id}/input_items", "GET", stored_responses.input_items),
+    ("/v1/messages/count_tokens", "POST", model_routes.count_tokens),
+    ("/v1/models", "GET", model_routes.models),
+    ("/v1/models/{model}", "GET", model_routes.models),
+    ("/v1/responses/{response_id}", "GET", response_routes.retrieve),
+    ("/v1/responses/{response_id}", "DELETE", response_routes.delete),
+    ("/v1/responses/{response_id}/input_items", "GET", response_routes.input_items),
 ]
 """The routes of dialects that sample nothing."""
 
@@ -117,7 +118,7 @@ def create_app(settings: Settings) -> FrontDoor:
 def model_handlers() -> dict[str, Handler]:
     """The handlers of model calls, by path."""
     handlers: dict[str, Handler] = {
-        path: metrics.counted(dialect, model_api.endpoint(dialect)) for path, dialect in dialects.DIALECTS.items()
+        path: counters.counted(dialect, model_routes.endpoint(dialect)) for path, dialect in dialects.DIALECTS.items()
     }
     return handlers | {f"/v1{path}": handlers[path] for path in dialects.OF_ANTHROPICS_SDK if path in handlers}
 
@@ -125,12 +126,12 @@ def model_handlers() -> dict[str, Handler]:
 def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
     """Every route and error handler, over whatever `lifespan` puts into `app.state.proxy`."""
     app = FastAPI(title="agentrl proxy", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.include_router(lifecycle.router)
+    app.include_router(session_routes.router)
     app.include_router(key_routes.router)
-    app.include_router(areal.router)
-    app.include_router(monitoring.router)
+    app.include_router(areal_routes.router)
+    app.include_router(monitoring_routes.router)
     app.include_router(refusals.router)
-    app.include_router(draining.router)
+    app.include_router(engine_routes.router)
     app.include_router(docs_page.router)
     for prefix in openapi.PREFIXES:
         for path, handler in model_handlers().items():
@@ -188,7 +189,7 @@ async def _running(
         database.on_commit = state.metrics.committed
         await keyring.refresh(state)
         await state.write(heartbeats.beat, run.id, "proxy", settings.replica)
-        await state.write(engines.release, run.id, settings.replica)
+        await state.write(engine_turns.release, run.id, settings.replica)
         lost = await state.write(interactions.declare_lost, run.id, settings.replica)
         if lost:
             state.metrics.ended("lost", lost)
@@ -217,7 +218,7 @@ async def _background(state: ProxyState, config: RunConfig) -> None:
             group.create_task(state.pool.watch())
             group.create_task(sweep(state))
             group.create_task(keyring.watch(state))
-            group.create_task(metrics.watch(state))
+            group.create_task(counters.watch(state))
     except* Exception as errors:
         log.critical("a background task failed, stopping: %s", errors.exceptions[0], exc_info=errors)
         signal.raise_signal(signal.SIGTERM)
@@ -227,7 +228,7 @@ async def _resume(state: ProxyState, config: RunConfig) -> None:
     """Finish a publish that a dead proxy began, as soon as an engine takes it."""
     while True:
         try:
-            return await publish.resume(state, config)
+            return await publishing.resume(state, config)
         except (RequestError, StoreError) as error:
             log.info("%s; trying again", error)
             await asyncio.sleep(1)
@@ -241,8 +242,8 @@ def _error_response(request: Request, error: RequestError) -> Response:
     if error.status in (408, 413):
         headers["connection"] = "close"  # the rest of the body may never come
     body = dialect.encode_error(error)
-    if request.url.path in areal.PATHS:
-        body = areal.with_detail(body)
+    if request.url.path in areal_routes.PATHS:
+        body = areal_routes.with_detail(body)
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
@@ -278,5 +279,5 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:  # no route of ours raises it
-        return await _on_request_error(request, unknown.no_route(request))
+        return await _on_request_error(request, unknown_routes.no_route(request))
     return _error_response(request, RequestError(error.status_code, str(error.detail), code="http_error"))

@@ -10,25 +10,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 
+from agentrl.domain.schemas import Json, Power
 from agentrl.errors import RequestError, StoreError
-from agentrl.proxy.heavy import Heavy
-from agentrl.proxy.keyring import Keyring
-from agentrl.proxy.limits import Gate
-from agentrl.proxy.metrics import Metrics
-from agentrl.proxy.pool import EnginePool
-from agentrl.proxy.public import PublicAddress
+from agentrl.proxy.access.heavy_work import Heavy
+from agentrl.proxy.access.keyring import Keyring
+from agentrl.proxy.access.limits import Gate
+from agentrl.proxy.access.public_address import PublicAddress
+from agentrl.proxy.calls.token_tree import TreeCache
+from agentrl.proxy.engines.pool import EnginePool
+from agentrl.proxy.metrics.counters import Metrics
 from agentrl.proxy.recent import Recent
-from agentrl.proxy.tree import TreeCache
 from agentrl.rendering import Renderer
-from agentrl.schemas import Json, Power
-from agentrl.store import Database, deliveries, family, sessions
-from agentrl.store.codec import hash_key
-from agentrl.store.keys import Key
-from agentrl.store.sessions import Limits
+from agentrl.store import Database, family
+from agentrl.store.calls import deliveries
+from agentrl.store.db.codec import hash_key
+from agentrl.store.key_records import Key
+from agentrl.store.sessions import sessions
+from agentrl.store.sessions.sessions import Limits
 
 if TYPE_CHECKING:
-    from agentrl.proxy.exchanges import Exchange
-    from agentrl.proxy.upstreams import Upstream
+    from agentrl.proxy.calls.exchanges import Exchange
+    from agentrl.proxy.calls.upstreams import Upstream
 
 T = TypeVar("T")
 GIVEN_TOGETHER_S = 0.05

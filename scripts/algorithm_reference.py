@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentrl.algorithm import Algorithm
-from agentrl.presets import PRESETS
+from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.presets import PRESETS
 
 HEAD = """# Algorithms
 
@@ -126,9 +126,9 @@ say what their advantages would have been under another credit (with `kl: loss` 
 
 TAIL = """## Adding one
 
-A new choice of parts is one entry in `agentrl/presets.py`, and its formula in
+A new choice of parts is one entry in `agentrl/configs/presets.py`, and its formula in
 `tests/trainer/algorithms/test_presets.py`, which compares loss and gradient with it.
-A new part is a function beside its kind in `trainer/algorithms/` and a value in `agentrl/algorithm.py`.
+A new part is a function beside its kind in `trainer/algorithms/` and a value in `agentrl/configs/algorithm.py`.
 
 This page is generated from the presets by `scripts/algorithm_reference.py`."""
 

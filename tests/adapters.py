@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from agentrl.config import LoraConfig
+from agentrl.configs.run_config import LoraConfig
 from agentrl.models import linear_layers
-from agentrl.trainer import lora
+from agentrl.trainer.models import lora
 
 
 def write_adapter(folder: Path, base_model: Path, *, seed: int, rank: int, targets: list[str] | None = None) -> Path:

@@ -21,11 +21,11 @@ from absences import pytest_make_collect_report, pytest_runtest_makereport  # no
 from databases import KINDS, Databases
 from serving import ENGINE_KEY, serving
 
-from agentrl.engine.client import EngineClient
-from agentrl.engine.server import Server
+from agentrl.engine.server_process import Server
+from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineRejected
 from agentrl.models import resolve_model
-from agentrl.testing import FakeEngine
+from agentrl.testing.fake_engine import FakeEngine
 
 if TYPE_CHECKING:
     from agentrl.trainer.distributed import World

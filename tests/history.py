@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 import time
 
-from agentrl.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
-from agentrl.store import Database, codec, heartbeats, interactions, rewards, runs, sessions, steps
-from agentrl.tokens import TokenIds
+from agentrl.domain.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
+from agentrl.domain.tokens import TokenIds
+from agentrl.store import Database, heartbeats, runs
+from agentrl.store.calls import interactions
+from agentrl.store.db import codec
+from agentrl.store.sessions import sessions
+from agentrl.store.training import rewards, steps
 
 TOOLS = [{"type": "function", "function": {"name": "calculator"}}]
 LIMITS = sessions.Limits(

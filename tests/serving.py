@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine.server import EngineSpec, Server, free_port, launch
-from agentrl.schemas import VersionState
+from agentrl.domain.schemas import VersionState
+from agentrl.engine.server_process import EngineSpec, Server, free_port, launch
 from agentrl.store import Database
-from agentrl.tables import weight_versions
+from agentrl.store.tables import weight_versions
 
 ENGINE_KEY = "arl-engine-of-tests-0123456789abcdef"
 

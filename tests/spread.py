@@ -13,7 +13,7 @@ ENGINE = "engine"
 REAL_ENGINE = ("tests/coders/test_real_engine.py", "tests/e2e/", "tests/frameworks/")
 UNDIVIDED = (
     "tests/agentrl/rendering/",
-    "tests/agentrl/store/test_audit.py",
+    "tests/agentrl/store/audit/test_run_audit.py",
     "tests/agentrl/store/test_damage.py",
     "tests/trainer/",
 )

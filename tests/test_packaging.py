@@ -36,7 +36,7 @@ def test_packages_are_the_folders_with_code() -> None:
         "import sys; sys.argv = ['agentrl', '--help']\nfrom agentrl.cli.main import app; app(standalone_mode=False)",
         "import agentrl.proxy",
         "import agentrl.proxy.app",
-        "import agentrl.client, agentrl.rollout, agentrl.engine.client, agentrl.models, agentrl.store",
+        "import agentrl.client, agentrl.rollout, agentrl.engine.sglang_client, agentrl.models, agentrl.store",
     ],
     ids=["help", "proxy", "proxy-app", "core"],
 )
@@ -47,7 +47,7 @@ def test_light_parts_do_not_import_torch(code: str) -> None:
 
 
 SERVICES = {"wandb", "trackio"}
-"""Clients of services, and large: tests/trainer/test_sinks.py has stand-ins for them."""
+"""Clients of services, and large: tests/trainer/metrics/test_metric_sinks.py has stand-ins for them."""
 
 
 def test_the_lock_pins_everything_that_pyproject_asks_for() -> None:

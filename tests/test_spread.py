@@ -21,7 +21,10 @@ def test_groups() -> None:
     assert group_of("tests/e2e/test_run.py::test_it") == ENGINE
     assert group_of("tests/agentrl/engine/test_contract.py::test_it[sglang]") == ENGINE
     assert group_of("tests/trainer/test_loop.py::test_it[a::b]") == "tests/trainer/test_loop.py"
-    assert group_of("tests/proxy/test_keys.py::test_it[a::b]") == "tests/proxy/test_keys.py::test_it[a::b]"
+    assert (
+        group_of("tests/proxy/access/test_authentication.py::test_it[a::b]")
+        == "tests/proxy/access/test_authentication.py::test_it[a::b]"
+    )
 
 
 def test_the_paths_are_there() -> None:

@@ -41,12 +41,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as save_sta
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.tensor import DTensor
 
-from agentrl.config import UpdateConfig
+from agentrl.configs.run_config import UpdateConfig
+from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.errors import StoreError, UserError, did_you_mean
 from agentrl.files import draft_of, settle
-from agentrl.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.trainer.distributed import World
-from agentrl.trainer.policy import Body
+from agentrl.trainer.models.policy import Body
 
 FORMAT = 3
 STATE = "state"

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Row, select
 
-from agentrl.config import RunConfig
-from agentrl.errors import UserError
-from agentrl.schemas import (
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import (
     Batch,
     Json,
     ResumePlan,
@@ -21,13 +20,15 @@ from agentrl.schemas import (
     TrainedTrajectory,
     VersionState,
 )
-from agentrl.store import Database, batch_facts, events, runs, steps
-from agentrl.store.batch_facts import BatchFacts
-from agentrl.store.codec import new_id
-from agentrl.tables import weight_versions
+from agentrl.errors import UserError
+from agentrl.store import Database, events, runs
+from agentrl.store.db.codec import new_id
+from agentrl.store.tables import weight_versions
+from agentrl.store.training import batch_facts, steps
+from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.checkpoint import Ignored, StepRecord
 from agentrl.trainer.packing import Sample
-from agentrl.weights import version_of
+from agentrl.weights_folder import version_of
 
 POLL_S = 0.2
 KEEP_VERSIONS = 3

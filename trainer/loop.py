@@ -36,29 +36,30 @@ from types import FrameType
 import torch
 
 from agentrl import visible
-from agentrl.config import RunConfig
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Batch, ResumePlan, TrainedBatch
 from agentrl.errors import NonFiniteError
 from agentrl.files import remove_drafts
-from agentrl.schemas import Batch, ResumePlan, TrainedBatch
-from agentrl.trainer import checkpoint, weights
+from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import Checkpoint, Ignored, StepRecord, Writing
 from agentrl.trainer.distributed import World
-from agentrl.trainer.evaluated import Evaluated
-from agentrl.trainer.flops import peak_flops
-from agentrl.trainer.hold import wait_for_evaluation
+from agentrl.trainer.evaluation_hold import wait_for_evaluation
+from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
 from agentrl.trainer.lineage import CHECKPOINTED, Lineage, trained_trajectories
-from agentrl.trainer.metrics import Metrics, batch_metrics, finite, outcome_metrics
-from agentrl.trainer.models import Models, after_step, make_models, parts, restore
+from agentrl.trainer.metrics.batch_metrics import Metrics, batch_metrics, finite, outcome_metrics
+from agentrl.trainer.metrics.evaluation_metrics import Evaluated
+from agentrl.trainer.metrics.flops import peak_flops
+from agentrl.trainer.metrics.metric_sinks import Sinks, wanted
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.run_models import Models, after_step, make_models, parts, restore
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.packing import Sample
-from agentrl.trainer.policy import Policy
-from agentrl.trainer.publish import Publisher
-from agentrl.trainer.schedule import learning_rate, set_learning_rate
+from agentrl.trainer.publish import weights
+from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.publish.weights import Published
 from agentrl.trainer.scoring import make_samples
-from agentrl.trainer.sinks import Sinks, wanted
 from agentrl.trainer.update import make_optimizer, update_policy
-from agentrl.trainer.weights import Published
-from agentrl.weights import folder_name
+from agentrl.weights_folder import folder_name
 
 CHECKPOINTS = "checkpoints"
 WAITING = "rank 0 waits"

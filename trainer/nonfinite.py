@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
+from agentrl.configs.algorithm import Algorithm
 from agentrl.errors import NonFiniteError
+from agentrl.trainer.algorithms.losses import LossTokens, token_losses
 from agentrl.trainer.distributed import World
-from agentrl.trainer.losses import LossTokens, token_losses
 
 NAMED = 5
 """Trajectories that a message names; an event names all."""

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.batching import PrefixTree, balance, build_tree, line_up, pack_grids, split_by_budget
-from agentrl.schemas import Float32, Int32, TrajectoryTokens
+from agentrl.domain.batching import PrefixTree, balance, build_tree, line_up, pack_grids, split_by_budget
+from agentrl.domain.schemas import Float32, Int32, TrajectoryTokens
 
 UNPACKED = 0
 """A token budget under which a microbatch has one unit, whose sequences share nothing and are computed one by one."""

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
-from agentrl.schemas import Float32, TrajectoryTokens
-from agentrl.trainer.advantages import penalized_advantages, token_advantages, turn_advantages
+from agentrl.configs.algorithm import Algorithm
+from agentrl.domain.schemas import Float32, TrajectoryTokens
+from agentrl.trainer.algorithms.advantages import penalized_advantages, token_advantages, turn_advantages
 from agentrl.trainer.algorithms.kl import kl_divergence
-from agentrl.trainer.critic import gae_advantages
 from agentrl.trainer.distributed import World
-from agentrl.trainer.models import Models
+from agentrl.trainer.models.critic import gae_advantages
+from agentrl.trainer.models.run_models import Models
+from agentrl.trainer.models.sharding import reshard
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
-from agentrl.trainer.sharding import reshard
 
 Scores = list[Float32]
 """(T,) per trajectory of a batch, 0 but at loss tokens."""

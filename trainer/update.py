@@ -21,22 +21,22 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from agentrl.algorithm import Algorithm
-from agentrl.config import TrainerConfig, UpdateConfig
+from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.run_config import TrainerConfig, UpdateConfig
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
-from agentrl.trainer.algorithms.critic import value_losses
-from agentrl.trainer.algorithms.rows import Rows
-from agentrl.trainer.critic import Critic, Learner, explained_variance
+from agentrl.trainer.algorithms.gae import value_losses
+from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
+from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.distributed import World
-from agentrl.trainer.flops import Work, is_dense, update_flops
-from agentrl.trainer.losses import LossTokens, policy_loss
-from agentrl.trainer.metrics import Metrics
+from agentrl.trainer.metrics.batch_metrics import Metrics
+from agentrl.trainer.metrics.flops import Work, is_dense, update_flops
+from agentrl.trainer.metrics.step_stats import Tally, mean
+from agentrl.trainer.models.critic import Critic, Learner, explained_variance
+from agentrl.trainer.models.policy import Body, Policy
+from agentrl.trainer.models.sharding import accumulate, reshard
 from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, Seen, culprits, stop
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
-from agentrl.trainer.policy import Body, Policy
-from agentrl.trainer.sharding import accumulate, reshard
-from agentrl.trainer.tally import Tally, mean
 
 PASSES = ("forward_tokens", "forward_predictions", "backward_tokens", "backward_predictions")
 """What every rank adds up of the policy's passes."""

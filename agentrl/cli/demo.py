@@ -17,7 +17,7 @@ def demo(
     """Train SmolLM2-135M to use a calculator (or, with --quick, a tiny model to reverse words), and show the result."""
     from agentrl.cli.train import exit_when_stopped
     from agentrl.console import Console
-    from agentrl.launch.demo import run_demo
+    from agentrl.launch.packaged_runs import run_demo
 
     with exit_when_stopped():
         run_demo(quick=quick, seed=seed, runs_dir=runs_dir, overrides=overrides or [], console=Console())

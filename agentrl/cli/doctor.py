@@ -14,8 +14,8 @@ from agentrl.visible import say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentrl.doctor.episode import Episode
     from agentrl.doctor.report import Report
+    from agentrl.doctor.trial import Episode
 
 STOPPED = 130
 NEVER_WRAPS = 100_000
@@ -114,7 +114,7 @@ def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str
 async def _against(command: Sequence[str], url: str, key: str | None, stdout: int | None) -> tuple[Episode, str | None]:
     """Play against a proxy that is there; the session is given up in the end, so that its run does not train it."""
     from agentrl.client import AsyncClient
-    from agentrl.doctor.episode import play
+    from agentrl.doctor.trial import play
 
     if key is None:
         raise UserError("--proxy needs --key, or AGENTRL_RUN_KEY: the run's key")
@@ -128,8 +128,8 @@ async def _against_own(command: Sequence[str], model: str, stdout: int | None) -
     from rich.text import Text
 
     from agentrl.console import Console
-    from agentrl.doctor.episode import play
     from agentrl.doctor.temporary import place
+    from agentrl.doctor.trial import play
     from agentrl.models import resolve_model
 
     console = Console(stderr=True)

@@ -12,7 +12,7 @@ from agentrl.visible import say
 
 if TYPE_CHECKING:
     from agentrl.console import Console
-    from agentrl.engine.server import Server
+    from agentrl.engine.server_process import Server
     from agentrl.engine.supervisor import EngineSupervisor
 
 
@@ -45,9 +45,9 @@ def engine(
 
     from rich.text import Text
 
-    from agentrl.config import ALL_LINEAR
+    from agentrl.configs.run_config import ALL_LINEAR
     from agentrl.console import Console
-    from agentrl.engine.server import EngineSpec, check_port, free_port, pick_device
+    from agentrl.engine.server_process import EngineSpec, check_port, free_port, pick_device
     from agentrl.engine.supervisor import EngineSupervisor, Weights
     from agentrl.environment import ENGINE_KEY, key_from
     from agentrl.models import check_model_folder, resolve_model
@@ -85,7 +85,7 @@ def engine(
 
 def made_up_key(path: Path) -> str:
     """A random key, in a file that its owner alone reads."""
-    from agentrl.engine.keys import new_key
+    from agentrl.engine.engine_keys import new_key
     from agentrl.files import touch_private
 
     key = new_key()

@@ -28,7 +28,7 @@ def export(
 
     Whatever it makes appears complete under its name, or not at all.
     """
-    from agentrl.cli.progress import bar
+    from agentrl.cli.progress_bar import bar
     from agentrl.export.job import FORMATS, Job
     from agentrl.export.selection import Selection, require_choice
 

@@ -11,8 +11,8 @@ import typer
 
 from agentrl.cli.located import DatabaseUrl, RequiredRun, opened
 from agentrl.cli.store import parse_age
+from agentrl.domain.schemas import Power
 from agentrl.errors import UserError
-from agentrl.schemas import Power
 from agentrl.visible import say
 
 key = typer.Typer(help="Make, list, rotate and revoke the admin and run keys of a run.", no_args_is_help=True)
@@ -30,28 +30,28 @@ def create(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Make a key and print it, this once: the store keeps its hash. Proxies accept it at once."""
-    from agentrl.store import keys
+    from agentrl.store import key_records
 
     if power is Power.SESSION:
         raise UserError("--power session: a session's key comes with its session")
-    made = _write(database_url, run, keys.create, power, name, _end(expires_in))
+    made = _write(database_url, run, key_records.create, power, name, _end(expires_in))
     say(made.key)
 
 
 @key.command("list")
 def list_keys(run: RequiredRun, database_url: DatabaseUrl = None) -> None:
     """Show the keys as JSON: id, name, power, when they were made and when they end. Never the keys themselves."""
-    from agentrl.store import keys
+    from agentrl.store import key_records
 
-    say(json.dumps(_write(database_url, run, keys.listing), indent=2))
+    say(json.dumps(_write(database_url, run, key_records.listing), indent=2))
 
 
 @key.command()
 def revoke(which: Which, run: RequiredRun, database_url: DatabaseUrl = None) -> None:
     """End a key: proxies refuse it within seconds."""
-    from agentrl.store import keys
+    from agentrl.store import key_records
 
-    say(f"{_write(database_url, run, keys.revoke, which)} is revoked")
+    say(f"{_write(database_url, run, key_records.revoke, which)} is revoked")
 
 
 @key.command()
@@ -65,10 +65,10 @@ def rotate(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Make a key in place of another and print it, this once."""
-    from agentrl.store import keys
+    from agentrl.store import key_records
 
     overlap_s = None if overlap is None else parse_age(overlap, "--overlap")
-    made = _write(database_url, run, keys.rotate, which, overlap_s=overlap_s, expires_at=_end(expires_in))
+    made = _write(database_url, run, key_records.rotate, which, overlap_s=overlap_s, expires_at=_end(expires_in))
     say(made.key)
 
 

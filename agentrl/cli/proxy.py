@@ -29,7 +29,7 @@ def proxy(
     The admin key comes from AGENTRL_ADMIN_KEY; on loopback one is made up when it is not set. The engines' keys come
     from AGENTRL_ENGINE_KEY, or AGENTRL_ENGINE_KEYS; engines off loopback must have one.
     """
-    from agentrl.engine.keys import EngineKeys
+    from agentrl.engine.engine_keys import EngineKeys
 
     found = find(run, database_url)
     assert found.name is not None
@@ -47,7 +47,7 @@ def proxy(
     where = f"agentrl proxy for run {run} on http://{host}:{port}"
     log_to_stderr(log_level)
     if workers > 1:
-        from agentrl.proxy.workers import Job, supervise
+        from agentrl.proxy.serving.prefork import Job, supervise
 
         job = Job(run_name=run, engine_urls=engine, replica=replica, log_level=log_level, listener=listener.fileno())
         environment = {"AGENTRL_DATABASE_URL": url, "AGENTRL_ADMIN_KEY": admin_key}
@@ -57,8 +57,8 @@ def proxy(
 
     import uvicorn
 
-    from agentrl.proxy import connections
     from agentrl.proxy.app import Settings, create_app
+    from agentrl.proxy.serving import connections
 
     settings = Settings(
         database_url=url,

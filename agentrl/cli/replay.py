@@ -14,7 +14,7 @@ from agentrl.visible import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from agentrl.replay import Shift
+    from agentrl.past_batches import Shift
 
 
 def replay(
@@ -36,10 +36,10 @@ def replay(
     With --rescore, --discount or --estimator also says what returns and advantages would have been. Exits with status 1
     when a batch is not what was trained.
     """
-    from agentrl import replay as again
+    from agentrl import past_batches as again
     from agentrl.console import Console
-    from agentrl.export.formats import ParquetWriter
     from agentrl.export.output import atomic_folder
+    from agentrl.export.row_writers import ParquetWriter
     from agentrl.export.selection import StepRange
     from agentrl.rollout.agent import load_object
 

@@ -27,10 +27,11 @@ def reward(
 
     Prints JSON; `applied` is false when it came too late to be trained on. It is kept all the same.
     """
-    from agentrl.config import RunConfig
+    from agentrl.configs.run_config import RunConfig
     from agentrl.errors import RequestError
-    from agentrl.store import runs, sessions
-    from agentrl.store.rewards import RewardAnswer
+    from agentrl.store import runs
+    from agentrl.store.sessions import sessions
+    from agentrl.store.training.rewards import RewardAnswer
 
     def unit(conn: Any, repeat_key: str) -> RewardAnswer:
         run_id = sessions.run_of(conn, session)

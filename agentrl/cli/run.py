@@ -20,7 +20,7 @@ from agentrl.visible import say
 if TYPE_CHECKING:
     from sqlalchemy import Row
 
-    from agentrl.config import RunConfig
+    from agentrl.configs.run_config import RunConfig
 
 run = typer.Typer(help="Make a run without starting anything; list the runs.", no_args_is_help=True)
 
@@ -53,11 +53,11 @@ def create(
     Without a config file it only records. The run's key is printed as a shell's `export`, here and never again: only
     its hash is stored. So is the database's URL where it is the run's own file; everything else goes to stderr.
     """
-    from agentrl import cautions
+    from agentrl.configs import cautions
+    from agentrl.domain.schemas import Power
     from agentrl.environment import RUN_KEY, key_from
     from agentrl.launch.create import create_run
-    from agentrl.schemas import Power
-    from agentrl.store.keys import new_key
+    from agentrl.store.key_records import new_key
 
     settings = _config(config or [], {"name": name, "model": model, "database_url": database_url})
     key = key_from({RUN_KEY: key or ""}, RUN_KEY) or new_key(Power.RUN)
@@ -125,7 +125,7 @@ def _databases(database_url: str | None) -> list[Location]:
 
 def _config(args: list[str], flags: dict[str, str | None]) -> RunConfig:
     """Of a file and overrides, or of `--name` and `--model` alone; flags win. Raises ConfigError."""
-    from agentrl.config import apply_override, load_config, parse_config
+    from agentrl.configs.run_config import apply_override, load_config, parse_config
 
     overrides = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     if args and "=" not in args[0]:

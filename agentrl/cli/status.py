@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl import evaluation
 from agentrl.cli.located import DatabaseUrl, Store, connected, find
+from agentrl.domain import evaluation
+from agentrl.domain.schemas import Json
 from agentrl.errors import UserError
 from agentrl.location import Location
-from agentrl.schemas import Json
 from agentrl.visible import say
 
 if TYPE_CHECKING:

@@ -32,8 +32,9 @@ def check(
     Prints each run's figures as JSON; exits with status 1 and one line per violation (`TABLE ID: what is wrong`) on
     stderr. A run may be on meanwhile. What left no row, an answer that was lost before it was recorded, it cannot see.
     """
-    from agentrl.cli.progress import bar
-    from agentrl.store import audit, runs
+    from agentrl.cli.progress_bar import bar
+    from agentrl.store import runs
+    from agentrl.store.audit import run_audit
 
     broken, figures = 0, {}
     with connected(found := find(run, database_url)) as database:
@@ -44,10 +45,10 @@ def check(
         known = [Store(database, found).run()] if run is not None else database.query(runs.all_runs)
         for row in known:
             with database.read() as conn, bar(f"checking groups of {row.name}") as progress:
-                for line in audit.scan(conn, row.id, progress):
+                for line in run_audit.scan(conn, row.id, progress):
                     say(line, err=True)
                     broken += 1
-                figures[row.name] = audit.figures(conn, row.id)
+                figures[row.name] = run_audit.figures(conn, row.id)
     say(json.dumps(figures if run is None else figures[known[0].name], indent=2))
     say(f"{broken} violations")
     raise typer.Exit(1 if broken else 0)
@@ -69,7 +70,7 @@ def prune(
     Whatever a step has leased or trained stays, so that every past batch can still be rebuilt; so do the first
     and the newest evaluation.
     """
-    from agentrl.cli.progress import bar
+    from agentrl.cli.progress_bar import bar
     from agentrl.store import retention
 
     if (older_than is None) == (keep_steps is None):
@@ -104,7 +105,7 @@ def backup(
 
     SQLite: a database file, checked. PostgreSQL: an archive by pg_dump, for pg_restore.
     """
-    from agentrl.cli.progress import bar
+    from agentrl.cli.progress_bar import bar
     from agentrl.store import backup as backups
 
     with connected(find(run, database_url)) as database:

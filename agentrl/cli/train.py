@@ -25,21 +25,21 @@ def train(
     ] = False,
 ) -> None:
     """Start engine, proxy, rollouts and trainer, and watch them until the run is finished. Resumes a stopped run."""
-    from agentrl.config import load_config
+    from agentrl.configs.run_config import load_config
     from agentrl.console import Console
-    from agentrl.launch import demo
-    from agentrl.launch import train as launch
+    from agentrl.launch import local_run as launch
+    from agentrl.launch import packaged_runs
 
     console = Console()
     run = load_config(config, overrides)
     with exit_when_stopped():
-        demo.show_results(run, launch.train(run, console, from_base=from_base), console)
+        packaged_runs.show_results(run, launch.train(run, console, from_base=from_base), console)
 
 
 @contextmanager
 def exit_when_stopped() -> Iterator[None]:
     """A stopped run is no error: say how to go on, and exit as an interrupted program does."""
-    from agentrl.launch.train import Stopped
+    from agentrl.launch.local_run import Stopped
 
     try:
         yield

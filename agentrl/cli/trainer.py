@@ -13,7 +13,7 @@ from agentrl.errors import AgentRLError, ConfigError, FencedError
 from agentrl.visible import say
 
 if TYPE_CHECKING:
-    from agentrl.config import RunConfig
+    from agentrl.configs.run_config import RunConfig
 
 FENCED_STATUS = 3
 """Exit status of a trainer that met a newer one."""
@@ -33,12 +33,12 @@ def trainer(
     A run whose steps had checkpoints is not started over without them, unless --from-base says so.
     Exit status 3 means that a newer trainer of the same run has started.
     """
-    from agentrl import cautions
-    from agentrl.config import load_config
-    from agentrl.trainer import sinks
+    from agentrl.configs import cautions
+    from agentrl.configs.run_config import load_config
+    from agentrl.trainer.metrics import metric_sinks
 
     run = load_config(config, overrides)
-    sinks.require(run.metrics)
+    metric_sinks.require(run.metrics)
     if "RANK" not in os.environ:  # before torchrun: said once
         for caution in cautions.of(run):
             say(caution, err=True)
@@ -53,13 +53,13 @@ def trainer(
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads leave the cores to engines on the same machine
 
-    from agentrl.launch.folder import database_url
+    from agentrl.launch.run_folder import database_url
     from agentrl.models import resolve_model
     from agentrl.store import Database
     from agentrl.trainer.distributed import join_world
     from agentrl.trainer.lineage import Lineage
     from agentrl.trainer.loop import Stop, engine_dtype, train
-    from agentrl.trainer.publish import Publisher
+    from agentrl.trainer.publish.publish_client import Publisher
     from agentrl.trainer.torchrun import told
 
     stop = Stop()
@@ -92,7 +92,7 @@ def trainer(
 
 def _check_resume(run: RunConfig, from_base: bool) -> None:
     """Raise UserError when the run cannot go on from a checkpoint. Disturbs no trainer that still works."""
-    from agentrl.launch.folder import database_url
+    from agentrl.launch.run_folder import database_url
     from agentrl.store import Database
     from agentrl.trainer.lineage import Lineage
     from agentrl.trainer.loop import find_checkpoint

@@ -13,7 +13,7 @@ from agentrl.cli.train import INTERRUPTED_STATUS
 from agentrl.visible import say
 
 if TYPE_CHECKING:
-    from agentrl.tuning import AnyConfig
+    from agentrl.configs.tuning_config import AnyConfig
 
 Config = Annotated[Path, typer.Argument(help="The YAML file (docs/tuning.md).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. trainer.lr=1e-5 epochs=2.")]
@@ -21,21 +21,21 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, 
 
 def sft(config: Config, overrides: Overrides = None) -> None:
     """Imitate the assistant's turns of conversations: of a file, or the best of a run. Resumes a stopped run."""
-    from agentrl.tuning import SftConfig, load
+    from agentrl.configs.tuning_config import SftConfig, load
 
     _tune(load(config, overrides, SftConfig))
 
 
 def dpo(config: Config, overrides: Overrides = None) -> None:
     """Prefer the chosen of two answers: pairs of a file, or of a run's groups by reward. Resumes a stopped run."""
-    from agentrl.tuning import DpoConfig, load
+    from agentrl.configs.tuning_config import DpoConfig, load
 
     _tune(load(config, overrides, DpoConfig))
 
 
 def reward_model(config: Config, overrides: Overrides = None) -> None:
     """Learn a reward from pairs of answers (Bradley-Terry). Resumes a stopped run."""
-    from agentrl.tuning import RewardModelConfig, load
+    from agentrl.configs.tuning_config import RewardModelConfig, load
 
     _tune(load(config, overrides, RewardModelConfig))
 
@@ -56,12 +56,12 @@ def _tune(config: AnyConfig) -> None:
             launcher.append(f"--nproc-per-node={config.trainer.ranks}")
             os.execv(sys.executable, [*launcher, "-m", "agentrl", *sys.argv[1:]])
 
-    from agentrl import tuning
-    from agentrl.cli.progress import bar
-    from agentrl.launch.folder import locked
+    from agentrl.cli.progress_bar import bar
+    from agentrl.configs import tuning_config
+    from agentrl.launch.run_folder import locked
     from agentrl.trainer.distributed import join_world
     from agentrl.trainer.loop import Stop
-    from agentrl.trainer.tuning.loop import tune
+    from agentrl.trainer.tuning.tuning_loop import tune
 
     stop = Stop()
     stop.install()
@@ -69,7 +69,7 @@ def _tune(config: AnyConfig) -> None:
     with join_world(ranks.device, ranks.threads, ranks.replicas, ranks.tensor_parallel) as world:
         if world.leads:
             with locked(config.run_dir), bar(config.method) as progress:
-                tuning.keep(config)
+                tuning_config.keep(config)
                 finished = tune(config, model, world.share(data), world, stop, progress)
         else:
             finished = tune(config, model, world.share(data), world, stop)

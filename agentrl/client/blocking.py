@@ -19,7 +19,7 @@ from agentrl.client.requests import (
     reward_body,
     unanswered,
 )
-from agentrl.schemas import Json
+from agentrl.domain.schemas import Json
 
 
 class Client(Settings):

@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
+from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError, UserError
-from agentrl.schemas import Json
 
 RETRIED = frozenset({429, 502, 503})
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 3.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.doctor.forks import Fork, MessageDivergence
+from agentrl.domain.schemas import ForkReason, Json
 from agentrl.rendering.messages import role_of, text_of
-from agentrl.schemas import ForkReason, Json
 from agentrl.visible import visible
 
 QUOTE_CHARS = 48

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from agentrl.doctor.record import Session
-from agentrl.schemas import ForkReason
+from agentrl.domain.schemas import ForkReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Call, Session
-from agentrl.schemas import ForkReason, InteractionStatus, Role
+from agentrl.domain.schemas import ForkReason, InteractionStatus, Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.doctor.record import Call, Session
+from agentrl.domain.schemas import STARTS, ForkReason, Json
 from agentrl.rendering.conversation import root_key
 from agentrl.rendering.divergence import Change, Divergence, change, common, compare, nearest, plain
-from agentrl.schemas import STARTS, ForkReason, Json
 
 
 @dataclass(frozen=True, kw_only=True)

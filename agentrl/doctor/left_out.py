@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agentrl.doctor.record import Session
 from agentrl.doctor.words import count, some
+from agentrl.domain.schemas import UNREAD
 from agentrl.rendering.messages import role_of, text_of
-from agentrl.schemas import UNREAD
 from agentrl.visible import visible
 
 

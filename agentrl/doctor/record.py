@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from agentrl.schemas import GREEDY_BELOW, InteractionStatus, Json, Role
+from agentrl.domain.schemas import GREEDY_BELOW, InteractionStatus, Json, Role
 from agentrl.visible import visible
 
 COMMAND = "doctor"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.doctor.words import count
-from agentrl.schemas import Json
+from agentrl.domain.schemas import Json
 from agentrl.store.events import REFUSALS_KEPT
 from agentrl.visible import visible
 

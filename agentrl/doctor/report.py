@@ -11,7 +11,7 @@ from agentrl.doctor.figures import Figures
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
 from agentrl.doctor.verdict import Verdict
-from agentrl.schemas import Json
+from agentrl.domain.schemas import Json
 from agentrl.visible import visible
 
 AROUND = 8

@@ -15,7 +15,7 @@ from agentrl.doctor.record import Call, Session
 from agentrl.doctor.report import Report, neighbourhood
 from agentrl.doctor.verdict import Answer
 from agentrl.doctor.words import count, some
-from agentrl.schemas import ForkReason
+from agentrl.domain.schemas import ForkReason
 
 MOST_ALIKE = 3
 """Forks of a kind that are spelled out on a screen."""

@@ -10,9 +10,12 @@ from sqlalchemy import Connection
 
 from agentrl.client import AsyncClient
 from agentrl.doctor.record import Session, read
+from agentrl.domain.schemas import Json
 from agentrl.errors import ModelFolderError, UserError
-from agentrl.schemas import Json
-from agentrl.store import Database, events, family, interactions, rewards, runs, sessions
+from agentrl.store import Database, events, family, runs
+from agentrl.store.calls import interactions
+from agentrl.store.sessions import sessions
+from agentrl.store.training import rewards
 
 
 def from_store(database: Database, session_id: str) -> tuple[Session, str]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from agentrl.config import RunConfig
+from agentrl.configs.run_config import RunConfig
 from agentrl.errors import EngineUnavailable
 from agentrl.launch import connect, parts, snapshot
+from agentrl.launch.part_process import keep_running
 from agentrl.launch.parts import Plan
-from agentrl.launch.process import keep_running
 from agentrl.store import Database, runs
 
 POLL_S = 0.25

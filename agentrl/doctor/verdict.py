@@ -12,8 +12,8 @@ from agentrl.doctor.figures import Figures, why_untrainable
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
 from agentrl.doctor.words import count
-from agentrl.schemas import GONE
-from agentrl.store.sessions import PARENT_ENDED
+from agentrl.domain.schemas import GONE
+from agentrl.store.sessions.sessions import PARENT_ENDED
 
 LOW_MERGE_RATE = 0.5
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import aiohttp
 
-from agentrl.engine.client import EngineClient
-from agentrl.engine.server import EngineSpec, Server, launch
+from agentrl.engine.server_process import EngineSpec, Server, launch
+from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineUnavailable
 
 QUICK_DEATH_S = 60.0

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy import Table
 
-from agentrl.tables import interactions, rewards, steps
+from agentrl.store.tables import interactions, rewards, steps
 
 Kind = Literal["text", "int", "float", "bool", "json", "ids", "floats", "doubles", "bools"]
 """`ids`: list of int32; `floats`: of float32; `doubles`: of float64; `bools`: of bool; `json`: any JSON value (text in

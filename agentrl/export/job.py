@@ -9,15 +9,16 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
+from agentrl.domain.schemas import StepState
 from agentrl.errors import UserError
-from agentrl.export import areal, rows, tensors
+from agentrl.export import areal_dump, row_pages, tensors
 from agentrl.export.columns import COLUMNS
-from agentrl.export.formats import WRITERS
 from agentrl.export.output import atomic_file, atomic_folder, require_free
+from agentrl.export.row_writers import WRITERS
 from agentrl.export.selection import Selection
-from agentrl.schemas import StepState
-from agentrl.store import Database, steps
-from agentrl.tables import sessions, trajectories
+from agentrl.store import Database
+from agentrl.store.tables import sessions, trajectories
+from agentrl.store.training import steps
 
 FORMATS = ("parquet", "jsonl", "areal", "tensors")
 Progress = Callable[[int, int], None]
@@ -64,7 +65,7 @@ class Job:
         total, done = self._count(), 0
         columns = COLUMNS[self.selection.what]
         with atomic_file(out, force=self.force) as draft, WRITERS[self.format](draft, columns) as writer:
-            for page in rows.pages(self.database, self.run.id, self.selection):
+            for page in row_pages.pages(self.database, self.run.id, self.selection):
                 writer.write(page)
                 done += len(page)
                 progress(done, max(total, done))
@@ -72,18 +73,18 @@ class Job:
 
     def _areal(self, progress: Progress) -> Written:
         require_free(self.out, force=self.force)
-        decode = areal.tokenizer(self.tokenizer or Path(self.run.base_model))
+        decode = areal_dump.tokenizer(self.tokenizer or Path(self.run.base_model))
         filtered = bool(self.selection.states) or self.selection.steps is not None
         total, done = self._count(), 0
         if not filtered:
             total += self.database.query(_evaluation_sessions, self.run.id)
         with atomic_folder(self.out, force=self.force) as draft:
-            for page in areal.rollouts(self.database, self.run.id, self.selection):
-                areal.write(draft, page, decode)
+            for page in areal_dump.rollouts(self.database, self.run.id, self.selection):
+                areal_dump.write(draft, page, decode)
                 done += len(page)
                 progress(done, max(total, done))
-            for page in () if filtered else areal.evaluations(self.database, self.run.id):
-                areal.write(draft, page, decode)
+            for page in () if filtered else areal_dump.evaluations(self.database, self.run.id):
+                areal_dump.write(draft, page, decode)
                 done += len(page)
                 progress(done, max(total, done))
         return Written(self.out, done, _size(self.out))
@@ -94,7 +95,7 @@ class Job:
         done = 0
         with atomic_file(self.out, force=self.force) as draft:
             arrays = tensors.create_file(draft, n, width, metadata)
-            for page in rows.trajectory_pages(self.database, self.run.id, self.selection):
+            for page in row_pages.trajectory_pages(self.database, self.run.id, self.selection):
                 fitting = [tokens for _, tokens in page][: n - done]  # what came after the count is left out
                 tensors.fill(arrays, done, fitting)
                 done += len(fitting)
@@ -127,13 +128,15 @@ class Job:
         return Written(self.out, done, _size(self.out))
 
     def _count(self) -> int:
-        return self.database.query(rows.count, self.run.id, self.selection)
+        return self.database.query(row_pages.count, self.run.id, self.selection)
 
 
 def _extent(conn: Connection, run_id: str, selection: Selection) -> tuple[int, int]:
     """How many trajectories a selection has, and the length of the longest."""
     found = conn.execute(
-        select(func.count(), func.coalesce(func.max(trajectories.c.tokens), 0)).where(*rows.where(run_id, selection))
+        select(func.count(), func.coalesce(func.max(trajectories.c.tokens), 0)).where(
+            *row_pages.where(run_id, selection)
+        )
     ).one()
     return int(found[0]), int(found[1])
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from agentrl.domain.schemas import InteractionStatus, StepState, TrajectoryState
 from agentrl.errors import UserError, did_you_mean
-from agentrl.schemas import InteractionStatus, StepState, TrajectoryState
 
 STATES: dict[str, tuple[str, ...]] = {
     "trajectories": tuple(s.value for s in TrajectoryState),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
+from agentrl.domain.schemas import PROMPT_VERSION, TrajectoryTokens
 
 Arrays = dict[str, npt.NDArray[Any]]
 

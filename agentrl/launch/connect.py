@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl.config import RunConfig
-from agentrl.engine.keys import EngineKeys
-from agentrl.engine.keys import new_key as new_engine_key
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Power
+from agentrl.engine.engine_keys import EngineKeys
+from agentrl.engine.engine_keys import new_key as new_engine_key
 from agentrl.environment import ADMIN_KEY, PROXY_URL, RUN_KEY, key_from
 from agentrl.errors import ConfigError, UserError
 from agentrl.launch import parts
 from agentrl.launch.parts import Plan
 from agentrl.location import ENV_FILE
-from agentrl.schemas import Power
-from agentrl.store.keys import new_key
+from agentrl.store.key_records import new_key
 
 PORT_FILE = ".proxy-port"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from agentrl.config import RunConfig
-from agentrl.launch import folder
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Json
+from agentrl.launch import run_folder
 from agentrl.models import resolve_model
 from agentrl.rollout.agent import load_agent, load_tasks
-from agentrl.rollout.evaluate import settings_of
-from agentrl.schemas import Json
+from agentrl.rollout.held_out import settings_of
 from agentrl.store import Database, runs
 
 
@@ -26,17 +26,17 @@ def create_run(config: RunConfig, key: str) -> str:
     settings_of(config)
     task_data = [] if config.tasks is None else load_tasks(config.tasks, seed=config.seed)
     model = resolve_model(config.model, weights=config.steps > 0)
-    url = folder.database_url(config)
-    with folder.locked(config.run_dir):
-        folder.check_new(config, url)
+    url = run_folder.database_url(config)
+    with run_folder.locked(config.run_dir):
+        run_folder.check_new(config, url)
         database = Database(url)
         try:
             database.upgrade()
             database.transact(insert, config, model, key, task_data)
         finally:
             database.close()
-        folder.write_config(config, config.run_dir / "config.yaml")
-        folder.remember_database(config.run_dir, url)
+        run_folder.write_config(config, config.run_dir / "config.yaml")
+        run_folder.remember_database(config.run_dir, url)
     return url
 
 
@@ -45,7 +45,7 @@ def insert(conn: Connection, config: RunConfig, model: Path, key: str, task_data
     return runs.create(
         conn,
         name=config.name,
-        config=folder.stored(config),
+        config=run_folder.stored(config),
         task_data=task_data,
         base_model=str(model),
         key=key,

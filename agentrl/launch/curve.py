@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.schemas import Json
+from agentrl.domain.schemas import Json
 
 ENDS = ("low", "high")
 

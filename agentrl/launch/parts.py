@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.config import RunConfig
-from agentrl.engine import server
-from agentrl.engine.keys import EngineKeys
+from agentrl.configs.run_config import RunConfig
+from agentrl.engine import server_process
+from agentrl.engine.engine_keys import EngineKeys
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY
-from agentrl.launch.process import Part
+from agentrl.launch.part_process import Part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +59,11 @@ def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...
     """
     proxy = config.proxy.port or proxy
     if proxy:
-        server.check_port(config.proxy.host, proxy)
+        server_process.check_port(config.proxy.host, proxy)
     taken = {proxy}
     ports: list[int] = []
     while len(ports) < (0 if config.engine.urls else config.engine.count) + (0 if proxy else 1):
-        port = server.free_port()
+        port = server_process.free_port()
         if port not in taken:
             taken.add(port)
             ports.append(port)
@@ -80,11 +80,11 @@ def engines(plan: Plan) -> list[Part]:
     config, lora = plan.config.engine, plan.config.trainer.lora
     parts = []
     for index, port in enumerate(plan.engine_ports):
-        spec = server.EngineSpec(
+        spec = server_process.EngineSpec(
             model=plan.model,
             port=port,
             log_file=_log(plan, f"engine-{index}"),
-            device=server.pick_device(config.device),
+            device=server_process.pick_device(config.device),
             dtype=config.dtype,
             max_total_tokens=config.max_total_tokens,
             max_running_requests=config.max_running_requests,
@@ -95,7 +95,12 @@ def engines(plan: Plan) -> list[Part]:
             key=plan.engine_keys.of(plan.engine_urls[index]),
         )
         parts.append(
-            Part(name=f"engine-{index}", argv=server.argv(spec), env=server.environment(spec), log_file=spec.log_file)
+            Part(
+                name=f"engine-{index}",
+                argv=server_process.argv(spec),
+                env=server_process.environment(spec),
+                log_file=spec.log_file,
+            )
         )
     return parts
 

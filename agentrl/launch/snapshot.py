@@ -8,9 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from agentrl.evaluation import Evaluation
-from agentrl.store import codec, evaluations, failures, runs, steps
-from agentrl.tables import engines, interactions
+from agentrl.domain.evaluation import Evaluation
+from agentrl.store import evaluation_episodes, runs
+from agentrl.store.db import codec
+from agentrl.store.sessions import failures
+from agentrl.store.tables import engines, interactions
+from agentrl.store.training import steps
 
 RATE_WINDOW_S = 20.0
 LONGEST_CALL_S = 120.0  # of a call that counts in the rate
@@ -64,7 +67,7 @@ def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
         tokens_per_s=_tokens_per_s(conn, run_id),
         failing=failures.seen(conn, run_id),
         points=_points(steps.of_run(conn, run_id, after_step)),
-        evaluations=evaluations.newest(conn, run) if after_step else evaluations.of_run(conn, run_id),
+        evaluations=evaluation_episodes.newest(conn, run) if after_step else evaluation_episodes.of_run(conn, run_id),
     )
 
 

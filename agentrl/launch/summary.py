@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.evaluation import Evaluation, gains
+from agentrl.domain.evaluation import Evaluation, gains
+from agentrl.domain.schemas import Json
 from agentrl.launch.snapshot import Snapshot
-from agentrl.schemas import Json
 
 
 def summarize(snapshot: Snapshot, main_setting: str, wall_s: float, output_tokens: int) -> Json:

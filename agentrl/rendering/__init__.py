@@ -1,6 +1,7 @@
 """Messages → ids, ids → messages, and the bridge from one turn to the next. Importing it loads no torch."""
 
-from agentrl.rendering.base import (
+from agentrl.rendering.registry import load_renderer
+from agentrl.rendering.renderer import (
     Bridge,
     ContentDelta,
     Delta,
@@ -12,7 +13,6 @@ from agentrl.rendering.base import (
     ToolCall,
     ToolCallDelta,
 )
-from agentrl.rendering.loading import load_renderer
 
 __all__ = [
     "Bridge",

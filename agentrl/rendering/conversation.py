@@ -26,8 +26,8 @@ from typing import Any
 import orjson
 from blake3 import blake3
 
+from agentrl.domain.schemas import Json
 from agentrl.rendering.messages import function_of, parse_arguments, role_of
-from agentrl.schemas import Json
 
 KEY_BYTES = 16
 

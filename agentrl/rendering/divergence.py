@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl.domain.schemas import ForkReason, Json
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.messages import role_of
-from agentrl.schemas import ForkReason, Json
 
 QUOTE_CHARS = 20
 """A shorter answer says nothing when another message contains it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentrl.schemas import Json
+from agentrl.domain.schemas import Json
 
 
 def text_of(message: Json) -> str:

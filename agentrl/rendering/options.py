@@ -11,8 +11,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError, did_you_mean
-from agentrl.schemas import Json
 
 PARAM = "chat_template_kwargs"
 MAX_OPTIONS = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError, did_you_mean
-from agentrl.schemas import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NOT_RENDERED = {"function_call": "use tool_calls", "audio": "the model reads text"}

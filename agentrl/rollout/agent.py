@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentrl.domain.schemas import Json
 from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout import command
 from agentrl.rollout.command import CommandAgent
-from agentrl.schemas import Json
 
 MAX_TASKS = 100_000
 

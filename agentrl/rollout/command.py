@@ -6,7 +6,7 @@
                   exit status 0, and a reward in AGENTRL_REWARD_FILE if it has not rewarded by itself
 
 Nothing of it outlives the episode: when it ends, is too slow, is stopped, or when we die, the guard
-(agentrl/engine/guard.py) ends the whole process group.
+(agentrl/processes/guard.py) ends the whole process group.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine import guarded
+from agentrl.domain.schemas import Json
 from agentrl.environment import PROXY_URL, RUN_KEY, without_secrets
 from agentrl.errors import AgentRLError, UserError
-from agentrl.schemas import Json
+from agentrl.processes import guarded
 from agentrl.visible import LINES, visible
 
 LONGEST_TASK_BYTES = 65_536

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.client import AsyncClient, error_text
+from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent, rewards_of
 from agentrl.rollout.http import AgentHttp
-from agentrl.schemas import Json
 
 ABANDON_TIMEOUT_S = 3.0
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from agentrl.errors import AgentRLError, RequestError
 from agentrl.rollout.episode import Outcome
-from agentrl.rollout.progress import Progress
+from agentrl.rollout.worker_display import Progress
 
 FIRST_S = 0.5
 PER_SESSION_S = 1.0

@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any
 
 from agentrl.client import AsyncClient
+from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.episode import Outcome, play
 from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.pace import Pace, check
-from agentrl.rollout.progress import Progress
-from agentrl.schemas import Json
+from agentrl.rollout.worker_display import Progress
 
 POLL_S = 0.5
 FOREVER_S = 10.0**9

@@ -10,15 +10,15 @@ import socket
 
 from agentrl import environment
 from agentrl.client import AsyncClient
-from agentrl.config import RunConfig
+from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.rollout.agent import load_agent
-from agentrl.rollout.evaluate import Evaluator, settings_of
 from agentrl.rollout.heart import beating
+from agentrl.rollout.held_out import Evaluator, settings_of
 from agentrl.rollout.http import agent_http
 from agentrl.rollout.pace import RunFailed
-from agentrl.rollout.progress import Progress, shown
 from agentrl.rollout.runner import is_finished, run_groups
+from agentrl.rollout.worker_display import Progress, shown
 
 START_PATIENCE_S = 900.0
 """How long to wait for a proxy that is not up yet, or for its engines."""

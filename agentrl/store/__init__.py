@@ -21,6 +21,6 @@ dialect         an insert that knows conflicts, for either database
 codec           arrays, JSON, ids and hashes
 """
 
-from agentrl.store.database import Database
+from agentrl.store.db.database import Database
 
 __all__ = ["Database"]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select
 
-from agentrl.schemas import Json, SessionStatus, StepState
-from agentrl.store import evaluations, runs
-from agentrl.tables import engines, events, heartbeats, interactions, sessions, steps
+from agentrl.domain.schemas import Json, SessionStatus, StepState
+from agentrl.store import evaluation_episodes, runs
+from agentrl.store.tables import engines, events, heartbeats, interactions, sessions, steps
 
 LATEST_EVENTS = 5
 LATEST_ERRORS = 3
@@ -21,7 +21,7 @@ def of_run(conn: Connection, run_id: str, window_s: float) -> Json:
     """The run, its newest step, evaluations, engines and replicas, and its calls of the last `window_s` seconds."""
     return {
         **facts(conn, run_id),
-        "evaluations": [found.as_json() for found in evaluations.newest(conn, runs.get(conn, run_id))],
+        "evaluations": [found.as_json() for found in evaluation_episodes.newest(conn, runs.get(conn, run_id))],
         "calls": calls(conn, run_id, window_s),
         **_latest(conn, run_id),
     }

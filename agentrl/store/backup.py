@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL, make_url
 
 from agentrl.errors import StoreError, UserError
 from agentrl.files import sync, touch_private
-from agentrl.store.database import Database
+from agentrl.store.db.database import Database
 
 PAGES = 1024
 """SQLite pages copied at a time."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from agentrl.schemas import Json
-from agentrl.store import dialect
-from agentrl.store.codec import new_id
-from agentrl.tables import events
+from agentrl.domain.schemas import Json
+from agentrl.store.db import upsert
+from agentrl.store.db.codec import new_id
+from agentrl.store.tables import events
 
 REFUSED = "refused"
 """Kind of the events that say which of a session's calls were refused."""
@@ -21,7 +21,7 @@ REFUSALS_KEPT = 20
 def record(conn: Connection, run_id: str, kind: str, data: Json, source: str, event_id: str | None = None) -> None:
     """Append one event. Who may have to repeat it names its id beforehand (`codec.new_id`): it is stored once."""
     event = {"id": event_id or new_id(), "run_id": run_id, "kind": kind, "source": source, "data": data}
-    conn.execute(dialect.insert(conn, events).values(**event, created_at=time.time()).on_conflict_do_nothing())
+    conn.execute(upsert.insert(conn, events).values(**event, created_at=time.time()).on_conflict_do_nothing())
 
 
 def of_run(conn: Connection, run_id: str, kind: str | None = None) -> list[Row[Any]]:

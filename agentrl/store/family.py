@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, or_, select
 
-from agentrl.tables import sessions
+from agentrl.store.tables import sessions
 
 
 class Family:

@@ -7,8 +7,8 @@ from typing import Literal
 
 from sqlalchemy import Connection, select
 
-from agentrl.store import dialect
-from agentrl.tables import heartbeats
+from agentrl.store.db import upsert
+from agentrl.store.tables import heartbeats
 
 Kind = Literal["proxy", "worker"]
 
@@ -17,7 +17,7 @@ def beat(conn: Connection, run_id: str, kind: Kind, name: str) -> None:
     """`name` is alive."""
     now = time.time()
     conn.execute(
-        dialect.insert(conn, heartbeats)
+        upsert.insert(conn, heartbeats)
         .values(run_id=run_id, kind=kind, name=name, started_at=now, last_seen_at=now)
         .on_conflict_do_update(index_elements=["run_id", "kind", "name"], set_={"last_seen_at": now})
     )

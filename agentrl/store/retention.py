@@ -32,12 +32,13 @@ from sqlalchemy import (
     update,
 )
 
+from agentrl.domain.evaluation import Label
+from agentrl.domain.schemas import InteractionStatus, StepState
 from agentrl.errors import StoreError, UserError
-from agentrl.evaluation import Label
-from agentrl.schemas import InteractionStatus, StepState
-from agentrl.store import evaluations, faults
-from agentrl.store.database import Database
-from agentrl.tables import (
+from agentrl.store import evaluation_episodes
+from agentrl.store.db import faults
+from agentrl.store.db.database import Database
+from agentrl.store.tables import (
     contents,
     events,
     groups,
@@ -197,7 +198,7 @@ def _candidates(conn: Connection, run_id: str, cut: float, kept: Set[str], after
 
 def _kept_evaluations(conn: Connection, run_id: str) -> set[str]:
     """The groups of the surviving lineage's first evaluation, of its newest complete one, and of those after that."""
-    found = evaluations.of_run(conn, run_id)
+    found = evaluation_episodes.of_run(conn, run_id)
     newest = max((one.step for one in found if one.complete), default=0)
     kept = {one.version for one in found if one.step == found[0].step or one.step >= newest}
     of_run = select(sessions.c.group_id, sessions.c.metadata).where(

@@ -9,12 +9,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from agentrl import staleness
+from agentrl.domain import staleness
+from agentrl.domain.schemas import Json, StepState, VersionState
 from agentrl.errors import RequestError, UserError, did_you_mean
-from agentrl.schemas import Json, StepState, VersionState
-from agentrl.store import events, failures
-from agentrl.store.codec import hash_key, new_id
-from agentrl.tables import groups, runs, steps, tasks, trajectories, weight_versions
+from agentrl.store import events
+from agentrl.store.db.codec import hash_key, new_id
+from agentrl.store.sessions import failures
+from agentrl.store.tables import groups, runs, steps, tasks, trajectories, weight_versions
 
 
 def create(

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from agentrl.store import codec
+from agentrl.store.db import codec
 from chaos.agent import digest
 from chaos.run import NAME, Run
 

@@ -18,7 +18,7 @@ import yaml
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
-from agentrl.engine import guard
+from agentrl.processes import guard
 
 NAME = "crash"
 SUPERVISOR = "supervisor"

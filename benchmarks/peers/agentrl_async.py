@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.cli.main import main
 from agentrl.proxy.state import ProxyState
-from agentrl.store import interactions
+from agentrl.store.calls import interactions
 
 durable = ProxyState.write
 

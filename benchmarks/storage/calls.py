@@ -6,10 +6,11 @@ import random
 import time
 from dataclasses import dataclass
 
-from agentrl.schemas import InteractionStatus, Json, VersionSpan
-from agentrl.store import codec, interactions
-from agentrl.store.interactions import Intent, Outcome
-from agentrl.tokens import TokenIds
+from agentrl.domain.schemas import InteractionStatus, Json, VersionSpan
+from agentrl.domain.tokens import TokenIds
+from agentrl.store.calls import interactions
+from agentrl.store.calls.interactions import Intent, Outcome
+from agentrl.store.db import codec
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
 WORDS = ("the", "agent", "calls", "a", "tool", "reads", "its", "answer", "and", "writes", "it", "into", "some", "file")

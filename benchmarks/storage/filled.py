@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, text
 
-from agentrl.store import Database, bulk, codec, runs
-from agentrl.tables import (
+from agentrl.store import Database, runs
+from agentrl.store.db import bulk, codec
+from agentrl.store.tables import (
     groups,
     interaction_data,
     interactions,

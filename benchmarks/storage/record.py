@@ -10,7 +10,9 @@ from typing import Any
 
 import harness
 
-from agentrl.store import Database, interactions, runs, sessions
+from agentrl.store import Database, runs
+from agentrl.store.calls import interactions
+from agentrl.store.sessions import sessions
 from storage import calls
 from storage.calls import Call
 

@@ -15,8 +15,10 @@ from sqlalchemy import Connection, insert, text
 
 from agentrl.export.tensors import pad_batch
 from agentrl.launch import snapshot
-from agentrl.store import Database, codec, leases, runs, steps
-from agentrl.tables import steps as steps_table
+from agentrl.store import Database, runs
+from agentrl.store.db import codec
+from agentrl.store.tables import steps as steps_table
+from agentrl.store.training import leases, steps
 from storage.filled import GROUP, PER_STEP, READY
 
 DTYPES = {"input_ids": np.int32, "loss_mask": bool, "logprobs": np.float32, "versions": np.int32}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.batching import pack_grids
-from agentrl.schemas import PROMPT_VERSION, Int32, TrajectoryTokens
+from agentrl.domain.batching import pack_grids
+from agentrl.domain.schemas import PROMPT_VERSION, Int32, TrajectoryTokens
 from agentrl.trainer.packing import Sample, Unit, make_units, plan
 
 FIRST_TOKEN = 3

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentrl.trainer import onednn
 from agentrl.trainer.distributed import keep_freed_memory
+from agentrl.trainer.models import onednn
 from agentrl.trainer.packing import Sample
 
 from .batches import rows_within, split

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentrl.algorithm import Algorithm
-from agentrl.config import TrainerConfig
+from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.run_config import TrainerConfig
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
+from agentrl.trainer.models.sharding import load_policy
 from agentrl.trainer.packing import Sample
-from agentrl.trainer.sharding import load_policy
 from agentrl.trainer.update import make_optimizer, update_policy
 
 from .batches import rows_within, split

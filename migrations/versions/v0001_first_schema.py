@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from agentrl.tables import LINEAGE_VIEW
+from agentrl.store.tables import LINEAGE_VIEW
 
 revision = "0001"
 down_revision = None

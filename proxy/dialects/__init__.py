@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.proxy.dialects.anthropic_messages import AnthropicMessages
-from agentrl.proxy.dialects.base import Dialect
+from agentrl.proxy.dialects.anthropic.messages_dialect import AnthropicMessages
+from agentrl.proxy.dialects.dialect import Dialect
 from agentrl.proxy.dialects.openai_chat import OpenAIChat
 from agentrl.proxy.dialects.openai_completions import OpenAICompletions
-from agentrl.proxy.dialects.openai_responses import OpenAIResponses
+from agentrl.proxy.dialects.responses.responses_dialect import OpenAIResponses
 
 MESSAGES = AnthropicMessages()
 RESPONSES = OpenAIResponses()

@@ -13,8 +13,9 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.base import (
+from agentrl.proxy.dialects.dialect import (
     Answer,
     Head,
     ModelRequest,
@@ -30,13 +31,12 @@ from agentrl.proxy.dialects.base import (
     sse,
     unsupported,
 )
-from agentrl.proxy.dialects.neutral import OF_CHAT, Neutral, Table
-from agentrl.proxy.dialects.sampling import SamplingBody, Seed, Stop, TopLogprobs, format_constraint, stops
+from agentrl.proxy.dialects.neutral_fields import OF_CHAT, Neutral, Table
+from agentrl.proxy.dialects.sampling_fields import SamplingBody, Seed, Stop, TopLogprobs, format_constraint, stops
 from agentrl.proxy.dialects.tool_results import Results, text_only
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.options import check_options
 from agentrl.rendering.validation import validate_messages, validate_tools
-from agentrl.schemas import Json
 
 __all__ = ["OpenAIChat", "message_of"]
 NAMES = {"json_schema": "response_format"}

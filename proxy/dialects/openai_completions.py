@@ -13,8 +13,9 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.base import (
+from agentrl.proxy.dialects.dialect import (
     Answer,
     Head,
     ModelRequest,
@@ -25,11 +26,10 @@ from agentrl.proxy.dialects.base import (
     sse,
     unsupported,
 )
-from agentrl.proxy.dialects.neutral import OF_COMPLETIONS, Table
+from agentrl.proxy.dialects.neutral_fields import OF_COMPLETIONS, Table
 from agentrl.proxy.dialects.openai_chat import StreamOptions, check_stream_options, error_body, usage_of
-from agentrl.proxy.dialects.sampling import SamplingBody, Seed, Stop, TopLogprobs, stops
+from agentrl.proxy.dialects.sampling_fields import SamplingBody, Seed, Stop, TopLogprobs, stops
 from agentrl.rendering import ContentDelta
-from agentrl.schemas import Json
 
 NAMES = {"messages": "prompt"}
 """What errors call differently here."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl.domain.schemas import UNREAD
 from agentrl.errors import RequestError
-from agentrl.schemas import UNREAD
 
 ATTACHMENTS = ("image_url", "image", "input_audio", "file")
 """Parts of Chat Completions that are no text; some clients write `image`."""
@@ -44,7 +44,7 @@ class Results:
 
 
 def text_only(messages: Sequence[Any]) -> list[Any]:
-    """Messages of Chat Completions, with `agentrl.schemas.UNREAD` for what a tool's result holds besides text."""
+    """Messages of Chat Completions, with `schemas.UNREAD` for what a tool's result holds besides text."""
     return [_text_only(message) for message in messages]
 
 

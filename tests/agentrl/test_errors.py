@@ -1,7 +1,7 @@
 """What is said about a wrong name."""
 
+from agentrl.domain.schemas import RewardScope
 from agentrl.errors import did_you_mean
-from agentrl.schemas import RewardScope
 
 
 def test_choices_are_shown_as_they_are_typed() -> None:

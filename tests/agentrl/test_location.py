@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import UserError
-from agentrl.launch.folder import remember_database
+from agentrl.launch.run_folder import remember_database
 from agentrl.location import Location, database_in, folders, locate
 
 SECRET = "postgresql://me:secret@db/runs"

@@ -8,7 +8,7 @@ from statistics import fmean, median, stdev
 from latency.agent import SlowToolAgent
 from latency.run import GROUP_SIZE, MEDIAN_S, SIGMA, Variant, config
 
-from agentrl.config import RunConfig
+from agentrl.configs.run_config import RunConfig
 
 
 def times(seed: int) -> list[float]:

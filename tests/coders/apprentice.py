@@ -13,9 +13,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from agentrl.domain.schemas import Json
 from agentrl.models import resolve_model, tiny
 from agentrl.rendering import load_renderer
-from agentrl.schemas import Json
 
 CONTEXT_LENGTH = 65_536
 VOCABULARY = 4096

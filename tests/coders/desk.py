@@ -17,10 +17,10 @@ import uvicorn
 
 from agentrl.doctor import report, sources
 from agentrl.doctor.report import Report
-from agentrl.engine.server import free_port
+from agentrl.domain.schemas import Json
+from agentrl.engine.server_process import free_port
 from agentrl.proxy.app import Settings, create_app
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.schemas import Json
 from agentrl.store import Database, runs
 
 NAME = "coders"

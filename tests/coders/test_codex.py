@@ -11,7 +11,7 @@ from apprentice import Script, call, last_turn
 from desk import Desk, Work
 
 from agentrl.doctor.verdict import Answer
-from agentrl.schemas import Json
+from agentrl.domain.schemas import Json
 
 PROVIDER = """
 model = "default"

@@ -10,11 +10,11 @@ import aiohttp
 import numpy as np
 import torch
 
-from agentrl.engine.client import EngineClient
+from agentrl.domain.schemas import PROMPT_VERSION, TrajectoryTokens
+from agentrl.engine.sglang_client import EngineClient
 from agentrl.rendering import load_renderer
-from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
+from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.packing import Sample, collate, make_units
-from agentrl.trainer.policy import Policy
 
 CLOSE = 1e-4
 """Mean |recorded − computed| logprob, in float32."""

@@ -25,13 +25,14 @@ from peft import PeftModel
 from serving import ENGINE_KEY, add_version
 from transformers import AutoModelForCausalLM
 
-from agentrl.engine.client import EngineClient
-from agentrl.engine.server import Server, free_port
-from agentrl.engine.stream import Chunk
-from agentrl.schemas import Json
-from agentrl.store import Database, audit, events, runs
-from agentrl.testing import END_OF_TURN
-from agentrl.weights import ADAPTER, checksum
+from agentrl.domain.schemas import Json
+from agentrl.engine.event_stream import Chunk
+from agentrl.engine.server_process import Server, free_port
+from agentrl.engine.sglang_client import EngineClient
+from agentrl.store import Database, events, runs
+from agentrl.store.audit import run_audit
+from agentrl.testing.fake_engine import END_OF_TURN
+from agentrl.weights_folder import ADAPTER, checksum
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 proxy = proxy_fixtures("proxy_fixtures_of_adapters")
@@ -197,7 +198,7 @@ def test_a_run_publishes_its_adapters_and_resumes(sglang_for_adapters: Server, t
     database = Database(f"sqlite:///{folder}/agentrl.db")
     with database.read() as conn:
         run = runs.by_name(conn, "adapters")
-        assert audit.violations(conn, run.id) == []
+        assert run_audit.violations(conn, run.id) == []
         published = [event.data["version"] for event in events.of_run(conn, run.id, "publish")]
     database.close()
     assert {1, 2, 3, 4, 5} <= set(published)

@@ -17,9 +17,9 @@ from chaos.killer import Outcome
 from chaos.run import SUPERVISOR, Run
 from sqlalchemy import insert, select
 
-from agentrl.engine.server import Server
+from agentrl.engine.server_process import Server
 from agentrl.store import Database
-from agentrl.tables import step_trajectories, steps
+from agentrl.store.tables import step_trajectories, steps
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 20

@@ -17,12 +17,13 @@ from sampling import ASKED, CLOSE, gaps, sampled
 from serving import serving
 from sqlalchemy import select
 
-from agentrl.engine.server import Server, free_port
-from agentrl.schemas import TrajectoryTokens
-from agentrl.store import Database, runs, trajectories
-from agentrl.tables import trajectories as trajectory_rows
+from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.engine.server_process import Server, free_port
+from agentrl.store import Database, runs
+from agentrl.store.tables import trajectories as trajectory_rows
+from agentrl.store.training import trajectories
 from agentrl.trainer.distributed import Mesh, World
-from agentrl.trainer.sharding import load_policy
+from agentrl.trainer.models.sharding import load_policy
 
 pytestmark = pytest.mark.engine
 proxy = proxy_fixtures("proxy_fixtures_of_distribution")

@@ -19,17 +19,17 @@ from databases import Databases
 from sampling import CLOSE, gaps, sampled
 from serving import add_version, serving
 
-from agentrl.config import LoraConfig, PublishConfig
-from agentrl.engine.client import EngineClient
-from agentrl.engine.server import EngineSpec, Server, free_port, launch
-from agentrl.schemas import Json, TrajectoryTokens
+from agentrl.configs.run_config import LoraConfig, PublishConfig
+from agentrl.domain.schemas import Json, TrajectoryTokens
+from agentrl.engine.server_process import EngineSpec, Server, free_port, launch
+from agentrl.engine.sglang_client import EngineClient
 from agentrl.store import Database, events, runs
-from agentrl.trainer import publish, transfer, weights
 from agentrl.trainer.distributed import World
-from agentrl.trainer.policy import Policy
-from agentrl.trainer.publish import Publisher
-from agentrl.trainer.sharding import load_policy
-from agentrl.trainer.weights import Published
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.publish import publish_client, tensor_sender, weights
+from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.publish.weights import Published
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 proxy = proxy_fixtures("proxy_fixtures_of_publish")
@@ -170,7 +170,7 @@ async def test_every_transport_leaves_the_trainers_weights(run: Run) -> None:
 async def test_what_cannot_be_sent_is_read_from_the_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = run.policy(1)
     made = run.write(1, policy)
-    monkeypatch.setattr(transfer._Sender, "run", half_sent(transfer._Sender.run))
+    monkeypatch.setattr(tensor_sender._Sender, "run", half_sent(tensor_sender._Sender.run))
     event = await asyncio.to_thread(run.publish, 1, made, transport="distributed", timeout_s=3)
     assert event["transport"] == {run.engine: "disk"}
     assert event["verified"][run.engine] > 10
@@ -284,9 +284,9 @@ def half_sent(real: Any) -> Any:
 async def test_weights_that_differ_from_the_trainers_do_not_serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests are of other weights than the folder's: an engine with those is wrong."""
     made = run.write(1, run.policy(1))
-    other = transfer.digests(weights.trainable(run.policy(2), run.world))
+    other = tensor_sender.digests(weights.trainable(run.policy(2), run.world))
     before = await digests(run)
-    monkeypatch.setattr(publish, "digests", lambda *_: other)
+    monkeypatch.setattr(publish_client, "digests", lambda *_: other)
     said: list[str] = []
 
     def pause(_: float) -> bool:
@@ -351,4 +351,4 @@ def ask(run: Run) -> tuple[int, TrajectoryTokens]:
 
 @pytest.fixture(autouse=True)
 def quick_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "JOIN_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(tensor_sender, "JOIN_TIMEOUT_S", 20.0)

@@ -17,10 +17,12 @@ import pytest
 from sqlalchemy import select
 
 from agentrl.agents.reverse import heldout_tasks
-from agentrl.engine.guard import __file__ as guard_file
 from agentrl.models import tiny
-from agentrl.store import Database, audit, events, runs, steps
-from agentrl.tables import engines, interactions, rewards
+from agentrl.processes.guard import __file__ as guard_file
+from agentrl.store import Database, events, runs
+from agentrl.store.audit import run_audit
+from agentrl.store.tables import engines, interactions, rewards
+from agentrl.store.training import steps
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 20
@@ -185,7 +187,7 @@ def accuracy(folder: Path) -> float:
 
 def check_promises(run: Run) -> None:
     """No violated invariant, no delivered answer missing, no process left, training overlapped with sampling."""
-    broken, figures = run.read(lambda conn, row: (audit.violations(conn, row.id), audit.figures(conn, row.id)))
+    broken, figures = run.read(lambda conn, row: (run_audit.violations(conn, row.id), run_audit.figures(conn, row.id)))
     assert broken == []
     assert figures["calls_during_training"] > 0
     assert figures["forked_share"] < 0.2

@@ -23,15 +23,17 @@ import uvicorn
 from openai import AsyncOpenAI
 from sqlalchemy import JSON, Connection, text
 
-from agentrl.config import RunConfig
+from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
-from agentrl.engine.server import free_port
+from agentrl.domain.schemas import Batch, TrainedBatch, TrainedTrajectory
+from agentrl.engine.server_process import free_port
 from agentrl.proxy.app import Settings, create_app
 from agentrl.rendering import load_renderer
 from agentrl.rollout.worker import work
-from agentrl.schemas import Batch, TrainedBatch, TrainedTrajectory
-from agentrl.store import Database, audit, runs, steps
-from agentrl.testing import FakeEngine
+from agentrl.store import Database, runs
+from agentrl.store.audit import run_audit
+from agentrl.store.training import steps
+from agentrl.testing.fake_engine import FakeEngine
 
 GROUPS_PER_STEP = 2
 
@@ -211,7 +213,7 @@ async def test_no_trained_token_is_older_than_the_bound(
     with database.read() as conn:
         check_ages(conn, run_id, config)
         check_counters(conn, run_id)
-        assert audit.violations(conn, run_id) == []
+        assert run_audit.violations(conn, run_id) == []
     database.close()
 
 

@@ -15,19 +15,19 @@ from sampling import ASKED, CLOSE, gaps, sampled
 from serving import serving
 from transformers import AutoModelForCausalLM
 
-from agentrl.config import validated
-from agentrl.engine.client import EngineClient
-from agentrl.engine.server import Server
-from agentrl.schemas import TrajectoryTokens
+from agentrl.configs.run_config import validated
+from agentrl.configs.tuning_config import AnyConfig, DpoConfig, SftConfig
+from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.engine.server_process import Server
+from agentrl.engine.sglang_client import EngineClient
 from agentrl.trainer import checkpoint
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loop import CHECKPOINTS, Stop
-from agentrl.trainer.policy import Policy
-from agentrl.trainer.tuning.loop import tune
+from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.tuning.methods import method_of
 from agentrl.trainer.tuning.source import load_data
+from agentrl.trainer.tuning.tuning_loop import tune
 from agentrl.trainer.update import make_optimizer
-from agentrl.tuning import AnyConfig, DpoConfig, SftConfig
 
 pytestmark = pytest.mark.engine
 

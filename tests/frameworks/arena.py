@@ -17,12 +17,13 @@ import pytest
 import uvicorn
 from sqlalchemy import select
 
-from agentrl.engine.client import Chunk, EngineClient
-from agentrl.engine.server import free_port
+from agentrl.domain.schemas import Json, TrajectoryTokens
+from agentrl.engine.server_process import free_port
+from agentrl.engine.sglang_client import Chunk, EngineClient
 from agentrl.proxy.app import Settings, create_app
-from agentrl.schemas import Json, TrajectoryTokens
-from agentrl.store import Database, runs, trajectories
-from agentrl.tables import trajectories as trajectory_rows
+from agentrl.store import Database, runs
+from agentrl.store.tables import trajectories as trajectory_rows
+from agentrl.store.training import trajectories
 
 PROGRAMS = Path(__file__).parent / "programs"
 PYTHON = Path(__file__).parents[2] / ".venv-agents" / "bin" / "python"

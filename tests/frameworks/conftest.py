@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `import arena` and `import
 import caller
 from arena import PYTHON, Arena, serve
 
-from agentrl.engine.client import EngineClient
-from agentrl.engine.server import Server
+from agentrl.engine.server_process import Server
+from agentrl.engine.sglang_client import EngineClient
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from arena import Arena, Episode
 
+from agentrl.domain.schemas import PROMPT_VERSION, ForkReason, Role
 from agentrl.rendering import load_renderer
-from agentrl.schemas import PROMPT_VERSION, ForkReason, Role
-from agentrl.store import audit
+from agentrl.store.audit import run_audit
 
 pytestmark = pytest.mark.engine
 ATTEMPTS = 4
@@ -156,4 +156,4 @@ def test_smolagents_writes_its_history_anew(arena: Arena, choice: str) -> None:
 
 def test_the_store_holds_together(arena: Arena) -> None:
     with arena.database.read() as conn:
-        assert audit.violations(conn, arena.run_id) == []
+        assert run_audit.violations(conn, arena.run_id) == []

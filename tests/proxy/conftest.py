@@ -18,12 +18,12 @@ import pytest
 import uvicorn
 from databases import Databases
 
-from agentrl.engine.keys import EngineKeys
-from agentrl.engine.server import free_port
+from agentrl.engine.engine_keys import EngineKeys
+from agentrl.engine.server_process import free_port
 from agentrl.proxy.app import Settings, create_app
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, runs
-from agentrl.testing import FakeEngine
+from agentrl.testing.fake_engine import FakeEngine
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 RUN = {"Authorization": "Bearer run-key"}

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import text
 
-from agentrl.store import audit
+from agentrl.store.audit import run_audit
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def broken(proxy, statement=None):
     with proxy.database.write() as conn:
         if statement:
             conn.execute(text(statement))
-        return audit.violations(conn, proxy.run_id)
+        return run_audit.violations(conn, proxy.run_id)
 
 
 def test_honest_rows_pass(played):
     assert broken(played) == []
     with played.database.read() as conn:
-        figures = audit.figures(conn, played.run_id)
+        figures = run_audit.figures(conn, played.run_id)
     assert (figures["calls"], figures["bridged"], figures["forked"]) == (4, 2, 0)
 
 

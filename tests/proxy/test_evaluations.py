@@ -24,20 +24,31 @@ from serving import add_version
 from sqlalchemy import Connection, select
 
 from agentrl.client import AsyncClient
-from agentrl.config import EvalSampling, RunConfig, parse_config
+from agentrl.configs.run_config import EvalSampling, RunConfig, parse_config
 from agentrl.console import Console
-from agentrl.engine.server import free_port
+from agentrl.domain.evaluation import Episode, Label
+from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory
+from agentrl.engine.server_process import free_port
 from agentrl.errors import RequestError
-from agentrl.evaluation import Episode, Label
-from agentrl.rollout import evaluate
-from agentrl.rollout.evaluate import Evaluator, Setting
+from agentrl.rollout import held_out
+from agentrl.rollout.held_out import Evaluator, Setting
 from agentrl.rollout.http import agent_http
-from agentrl.rollout.progress import Progress
 from agentrl.rollout.worker import work
-from agentrl.schemas import TrainedBatch, TrainedTrajectory
-from agentrl.store import Database, audit, codec, evaluations, runs, steps
-from agentrl.tables import groups, interaction_data, interactions, rewards, sessions, trajectories, weight_versions
-from agentrl.testing import FakeEngine
+from agentrl.rollout.worker_display import Progress
+from agentrl.store import Database, evaluation_episodes, runs
+from agentrl.store.audit import run_audit
+from agentrl.store.db import codec
+from agentrl.store.tables import (
+    groups,
+    interaction_data,
+    interactions,
+    rewards,
+    sessions,
+    trajectories,
+    weight_versions,
+)
+from agentrl.store.training import steps
+from agentrl.testing.fake_engine import FakeEngine
 
 STEPS = 4
 AGENT = """
@@ -144,7 +155,7 @@ class Run:
             self.database.transact(
                 steps.complete, self.id, self.epoch, facts, metrics={}, version=version, path=str(path), checksum="c"
             )
-            while hold and self.database.query(evaluations.holds, self.id, version, self.config):
+            while hold and self.database.query(evaluation_episodes.holds, self.id, version, self.config):
                 time.sleep(0.01)
             self.publish(version)
         self.database.transact(runs.set_status, self.id, "finished")
@@ -165,7 +176,7 @@ class Run:
 
 @pytest.fixture
 def start(databases: Databases, tiny_model: Path, folder: Path, serve: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(evaluate, "LOOK_S", 0.01)
+    monkeypatch.setattr(held_out, "LOOK_S", 0.01)
 
     @contextmanager
     def start(config: RunConfig, kind: str = "sqlite") -> Iterator[Run]:
@@ -267,7 +278,7 @@ async def test_an_evaluation_changes_nothing_in_the_training_data_or_the_admissi
         with start(config(**evaluation), kind) as run:
             await play_and_train(run)
             found.append(run.database.query(training_data, run.id))
-            assert run.database.query(audit.violations, run.id) == []
+            assert run.database.query(run_audit.violations, run.id) == []
             measured = [(one["step"], one["complete"], one["ended"]) for one in run.evaluations()]
             assert measured == ([(0, True, 6), (2, True, 6), (4, True, 6)] if evaluation else [])
     with_evaluation, without = found
@@ -406,7 +417,7 @@ def processes(run: Run, *owners: str) -> Iterator[list[subprocess.Popen[bytes]]]
 
 def ended(conn: Connection, run_id: str) -> Counter[tuple[int, int, str]]:
     """(task, sample, status) of evaluation sessions."""
-    rows = [(Label.of(row), row["status"]) for row in evaluations.episodes(conn, run_id, version=0)]
+    rows = [(Label.of(row), row["status"]) for row in evaluation_episodes.episodes(conn, run_id, version=0)]
     return Counter((label.episode.index, label.episode.sample, str(status)) for label, status in rows if label)
 
 
@@ -431,7 +442,7 @@ def test_a_worker_that_is_killed_leaves_an_evaluation_that_goes_on_where_it_stop
         assert before == {key: n for key, n in ALL.items() if key in before}
         assert sum(n for key, n in after.items() if key[2] == "abandoned") == 2
         assert len(played.read_text().split()) == 7 + 12 - 5
-        assert run.database.query(audit.violations, run.id) == []
+        assert run.database.query(run_audit.violations, run.id) == []
 
 
 def test_processes_share_an_evaluation_also_when_one_is_killed(start: Any, until: Any) -> None:

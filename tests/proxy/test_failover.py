@@ -13,14 +13,15 @@ import openai
 import pytest
 from sqlalchemy import select, update
 
-from agentrl.engine.server import free_port
-from agentrl.proxy import pool as pools
-from agentrl.proxy import sampling
-from agentrl.proxy.pool import EnginePool
-from agentrl.schemas import Json, TrainedBatch, TrainedTrajectory
-from agentrl.store import audit, steps
-from agentrl.tables import interaction_data, interactions, runs
-from agentrl.testing import FakeEngine, Reply
+from agentrl.domain.schemas import Json, TrainedBatch, TrainedTrajectory
+from agentrl.engine.server_process import free_port
+from agentrl.proxy.calls import sampling
+from agentrl.proxy.engines import pool as pools
+from agentrl.proxy.engines.pool import EnginePool
+from agentrl.store.audit import run_audit
+from agentrl.store.tables import interaction_data, interactions, runs
+from agentrl.store.training import steps
+from agentrl.testing.fake_engine import FakeEngine, Reply
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 HELLO = [{"role": "user", "content": "hi"}]
@@ -56,7 +57,7 @@ class Fleet:
 
     def violations(self) -> list[str]:
         with self.proxy.database.read() as conn:
-            return audit.violations(conn, self.proxy.run_id)
+            return run_audit.violations(conn, self.proxy.run_id)
 
 
 @pytest.fixture
@@ -252,8 +253,8 @@ def test_a_call_that_kills_every_engine_is_given_up(proxy, monkeypatch):
 
 
 def test_a_fleet_that_dies_is_not_hammered(proxy, monkeypatch):
-    monkeypatch.setattr("agentrl.proxy.retry_budget.FLOOR", -1)
-    monkeypatch.setattr("agentrl.proxy.retry_budget.SHARE", 0.0)
+    monkeypatch.setattr("agentrl.proxy.engines.retry_budget.FLOOR", -1)
+    monkeypatch.setattr("agentrl.proxy.engines.retry_budget.SHARE", 0.0)
     session = proxy.session()
     proxy.engine.enqueue(Reply(proxy.says("abcd"), drop_after=1))
     refused = proxy.http.post(

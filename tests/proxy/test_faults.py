@@ -12,9 +12,12 @@ from serving import add_version
 from sqlalchemy import select, text, update
 
 from agentrl.errors import StoreError, StoreUnavailable
-from agentrl.proxy import calls, engine_records, publish, sweep
-from agentrl.store import Database, engines, sessions, steps
-from agentrl.tables import runs
+from agentrl.proxy.calls import model_call, sweep
+from agentrl.proxy.engines import engine_records, publishing
+from agentrl.store import Database, engine_turns
+from agentrl.store.sessions import sessions
+from agentrl.store.tables import runs
+from agentrl.store.training import steps
 
 RUN = {"Authorization": "Bearer run-key"}
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -42,8 +45,8 @@ def faults() -> list[StoreError]:
 
 def test_an_engines_state_is_recorded_when_the_database_is_back(proxy, monkeypatch, until):
     until(lambda: [e["state"] for e in proxy.get("/api/engines")] == ["serving"])
-    save = Flaky(engines.save, *faults())
-    monkeypatch.setattr(engines, "save", save)
+    save = Flaky(engine_turns.save, *faults())
+    monkeypatch.setattr(engine_turns, "save", save)
     proxy.engine.stop()
     until(lambda: proxy.get("/api/engines")[0]["state"] == "dead")
     assert save.raised == 2
@@ -78,8 +81,8 @@ def test_the_sweep_goes_on(proxy, monkeypatch, until, caplog, part):
 
 
 def test_an_answer_that_cannot_be_recorded_is_not_delivered(proxy, monkeypatch):
-    finish = Flaky(calls.interactions.finish, *faults()[:1])
-    monkeypatch.setattr(calls.interactions, "finish", finish)
+    finish = Flaky(model_call.interactions.finish, *faults()[:1])
+    monkeypatch.setattr(model_call.interactions, "finish", finish)
     session = proxy.session()
     body = {"messages": [{"role": "user", "content": "hi"}]}
     headers = {"Authorization": f"Bearer {session['api_key']}"}
@@ -102,8 +105,8 @@ def test_a_publish_that_a_dead_proxy_began_is_finished_after_a_fault(
 ):
     with database.write() as conn:
         conn.execute(text("UPDATE weight_versions SET state = 'pending'"))
-    pending = Flaky(publish._pending, *faults())
-    monkeypatch.setattr(publish, "_pending", pending)
+    pending = Flaky(publishing._pending, *faults())
+    monkeypatch.setattr(publishing, "_pending", pending)
     with serve(store_url, [fake_engine.url], 0):
         until(lambda: published(database) == ["published"])
     assert pending.raised == 2
@@ -116,13 +119,13 @@ def test_what_is_held_back_for_an_evaluation_is_not_published_by_a_proxy_that_st
         run_id = conn.scalars(select(runs.c.id)).one()
     add_version(database, run_id, 1, tmp_path)
     seen: list[bool] = []
-    holds = publish.evaluations.holds
+    holds = publishing.evaluations.holds
 
     def asked(*args: Any) -> bool:
         seen.append(holds(*args))
         return seen[-1]
 
-    monkeypatch.setattr(publish.evaluations, "holds", asked)
+    monkeypatch.setattr(publishing.evaluations, "holds", asked)
     for hold in (True, False):
         with database.write() as conn:
             config = {**conn.scalars(select(runs.c.config)).one(), "evaluation": {"tasks": "t.jsonl", "hold": hold}}
@@ -145,9 +148,9 @@ def test_what_a_trainer_left_behind_is_not_published_again(proxy):
     """A pending version of a step that the run has gone past would be refused for ever."""
     with proxy.database.write() as conn:
         conn.execute(text("UPDATE weight_versions SET state = 'pending'"))
-        assert publish._pending(conn, proxy.run_id) == 0
+        assert publishing._pending(conn, proxy.run_id) == 0
         conn.execute(text("UPDATE runs SET published_step = 2"))
-        assert publish._pending(conn, proxy.run_id) is None
+        assert publishing._pending(conn, proxy.run_id) is None
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreError("disk is full")])
@@ -157,7 +160,7 @@ def test_a_request_is_told_to_come_back(proxy, monkeypatch, error, method, path)
         raise error
 
     for name in ("query", "asubmit"):
-        monkeypatch.setattr(f"agentrl.store.database.Database.{name}", refuse)
+        monkeypatch.setattr(f"agentrl.store.db.database.Database.{name}", refuse)
     body = {"json": {"owner": "w"}} if method == "post" else {}
     answer = proxy.http.request(method, proxy.url + path, headers=RUN, **body)
     assert answer.status_code == 503, answer.text

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from sqlalchemy import text
 
-from agentrl.store import audit
-from agentrl.testing import Reply
+from agentrl.store.audit import run_audit
+from agentrl.testing.fake_engine import Reply
 
 fuzzed = partial(
     settings,
@@ -208,7 +208,7 @@ class Fuzz:
 
     def done(self):
         with self.proxy.database.read() as conn:
-            assert audit.violations(conn, self.proxy.run_id) == []
+            assert run_audit.violations(conn, self.proxy.run_id) == []
 
 
 @pytest.fixture

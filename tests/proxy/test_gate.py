@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from agentrl.errors import RequestError
-from agentrl.proxy import limits
-from agentrl.proxy.limits import Gate
-from agentrl.store.usage import Usage
+from agentrl.proxy.access import limits
+from agentrl.proxy.access.limits import Gate
+from agentrl.store.sessions.session_usage import Usage
 
 
 def gate(**given: Any) -> Gate:
@@ -87,7 +87,7 @@ async def test_a_session_without_limits_is_never_looked_up() -> None:
 
 
 def test_a_request_has_so_many_messages_and_tools() -> None:
-    from agentrl.proxy.dialects.base import ModelRequest
+    from agentrl.proxy.dialects.dialect import ModelRequest
 
     limits.check(ModelRequest(messages=[{}] * limits.MAX_MESSAGES, tools=[{}] * limits.MAX_TOOLS))
     for param, asked in (

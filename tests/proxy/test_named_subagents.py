@@ -8,7 +8,7 @@ import openai
 import pytest
 from databases import KINDS
 
-from agentrl.store import returns
+from agentrl.store.training import returns
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 
@@ -25,7 +25,7 @@ def session_of(proxy: Any, reply: Any) -> dict[str, Any]:
     with proxy.database.read() as conn:
         from sqlalchemy import select
 
-        from agentrl.tables import interactions
+        from agentrl.store.tables import interactions
 
         call_id = reply.id.removeprefix("chatcmpl-")
         session_id = conn.execute(select(interactions.c.session_id).where(interactions.c.id == call_id)).scalar_one()

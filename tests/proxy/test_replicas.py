@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from databases import KINDS
 
-from agentrl.store import interactions
-from agentrl.testing import Reply
+from agentrl.store.calls import interactions
+from agentrl.testing.fake_engine import Reply
 
 
 def chat(proxy: Any, session: dict[str, Any], messages: list[dict[str, Any]]) -> None:

@@ -8,10 +8,11 @@ import pytest
 from databases import KINDS
 from sqlalchemy import select
 
-from agentrl.config import parse_config
-from agentrl.schemas import SessionStatus
-from agentrl.store import returns, rewards, sessions, steps
-from agentrl.tables import sessions as sessions_table
+from agentrl.configs.run_config import parse_config
+from agentrl.domain.schemas import SessionStatus
+from agentrl.store.sessions import sessions
+from agentrl.store.tables import sessions as sessions_table
+from agentrl.store.training import returns, rewards, steps
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 RUN = {"Authorization": "Bearer run-key"}

@@ -20,11 +20,11 @@ import zstandard
 from databases import KINDS
 from sqlalchemy import LargeBinary, make_url, select
 
-from agentrl.engine.server import free_port
+from agentrl.engine.server_process import free_port
 from agentrl.rendering import load_renderer
 from agentrl.store import Database
-from agentrl.tables import metadata
-from agentrl.testing import FakeEngine, Reply
+from agentrl.store.tables import metadata
+from agentrl.testing.fake_engine import FakeEngine, Reply
 
 PROMPT = "xyzzy-the-prompt"
 ADMIN_KEY = "arl-admin-" + "A" * 32

@@ -18,10 +18,10 @@ from databases import KINDS
 from sqlalchemy import insert
 
 from agentrl.client import Client
-from agentrl.engine.server import free_port
-from agentrl.store import audit
-from agentrl.tables import heartbeats
-from agentrl.testing import Reply
+from agentrl.engine.server_process import free_port
+from agentrl.store.audit import run_audit
+from agentrl.store.tables import heartbeats
+from agentrl.testing.fake_engine import Reply
 
 both = pytest.mark.parametrize("database_kind", KINDS)
 AGENT = """
@@ -87,7 +87,7 @@ def test_a_worker_that_is_killed_gives_its_places_back(proxy, run_config, tmp_pa
         worker.send_signal(signal.SIGKILL)
         until(lambda: gone(proxy, 4))
     with proxy.database.read() as conn:
-        assert audit.violations(conn, proxy.run_id) == []
+        assert run_audit.violations(conn, proxy.run_id) == []
 
 
 @both

@@ -10,7 +10,7 @@ import torch
 from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.policy import Policy
+from agentrl.trainer.models.policy import Policy
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),

@@ -12,8 +12,8 @@ import torch
 from plain import load_plain, padded_logprobs
 from support import VOCABULARY, random_trajectory
 
-from agentrl.schemas import TrajectoryTokens
-from agentrl.trainer.advantages import token_advantages
+from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.trainer.algorithms.advantages import token_advantages
 from agentrl.trainer.packing import Sample
 
 

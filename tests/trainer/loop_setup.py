@@ -12,14 +12,17 @@ from proxy_stub import ADMIN_KEY, PublishStub, make_run, play_groups
 from safetensors.torch import load_file
 from sqlalchemy import text
 
-from agentrl.config import RunConfig
-from agentrl.evaluation import Episode, Label
-from agentrl.schemas import SessionStatus
-from agentrl.store import Database, codec, rewards, sessions, steps
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.evaluation import Episode, Label
+from agentrl.domain.schemas import SessionStatus
+from agentrl.store import Database
+from agentrl.store.db import codec
+from agentrl.store.sessions import sessions
+from agentrl.store.training import rewards, steps
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.loop import Stop, train
-from agentrl.trainer.publish import Publisher
+from agentrl.trainer.publish.publish_client import Publisher
 
 
 class Died(Exception):

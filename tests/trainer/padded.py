@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
+from agentrl.configs.algorithm import Algorithm
 from agentrl.trainer.algorithms.aggregation import Totals
-from agentrl.trainer.algorithms.rows import Rows
-from agentrl.trainer.losses import LossTokens, Sums, policy_loss
+from agentrl.trainer.algorithms.losses import LossTokens, Sums, policy_loss
+from agentrl.trainer.algorithms.packed_rows import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM
 
-from agentrl.algorithm import Algorithm
-from agentrl.schemas import TrajectoryTokens
+from agentrl.configs.algorithm import Algorithm
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.packing import Sample
 
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from sqlalchemy import select, update
 
-from agentrl.store import Database, codec
-from agentrl.tables import interaction_data, trajectory_interactions
+from agentrl.store import Database
+from agentrl.store.db import codec
+from agentrl.store.tables import interaction_data, trajectory_interactions
 from agentrl.trainer.packing import Sample
 
 POISONED = "g1-t2"

@@ -12,9 +12,13 @@ from typing import Self
 import numpy as np
 from support import VOCABULARY
 
-from agentrl.schemas import InteractionStatus, SessionStatus, VersionSpan
-from agentrl.store import Database, codec, interactions, rewards, runs, sessions, steps
-from agentrl.tokens import TokenIds
+from agentrl.domain.schemas import InteractionStatus, SessionStatus, VersionSpan
+from agentrl.domain.tokens import TokenIds
+from agentrl.store import Database, runs
+from agentrl.store.calls import interactions
+from agentrl.store.db import codec
+from agentrl.store.sessions import sessions
+from agentrl.store.training import rewards, steps
 
 ADMIN_KEY = "admin-key"
 

@@ -14,9 +14,9 @@ import torch
 from folders import differing
 from safetensors import safe_open
 
-from agentrl.trainer import loading
 from agentrl.trainer.distributed import World, join_world
-from agentrl.trainer.sharding import load_policy
+from agentrl.trainer.models import loading
+from agentrl.trainer.models.sharding import load_policy
 
 
 class CountingFile:

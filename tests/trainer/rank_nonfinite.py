@@ -13,12 +13,12 @@ import torch
 from poison import POISONED, poisoned
 from support import AGES, random_samples
 
-from agentrl.config import TrainerConfig
+from agentrl.configs.run_config import TrainerConfig
 from agentrl.errors import NonFiniteError
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import join_world
+from agentrl.trainer.models.sharding import load_policy
 from agentrl.trainer.nonfinite import NonFinite
-from agentrl.trainer.sharding import load_policy
 from agentrl.trainer.update import make_optimizer, update_policy
 
 

@@ -14,15 +14,16 @@ from support import AGES
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from agentrl.batching import build_tree, line_up
-from agentrl.config import TrainerConfig
-from agentrl.presets import PRESETS
-from agentrl.schemas import TrainedBatch, TrajectoryTokens
-from agentrl.trainer import checkpoint, mechanisms, models, packing
+from agentrl.configs.presets import PRESETS
+from agentrl.configs.run_config import TrainerConfig
+from agentrl.domain.batching import build_tree, line_up
+from agentrl.domain.schemas import TrainedBatch, TrajectoryTokens
+from agentrl.trainer import checkpoint, packing
 from agentrl.trainer.checkpoint import Checkpoint, StepRecord, full
 from agentrl.trainer.distributed import World
+from agentrl.trainer.models import mechanisms, run_models
+from agentrl.trainer.models.policy import Body
 from agentrl.trainer.packing import Sample
-from agentrl.trainer.policy import Body
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy
 
@@ -90,7 +91,7 @@ class Run:
         self.config, self.world = config, world
         self.build_tree = build_tree if sharing else line_up
         with patch.object(mechanisms, "unpackable", lambda _: "a test asked for it") if unpacked else nullcontext():
-            self.models = models.make_models(model, self.config, world)
+            self.models = run_models.make_models(model, self.config, world)
         self.optimizer = make_optimizer(self.models.policy, self.config)
 
     def step(self, trajectories: Sequence[TrajectoryTokens]) -> Computed:
@@ -99,7 +100,7 @@ class Run:
         with patch.object(packing, "build_tree", self.build_tree):
             samples = make_samples(trajectories, c.algorithm, self.models, c.tokens_per_microbatch, self.world)
         found = self.update(samples)
-        models.after_step(self.models, 1, c)
+        run_models.after_step(self.models, 1, c)
         return found
 
     def update(self, samples: Sequence[Sample]) -> Computed:
@@ -122,12 +123,12 @@ class Run:
     def save(self, folder: Path) -> Checkpoint:
         """All that moves."""
         record = StepRecord(step=1, version=1, batch=FACTS, metrics={})
-        parts = models.parts(self.models, self.optimizer, self.config)
+        parts = run_models.parts(self.models, self.optimizer, self.config)
         return checkpoint.begin(folder, record, parts, self.world, wait=True).finish()
 
     def restore(self, saved: Checkpoint) -> None:
         """Be the run that was saved."""
-        models.restore(saved, self.models, self.optimizer, self.config, self.world)
+        run_models.restore(saved, self.models, self.optimizer, self.config, self.world)
 
     def _learners(self) -> list[tuple[str, Body, torch.optim.Optimizer]]:
         policy, critic = ("", self.models.policy, self.optimizer), self.models.critic

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from agentrl.schemas import PROMPT_VERSION, TrajectoryTokens
+from agentrl.domain.schemas import PROMPT_VERSION, TrajectoryTokens
 from agentrl.trainer.packing import Sample
 
 VOCABULARY = 97

@@ -11,10 +11,10 @@ import torch
 from support import VOCABULARY, random_trajectory
 from torch import Tensor
 
-from agentrl.trainer import mechanisms
 from agentrl.trainer.distributed import World
+from agentrl.trainer.models import mechanisms
+from agentrl.trainer.models.sharding import load_policy
 from agentrl.trainer.packing import Sample, collate_share, make_units, plan
-from agentrl.trainer.sharding import load_policy
 
 
 def sequences() -> list[Sample]:

@@ -15,15 +15,15 @@ from loop_setup import Died, Setup, same
 from safetensors.torch import load_file
 from support import AGES, random_samples
 
-from agentrl.config import TrainerConfig
+from agentrl.configs.run_config import TrainerConfig
+from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import StoreError, UserError
-from agentrl.schemas import TrainedBatch
-from agentrl.store import steps
+from agentrl.store.training import steps
 from agentrl.trainer import checkpoint, loop
 from agentrl.trainer.checkpoint import StepRecord, Writing
 from agentrl.trainer.distributed import World
-from agentrl.trainer.policy import Policy
-from agentrl.trainer.sharding import load_policy
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_policy
 from agentrl.trainer.update import make_optimizer, update_policy
 
 FACTS = TrainedBatch(step_id="s", digest="d", estimator="grpo", wasted_tokens=0, trained=[])

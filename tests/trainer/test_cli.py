@@ -13,8 +13,9 @@ from proxy_stub import play_groups
 from safetensors.torch import load_file
 from sqlalchemy import text
 
-from agentrl.schemas import TrainedBatch, TrainedTrajectory
-from agentrl.store import events, runs, steps
+from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory
+from agentrl.store import events, runs
+from agentrl.store.training import steps
 
 
 @pytest.fixture

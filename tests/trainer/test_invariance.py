@@ -24,8 +24,8 @@ from steps import ALGORITHMS, ALLOWED, CASES, NO_CLIP, WHOLE, Computed, Run, apa
 from support import save_tiny_model, torchrun
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
-from agentrl.schemas import TrajectoryTokens
+from agentrl.configs.algorithm import Algorithm
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import Checkpoint
 from agentrl.trainer.distributed import World

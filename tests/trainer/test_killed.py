@@ -12,7 +12,7 @@ import pytest
 from commanded import Run
 from proxy_stub import play_groups
 
-from agentrl.store import steps
+from agentrl.store.training import steps
 
 STEPS = 8
 LOSSES = ("loss", "grad_norm", "entropy", "reward/mean")

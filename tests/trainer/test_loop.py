@@ -13,14 +13,15 @@ from safetensors.torch import load_file
 from support import save_tiny_model
 from transformers import AutoModelForCausalLM
 
-from agentrl.algorithm import Algorithm
+from agentrl.configs.algorithm import Algorithm
 from agentrl.errors import AgentRLError, FencedError
-from agentrl.store import events, runs, steps
+from agentrl.store import events, runs
+from agentrl.store.training import steps
 from agentrl.trainer import checkpoint
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.loop import Stop
-from agentrl.trainer.publish import Publisher
+from agentrl.trainer.publish.publish_client import Publisher
 
 
 @pytest.fixture(scope="module")

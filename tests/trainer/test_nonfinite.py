@@ -15,11 +15,12 @@ from poison import POISONED, poison_store, poisoned, repair_store
 from safetensors.torch import load_file
 from support import AGES, random_samples, torchrun
 
-from agentrl.config import TrainerConfig
+from agentrl.configs.run_config import TrainerConfig
 from agentrl.errors import NonFiniteError
-from agentrl.store import events, steps
+from agentrl.store import events
+from agentrl.store.training import steps
 from agentrl.trainer.distributed import World
-from agentrl.trainer.models import Models, make_models
+from agentrl.trainer.models.run_models import Models, make_models
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.scoring import make_samples

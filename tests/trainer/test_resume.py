@@ -16,15 +16,16 @@ from loop_setup import Died, Setup, same
 from safetensors.torch import load_file
 from sqlalchemy import text
 
-from agentrl.algorithm import Algorithm
-from agentrl.config import LoraConfig
+from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.run_config import LoraConfig
 from agentrl.errors import FencedError, UserError
-from agentrl.store import runs, steps
+from agentrl.store import runs
+from agentrl.store.training import steps
 from agentrl.trainer import checkpoint, loop
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
-from agentrl.trainer.publish import Publisher
-from agentrl.weights import ADAPTER, TENSORS, checksum
+from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.weights_folder import ADAPTER, TENSORS, checksum
 
 STEPS = 8
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from loop_setup import Setup
 
-from agentrl.algorithm import Algorithm
-from agentrl.store import steps
+from agentrl.configs.algorithm import Algorithm
+from agentrl.store.training import steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ON_SOME_GPUS = {"mfu"}

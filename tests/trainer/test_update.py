@@ -10,12 +10,12 @@ import pytest
 import torch
 from support import AGES, random_samples
 
-from agentrl.config import TrainerConfig
+from agentrl.configs.run_config import TrainerConfig
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_policy
 from agentrl.trainer.packing import Microbatch, Sample, collate, make_units
-from agentrl.trainer.policy import Policy
-from agentrl.trainer.sharding import load_policy
 from agentrl.trainer.update import make_optimizer, update_policy
 
 TIGHT = {"clip_low": 1e-4, "clip_high": 1e-4}

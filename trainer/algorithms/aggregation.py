@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
-from agentrl.trainer.algorithms.rows import Rows
+from agentrl.configs.algorithm import Algorithm
+from agentrl.trainer.algorithms.packed_rows import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
+from agentrl.configs.algorithm import Algorithm
 
 Surrogate = Callable[[Tensor, Tensor, Tensor, Algorithm], tuple[Tensor, Tensor]]
 """(ρ, log π, A, algorithm), each (S,) → the losses (S,) and which of them the bounds changed (S,), bool."""

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
+from agentrl.configs.algorithm import Algorithm
 from agentrl.trainer.algorithms.bounds import bounded_exp
-from agentrl.trainer.algorithms.rows import Rows, at_level
+from agentrl.trainer.algorithms.packed_rows import Rows, at_level
 
 
 def interpolated_proximal(logprobs_S: Tensor, behavior_S: Tensor, ages_S: Tensor, progress: float) -> Tensor:

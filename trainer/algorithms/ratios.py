@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentrl.algorithm import Level
+from agentrl.configs.algorithm import Level
 from agentrl.trainer.algorithms.bounds import bounded_exp
-from agentrl.trainer.algorithms.rows import Rows, at_level
+from agentrl.trainer.algorithms.packed_rows import Rows, at_level
 
 
 def importance_ratio(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from agentrl.domain.schemas import PROMPT_VERSION, Float32, TrajectoryTokens
 from agentrl.errors import UserError
-from agentrl.schemas import PROMPT_VERSION, Float32, TrajectoryTokens
 from agentrl.trainer.packing import Sample
 
 Item = list[Sample]

@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from agentrl.config import AdapterConfig
-from agentrl.trainer import models, weights
+from agentrl.configs.run_config import AdapterConfig
+from agentrl.configs.tuning_config import AnyConfig, DpoConfig, RewardModelConfig, SftConfig, TuningConfig
+from agentrl.trainer.algorithms.losses import Sums
+from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.algorithms.preference import bradley_terry_losses, dpo_losses, ipo_losses
-from agentrl.trainer.algorithms.rows import Rows
 from agentrl.trainer.distributed import World
-from agentrl.trainer.losses import Sums
+from agentrl.trainer.models import run_models
+from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.packing import Microbatch, Sample, Unit, make_units
-from agentrl.trainer.policy import Body, Policy
+from agentrl.trainer.publish import weights
 from agentrl.trainer.tuning import reward_model
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.reward_model import RewardModel
-from agentrl.tuning import AnyConfig, DpoConfig, RewardModelConfig, SftConfig, TuningConfig
 
 
 class Method(ABC):
@@ -41,7 +42,7 @@ class Method(ABC):
 
     def load(self, folder: Path, config: TuningConfig, world: World) -> Body:
         """The model that is trained, sharded, on the weights of `folder`."""
-        return models.load(partial(self.wrap, config=config), folder, config.trainer, world)
+        return run_models.load(partial(self.wrap, config=config), folder, config.trainer, world)
 
     def prepared(self, item: Item) -> Item:
         """An item as it is packed."""

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, select
 
-from agentrl.schemas import TrajectoryTokens
+from agentrl.configs.tuning_config import DataConfig, PairDataConfig, SftDataConfig
+from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.domain.ties import tied
 from agentrl.store import Database, runs
-from agentrl.store import trajectories as paths
-from agentrl.tables import trajectories
-from agentrl.ties import tied
+from agentrl.store.tables import trajectories
+from agentrl.store.training import trajectories as paths
 from agentrl.trainer.tuning.items import Item, imitated, pair
-from agentrl.tuning import DataConfig, PairDataConfig, SftDataConfig
 
 PAGE = 256
 """Trajectories that one transaction reads."""

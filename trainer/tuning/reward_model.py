@@ -16,16 +16,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from agentrl.config import AdapterConfig
+from agentrl.configs.run_config import AdapterConfig
+from agentrl.domain.schemas import PROMPT_VERSION
 from agentrl.errors import ModelFolderError
 from agentrl.files import atomic_folder
-from agentrl.schemas import PROMPT_VERSION
-from agentrl.trainer import lora, weights
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.loading import stored_name
+from agentrl.trainer.models import lora
+from agentrl.trainer.models.loading import stored_name
+from agentrl.trainer.models.policy import Body
 from agentrl.trainer.packing import Microbatch, Sample
-from agentrl.trainer.policy import Body
+from agentrl.trainer.publish import weights
 
 BIASED_IN_SGLANG = ("qwen2", "qwen3")
 """Model types."""

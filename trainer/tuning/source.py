@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from agentrl import location
+from agentrl.configs.tuning_config import AnyConfig, PairDataConfig, SftDataConfig
+from agentrl.domain.schemas import Json
 from agentrl.errors import UserError
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.rendering.folder import read_folder
-from agentrl.schemas import Json
+from agentrl.rendering.templates.model_folder import read_folder
 from agentrl.store import Database
-from agentrl.trainer.tuning import files, recorded
+from agentrl.trainer.tuning import data_files, recorded
 from agentrl.trainer.tuning.items import Data, Item, split
-from agentrl.tuning import AnyConfig, PairDataConfig, SftDataConfig
 
 
 def load_data(config: AnyConfig, model: Path) -> Data:
@@ -37,9 +37,9 @@ def load_data(config: AnyConfig, model: Path) -> Data:
 def _from_file(config: AnyConfig, model: Path) -> Iterator[Item | None]:
     renderer = load_renderer(model)
     make: Callable[[Renderer, Json, str], Item | None]
-    make = files.conversation if isinstance(config.data, SftDataConfig) else files.preference
+    make = data_files.conversation if isinstance(config.data, SftDataConfig) else data_files.preference
     assert config.data.file is not None
-    return files.read(config.data.file, partial(make, renderer))
+    return data_files.read(config.data.file, partial(make, renderer))
 
 
 def _from_run(config: AnyConfig) -> list[Item]:

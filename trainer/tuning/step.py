@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from agentrl.schemas import Float32
+from agentrl.configs.tuning_config import TuningTrainerConfig
+from agentrl.domain.schemas import Float32
 from agentrl.trainer.distributed import World
+from agentrl.trainer.learning_rate import set_learning_rate
+from agentrl.trainer.models.policy import Body
+from agentrl.trainer.models.sharding import reshard
 from agentrl.trainer.packing import Microbatch, Sample, collate_share, plan
-from agentrl.trainer.policy import Body
-from agentrl.trainer.schedule import set_learning_rate
-from agentrl.trainer.sharding import reshard
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.methods import Method
 from agentrl.trainer.update import backward, clip_gradients
-from agentrl.tuning import TuningTrainerConfig
 
 Work = list[tuple[list[Sample], Microbatch]]
 """Microbatches of one rank, each with its samples in their order."""

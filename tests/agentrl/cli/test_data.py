@@ -13,7 +13,7 @@ from agentrl.cli.main import app, main
 from agentrl.cli.store import parse_age
 from agentrl.errors import UserError
 from agentrl.store import Database
-from agentrl.tables import steps
+from agentrl.store.tables import steps
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
+from agentrl.domain.schemas import Power
 from agentrl.errors import AgentRLError, UserError
-from agentrl.schemas import Power
-from agentrl.store import Database, keys, runs
-from agentrl.store.codec import hash_key
+from agentrl.store import Database, key_records, runs
+from agentrl.store.db.codec import hash_key
 
 Run = Callable[..., str]
 
@@ -39,8 +39,8 @@ def key(db: Database) -> Run:
     return run
 
 
-def opens(db: Database, made: str) -> keys.Key | None:
-    return db.query(keys.find, db.query(runs.by_name, "test").id, hash_key(made))
+def opens(db: Database, made: str) -> key_records.Key | None:
+    return db.query(key_records.find, db.query(runs.by_name, "test").id, hash_key(made))
 
 
 def test_a_key_is_printed_once_and_never_listed(db: Database, key: Run) -> None:

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.config import parse_config
-from agentrl.store import Database, runs, sessions
+from agentrl.configs.run_config import parse_config
+from agentrl.store import Database, runs
+from agentrl.store.sessions import sessions
 
 
 @pytest.fixture

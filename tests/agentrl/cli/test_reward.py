@@ -11,11 +11,13 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
+from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError
-from agentrl.schemas import SessionStatus
-from agentrl.store import Database, rewards, runs, sessions
-from agentrl.tables import groups
-from agentrl.tables import sessions as sessions_table
+from agentrl.store import Database, runs
+from agentrl.store.sessions import sessions
+from agentrl.store.tables import groups
+from agentrl.store.tables import sessions as sessions_table
+from agentrl.store.training import rewards
 
 CONFIG = {
     "name": "test",
@@ -37,7 +39,7 @@ def db(database_url: str) -> Iterator[Database]:
 @pytest.fixture
 def session_id(db: Database) -> str:
     """A session that ended without a reward, and waits for one."""
-    from agentrl.config import parse_config
+    from agentrl.configs.run_config import parse_config
 
     limits = sessions.Limits.of(parse_config(CONFIG))
     with db.write() as conn:

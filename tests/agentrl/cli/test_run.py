@@ -16,10 +16,10 @@ import openai
 import pytest
 
 from agentrl.client import Client
-from agentrl.engine.server import free_port
+from agentrl.engine.server_process import free_port
 from agentrl.store import Database, runs
-from agentrl.store.codec import hash_key
-from agentrl.testing import FakeEngine
+from agentrl.store.db.codec import hash_key
+from agentrl.testing.fake_engine import FakeEngine
 
 AGENT = "agent: agentrl.agents.reverse:ReverseAgent\ntasks: agentrl.agents.reverse:train_tasks\n"
 

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from agentrl.cli import status
 from agentrl.cli.main import app
 from agentrl.console import Console
-from agentrl.engine.server import free_port
+from agentrl.domain.evaluation import Evaluation, Result
+from agentrl.engine.server_process import free_port
 from agentrl.errors import UserError
-from agentrl.evaluation import Evaluation, Result
 from agentrl.location import Location
 from agentrl.proxy.app import Settings, create_app
 from agentrl.store import Database, events, runs
-from agentrl.testing import FakeEngine
+from agentrl.testing.fake_engine import FakeEngine
 
 CONFIG = {
     "name": "test",

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.doctor import coders
 from agentrl.doctor.record import Session, read
-from agentrl.schemas import ForkReason
+from agentrl.domain.schemas import ForkReason
 
 
 def session(*, client: str | None = None, command: str | None = None, code: str | None = None) -> Session:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agentrl.schemas import ForkReason, Role
+from agentrl.domain.schemas import ForkReason, Role
 
 PAGE = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
 

@@ -13,12 +13,12 @@ import pytest
 from agentrl.doctor import temporary
 from agentrl.doctor.temporary import place
 from agentrl.launch import parts
+from agentrl.launch.part_process import Part, PartFailed
 from agentrl.launch.parts import Plan
-from agentrl.launch.process import Part, PartFailed
 
 SERVE = """
 import sys, threading
-from agentrl.testing import FakeEngine
+from agentrl.testing.fake_engine import FakeEngine
 print("loading weights", flush=True)
 FakeEngine(port=int(sys.argv[1])).start()
 threading.Event().wait()

@@ -13,7 +13,7 @@ from agentrl.doctor import refused, report
 from agentrl.doctor.record import read
 from agentrl.doctor.report import Report, as_json
 from agentrl.doctor.show import rows, show
-from agentrl.schemas import UNREAD
+from agentrl.domain.schemas import UNREAD
 from agentrl.visible import visible
 
 

@@ -15,14 +15,14 @@ import aiohttp
 import orjson
 import pytest
 
-from agentrl.engine.client import Chunk, EngineClient, Health
+from agentrl.domain.schemas import Json, VersionSpan
 from agentrl.engine.grammars import MAX_ENUM, MAX_LENGTH, MAX_NUMBER, MAX_PROPERTIES
-from agentrl.engine.params import MAX_STOP_CHARS, NUMBERS, ParamRefused, check
-from agentrl.engine.server import Server
+from agentrl.engine.sampling_params import MAX_STOP_CHARS, NUMBERS, ParamRefused, check
+from agentrl.engine.server_process import Server
+from agentrl.engine.sglang_client import Chunk, EngineClient, Health
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.rendering import load_renderer
-from agentrl.schemas import Json, VersionSpan
-from agentrl.testing import FakeEngine
+from agentrl.testing.fake_engine import FakeEngine
 
 # <|im_start|>user\nabcd<|im_end|>\n<|im_start|>assistant\n with the tiny model's byte tokens
 PROMPT = [1, 87, 85, 71, 84, 201, 67, 68, 69, 70, 2, 201, 1, 67, 85, 85, 75, 85, 86, 67, 80, 86, 201]

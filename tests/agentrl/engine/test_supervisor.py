@@ -14,12 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.engine import guard, server
-from agentrl.engine.server import EngineSpec, Server, free_port
+from agentrl.engine import server_process
+from agentrl.engine.server_process import EngineSpec, Server, free_port
 from agentrl.engine.supervisor import MAX_QUICK_DEATHS, EngineSupervisor, Weights
 from agentrl.errors import EngineUnavailable, ModelFolderError, UserError
+from agentrl.processes import guard
 
-STAND_IN = "import sys, threading; from agentrl.testing import FakeEngine; FakeEngine(port=int(sys.argv[1])).start(); "
+STAND_IN = (
+    "import sys, threading; from agentrl.testing.fake_engine import FakeEngine; "
+    "FakeEngine(port=int(sys.argv[1])).start(); "
+)
 SERVE = STAND_IN + "threading.Event().wait()"
 
 
@@ -50,7 +54,7 @@ def spec(tmp_path: Path) -> EngineSpec:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "argv", lambda spec: [sys.executable, "-c", SERVE, str(spec.port)])
+    monkeypatch.setattr(server_process, "argv", lambda spec: [sys.executable, "-c", SERVE, str(spec.port)])
 
 
 @asynccontextmanager
@@ -89,7 +93,7 @@ async def test_a_server_that_dies_is_restarted_and_none_is_left_behind(
 async def test_weights_are_loaded_before_it_counts_as_serving(spec: EngineSpec) -> None:
     import aiohttp
 
-    from agentrl.engine.client import EngineClient
+    from agentrl.engine.sglang_client import EngineClient
 
     news = Recorder()
     async with running(EngineSupervisor(spec, news, weights=Weights(path=spec.model, version=4))):
@@ -102,7 +106,9 @@ async def test_it_gives_up_after_quick_deaths_and_shows_the_log(
     spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.engine.supervisor.BACKOFF_FIRST_S", 0.0)
-    monkeypatch.setattr(server, "argv", lambda spec: [sys.executable, "-c", "raise SystemExit('no such kernel')"])
+    monkeypatch.setattr(
+        server_process, "argv", lambda spec: [sys.executable, "-c", "raise SystemExit('no such kernel')"]
+    )
     news = Recorder()
     with pytest.raises(EngineUnavailable, match="no such kernel"):
         await EngineSupervisor(spec, news).run()
@@ -110,8 +116,8 @@ async def test_it_gives_up_after_quick_deaths_and_shows_the_log(
 
 
 async def test_a_late_server_is_ended(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "argv", lambda spec: [sys.executable, "-c", "import time; time.sleep(600)"])
-    late = server.launch(spec)
+    monkeypatch.setattr(server_process, "argv", lambda spec: [sys.executable, "-c", "import time; time.sleep(600)"])
+    late = server_process.launch(spec)
     with pytest.raises(EngineUnavailable, match="not healthy after"):
         await late.wait_healthy(timeout_s=0.1)
     late.stop()
@@ -149,26 +155,26 @@ def test_launch_refuses_a_port_in_use_and_a_model_that_is_not_there(spec: Engine
     import socket
 
     with socket.create_server(("127.0.0.1", spec.port)), pytest.raises(UserError, match=f"cannot listen.*{spec.port}"):
-        server.launch(spec)
+        server_process.launch(spec)
     with pytest.raises(ModelFolderError, match="does not exist"):
-        server.launch(dataclasses.replace(spec, model=tmp_path / "absent"))
+        server_process.launch(dataclasses.replace(spec, model=tmp_path / "absent"))
 
 
 def test_argv_serves_base_weights_under_a_number_and_lets_extra_arguments_win(spec: EngineSpec) -> None:
     import dataclasses
 
-    line = server.argv(dataclasses.replace(spec, extra_args=("--max-total-tokens", "99")))
+    line = server_process.argv(dataclasses.replace(spec, extra_args=("--max-total-tokens", "99")))
     assert line[line.index("--weight-version") + 1] == "0"
     assert "--incremental-streaming-output" in line
     assert line[-2:] == ["--max-total-tokens", "99"]
-    assert "--attention-backend" not in server.argv(dataclasses.replace(spec, device="cuda"))
+    assert "--attention-backend" not in server_process.argv(dataclasses.replace(spec, device="cuda"))
     assert "--enable-fp32-lm-head" not in line
-    assert "--enable-fp32-lm-head" in server.argv(dataclasses.replace(spec, dtype="bfloat16"))
+    assert "--enable-fp32-lm-head" in server_process.argv(dataclasses.replace(spec, dtype="bfloat16"))
 
 
 def test_environment_is_offline_and_leaves_ours_alone(spec: EngineSpec) -> None:
     before = dict(os.environ)
-    env = server.environment(spec)
+    env = server_process.environment(spec)
     assert env["HF_HUB_OFFLINE"] == "1"
     assert "SGLANG_USE_CPU_ENGINE" not in env
     assert dict(os.environ) == before

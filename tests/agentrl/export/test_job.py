@@ -12,15 +12,17 @@ from safetensors.numpy import load_file
 from sqlalchemy import select
 from tokenizers import Tokenizer
 
+from agentrl.domain.schemas import TrajectoryState
 from agentrl.errors import UserError
-from agentrl.export import rows, tensors
+from agentrl.export import row_pages, tensors
 from agentrl.export.columns import COLUMNS
 from agentrl.export.job import Job
 from agentrl.export.selection import Selection
-from agentrl.schemas import TrajectoryState
-from agentrl.store import interactions, runs, steps
-from agentrl.tables import interactions as interactions_table
-from agentrl.tables import rewards, trajectories
+from agentrl.store import runs
+from agentrl.store.calls import interactions
+from agentrl.store.tables import interactions as interactions_table
+from agentrl.store.tables import rewards, trajectories
+from agentrl.store.training import steps
 
 ARRAYS = ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids", "temperatures", "turn_returns")
 
@@ -45,8 +47,8 @@ def history(db, tiny_model) -> History:
 @pytest.fixture
 def small_pages(monkeypatch) -> None:
     """So that every export turns several."""
-    monkeypatch.setattr(rows, "PAGE_ROWS", 3)
-    monkeypatch.setattr(rows, "PAGE_TOKENS", 40)
+    monkeypatch.setattr(row_pages, "PAGE_ROWS", 3)
+    monkeypatch.setattr(row_pages, "PAGE_TOKENS", 40)
 
 
 def run_job(history: History, out, format_="jsonl", what="trajectories", state=None, steps_=None, **kwargs):

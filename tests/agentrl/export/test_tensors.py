@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.export import tensors
-from agentrl.schemas import TrajectoryTokens
 
 
 def trajectory(length: int, *, prompt: int = 2, value: float = 1.0) -> TrajectoryTokens:

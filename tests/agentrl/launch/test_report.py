@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import parse_config
+from agentrl.configs.run_config import parse_config
 from agentrl.console import Console
-from agentrl.evaluation import Evaluation, Result
-from agentrl.launch import curve, demo, progress, summary
+from agentrl.domain.evaluation import Evaluation, Result
+from agentrl.launch import curve, live_panel, packaged_runs, summary
 from agentrl.launch.snapshot import Snapshot, StepPoint
 
 CONFIG = parse_config(
@@ -92,12 +92,12 @@ def test_a_run_without_evaluation_has_a_summary_too() -> None:
     ],
 )
 def test_progress_says_what_is_waited_for(changes: dict[str, object], text: str) -> None:
-    assert progress.waiting_for(replace(SNAPSHOT, **changes), CONFIG).startswith(text)  # type: ignore[arg-type]
+    assert live_panel.waiting_for(replace(SNAPSHOT, **changes), CONFIG).startswith(text)  # type: ignore[arg-type]
 
 
 def test_sessions_that_all_fail_are_shown_at_once() -> None:
     out = io.StringIO()
-    display = progress.Display(CONFIG, Console(file=out, width=300))
+    display = live_panel.Display(CONFIG, Console(file=out, width=300))
     healthy = replace(SNAPSHOT, engines={"http://e": "serving"}, published_step=0)
     for snapshot in (healthy, replace(healthy, failing="RuntimeError: no SDK" + "x" * 500), healthy):
         display.update(snapshot)
@@ -110,7 +110,7 @@ def test_sessions_that_all_fail_are_shown_at_once() -> None:
 
 def test_without_a_terminal_each_step_leaves_a_line() -> None:
     out = io.StringIO()
-    with progress.Display(CONFIG, Console(file=out)) as display:
+    with live_panel.Display(CONFIG, Console(file=out)) as display:
         display.update(replace(SNAPSHOT, published_step=0, points=[]))
         display.update(SNAPSHOT)
         display.update(SNAPSHOT)
@@ -121,7 +121,7 @@ def test_without_a_terminal_each_step_leaves_a_line() -> None:
 
 def test_a_complete_evaluation_leaves_a_line_with_its_intervals() -> None:
     out = io.StringIO()
-    with progress.Display(CONFIG, Console(file=out)) as display:
+    with live_panel.Display(CONFIG, Console(file=out)) as display:
         display.update(replace(SNAPSHOT, published_step=0, points=[], evaluations=SNAPSHOT.evaluations[:1]))
         display.update(SNAPSHOT)
         display.update(SNAPSHOT)
@@ -132,7 +132,7 @@ def test_a_complete_evaluation_leaves_a_line_with_its_intervals() -> None:
 def test_the_final_table_compares_before_and_after_with_intervals() -> None:
     out = io.StringIO()
     result = summary.summarize(SNAPSHOT, "sampled", 1, 0)
-    Console(file=out, width=200).print(demo.before_after(result))
+    Console(file=out, width=200).print(packaged_runs.before_after(result))
     (row,) = [line for line in out.getvalue().splitlines() if "greedy" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells[:3] == ["greedy (2)", "0.500 [0.500, 0.500]", "1.000 [0.342, 1.000]"]
@@ -161,14 +161,14 @@ def test_a_transcript_starts_at_the_question() -> None:
             "answer": {"role": "assistant", "content": "Answer: 3"},
         },
     ]
-    lines = [line.strip() for line in demo.conversation(calls)]
+    lines = [line.strip() for line in packaged_runs.conversation(calls)]
     assert lines == ["user: '1+2?'", 'assistant: calc({"expression": "1+2"})', "tool: '3'", "assistant: 'Answer: 3'"]
 
 
 def test_a_finished_demo_starts_anew_and_a_stopped_one_goes_on(tmp_path: Path) -> None:
-    assert demo.free_name("demo", 0, tmp_path) == "demo"
+    assert packaged_runs.free_name("demo", 0, tmp_path) == "demo"
     (tmp_path / "demo").mkdir()
-    assert demo.free_name("demo", 0, tmp_path) == "demo"
+    assert packaged_runs.free_name("demo", 0, tmp_path) == "demo"
     (tmp_path / "demo" / "summary.json").touch()
-    assert demo.free_name("demo", 0, tmp_path) == "demo-2"
-    assert demo.free_name("demo", 7, tmp_path) == "demo-seed7"
+    assert packaged_runs.free_name("demo", 0, tmp_path) == "demo-2"
+    assert packaged_runs.free_name("demo", 7, tmp_path) == "demo-seed7"

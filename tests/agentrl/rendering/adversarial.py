@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.domain.schemas import ForkReason
 from agentrl.rendering import ParsedOutput
-from agentrl.rendering.formats import Format
-from agentrl.schemas import ForkReason
+from agentrl.rendering.parsing.output_formats import Format
 
 from .outputs import check_splits, delivered, follow_up, parse
 from .subjects import QUESTION, SUBJECTS, TOOLS, Call, Subject, load_subject

@@ -13,10 +13,10 @@ from unittest.mock import patch
 from tokenizers import Tokenizer
 
 from agentrl.rendering import load_renderer
-from agentrl.rendering.base import Renderer
-from agentrl.rendering.families import family_names
-from agentrl.rendering.family_renderer import FamilyRenderer
-from agentrl.rendering.openings import behind_prompt
+from agentrl.rendering.renderer import Renderer
+from agentrl.rendering.templates.families import family_names
+from agentrl.rendering.templates.family_renderer import FamilyRenderer
+from agentrl.rendering.templates.openings import behind_prompt
 
 from .conftest import byte_tokenizer, call, tool, write_folder
 

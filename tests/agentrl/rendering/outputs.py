@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from agentrl.rendering import Delta, ParsedOutput, Renderer
-from agentrl.rendering.base import gather
+from agentrl.rendering.renderer import gather
 
 
 def parse(

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.rendering.family_renderer import FamilyRenderer
-from agentrl.rendering.formats import GEMMA, HY3, KIMI, MINIMAX, PAIRS, XML, Format
-from agentrl.rendering.loading import load_renderer
-from agentrl.rendering.openings import behind_prompt
-from agentrl.rendering.reading import Reads
-from agentrl.rendering.template import TemplateRenderer
+from agentrl.rendering.parsing.output_formats import GEMMA, HY3, KIMI, MINIMAX, PAIRS, XML, Format
+from agentrl.rendering.parsing.parser_choice import Reads
+from agentrl.rendering.registry import load_renderer
+from agentrl.rendering.templates.family_renderer import FamilyRenderer
+from agentrl.rendering.templates.openings import behind_prompt
+from agentrl.rendering.templates.template_renderer import TemplateRenderer
 
 from . import family_models
 from .conftest import byte_tokenizer, published_template, tool, write_folder

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.rendering.call_readers import CallReader, Items
-from agentrl.rendering.families import family_names
-from agentrl.rendering.markup import MarkupParser
-from agentrl.rendering.reading import FAMILIES
-from agentrl.rendering.typed import Parameters
+from agentrl.rendering.parsing.call_readers import CallReader, Items
+from agentrl.rendering.parsing.markup import MarkupParser
+from agentrl.rendering.parsing.parser_choice import FAMILIES
+from agentrl.rendering.parsing.typed_values import Parameters
+from agentrl.rendering.templates.families import family_names
 
 from .adversarial import KNOWN, Result, head, results, row
 from .subjects import SUBJECTS, TOOLS, load_subject

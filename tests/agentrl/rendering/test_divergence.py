@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.domain.schemas import ForkReason
 from agentrl.rendering.divergence import common, compare, fingerprint, leading_system, nearest, plain, quoting
-from agentrl.schemas import ForkReason
 
 
 def says(role, content, **more):

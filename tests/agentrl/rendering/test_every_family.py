@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from agentrl.domain.schemas import ForkReason
 from agentrl.errors import ModelFolderError, RequestError
 from agentrl.rendering import load_renderer
-from agentrl.rendering.family_renderer import FamilyRenderer
-from agentrl.rendering.text import reasoning_tokens
-from agentrl.schemas import ForkReason
+from agentrl.rendering.encoding.text_decoding import reasoning_tokens
+from agentrl.rendering.templates.family_renderer import FamilyRenderer
 
 from .conftest import byte_tokenizer, patient, write_folder
 from .family_models import FAMILIES, NO_TEXT_BESIDE_CALLS, ONE_CALL, TOOLS, load_model, reply, sample, special_tokens

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.rendering.family_renderer import FamilyRenderer
+from agentrl.rendering.templates.family_renderer import FamilyRenderer
 
 from .family_models import load_model
 from .outputs import parse

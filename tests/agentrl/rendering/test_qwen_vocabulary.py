@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.domain.schemas import ForkReason
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.schemas import ForkReason
 
 from .conftest import patient, published_template, tool, write_folder
 from .outputs import check_splits, delivered, follow_up, parse

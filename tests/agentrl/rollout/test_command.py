@@ -19,8 +19,8 @@ import yaml
 from borrowed import proxy_fixtures
 
 from agentrl.client import AsyncClient
-from agentrl.engine import guard
 from agentrl.errors import UserError
+from agentrl.processes import guard
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.command import CommandAgent
 from agentrl.rollout.episode import Outcome, play

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.rollout.episode import Outcome
 from agentrl.rollout.pace import Pace
-from agentrl.rollout.progress import Progress
+from agentrl.rollout.worker_display import Progress
 
 WELL, BADLY = Outcome(session_id="s", reward=1.0, error=None), Outcome(session_id="s", reward=None, error="boom")
 

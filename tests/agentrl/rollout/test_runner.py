@@ -14,8 +14,8 @@ from agentrl.client import AsyncClient
 from agentrl.console import Console
 from agentrl.rollout.episode import play
 from agentrl.rollout.http import AgentHttp, agent_http
-from agentrl.rollout.progress import Progress, shown
 from agentrl.rollout.runner import run_groups
+from agentrl.rollout.worker_display import Progress, shown
 
 
 class Scripted:

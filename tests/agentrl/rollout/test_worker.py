@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import RunConfig, parse_config
+from agentrl.configs.run_config import RunConfig, parse_config
 from agentrl.console import Console
 from agentrl.rollout.worker import work
 

@@ -9,7 +9,8 @@ from sqlalchemy import event
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import play`
 
-from agentrl.store import Database, runs, sessions
+from agentrl.store import Database, runs
+from agentrl.store.sessions import sessions
 
 
 @pytest.fixture

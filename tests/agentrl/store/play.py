@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import Connection
 
-from agentrl.schemas import (
+from agentrl.domain.schemas import (
     Batch,
     InteractionStatus,
     SessionStatus,
@@ -18,9 +18,13 @@ from agentrl.schemas import (
     TrainedTrajectory,
     VersionSpan,
 )
-from agentrl.store import Database, codec, heartbeats, interactions, rewards, runs, sessions, steps, trajectories
-from agentrl.store.sessions import Limits, NewGroup
-from agentrl.tokens import TokenIds
+from agentrl.domain.tokens import TokenIds
+from agentrl.store import Database, heartbeats, runs
+from agentrl.store.calls import interactions
+from agentrl.store.db import codec
+from agentrl.store.sessions import sessions
+from agentrl.store.sessions.sessions import Limits, NewGroup
+from agentrl.store.training import rewards, steps, trajectories
 
 DELTA = (1, 2)
 OUTPUT = (3, 4)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from play import begin, call, group, open_group, take
 from sqlalchemy import select
 
-from agentrl.schemas import SessionStatus
-from agentrl.store import rewards, sessions
-from agentrl.tables import trajectories
+from agentrl.domain.schemas import SessionStatus
+from agentrl.store.sessions import sessions
+from agentrl.store.tables import trajectories
+from agentrl.store.training import rewards
 
 
 def rows(db, session_id):
@@ -59,6 +60,6 @@ def test_what_was_leased_does_not_change(db, run_id, limits):
         assert not rewards.add(conn, first.session_ids[0], value=7.0, discount=1.0).applied
     assert rows(db, first.session_ids[0]) == before
     with db.read() as conn:
-        from agentrl.store import steps
+        from agentrl.store.training import steps
 
         assert steps.batch(conn, batch.step_id).digest() == batch.digest()

@@ -23,8 +23,9 @@ from postgres import Cluster
 from sqlalchemy import Connection, event, make_url, select, text
 
 from agentrl.errors import StoreError, StoreUnavailable
-from agentrl.store import Database, database, events, faults, runs
-from agentrl.store.faults import OutcomeUnknown
+from agentrl.store import Database, events, runs
+from agentrl.store.db import database, faults
+from agentrl.store.db.faults import OutcomeUnknown
 
 TIMEOUT_S = 90  # longer than a fault is waited for
 RUN = {"name": "test", "config": {}, "task_data": [{}], "base_model": "tiny", "key": "k", "seed": 0, "steps": 1}

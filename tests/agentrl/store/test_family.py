@@ -17,13 +17,17 @@ from hypothesis import strategies as st
 from play import call, open_group
 from sqlalchemy import event, func, insert, select
 
+from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError
-from agentrl.schemas import SessionStatus
-from agentrl.store import Database, audit, codec, family, returns, rewards, runs, sessions
+from agentrl.store import Database, family, runs
+from agentrl.store.audit import run_audit
+from agentrl.store.db import codec
 from agentrl.store.family import Family
-from agentrl.store.sessions import Limits
-from agentrl.tables import groups, trajectories
-from agentrl.tables import sessions as sessions_table
+from agentrl.store.sessions import sessions
+from agentrl.store.sessions.sessions import Limits
+from agentrl.store.tables import groups, trajectories
+from agentrl.store.tables import sessions as sessions_table
+from agentrl.store.training import returns, rewards
 
 LET_IT_WAIT_S = 0.3  # for a thread to reach a lock that the test holds
 trees = st.integers(1, 24).flatmap(lambda n: st.tuples(*(st.integers(0, max(0, i - 1)) for i in range(n))))
@@ -161,7 +165,7 @@ def test_any_tree_ends_as_the_rules_say_however_few_are_settled_at_once(
             assert set(returns.of_sessions(conn, ids, 1.0)) == set(ids)
             assert conn.execute(select(groups.c.state)).scalar_one() != "running"
             trained = set(conn.execute(select(trajectories.c.session_id)).scalars())
-            assert audit.violations(conn, run_id) == []
+            assert run_audit.violations(conn, run_id) == []
         gone = [s in ("failed", "abandoned") for s in status]
         assert trained == {
             ids[i] for i in range(len(ids)) if not gone[i] and not any(gone[j] for j in above_of(parents, i))

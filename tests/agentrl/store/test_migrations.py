@@ -13,9 +13,10 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Inspector, MetaData, inspect, make_url, text
 
-from agentrl.store import Database, sqlite_file
-from agentrl.store.database import _alembic_config
-from agentrl.tables import metadata
+from agentrl.store import Database
+from agentrl.store.db import sqlite_file
+from agentrl.store.db.database import _alembic_config
+from agentrl.store.tables import metadata
 
 REVISIONS = [script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()][::-1]
 OLDEST, NEWEST = REVISIONS[0], REVISIONS[-1]

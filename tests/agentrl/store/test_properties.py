@@ -23,14 +23,19 @@ from model import FAILED, Call, Group, Model, Reward, Session, Step
 from play import Clock, begin_call, facts, outcome
 from sqlalchemy import Connection, select
 
+from agentrl.domain.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, VersionSpan
 from agentrl.errors import FencedError, RequestError, StoreError
-from agentrl.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, VersionSpan
-from agentrl.store import Database, audit, codec, heartbeats, interactions, runs, sessions, steps
-from agentrl.store.sessions import Limits, NewGroup
-from agentrl.tables import groups, trajectories, weight_versions
-from agentrl.tables import rewards as rewards_table
-from agentrl.tables import sessions as sessions_table
-from agentrl.tables import steps as steps_table
+from agentrl.store import Database, heartbeats, runs
+from agentrl.store.audit import run_audit
+from agentrl.store.calls import interactions
+from agentrl.store.db import codec
+from agentrl.store.sessions import sessions
+from agentrl.store.sessions.sessions import Limits, NewGroup
+from agentrl.store.tables import groups, trajectories, weight_versions
+from agentrl.store.tables import rewards as rewards_table
+from agentrl.store.tables import sessions as sessions_table
+from agentrl.store.tables import steps as steps_table
+from agentrl.store.training import steps
 
 LIMITS = Limits(
     group_size=2,
@@ -652,7 +657,7 @@ class StoreMachine(RuleBasedStateMachine):
                 model.published_step,
                 model.current_version,
             )
-            assert audit.violations(conn, self.run_id) == []
+            assert run_audit.violations(conn, self.run_id) == []
 
     def teardown(self):
         """Nothing waits for ever: once every limit has passed, sweeps alone end all that is left."""

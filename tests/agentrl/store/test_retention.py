@@ -7,12 +7,16 @@ import pytest
 from history import LIMITS, TOOLS, History
 from sqlalchemy import func, inspect, select, text
 
+from agentrl.domain.evaluation import Episode, Label
 from agentrl.errors import RequestError, UserError
-from agentrl.evaluation import Episode, Label
-from agentrl.store import Database, audit, codec, events, retention, rewards, runs, sessions, steps
-from agentrl.tables import contents, groups, heartbeats, metadata, trajectories
-from agentrl.tables import events as events_table
-from agentrl.tables import runs as runs_table
+from agentrl.store import Database, events, retention, runs
+from agentrl.store.audit import run_audit
+from agentrl.store.db import codec
+from agentrl.store.sessions import sessions
+from agentrl.store.tables import contents, groups, heartbeats, metadata, trajectories
+from agentrl.store.tables import events as events_table
+from agentrl.store.tables import runs as runs_table
+from agentrl.store.training import rewards, steps
 
 
 def later() -> float:
@@ -20,7 +24,7 @@ def later() -> float:
 
 
 def violations(db, run_id) -> list[str]:
-    return db.query(audit.violations, run_id)
+    return db.query(run_audit.violations, run_id)
 
 
 def assert_replays(history: History) -> None:
@@ -220,7 +224,7 @@ def test_pruning_while_the_run_goes_on_keeps_counters_equal_to_rows(db, database
     def watch() -> None:
         other = Database(database_url)
         while not stop.is_set():
-            seen.append(other.query(audit.violations, history.run_id))
+            seen.append(other.query(run_audit.violations, history.run_id))
         other.close()
 
     def work() -> None:

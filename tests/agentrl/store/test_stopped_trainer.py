@@ -8,12 +8,14 @@ import sys
 from play import finish, group, take
 from sqlalchemy import text
 
-from agentrl.store import audit, runs, steps
+from agentrl.store import runs
+from agentrl.store.audit import run_audit
+from agentrl.store.training import steps
 
 OLD_TRAINER = """
 import sys
 from agentrl.errors import FencedError
-from agentrl.schemas import TrainedBatch, TrainedTrajectory
+from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.store import Database, steps
 
 url, run_id = sys.argv[1:]
@@ -71,7 +73,7 @@ def test_a_trainer_that_was_stopped_and_replaced_changes_nothing(db, run_id, lim
         old.kill()
     assert answers.splitlines() == ["complete fenced", "lease fenced", "publish fenced", "reconcile fenced"]
     assert db.query(_everything, run_id) == before
-    assert db.query(audit.violations, run_id) == []
+    assert db.query(run_audit.violations, run_id) == []
 
 
 def _everything(conn, run_id):

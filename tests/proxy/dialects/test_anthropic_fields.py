@@ -30,7 +30,7 @@ from anthropic.types.beta import (
 from anthropic.types.beta import message_create_params as beta
 
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.anthropic_messages import AnthropicMessages
+from agentrl.proxy.dialects.anthropic.messages_dialect import AnthropicMessages
 
 DIALECT = AnthropicMessages()
 HI = {"role": "user", "content": "hi"}
@@ -145,7 +145,7 @@ PLACES: list[tuple[Any, dict[str, Any], dict[str, tuple[str, Any]]]] = [
             "role": (FREE, told()),
             "content": (USED, told(TEXT)),
             "output_config": (FREE, told(output_config={"effort": "low"})),
-            "clear_at": (FREE, told(clear_at="next_user_message")),  # test_anthropic_messages.py: once the turn is over
+            "clear_at": (FREE, told(clear_at="next_user_message")),  # test_messages_dialect.py: once the turn is over
         },
     ),
     (

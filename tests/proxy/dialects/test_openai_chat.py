@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from agentrl.domain.schemas import UNREAD
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.base import Answer, Head, Named, Tokens
+from agentrl.proxy.dialects.dialect import Answer, Head, Named, Tokens
 from agentrl.proxy.dialects.openai_chat import OpenAIChat
 from agentrl.rendering.validation import validate_messages
-from agentrl.schemas import UNREAD
 
 decode = OpenAIChat().decode
 

@@ -6,7 +6,7 @@ import pytest
 from openai.types import Completion
 
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.base import Answer, Head, Piece, Tokens
+from agentrl.proxy.dialects.dialect import Answer, Head, Piece, Tokens
 from agentrl.proxy.dialects.openai_completions import OpenAICompletions
 from agentrl.rendering import ContentDelta
 

@@ -10,7 +10,7 @@ from parameters import HI, LISTED, OF_OPENAI
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects import DIALECTS
-from agentrl.proxy.dialects.neutral import OF_SERVERS, Neutral
+from agentrl.proxy.dialects.neutral_fields import OF_SERVERS, Neutral
 
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS.values()}
 LEAST: dict[str, dict[str, Any]] = {

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from padded import random_batch
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
-from agentrl.presets import PRESETS
+from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.presets import PRESETS
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import second_moment_limit, under_limit
 from agentrl.trainer.algorithms.kl import kl_divergence
+from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
+from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.algorithms.preference import bradley_terry_losses, dpo_losses, ipo_losses
-from agentrl.trainer.algorithms.rows import Rows
-from agentrl.trainer.losses import LossTokens, policy_loss
-from agentrl.trainer.metrics import drift_metrics, mismatch_metrics, ratio_metrics
+from agentrl.trainer.metrics.batch_metrics import drift_metrics, mismatch_metrics, ratio_metrics
 
 FARTHEST = 1e4
 gaps = st.floats(-FARTHEST, FARTHEST, width=32)

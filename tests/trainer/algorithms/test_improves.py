@@ -11,12 +11,12 @@ import torch
 from support import AGES, VOCABULARY, random_trajectory
 from transformers import AutoModelForCausalLM
 
-from agentrl.config import TrainerConfig
-from agentrl.presets import PRESETS
-from agentrl.schemas import TrajectoryTokens
+from agentrl.configs.presets import PRESETS
+from agentrl.configs.run_config import TrainerConfig
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
-from agentrl.trainer.models import make_models
+from agentrl.trainer.models.run_models import make_models
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import make_optimizer, update_policy
 

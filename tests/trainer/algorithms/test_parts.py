@@ -11,13 +11,13 @@ import torch
 from padded import Padded, random_batch
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
+from agentrl.configs.algorithm import Algorithm
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
-from agentrl.trainer.algorithms.critic import gae, value_losses
+from agentrl.trainer.algorithms.gae import gae, value_losses
 from agentrl.trainer.algorithms.kl import kl_divergence
-from agentrl.trainer.algorithms.rows import Rows
-from agentrl.trainer.losses import LossTokens, policy_loss
+from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
+from agentrl.trainer.algorithms.packed_rows import Rows
 
 LEVELS = ("token", "turn", "sequence", "product")
 

@@ -9,8 +9,8 @@ import torch
 from padded import Padded, random_batch
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
-from agentrl.presets import PRESETS
+from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.presets import PRESETS
 from agentrl.trainer.algorithms.corrections import second_moment_limit, under_limit
 
 SEEDS = range(6)

@@ -20,7 +20,7 @@ import torch
 from padded import Padded, random_batch
 from torch import Tensor
 
-from agentrl.algorithm import Algorithm
+from agentrl.configs.algorithm import Algorithm
 
 BATCH = {"proximal": "recompute", "correction": "none"}  # TRL weighs by the behaviour policy only with vLLM
 LENGTH = 9

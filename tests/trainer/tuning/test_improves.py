@@ -13,13 +13,13 @@ from support import VOCABULARY, random_trajectory
 from transformers import AutoModelForCausalLM
 from tuning_setup import config_of
 
-from agentrl.schemas import TrajectoryTokens
+from agentrl.configs.tuning_config import PairDataConfig, SftDataConfig
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loop import Stop
 from agentrl.trainer.tuning import recorded
 from agentrl.trainer.tuning.items import Data, Item
-from agentrl.trainer.tuning.loop import tune
-from agentrl.tuning import PairDataConfig, SftDataConfig
+from agentrl.trainer.tuning.tuning_loop import tune
 
 GROUPS, SIZE, STEPS = 4, 16, 20
 RANKS = (0, 8)

@@ -11,13 +11,13 @@ import pytest
 from history import History
 from support import random_trajectory
 
+from agentrl.configs.tuning_config import PairDataConfig, SftDataConfig
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.errors import UserError
-from agentrl.export import rows
+from agentrl.export import row_pages
 from agentrl.export.selection import Selection
-from agentrl.schemas import TrajectoryTokens
 from agentrl.store import Database
 from agentrl.trainer.tuning import recorded
-from agentrl.tuning import PairDataConfig, SftDataConfig
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def history(database_url: str) -> Iterator[History]:
 
 
 def exported(history: History) -> dict[str, dict[str, Any]]:
-    pages = rows.pages(history.db, history.run_id, Selection("trajectories"))
+    pages = row_pages.pages(history.db, history.run_id, Selection("trajectories"))
     return {row["trajectory_id"]: row for page in pages for row in page}
 
 

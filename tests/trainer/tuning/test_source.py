@@ -10,15 +10,15 @@ import pytest
 from proxy_stub import make_run, play_groups
 from tuning_setup import KINDS
 
-from agentrl.config import validated
+from agentrl.configs.run_config import validated
+from agentrl.configs.tuning_config import AnyConfig
 from agentrl.errors import StoreError, UserError
 from agentrl.models import resolve_model
 from agentrl.store import Database
 from agentrl.trainer.distributed import World
 from agentrl.trainer.loop import Stop
-from agentrl.trainer.tuning.loop import tune
 from agentrl.trainer.tuning.source import load_data
-from agentrl.tuning import AnyConfig
+from agentrl.trainer.tuning.tuning_loop import tune
 
 TINY = resolve_model("tiny")
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from support import VOCABULARY
 
-from agentrl.config import validated
+from agentrl.configs.run_config import validated
+from agentrl.configs.tuning_config import AnyConfig, DpoConfig, RewardModelConfig, SftConfig
 from agentrl.trainer.distributed import World
-from agentrl.trainer.policy import Body
+from agentrl.trainer.models.policy import Body
 from agentrl.trainer.tuning import step
 from agentrl.trainer.tuning.items import Item, make_sample, pair
 from agentrl.trainer.tuning.methods import Dpo, Method, method_of
-from agentrl.tuning import AnyConfig, DpoConfig, RewardModelConfig, SftConfig
 
 KINDS = {"sft": SftConfig, "dpo": DpoConfig, "ipo": DpoConfig, "reward-model": RewardModelConfig}
 

@@ -1,0 +1,115 @@
+"""From rewards (facts) to returns (computed): pure functions, so that a changed reward can be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.domain.schemas import Role
+
+
+@dataclass(frozen=True, slots=True)
+class CallFact:
+    """What credit needs to know of a delivered call."""
+
+    id: str
+    parent_id: str | None
+    role: str  # a `schemas.Role`
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is a turn of the agent itself."""
+        return self.role == Role.MAIN
+
+    @property
+    def shares(self) -> bool:
+        """Whether the session's outcome is its own too."""
+        return self.role in (Role.MAIN, Role.SUBAGENT)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRewards:
+    """The rewards of a session that count, summed over their names.
+
+    `session` is for the whole episode; `branches` and `calls` are by call id. A call's reward belongs to the sequence
+    of main calls; a branch's reward only to the path that leads to its call.
+    """
+
+    session: float | None = None
+    branches: Mapping[str, float] = field(default_factory=dict)
+    calls: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def any(self) -> bool:
+        """Whether the session was rewarded at all."""
+        return self.session is not None or bool(self.branches) or bool(self.calls)
+
+
+def newest(facts: Iterable[tuple[str | None, str, str, float]]) -> dict[tuple[str | None, str, str], float]:
+    """Of `(call id, scope, name, value)`, oldest first, what counts of each (call id, scope, name): the last value."""
+    return {(call_id, scope, name): value for call_id, scope, name, value in facts}
+
+
+def counting(facts: Iterable[tuple[str | None, str, str, float]]) -> SessionRewards:
+    """The rewards of a session that count, summed; `facts` as `newest` takes them."""
+    session: float | None = None
+    totals: dict[str, dict[str, float]] = {"branch": {}, "call": {}}
+    for (call_id, scope, _), value in newest(facts).items():
+        if call_id is None:
+            session = value + (session or 0.0)
+        else:
+            totals[scope][call_id] = value + totals[scope].get(call_id, 0.0)
+    return SessionRewards(session, totals["branch"], totals["call"])
+
+
+def call_returns(calls: Sequence[CallFact], rewards: SessionRewards, discount: float) -> dict[str, float]:
+    """The return of every call of a session that carries value; `calls` in the order they were made.
+
+    Main calls, across forks and compactions: R_i = r_i + γ·R_{i+1}, the session's reward entering at the last one
+    (AReaL's turn discount). The calls of each sub-agent's conversation are such a sequence of their own: the session's
+    reward enters at its last one too, and its calls' rewards stay in it. A branch's reward b adds γ^k·b to the k-th
+    such call before the rewarded one on its path. A side call has a return only when it is rewarded itself, and only
+    its own. The first entry is the first main call's, when there is one.
+    """
+    returns: dict[str, float] = {}
+    for thread in [[call.id for call in calls if call.is_main], *_conversations(calls)]:
+        returns |= dict.fromkeys(thread, 0.0)
+        following = 0.0
+        for i, call_id in reversed(list(enumerate(thread))):
+            reward = rewards.calls.get(call_id, 0.0)
+            if i == len(thread) - 1:
+                reward += rewards.session or 0.0
+            following = reward + discount * following
+            returns[call_id] = following
+    for call in calls:
+        if not call.shares and call.id in rewards.calls:
+            returns[call.id] = rewards.calls[call.id]
+    by_id = {call.id: call for call in calls}
+    for call_id, reward in rewards.branches.items():
+        node = by_id.get(call_id)
+        credit = reward
+        while node is not None:
+            if node.shares or node.id == call_id:
+                returns[node.id] = returns.get(node.id, 0.0) + credit
+                credit *= discount
+            node = by_id.get(node.parent_id or "")
+    return returns
+
+
+def _conversations(calls: Sequence[CallFact]) -> list[list[str]]:
+    """The sub-agents' calls by conversation: those that extend one another, in the order they were made."""
+    by_id = {call.id: call for call in calls}
+    first: dict[str, str] = {}  # call → the first of its conversation; a parent is made before what extends it
+    found: dict[str, list[str]] = {}
+    for call in calls:
+        if call.role != Role.SUBAGENT:
+            continue
+        parent = by_id.get(call.parent_id or "")
+        first[call.id] = first.get(parent.id, call.id) if parent is not None else call.id
+        found.setdefault(first[call.id], []).append(call.id)
+    return list(found.values())
+
+
+def outcome(calls: Sequence[CallFact], returns: Mapping[str, float]) -> float:
+    """The return of a session as baselines see it: its first main call's; 0 without one."""
+    return next((returns[call.id] for call in calls if call.is_main), 0.0)

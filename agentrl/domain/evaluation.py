@@ -1,0 +1,238 @@
+"""Evaluations, as workers play them and as the store reads them back: which are due, their episodes, their results.
+
+An evaluation is of one weight version, that of a step of the surviving lineage: a step that was rolled back and trained
+again has another version, and is evaluated anew. Its episodes are every task in every setting, some samples of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any, Self
+
+from agentrl.domain import intervals
+from agentrl.domain.schemas import Json, SessionStatus
+from agentrl.domain.ties import TIE
+
+ATTEMPTS = 3
+"""Failures of a sample of a task: after so many by agent or policy it counts as reward 0, after so many faults as
+nothing."""
+KEY = "evaluation"
+"""Where a session's metadata hold what it is of."""
+
+
+def schedule(every: int | None, steps: int) -> list[int]:
+    """The steps after which a run is evaluated, in order; 0 is before the first."""
+    return sorted({0, *(range(every, steps, every) if every else ()), steps})
+
+
+def newest_due(every: int | None, steps: int, published_step: int) -> int | None:
+    """The step to evaluate when so many are published. That of the base weights is not made up for."""
+    due = [step for step in schedule(every, steps) if step <= published_step][-1]
+    return None if due == 0 < published_step else due
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One sample of one task in one setting."""
+
+    setting: str
+    index: int  # of the task
+    sample: int
+
+    def claim(self, version: int, attempt: int) -> str:
+        """What a worker claims to play it."""
+        return f"evaluation {version} {self.setting} {self.index} {self.sample} {attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What an evaluation's session says about itself."""
+
+    step: int
+    version: int
+    episode: Episode
+    episodes: int  # of the whole evaluation
+
+    @property
+    def metadata(self) -> Json:
+        """For the session."""
+        return {KEY: {"step": self.step, "version": self.version, **asdict(self.episode), "episodes": self.episodes}}
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> Self | None:
+        """Read back; None for a session that some program called an evaluation on its own."""
+        match metadata.get(KEY):
+            case {
+                "step": int(step),
+                "version": int(version),
+                "setting": str(setting),
+                "index": int(index),
+                "sample": int(sample),
+                "episodes": int(episodes),
+            }:
+                return cls(step, version, Episode(setting, index, sample), episodes)
+        return None
+
+
+@dataclass(slots=True)
+class Tries:
+    """The ended sessions of one episode."""
+
+    reward: float | None = None  # of the one that was completed
+    failed: int = 0  # after answers of the policy: its doing, or the agent's
+    faults: int = 0  # before any, or when a call was not answered: an engine, the network, an agent that cannot start
+    abandoned: int = 0  # their worker died, or was stopped
+
+    @property
+    def over(self) -> bool:
+        """Whether it is played no more."""
+        return self.reward is not None or self.failed >= ATTEMPTS or self.faults >= ATTEMPTS
+
+    @property
+    def ended(self) -> int:
+        """How many there are without a result."""
+        return self.failed + self.faults + self.abandoned
+
+    @property
+    def result(self) -> float | None:
+        """How an ended episode is counted; None: it says nothing about the policy."""
+        return 0.0 if self.reward is None and self.failed >= ATTEMPTS else self.reward
+
+
+def tries(rows: Iterable[Json]) -> dict[Episode, Tries]:
+    """What became of each episode, by rows of one evaluation: `{"evaluation", "status", "fault", "reward"}`."""
+    found: dict[Episode, Tries] = {}
+    for row in rows:
+        label = Label.of(row)
+        assert label is not None
+        of_episode = found.setdefault(label.episode, Tries())
+        if row["status"] == SessionStatus.COMPLETED:
+            of_episode.reward = row["reward"] if of_episode.reward is None else of_episode.reward
+        elif row["status"] == SessionStatus.FAILED:
+            of_episode.faults += row["fault"]
+            of_episode.failed += not row["fault"]
+        else:
+            of_episode.abandoned += 1
+    return found
+
+
+@dataclass(slots=True)
+class Result:
+    """One setting of an evaluation."""
+
+    rewards: dict[int, list[float]] = field(default_factory=dict)  # task → of its samples
+    failed: int = 0  # of those, how many are 0 because agent or policy failed ATTEMPTS times
+    versions: list[int] = field(default_factory=list)  # that sampled it, in no order
+    faults: int = 0  # samples that are in no figure, after ATTEMPTS faults
+
+    def as_json(self) -> Json:
+        """Mean with its interval, and what that is of; all null where faults left nothing."""
+        mean = intervals.of_rewards(list(self.rewards.values())) if self.rewards else None
+        return {
+            "reward": mean and mean.mean,
+            "low": mean and mean.low,
+            "high": mean and mean.high,
+            "perfect": mean and fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in self.rewards.values()),
+            "tasks": len(self.rewards),
+            "episodes": sum(map(len, self.rewards.values())),
+            "failed": self.failed,
+            "faults": self.faults,
+            "version_min": min(self.versions, default=None),
+            "version_max": max(self.versions, default=None),
+        }
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What is known of one evaluation so far; episodes that have not ended are in no figure."""
+
+    step: int
+    version: int
+    episodes: int
+    settings: dict[str, Result] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> int:
+        """How many episodes are over."""
+        found = self.settings.values()
+        return sum(r.faults + sum(map(len, r.rewards.values())) for r in found)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are."""
+        return self.ended >= self.episodes
+
+    def as_json(self) -> Json:
+        """For REST, the screen and the summary."""
+        return {
+            "step": self.step,
+            "version": self.version,
+            "complete": self.complete,
+            "episodes": self.episodes,
+            "ended": self.ended,
+            "settings": {name: result.as_json() for name, result in sorted(self.settings.items())},
+        }
+
+
+def collect(rows: Iterable[Json]) -> list[Evaluation]:
+    """Evaluations by version, from rows of sessions as `store.evaluations` reads them."""
+    by_version: dict[int, list[Json]] = {}
+    totals: dict[int, Label] = {}
+    for row in rows:
+        if (label := Label.of(row)) is not None:
+            by_version.setdefault(label.version, []).append(row)
+            totals[label.version] = label
+    return [_evaluation(totals[version], by_version[version]) for version in sorted(by_version)]
+
+
+def _evaluation(label: Label, rows: list[Json]) -> Evaluation:
+    found = Evaluation(label.step, label.version, label.episodes)
+    for episode, of_episode in sorted(tries(rows).items(), key=lambda item: (item[0].index, item[0].sample)):
+        if of_episode.over:
+            result = found.settings.setdefault(episode.setting, Result())
+            if of_episode.result is None:
+                result.faults += 1
+            else:
+                result.rewards.setdefault(episode.index, []).append(of_episode.result)
+                result.failed += of_episode.reward is None
+    for row in rows:
+        of_row = Label.of(row)
+        assert of_row is not None
+        if row["status"] == SessionStatus.COMPLETED and row["version_min"] is not None:
+            found.settings[of_row.episode.setting].versions += [row["version_min"], row["version_max"]]
+    return found
+
+
+def gains(before: Evaluation, after: Evaluation) -> Json:
+    """Setting → what its tasks gained, with an interval, paired by task."""
+    common = {name: (before.settings[name], after.settings[name]) for name in before.settings if name in after.settings}
+    paired = {name: intervals.of_gain(old.rewards, new.rewards) for name, (old, new) in sorted(common.items())}
+    return {name: {"reward": g.mean, "low": g.low, "high": g.high} for name, g in paired.items() if g is not None}
+
+
+def figure(found: Json, form: str = ".3f") -> str:
+    """A mean with its interval, for people."""
+    if found["reward"] is None:
+        return "no result"
+    around = "" if found["low"] is None else f" [{found['low']:{form}}, {found['high']:{form}}]"
+    return f"{found['reward']:{form}}{around}"
+
+
+def line(found: Json) -> str:
+    """An evaluation (`Evaluation.as_json`) in a line, for people: how far it is, then what it came to and of what."""
+    if not found["complete"]:
+        return f"evaluation of step {found['step']}: {found['ended']} of {found['episodes']} episodes"
+    of_settings = found["settings"]
+    parts = [f"{name} {figure(of_setting)}" for name, of_setting in of_settings.items()]
+    if failed := sum(of_setting["failed"] for of_setting in of_settings.values()):
+        parts.append(f"{failed} episodes failed")
+    if faults := sum(of_setting["faults"] for of_setting in of_settings.values()):
+        parts.append(f"{faults} episodes without a result: the policy did not answer")
+    low = min(
+        (s["version_min"] for s in of_settings.values() if s["version_min"] is not None), default=found["version"]
+    )
+    high = max((s["version_max"] for s in of_settings.values() if s["version_max"] is not None), default=low)
+    parts.append(f"version {low}" if low == high else f"versions {low} to {high}")
+    return f"evaluation of step {found['step']}: {', '.join(parts)}"

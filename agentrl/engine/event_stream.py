@@ -1,0 +1,181 @@
+"""From SGLang's event stream to chunks of new tokens; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agentrl.domain.schemas import Json, VersionSpan
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
+
+T = TypeVar("T")
+BASE = 0
+"""The version of base weights. A server that samples by an adapter reports this one all the same."""
+NO_TOKEN = "Grammar accept_token failed"
+"""What SGLang says, as if it were its own fault, of a grammar that accepts no token."""
+LONGEST_SAID = 500
+"""Characters of an engine's words that are passed on."""
+FINISH_REASONS = frozenset({"stop", "length", "abort"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """New tokens of one response. `output_ids` and `logprobs` share one length, which may be 0."""
+
+    output_ids: list[int]
+    logprobs: list[float]  # of the temperature-scaled distribution
+    finish_reason: str | None = None  # stop | length | abort; on the last chunk only
+    matched_stop: int | str | None = None  # the token id or string that stopped it
+    versions: list[VersionSpan] | None = None  # over all output tokens so far; None until the engine reports them
+    version_label: int | None = None
+    """The version that the engine named when it sent this chunk. Tokens that were sampled before a weight update may
+    be sent after it, so it is the newest that may have sampled them; `versions` is exact."""
+    top_logprobs: list[list[tuple[float, int]]] | None = None  # (logprob, id) of the likeliest, for each output id
+    cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A version's low-rank adapter on a server: beside base weights, next to other versions' adapters."""
+
+    name: str  # no two sets of weights ever share one
+    version: int
+
+
+class ChunkReader:
+    """Reads the events of one response in order, from a server that streams increments or everything so far.
+
+    The tokens of a request that names an `adapter` are of its version, as long as what lies beneath is the base.
+    """
+
+    def __init__(self, adapter: Adapter | None = None) -> None:
+        self._adapter = adapter
+        self._n_read = 0  # output tokens seen so far
+
+    def read(self, event: Json) -> Chunk:
+        """The next chunk. Raises EngineRejected or EngineError where the event is an error or lacks what we need.
+
+        Raises EngineUnavailable where the engine names no version of ours: it serves weights that are not the run's.
+        """
+        if "error" in event:
+            raise _stream_error(event["error"])
+        try:
+            meta = event["meta_info"]
+            ids: list[int] = event["output_ids"]
+            triples: list[tuple[float, int, Any]] = meta["output_token_logprobs"]
+            total: int = meta["completion_tokens"]
+            reason: Json | None = meta["finish_reason"]
+            rows: list[Any] | None = meta.get("output_top_logprobs")
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"the engine's answer lacks {error}: it cannot be recorded") from error
+        if reason is not None:
+            _check_reason(reason)  # first: the tokens of a refusal mean nothing
+        n_new = total - self._n_read
+        if reason is not None and reason["type"] == "abort" and len(triples) == n_new + total > len(ids) == n_new + 1:
+            # What had not been sent when the request was aborted, then SGLang's echo: the last id, all logprobs again.
+            ids, triples, rows = ids[:n_new], triples[:n_new], rows and rows[:n_new]
+        ids, triples = _newest(ids, n_new, total), _newest(triples, n_new, total)
+        if [triple[1] for triple in triples] != ids:
+            raise EngineError("the engine's logprobs belong to other tokens than its output ids")
+        self._n_read = total
+        kind = None if reason is None else reason["type"]
+        versions = _spans(meta.get("weight_versions"), total, required=reason is not None)
+        label = _label(meta.get("weight_version"))
+        if self._adapter is not None:
+            _check_base(label, versions)
+            label = self._adapter.version
+            versions = versions and [VersionSpan(version=label, start=0, end=total)]
+        return Chunk(
+            output_ids=ids,
+            logprobs=[triple[0] for triple in triples],
+            finish_reason=kind,
+            matched_stop=None if reason is None else reason.get("matched"),
+            versions=versions,
+            version_label=label,
+            top_logprobs=_top(rows, n_new, total),
+            cached_tokens=meta.get("cached_tokens", 0),
+        )
+
+
+def _newest(items: list[T], n_new: int, total: int) -> list[T]:
+    """The last `n_new` items of an increment (exactly those) or of everything so far (`total` items)."""
+    if n_new == 0:  # SGLang repeats the last token in the event that ends a request aborted while it waited
+        return []
+    if n_new < 0 or len(items) not in (n_new, total):
+        raise EngineError(f"the engine sent {len(items)} tokens where {n_new} new ones of {total} were due")
+    return items[len(items) - n_new :]
+
+
+def _top(rows: list[Any] | None, n_new: int, total: int) -> list[list[tuple[float, int]]] | None:
+    """The likeliest tokens of each new position; None unless they were asked for."""
+    if rows is None:
+        return None
+    return [[(entry[0], entry[1]) for entry in row or ()] for row in _newest(rows, n_new, total)]
+
+
+def _check_reason(reason: Json) -> None:
+    if reason["type"] not in FINISH_REASONS:
+        raise EngineError(f"unknown finish reason {reason['type']!r}")
+    if reason["type"] == "abort" and reason.get("status_code") is not None:  # refused by the scheduler, not stopped
+        raise _stream_error({"message": reason.get("message"), "code": reason["status_code"]})
+
+
+def _check_base(label: int | None, versions: list[VersionSpan] | None) -> None:
+    """Raise EngineUnavailable where an adapter was on other weights than those that it was trained on."""
+    found = {span.version for span in versions or ()} | {BASE if label is None else label}
+    if found != {BASE}:
+        raise EngineUnavailable(f"the engine serves version {max(found)} whole, beneath the adapters: it has no base")
+
+
+def _spans(raw: list[Json] | None, total: int, *, required: bool) -> list[VersionSpan] | None:
+    """Version spans that cover [0, total) without gap or overlap."""
+    if raw is None:
+        if required and total:
+            raise EngineError("the engine reports no weight_versions: it is too old to train from")
+        return [] if required else None
+    spans = [
+        VersionSpan(version=parse_version(s["version"]), start=s["start"], end=s["end"])
+        for s in raw
+        if s["start"] < s["end"]  # a request aborted before its first token has one span of nothing
+    ]
+    borders = [0, *(span.end for span in spans)]
+    if borders[-1] != total or [span.start for span in spans] != borders[:-1]:
+        raise EngineError(f"the engine's version spans {raw} do not cover its {total} tokens")
+    return spans
+
+
+def parse_version(label: str) -> int:
+    """A version label as a number. Raises EngineError for any other label, such as SGLang's `default`."""
+    if not str(label).isdecimal():
+        raise EngineError(f"weight version {label!r} is no number: launch the engine with --weight-version 0")
+    return int(label)
+
+
+def _label(label: str | None) -> int | None:
+    """The version that an event names, if it names one."""
+    try:
+        return None if label is None else parse_version(label)
+    except EngineError as error:
+        raise EngineUnavailable(str(error)) from error
+
+
+def _stream_error(error: Any) -> EngineError:
+    """Errors that come after the 200 of a stream: {"message", "code"}."""
+    message = error.get("message") if isinstance(error, dict) else error
+    code = int(error.get("code") or 500) if isinstance(error, dict) else 500
+    if NO_TOKEN in str(message):
+        return EngineRejected(f"the engine refused the request: {message}", said="its grammar accepts no further token")
+    kind = EngineRejected if 400 <= code < 500 else EngineError
+    return kind(f"the engine refused the request: {message}", said=str(message)[:LONGEST_SAID])
+
+
+class EventBuffer:
+    """Cuts a server-sent event stream into the payloads of its `data:` lines, of any length."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that `data` completes."""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        return [line[5:].strip() for event in events for line in event.split(b"\n") if line.startswith(b"data:")]

@@ -1,0 +1,92 @@
+"""SGLang behind a key: `python -m agentrl.engine.keyed_sglang ARGUMENTS`, with the arguments of `sglang.launch_server`.
+
+The key is in AGENTRL_ENGINE_KEY. SGLang's own `--api-key` would stand on the command line and in `/server_info`, and
+its CORS lets any web page in; so its app gets our check in front, and no CORS. What serves otherwise than that app is
+refused: it would be open.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import sys
+from typing import Any
+
+from agentrl.engine.engine_keys import authorization
+from agentrl.environment import ENGINE_KEY, without_secrets
+
+OPEN_PATHS = ("/health", "/ready")
+"""Whether it lives and serves; nothing is sampled for them."""
+_OTHERWISE = ("grpc_mode", "smg_grpc_mode", "grpc_port", "encoder_only", "use_ray", "enable_http2")
+UNAUTHORIZED = b'{"error": {"message": "this engine needs its key", "code": 401}}'
+
+
+class KeyRequired:
+    """ASGI middleware: nothing but OPEN_PATHS is answered without the key."""
+
+    def __init__(self, app: Any, *, key: str) -> None:
+        self._app = app
+        self._expected = authorization(key)["Authorization"].encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Check, then pass on."""
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and self._may(scope)):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": UNAUTHORIZED})
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _may(self, scope: Any) -> bool:
+        if scope["method"] == "GET" and scope["path"] in OPEN_PATHS:
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
+
+
+def guard(app: Any, key: str) -> None:
+    """Put the check in front of a Starlette app that has not served yet, and take its CORS away."""
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
+
+    others = [middleware for middleware in app.user_middleware if middleware.cls is not CORSMiddleware]
+    app.user_middleware = [Middleware(KeyRequired, key=key), *others]
+
+
+def main(argv: list[str]) -> None:
+    """Serve until told to stop."""
+    key = os.environ.get(ENGINE_KEY)
+    for name in os.environ.keys() - without_secrets(os.environ).keys():
+        del os.environ[name]  # the processes that SGLang starts need none
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    server_args = prepare_server_args(argv)
+    if key:
+        check(server_args)
+        from sglang.srt.entrypoints import http_server
+
+        guard(http_server.app, key)
+    try:
+        run_server(server_args)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def check(server_args: Any) -> None:
+    """Exits where SGLang would serve without the check."""
+    otherwise = [name for name in _OTHERWISE if getattr(server_args, name, None)]
+    if (getattr(server_args, "tokenizer_worker_num", 1) or 1) > 1:
+        otherwise.append("tokenizer_worker_num")
+    if otherwise:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in otherwise)
+        sys.exit(f"agentrl: an engine with a key serves HTTP/1.1 from one process: leave out {options}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,247 @@
+"""One SGLang server as a child process: command line, environment, start-up, log file, end.
+
+    launch(spec) ──► Server ──► await wait_healthy(on_progress) ──► … ──► stop()
+
+A guard process (guard.py) stands between: it ends the server, with everything the server started, when we ask or die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import aiohttp
+
+from agentrl.configs.run_config import ALL_LINEAR
+from agentrl.engine.sglang_client import EngineClient, Health
+from agentrl.environment import ENGINE_KEY, is_loopback, without_secrets
+from agentrl.errors import EngineUnavailable, UserError
+from agentrl.models import check_model_folder, linear_layers
+from agentrl.processes import guard
+
+STOP_TIMEOUT_S = guard.GRACE_S + 10
+POLL_S = 0.25
+FIRST_PORT = 10_240
+USUALLY_GIVEN_FROM = 32_768
+GIVEN_BY_SYSTEM = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+Progress = Callable[[float, str], None]
+"""Called while a server starts: seconds so far, last line of its log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    """How to launch one server. Base weights are served as version `weight_version`."""
+
+    model: Path
+    port: int
+    log_file: Path
+    host: str = "127.0.0.1"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "float32"
+    max_total_tokens: int = 16384
+    max_running_requests: int = 64
+    weight_version: int = 0
+    seed: int | None = None  # of what it samples, 0 to 2³¹ − 1; None draws one
+    lora_rank: int = 0  # takes adapters up to this rank while it runs; 0 takes none
+    lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # last names of the linear layers that adapters may change
+    extra_args: tuple[str, ...] = ()
+    key: str | None = field(default=None, repr=False)  # what its clients must send; on loopback alone it may have none
+
+    @property
+    def url(self) -> str:
+        """Where the server answers."""
+        return f"http://{self.host}:{self.port}"
+
+
+def argv(spec: EngineSpec) -> list[str]:
+    """The command line of `spec`; later arguments win, so `extra_args` can override any of ours.
+
+    Raises ModelFolderError when the layers that adapters may change cannot be read from the model's files.
+    """
+    options = {
+        "--model-path": str(spec.model),
+        "--host": spec.host,
+        "--port": str(spec.port),
+        "--device": spec.device,
+        "--dtype": spec.dtype,
+        "--max-total-tokens": str(spec.max_total_tokens),
+        "--max-running-requests": str(spec.max_running_requests),
+        "--weight-version": str(spec.weight_version),
+    }
+    if spec.seed is not None:
+        options["--random-seed"] = str(spec.seed)
+    if spec.device == "cpu":
+        options["--attention-backend"] = "torch_native"
+    flags = [
+        "--incremental-streaming-output",
+        "--skip-server-warmup",
+        "--sleep-on-idle",
+        "--constrained-json-disable-any-whitespace",  # a small model would fill its budget with line breaks
+    ]
+    if spec.dtype != "float32":
+        flags.append("--enable-fp32-lm-head")  # as the trainer: logprobs of logits that are not rounded
+    if spec.lora_rank:
+        options["--max-lora-rank"] = str(spec.lora_rank)
+        if spec.device == "cpu":
+            options["--lora-backend"] = "torch_native"
+        flags += ["--enable-lora", "--lora-target-modules", *_lora_targets(spec)]
+    pairs = [part for option in options.items() for part in option]
+    return [sys.executable, "-m", "agentrl.engine.keyed_sglang", *pairs, *flags, *spec.extra_args]
+
+
+def _lora_targets(spec: EngineSpec) -> list[str]:
+    if spec.lora_targets == (ALL_LINEAR,):
+        return linear_layers(spec.model)
+    return sorted({target.rpartition(".")[2] for target in spec.lora_targets})
+
+
+def environment(spec: EngineSpec) -> dict[str, str]:
+    """Ours, offline, without secrets but its key; on a CPU without SGLang's core binding, idle threads sleeping."""
+    env = without_secrets(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if spec.key is not None:
+        env[ENGINE_KEY] = spec.key
+    if spec.device == "cpu":
+        env |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+        env.pop("SGLANG_USE_CPU_ENGINE", None)
+    return env
+
+
+def launch(spec: EngineSpec) -> Server:
+    """Start a server; returns at once.
+
+    Raises UserError where the model folder or the port cannot be used, or others could reach it and it has no key.
+    """
+    if spec.key is None and not is_loopback(spec.host):
+        raise UserError(f"host {spec.host} is not loopback: an engine without a key would be anybody's")
+    check_model_folder(spec.model)
+    check_port(spec.host, spec.port)
+    spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+    with spec.log_file.open("ab") as log:
+        log_start = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, *argv(spec)],
+            env=environment(spec),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Server(spec, process, log_start)
+
+
+class Server:
+    """A launched server. It may still be starting, or be dead."""
+
+    def __init__(self, spec: EngineSpec, process: subprocess.Popen[bytes], log_start: int = 0) -> None:
+        self.spec = spec
+        self.url = spec.url
+        self.started_at = time.monotonic()
+        self._process = process
+        self._log_start = log_start
+
+    @property
+    def pid(self) -> int:
+        """Process id of the guard; the server is its child."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    async def wait_healthy(self, timeout_s: float = 300.0, on_progress: Progress | None = None) -> None:
+        """Return when the server serves. Raises EngineUnavailable, with the log's last lines, if it dies or is late."""
+        async with aiohttp.ClientSession() as http:
+            client = EngineClient(self.url, http, key=self.spec.key)
+            while await client.health() is not Health.SERVING:
+                elapsed_s = time.monotonic() - self.started_at
+                if self.returncode is not None:
+                    raise EngineUnavailable(f"the engine ended with status {self.returncode}{self._log_excerpt()}")
+                if elapsed_s > timeout_s:
+                    raise EngineUnavailable(f"the engine is not healthy after {timeout_s:.0f} s{self._log_excerpt()}")
+                if on_progress is not None:
+                    on_progress(elapsed_s, "".join(self.log_tail(1)))
+                await asyncio.sleep(POLL_S)
+
+    async def wait(self) -> int:
+        """Wait until the server ends; its exit status."""
+        while True:
+            if (status := self.returncode) is not None:
+                return status
+            await asyncio.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """End the server and everything it started; returns when all of it is gone."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # what the guard waits for
+        self._process.wait(STOP_TIMEOUT_S)
+
+    def log_tail(self, n: int) -> list[str]:
+        """The last `n` non-empty lines that this server wrote."""
+        with self.spec.log_file.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, end - 16384))
+            text = log.read().decode(errors="replace")
+        return [line.strip() for line in text.splitlines() if line.strip()][-n:]
+
+    def _log_excerpt(self) -> str:
+        return "; its log ends:\n  " + "\n  ".join(self.log_tail(8)) + f"\n(all of it: {self.spec.log_file})"
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UserError if nothing can listen on host:port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on right now. Raises UserError when there is none.
+
+    Below those that the system itself gives to connections: it would still be free when a server that takes its time
+    to start binds it. Chosen at random, so that two processes that choose at once seldom meet.
+    """
+    ports = _ports_to_choose()
+    start = secrets.randbelow(len(ports))
+    for port in (*ports[start:], *ports[:start]):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise UserError(f"cannot listen on {host}: {error.strerror}") from error
+            else:
+                return int(probe.getsockname()[1])
+    raise UserError(f"no port of {host} is free")
+
+
+def _ports_to_choose() -> Sequence[int]:
+    """Where the system gives away all that are free to choose, the choice is its own (0)."""
+    try:
+        first_given = int(GIVEN_BY_SYSTEM.read_text().split()[0])
+    except OSError:  # not Linux
+        first_given = USUALLY_GIVEN_FROM
+    return range(FIRST_PORT, first_given) or (0,)
+
+
+def pick_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """`auto` takes CUDA where torch sees a GPU."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,368 @@
+"""The one module that knows SGLang's URLs: generate with exact token ids, change weights, pause, health.
+
+    generate: POST /generate, server-sent events ──► Chunk, Chunk, …, Chunk(finish_reason=…)
+
+A chunk holds only new tokens, whichever way the server streams. The last one carries the version spans of all tokens.
+What a server leaves out (ids, logprobs, versions) is an EngineError here, never a guess further up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import orjson
+
+from agentrl.domain.schemas import Json
+from agentrl.domain.tokens import TokenIds
+from agentrl.engine.engine_keys import authorization
+from agentrl.engine.event_stream import (
+    BASE,
+    LONGEST_SAID,
+    Adapter,
+    Chunk,
+    ChunkReader,
+    EventBuffer,
+    parse_version,
+)
+from agentrl.engine.wire import NotConnected, Wire
+from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
+
+__all__ = ["BASE", "Adapter", "Chunk", "EngineClient", "EngineInfo", "Health", "PauseMode"]
+
+PauseMode = Literal["retract", "in_place", "abort"]
+ROUTING_HEADER = "X-SMG-Routing-Key"
+
+
+class Health(StrEnum):
+    """What a server says about itself."""
+
+    SERVING = "serving"
+    PAUSED = "paused"  # alive, holds requests back; also while it starts
+    DEAD = "dead"  # nobody answers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """What a server reports about the weights it serves."""
+
+    model_path: str
+    version: str  # the label as reported; a decimal number on servers that we launched
+
+    @property
+    def weight_version(self) -> int:
+        """The label as a number. Raises EngineError where it is none, for example SGLang's `default`."""
+        return parse_version(self.version)
+
+
+class EngineClient:
+    """One server and its `key`. `http` belongs to the caller and may be shared by many clients; what was sampled over
+    is ended by `close`."""
+
+    def __init__(
+        self,
+        url: str,
+        http: aiohttp.ClientSession,
+        *,
+        key: str | None = None,
+        timeout_s: float = 600.0,
+        control_timeout_s: float = 120.0,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._headers = authorization(key)
+        self._http = http
+        self._timeout_s = timeout_s
+        self._control_timeout_s = control_timeout_s
+        self._wire = Wire(self.url, self._headers)
+
+    async def generate(
+        self,
+        *,
+        rid: str,
+        input_ids: Sequence[int],
+        sampling_params: Json,
+        routing_key: str | None = None,
+        timeout_s: float | None = None,
+        top_logprobs: int = 0,
+        adapter: Adapter | None = None,
+        cache_key: str | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Sample, by base weights or with an `adapter` over them; yields chunks until one has a finish reason.
+
+        `rid` must be unique and of fixed length, because the server aborts by prefix. Closing the generator drops the
+        connection, upon which the server aborts the request. `timeout_s` bounds the whole call, also while paused.
+        A server that does not have the adapter (any more) raises EngineUnavailable, and samples nothing; one that hangs
+        up, EngineDied. Of its prefix cache the request uses what requests with the same `cache_key` left there.
+        """
+        ids = input_ids if isinstance(input_ids, TokenIds) else TokenIds(input_ids)
+        body: Json = {
+            "rid": rid,
+            "input_ids": orjson.Fragment(ids.json()),
+            "sampling_params": sampling_params,
+            "return_logprob": True,
+            "stream": True,
+        }
+        if top_logprobs:
+            body["top_logprobs_num"] = top_logprobs
+        if adapter is not None:
+            body["lora_path"] = adapter.name
+        if cache_key is not None:
+            body["extra_key"] = cache_key
+        headers = {ROUTING_HEADER: routing_key} if routing_key is not None else {}
+        where, seconds = f"{self.url}/generate", timeout_s or self._timeout_s
+        events, reader, response, ended = EventBuffer(), ChunkReader(adapter), None, False
+        try:
+            response = await self._wire.post("/generate", orjson.dumps(body), headers, seconds)
+            if response.status >= 400:
+                raise _refusal(where, response.status, await response.rest())
+            while data := await response.more():
+                for event in events.feed(data):
+                    if event == b"[DONE]":
+                        continue
+                    chunk = reader.read(_decode(event))
+                    ended = chunk.finish_reason is not None
+                    yield chunk
+                    if ended:
+                        return
+        except EngineRejected as error:
+            if adapter is not None and adapter.name in str(error):
+                raise EngineUnavailable(f"{self.url} has lost adapter {adapter.name}: {error}") from error
+            raise
+        except TimeoutError as error:
+            raise _late(where, seconds) from error
+        except NotConnected as error:
+            raise _failed(where, error) from error
+        except OSError as error:
+            raise EngineDied(f"{where} failed: {error}") from error
+        finally:
+            if response is not None:
+                self._wire.release(response, ending=ended)
+        raise EngineDied(f"{self.url} ended the stream of {rid} before its finish reason")
+
+    def hang_up(self) -> None:
+        """Break off what is sampled: it raises EngineUnavailable. For a server that hangs."""
+        self._wire.hang_up()
+
+    def close(self) -> None:
+        """Hang up, and keep no connection."""
+        self._wire.close()
+
+    async def abort(self, rid: str) -> None:
+        """Stop a request; its stream ends with finish reason `abort`. Unknown ids are ignored."""
+        await self._post("/abort_request", {"rid": rid})
+
+    async def abort_all(self) -> None:
+        """Stop every request, whoever sent it."""
+        await self._post("/abort_request", {"rid": "", "abort_all": True})
+
+    async def pause(self, mode: PauseMode = "retract") -> None:
+        """Hold all requests. `retract` lets the cache be flushed, `in_place` keeps it, `abort` ends the requests."""
+        await self._post("/pause_generation", {"mode": mode})
+
+    async def continue_generation(self) -> None:
+        """Undo `pause`; harmless on a server that is not paused."""
+        await self._post("/continue_generation", {})
+
+    async def update_weights_from_disk(
+        self, path: Path | str, version: int, flush_cache: bool = True, timeout_s: float | None = None
+    ) -> None:
+        """Load safetensors (all tensors or some) and report them as `version` from now on.
+
+        Raises EngineRejected with the server's message; the weights are then unknown: read `model_info`.
+        """
+        body = {"model_path": str(path), "weight_version": str(version), "flush_cache": flush_cache}
+        answer = await self._call("POST", "/update_weights_from_disk", body, timeout_s)
+        if not answer.get("success"):
+            raise EngineRejected(f"{self.url} did not load {path}: {answer.get('message')}")
+
+    async def label_weights(self, version: int) -> None:
+        """Have the weights that the engine has reported as `version`."""
+        await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+
+    async def join_group(
+        self, group: str, *, host: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float
+    ) -> None:
+        """Become ranks `rank`, … of a process group whose rank 0 listens there; returns once all members have joined.
+
+        A server of several tensor ranks joins with each of them. It answers nothing else meanwhile.
+        """
+        body = {
+            "master_address": host,
+            "master_port": port,
+            "rank_offset": rank,
+            "world_size": world_size,
+            "group_name": group,
+            "backend": backend,
+        }
+        await self._call("POST", "/init_weights_update_group", body, timeout_s)
+
+    async def leave_group(self, group: str, timeout_s: float | None = None) -> None:
+        """Give the process group up. Raises EngineRejected where there is none of the name."""
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": group}, timeout_s)
+
+    async def begin_update(self) -> None:
+        """Open an update by tensors. Raises EngineRejected while one is open."""
+        await self._post("/begin_weight_update", {})
+
+    async def end_update(self, timeout_s: float | None = None) -> None:
+        """Close it. Raises EngineRejected when none is open."""
+        await self._call("POST", "/end_weight_update", {}, timeout_s)
+
+    async def receive_tensors(
+        self, group: str, bucket: Json, *, version: int | None, flush_cache: bool, timeout_s: float
+    ) -> None:
+        """Take the next tensors that rank 0 of the group sends: `names`, `dtypes` and `shapes` of the bucket.
+
+        With a `version`, report it from now on. Raises EngineRejected; the weights are then unknown.
+        """
+        body = {**bucket, "group_name": group, "flush_cache": flush_cache, "weight_version": _label(version)}
+        await self._call("POST", "/update_weights_from_distributed", body, timeout_s)
+
+    async def take_tensors(
+        self, payloads: Sequence[str], *, version: int | None, flush_cache: bool, timeout_s: float
+    ) -> None:
+        """Take tensors from shared memory: for each tensor rank of the server, where they are (a base64 pickle).
+
+        With a `version`, report it from now on. Raises EngineRejected; the weights are then unknown.
+        """
+        body = {
+            "serialized_named_tensors": list(payloads),
+            "flush_cache": flush_cache,
+            "weight_version": _label(version),
+        }
+        await self._call("POST", "/update_weights_from_tensor", body, timeout_s)
+
+    async def tensor_ranks(self) -> int:
+        """How many processes of the server share each layer."""
+        return int((await self._call("GET", "/server_info")).get("tp_size", 1))
+
+    async def adapters(self) -> dict[str, str]:
+        """The adapters that the server has: name → folder."""
+        models = (await self._call("GET", "/v1/models")).get("data", [])
+        return {model["id"]: model["root"] for model in models if model.get("parent") is not None}
+
+    async def load_adapter(self, name: str, path: Path | str) -> None:
+        """Take in a folder as peft writes it, while requests run. Raises EngineRejected with the server's message.
+
+        A server reads it without looking closely: tensors of a wrong shape kill it when the adapter is first used.
+        """
+        await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter, once no request uses it any more: until then no other is loaded or unloaded.
+
+        Raises EngineRejected for a name that the server does not have.
+        """
+        await self._post("/unload_lora_adapter", {"lora_name": name})
+
+    async def flush_cache(self) -> None:
+        """Forget all cached prefixes. Raises EngineRejected while requests run."""
+        await self._post("/flush_cache", {})
+
+    async def model_info(self) -> EngineInfo:
+        """The model and the weight version that the server reports."""
+        info = await self._call("GET", "/model_info")
+        try:
+            return EngineInfo(model_path=info["model_path"], version=info["weight_version"])
+        except KeyError as error:
+            raise EngineError(f"{self.url}/model_info reports no {error}") from error
+
+    async def checksums(self) -> list[dict[str, str]]:
+        """Digests of the weights in memory, by the server's own names, of each of its ranks. Takes a pass over them."""
+        answer = await self._post("/weights_checker", {"action": "checksum"})
+        return [rank["checksums"] for rank in answer["ranks"]]
+
+    async def paused(self, timeout_s: float = 10.0) -> bool:
+        """Whether the server holds requests back, because it is paused or still starting.
+
+        Raises EngineUnavailable when nobody answers, EngineRejected when it cannot say: it is older than SGLang 0.5.23.
+        """
+        try:
+            async with self._request("GET", "/ready", None, timeout_s):
+                return False
+        except (EngineUnavailable, EngineRejected):
+            raise
+        except EngineError:  # 503
+            return True
+
+    async def health(self, timeout_s: float = 10.0) -> Health:
+        """Tell paused from dead. Asks nothing of the model, so it answers at once also under load."""
+        try:
+            return Health.PAUSED if await self.paused(timeout_s) else Health.SERVING
+        except EngineUnavailable:
+            return Health.DEAD
+
+    async def _post(self, path: str, body: Json) -> Json:
+        return await self._call("POST", path, body)
+
+    async def _call(self, method: str, path: str, body: Json | None = None, timeout_s: float | None = None) -> Json:
+        async with self._request(method, path, body, timeout_s or self._control_timeout_s) as response:
+            raw = await response.read()
+            return _decode(raw) if response.content_type == "application/json" and raw else {}
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: Json | None, timeout_s: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One exchange; every way it can fail becomes one of our three errors."""
+        where = f"{self.url}{path}"
+        data = None if body is None else orjson.dumps(body)
+        headers = {"Content-Type": "application/json", **self._headers}
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10)
+        try:
+            async with self._http.request(method, where, data=data, headers=headers, timeout=timeout) as response:
+                if response.status >= 400:
+                    raise _refusal(where, response.status, await response.read())
+                yield response
+        except TimeoutError as error:
+            raise _late(where, timeout_s) from error
+        except aiohttp.ClientError as error:
+            raise _failed(where, error) from error
+
+
+def _label(version: int | None) -> str | None:
+    return None if version is None else str(version)
+
+
+def _refusal(where: str, status: int, body: bytes) -> EngineError:
+    ours = status in (401, 403)  # our key is wrong, not the request
+    kind = EngineError if ours or status >= 500 else EngineRejected
+    said = _said(body)
+    raw = body.decode(errors="replace").strip()[:LONGEST_SAID] or "no message"
+    return kind(f"{where} answered {status}: {said or raw}", said=said)
+
+
+def _late(where: str, seconds: float) -> EngineUnavailable:
+    return EngineUnavailable(f"{where} did not answer within {seconds:g} s")
+
+
+def _failed(where: str, error: Exception) -> EngineUnavailable:
+    return EngineUnavailable(f"{where} failed: {str(error) or type(error).__name__}")
+
+
+def _decode(raw: bytes) -> Json:
+    try:
+        value: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise EngineError(f"the engine sent no valid JSON: {raw[:200]!r}") from error
+    if not isinstance(value, dict):
+        raise EngineError(f"the engine sent {type(value).__name__} where an object was due")
+    return value
+
+
+def _said(raw: bytes) -> str:
+    """SGLang words its errors as {"error": "…"}, {"error": {"message": "…"}}, {"error_message": "…"} or
+    {"message": "…"}; anything else is not its own, and empty here."""
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return ""
+    error = value.get("error", value) if isinstance(value, dict) else None
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("error_message")
+    return error[:LONGEST_SAID] if isinstance(error, str) else ""

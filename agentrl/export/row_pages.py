@@ -1,0 +1,257 @@
+"""The rows of a run, page by page in the order of their ids: constant memory, short transactions.
+
+A page is what one transaction saw. Rows that appear behind the last page while an export runs are in it, those that
+change before it are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, select
+
+from agentrl.domain.schemas import TrajectoryState, TrajectoryTokens
+from agentrl.export.columns import Row
+from agentrl.export.selection import Selection
+from agentrl.store import Database, runs
+from agentrl.store.calls.interactions import load_contents
+from agentrl.store.db import codec
+from agentrl.store.tables import (
+    groups,
+    interaction_data,
+    interactions,
+    rewards,
+    sessions,
+    step_trajectories,
+    steps,
+    tasks,
+    trajectories,
+    trajectory_interactions,
+)
+from agentrl.store.training import trajectories as paths
+
+PAGE_ROWS = 256
+PAGE_TOKENS = 500_000
+"""A page ends here even when it has fewer rows; one row alone may be longer."""
+
+Page = list[Row]
+
+
+def count(conn: Connection, run_id: str, selection: Selection) -> int:
+    """How many rows a selection has."""
+    table = _TABLES[selection.what]
+    return int(conn.execute(select(func.count()).select_from(table).where(*where(run_id, selection))).scalar_one())
+
+
+def pages(database: Database, run_id: str, selection: Selection) -> Iterator[Page]:
+    """Every selected row, in pages; their columns are `columns.COLUMNS[selection.what]`."""
+    after: str = ""
+    while True:
+        page, after = database.query(_READERS[selection.what], run_id, selection, after)
+        if not page:
+            return
+        yield page
+
+
+def trajectory_pages(
+    database: Database, run_id: str, selection: Selection
+) -> Iterator[list[tuple[Row, TrajectoryTokens]]]:
+    """Selected trajectories, in pages, each with its arrays as the loss takes them."""
+    after: str = ""
+    while True:
+        page, after = database.query(_trajectories, run_id, selection, after)
+        if not page:
+            return
+        yield page
+
+
+def tokens_row(tokens: TrajectoryTokens) -> Row:
+    """The columns of a trajectory that are its arrays and credit."""
+    return {
+        "trajectory_id": tokens.trajectory_id,
+        "session_id": tokens.session_id,
+        "episode_id": tokens.episode_id,
+        "group_id": tokens.group_id,
+        "input_ids": tokens.input_ids,
+        "loss_mask": tokens.loss_mask,
+        "logprobs": tokens.logprobs,
+        "versions": tokens.versions,
+        "turn_ids": tokens.turn_ids,
+        "temperatures": tokens.temperatures,
+        "turn_returns": tokens.turn_returns,
+        "return": tokens.episode_return,
+    }
+
+
+_TABLES = {"trajectories": trajectories, "interactions": interactions, "rewards": rewards, "steps": steps}
+
+
+def where(run_id: str, selection: Selection) -> list[ColumnElement[bool]]:
+    """The conditions of a selection on the table of its rows."""
+    table = _TABLES[selection.what]
+    conditions: list[ColumnElement[bool]] = [table.c.run_id == run_id]
+    if selection.states:
+        conditions.append((table.c.status if table is interactions else table.c.state).in_(selection.states))
+    if selection.steps is None:
+        return conditions
+    chosen = [steps.c.run_id == run_id, steps.c.step >= selection.steps.first]
+    if selection.steps.last is not None:
+        chosen.append(steps.c.step <= selection.steps.last)
+    if table is steps:
+        return [*conditions, *chosen]
+    leased = trajectories.c.lease_step_id.in_(select(steps.c.id).where(*chosen))
+    if table is interactions:
+        of_step = exists().where(
+            trajectory_interactions.c.interaction_id == interactions.c.id,
+            trajectories.c.id == trajectory_interactions.c.trajectory_id,
+            leased,
+        )
+        return [*conditions, of_step]
+    if table is rewards:
+        return [*conditions, exists().where(trajectories.c.session_id == rewards.c.session_id, leased)]
+    return [*conditions, leased]
+
+
+def _next(statement: Select[Any], run_id: str, selection: Selection, after: str) -> Select[Any]:
+    """The page that follows the row `after`."""
+    key = _TABLES[selection.what].c.id
+    return statement.where(*where(run_id, selection), key > after).order_by(key).limit(PAGE_ROWS)
+
+
+def _plain(conn: Connection, run_id: str, selection: Selection, after: str) -> tuple[Page, str]:
+    found = conn.execute(_next(select(_TABLES[selection.what]), run_id, selection, after))
+    page = [dict(row._mapping) for row in found]
+    return page, page[-1]["id"] if page else after
+
+
+def _within_budget(found: Sequence[Any], tokens: Callable[[Any], int]) -> list[Any]:
+    """The first rows that hold PAGE_TOKENS together, and at least one."""
+    total = 0
+    for i, row in enumerate(found):
+        total += tokens(row)
+        if total > PAGE_TOKENS:
+            return list(found[: max(1, i)])
+    return list(found)
+
+
+def _interactions(conn: Connection, run_id: str, selection: Selection, after: str) -> tuple[Page, str]:
+    heads = conn.execute(_next(select(interactions), run_id, selection, after)).all()
+    heads = _within_budget(heads, lambda row: row.prompt_tokens + row.output_tokens)
+    data = {
+        row.interaction_id: row
+        for row in conn.execute(
+            select(interaction_data).where(interaction_data.c.interaction_id.in_([row.id for row in heads]))
+        )
+    }
+    hashes = {key for row in heads for key in (row.tools_hash, row.system_hash) if key is not None}
+    shared = load_contents(conn, hashes)
+    page = []
+    for head in heads:
+        row = dict(head._mapping) | {"tools": shared.get(head.tools_hash), "system": shared.get(head.system_hash)}
+        if (packed := data.get(head.id)) is not None:
+            row |= {
+                "new_messages": codec.unpack_json(packed.new_messages),
+                "answer": codec.unpack_json(packed.answer),
+                "prompt_delta_ids": codec.unpack_ids(packed.prompt_delta_ids),
+                "output_ids": codec.unpack_ids(packed.output_ids),
+                "logprobs": codec.unpack_logprobs(packed.logprobs),
+                "spans": packed.spans,
+            }
+        page.append(row)
+    return page, heads[-1].id if heads else after
+
+
+def _trajectories(
+    conn: Connection, run_id: str, selection: Selection, after: str
+) -> tuple[list[tuple[Row, TrajectoryTokens]], str]:
+    statement = (
+        select(
+            trajectories,
+            sessions.c.sample_index,
+            groups.c.task_id,
+            sa.case((groups.c.task_id.is_(None), groups.c.task), else_=tasks.c.data).label("task"),
+            steps.c.step,
+            steps.c.version_before,
+            steps.c.max_staleness,
+            steps.c.turn_discount,
+            step_trajectories.c.advantage,
+            step_trajectories.c.staleness_max,
+            step_trajectories.c.staleness_mean,
+            step_trajectories.c.tokens_trained,
+        )
+        .join(sessions, sessions.c.id == trajectories.c.session_id)
+        .join(groups, groups.c.id == trajectories.c.group_id)
+        .outerjoin(tasks, tasks.c.id == groups.c.task_id)
+        .outerjoin(steps, steps.c.id == trajectories.c.lease_step_id)
+        .outerjoin(
+            step_trajectories,
+            and_(
+                step_trajectories.c.step_id == trajectories.c.lease_step_id,
+                step_trajectories.c.trajectory_id == trajectories.c.id,
+            ),
+        )
+    )
+    found = conn.execute(_next(statement, run_id, selection, after)).all()
+    heads = _within_budget(found, lambda row: row.tokens)
+    tokens = _tokens(conn, run_id, heads)
+    page = [(_trajectory_row(head, tokens[head.id]), tokens[head.id]) for head in heads]
+    return page, heads[-1].id if heads else after
+
+
+def _tokens(conn: Connection, run_id: str, heads: Sequence[Any]) -> dict[str, TrajectoryTokens]:
+    """Arrays by trajectory: of a leased or trained one as its step takes them, of any other as if all were young."""
+    discount = float((runs.get(conn, run_id).config.get("rollout") or {}).get("turn_discount", 1.0))
+    loaded: dict[str, TrajectoryTokens] = {}
+    by_step = sorted(heads, key=lambda row: row.lease_step_id or "")
+    for step_id, of_step in groupby(by_step, key=lambda row: row.lease_step_id):
+        rows = list(of_step)
+        if step_id is None:
+            ages = dict.fromkeys(runs.version_parents(conn, run_id), 0)
+        else:
+            ages = runs.young_ages(conn, run_id, rows[0].version_before, rows[0].max_staleness)
+        result = paths.load(
+            conn,
+            [row.id for row in rows],
+            ages=ages,
+            discount=discount if step_id is None else rows[0].turn_discount,
+            stale={row.id for row in rows if row.state == TrajectoryState.STALE},
+        )
+        loaded |= {tokens.trajectory_id: tokens for tokens in result.trajectories}
+    return loaded
+
+
+def _trajectory_row(head: Any, tokens: TrajectoryTokens) -> Row:
+    names = (
+        "task_id",
+        "task",
+        "sample_index",
+        "state",
+        "reason",
+        "step",
+        "min_version",
+        "max_version",
+        "tokens",
+        "trainable_tokens",
+        "advantage",
+        "staleness_max",
+        "staleness_mean",
+        "tokens_trained",
+        "created_at",
+    )
+    return {name: head._mapping[name] for name in names} | tokens_row(tokens)
+
+
+def _trajectory_rows(conn: Connection, run_id: str, selection: Selection, after: str) -> tuple[Page, str]:
+    page, after = _trajectories(conn, run_id, selection, after)
+    return [row for row, _ in page], after
+
+
+_READERS: dict[str, Callable[[Connection, str, Selection, str], tuple[Page, str]]] = {
+    "trajectories": _trajectory_rows,
+    "interactions": _interactions,
+    "rewards": _plain,
+    "steps": _plain,
+}

@@ -1,0 +1,108 @@
+"""One process of a run: started behind a guard, restarted when it dies, ended with everything that it started.
+
+The guard (agentrl/processes/guard.py) holds the other end of a pipe: it ends the process when we close the pipe, and
+also when we die without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.environment import without_secrets
+from agentrl.errors import AgentRLError, UserError
+from agentrl.processes import guard, guarded
+
+RESTART_WINDOW_S = 600.0
+LIVED_S = 5.0
+"""A part that lived this long before it died had started well: it is restarted at once."""
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 10.0
+USER_ERROR_STATUS = 2
+
+
+class PartFailed(AgentRLError):
+    """A part of the run died too often."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """How to start a process. It is done when it exits with status 0 and `done()` agrees; a service never is.
+
+    It inherits our environment, secrets left out: those that it needs are in `env`.
+    """
+
+    name: str
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    log_file: Path
+    done: Callable[[], bool] = lambda: False
+    grace_s: float = guard.GRACE_S  # from being told to end until it is killed
+
+
+async def _ignore(_: int) -> None:
+    """Nobody wants to know."""
+
+
+async def keep_running(
+    part: Part,
+    *,
+    max_restarts: int,
+    on_start: Callable[[int], Awaitable[None]] = _ignore,
+    on_death: Callable[[int], Awaitable[None]] = _ignore,
+) -> None:
+    """Run `part` until it is done, restarting it when it dies. Cancelled: end it and leave nothing behind.
+
+    `on_start` gets the guard's process id; `on_death` the exit status, before the restart. Quick deaths in a row are
+    spaced out. Raises PartFailed when the part dies more than `max_restarts` times in RESTART_WINDOW_S, UserError at
+    once when it ends as a wrong setting does.
+    """
+    deaths: deque[float] = deque(maxlen=max_restarts + 1)
+    quick_deaths = 0
+    while True:
+        log_start = part.log_file.stat().st_size if part.log_file.exists() else 0
+        started = time.monotonic()
+        status = await _run_once(part, on_start)
+        if status == 0 and await asyncio.to_thread(part.done):
+            return
+        if status == USER_ERROR_STATUS:
+            raise UserError(_last_line(part, log_start).removeprefix("agentrl: "))
+        deaths.append(time.monotonic())
+        if len(deaths) > max_restarts and deaths[-1] - deaths[0] < RESTART_WINDOW_S:
+            raise PartFailed(
+                f"{part.name} died {len(deaths)} times, last with status {status}: {_last_line(part, log_start)} "
+                f"(see {part.log_file})"
+            )
+        await on_death(status)
+        quick_deaths = quick_deaths + 1 if deaths[-1] - started < LIVED_S else 0
+        await asyncio.sleep(backoff_s(quick_deaths))
+
+
+def backoff_s(quick_deaths: int) -> float:
+    """Seconds to wait after this many quick deaths in a row: none, 0.5, 1, 2, … at most BACKOFF_MAX_S."""
+    return min(BACKOFF_FIRST_S * 2.0 ** min(quick_deaths - 1, 30), BACKOFF_MAX_S) if quick_deaths else 0.0
+
+
+async def _run_once(part: Part, on_start: Callable[[int], Awaitable[None]]) -> int:
+    part.log_file.parent.mkdir(parents=True, exist_ok=True)
+    with part.log_file.open("ab") as log:
+        env = without_secrets(os.environ) | part.env
+        process = await guarded.start(part.argv, env=env, stdout=log, stderr=log)
+    try:
+        await on_start(process.pid)
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            await asyncio.shield(guarded.stop(process, part.grace_s))
+
+
+def _last_line(part: Part, start: int) -> str:
+    """The last line that this attempt wrote."""
+    with part.log_file.open("rb") as log:
+        log.seek(start)
+        lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it wrote nothing"

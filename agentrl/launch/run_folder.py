@@ -1,0 +1,135 @@
+"""A run's folder `runs/NAME/`: its lock, its configuration, its database, and what a resume may change."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from sqlalchemy.engine import make_url
+
+from agentrl import location
+from agentrl.configs.run_config import CHANGEABLE_OF_TRAINER, RunConfig, parse_config
+from agentrl.domain.schemas import Json
+from agentrl.environment import without_password
+from agentrl.errors import ConfigError, UserError
+
+CHANGEABLE = (
+    "steps",
+    "runs_dir",
+    "database_url",
+    "max_restarts",
+    "engine",
+    "publish",
+    "proxy",
+    "rollout.max_concurrent_groups",
+    "rollout.timeout_s",
+    *CHANGEABLE_OF_TRAINER,
+    "trainer.stop_timeout_s",
+    "trainer.nonfinite",
+    "evaluation.max_concurrent",
+    "metrics",
+    "evaluation.every",
+    "evaluation.hold",
+    "evaluation.hold_timeout_s",
+)
+"""Keys, or whole sections, that say how a run is carried out, not what it computes."""
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run's folder, made for its owner alone where it is missing. Raises UserError when another process holds
+    it; the lock ends with its process."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(mode=0o700, exist_ok=True)
+    with (run_dir / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise UserError(f"{run_dir} is in use by process {lock.read().strip() or '?'}") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def database_url(config: RunConfig) -> str:
+    """The config's, else AGENTRL_DATABASE_URL, else SQLite in the run's folder."""
+    default = f"sqlite:///{config.run_dir.resolve() / location.SQLITE_FILE}"
+    return config.database_url or os.environ.get("AGENTRL_DATABASE_URL") or default
+
+
+def remember_database(run_dir: Path, url: str) -> None:
+    """Write where the run's database is into its folder, without the password; nothing for its own SQLite file."""
+    record = run_dir / location.DATABASE
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith("file:"):
+        file = Path(parsed.database).resolve()
+        if file == (run_dir / location.SQLITE_FILE).resolve():
+            record.unlink(missing_ok=True)
+            return
+        url = f"sqlite:///{file}"
+    record.write_text(without_password(url))
+
+
+def has_checkpoints(run_dir: Path) -> bool:
+    """Whether a trainer has left a complete checkpoint in the folder."""
+    return any((run_dir / "checkpoints").glob("step-*/meta.json"))
+
+
+def check_new(config: RunConfig, database_url: str) -> None:
+    """Raise UserError when the folder holds checkpoints of a run that the database does not know."""
+    if has_checkpoints(config.run_dir):
+        raise UserError(
+            f"{config.run_dir} holds checkpoints, but {without_password(database_url)} has no run "
+            f"{config.name!r}: restore or name the database that it used, or give another name to start anew"
+        )
+
+
+def stored(config: RunConfig) -> Json:
+    """Every field, as the database keeps it: without its own password, which would leave with every copy of it."""
+    url = config.database_url
+    return config.model_dump(mode="json") | {"database_url": None if url is None else without_password(url)}
+
+
+def write_config(config: RunConfig, path: Path) -> None:
+    """Write every field, so that the run can be repeated whatever the defaults become. Only its owner may read it."""
+    data = config.model_dump(mode="json") | {"runs_dir": str(config.runs_dir.resolve())}
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def check_resume(old: Json, new: RunConfig) -> None:
+    """Raise ConfigError, naming the key, when a resumed run would compute something else. Steps may only grow."""
+    before, after = _flat(parse_config(old)), _flat(new)
+    for key in sorted(before.keys() | after.keys()):
+        changed = before.get(key) != after.get(key)
+        if changed and not any(key == free or key.startswith(f"{free}.") for free in CHANGEABLE):
+            raise ConfigError(
+                f"run {new.name!r} exists with {key}={_show(before.get(key))}, not {_show(after.get(key))}: "
+                "give another name, or restore the value to resume it"
+            )
+    if new.steps < before["steps"]:
+        raise ConfigError(f"steps: run {new.name!r} was started with {before['steps']}; they may only grow")
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict) and value:
+            for key, child in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, child)
+        else:
+            yield prefix, value
+
+    return dict(walk("", config.model_dump(mode="json")))
+
+
+def _show(value: object) -> str:
+    return json.dumps(value)

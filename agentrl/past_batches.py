@@ -1,0 +1,288 @@
+"""Past batches again: rebuilt from the store, compared with what was trained, and under another credit.
+
+Nothing here writes to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, select
+from zstandard import ZstdError
+
+from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.presets import PRESETS
+from agentrl.configs.run_config import MAX_REWARD
+from agentrl.domain.credit import SessionRewards
+from agentrl.domain.schemas import Batch, Float32, Json, StepState, TrajectoryTokens
+from agentrl.errors import UserError, did_you_mean
+from agentrl.export.columns import ARRAYS, Columns
+from agentrl.export.columns import Row as Record
+from agentrl.export.row_pages import tokens_row
+from agentrl.export.selection import StepRange
+from agentrl.store import Database, runs
+from agentrl.store.calls import interactions
+from agentrl.store.tables import groups, sessions, tasks
+from agentrl.store.training import rewards, steps
+from agentrl.store.training.returns import Rescore
+from agentrl.trainer.algorithms.advantages import turn_advantages
+
+ESTIMATORS = [name for name in PRESETS if Algorithm(preset=name).estimator == "returns"]
+"""The algorithms whose advantages follow from what the store holds."""
+
+Judge = Callable[[Json], float | Mapping[str, float] | None]
+"""`--rescore`: what `describe` says of a session → its reward, `{call id: reward}`, or None for the recorded ones."""
+
+COLUMNS: Columns = {
+    "step": "int",
+    "trajectory_id": "text",
+    "session_id": "text",
+    "episode_id": "text",
+    "group_id": "text",
+    **ARRAYS,
+    "turn_advantages": "floats",
+    "return": "float",
+    "advantage": "float",
+    "old_return": "float",
+    "old_advantage": "float",
+}
+"""Of `records`: a trajectory under the credit that was asked for, and beside it what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A step's batch as the store gives it today. `fault` says what is wrong with it; None when it is identical."""
+
+    step: int
+    batch: Batch | None  # None when it cannot be rebuilt
+    fault: str | None
+
+    def __str__(self) -> str:
+        if self.batch is None:
+            return f"step {self.step}: {self.fault}"
+        tokens = sum(int(t.loss_mask.sum()) for t in self.batch.trajectories)
+        result = self.fault or "identical"
+        return f"step {self.step}: {len(self.batch.trajectories)} trajectories, {tokens:,} tokens, {result}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credit:
+    """How to credit a batch; what is None stays as the step had it."""
+
+    judge: Judge | None = None
+    discount: float | None = None
+    estimator: str | None = None  # a preset: its advantages
+
+    def __post_init__(self) -> None:
+        if self.discount is not None and not 0 <= self.discount <= 1:
+            raise UserError(f"--discount: {self.discount} is not between 0 and 1")
+        if self.estimator is not None and self.estimator not in ESTIMATORS:
+            raise UserError(f"--estimator: no estimator {self.estimator!r}{did_you_mean(self.estimator, ESTIMATORS)}")
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is asked for."""
+        return self != Credit()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A trajectory's credit then and now. The advantage is the mean over its trained tokens; None without any."""
+
+    trajectory_id: str
+    old_return: float
+    new_return: float
+    old_advantage: float | None
+    new_advantage: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recredited:
+    """A batch under another credit: its trajectories with their new returns and the advantages of their turns."""
+
+    trajectories: list[TrajectoryTokens]
+    advantages: list[Float32]
+    changes: list[Change]
+
+    def shift(self) -> Shift:
+        """What changed, in figures."""
+        pairs = [
+            (c.old_advantage, c.new_advantage)
+            for c in self.changes
+            if c.old_advantage is not None and c.new_advantage is not None
+        ]
+        n = max(1, len(self.changes))
+        return Shift(
+            old_return=sum(c.old_return for c in self.changes) / n,
+            new_return=sum(c.new_return for c in self.changes) / n,
+            advantage=sum(abs(new - old) for old, new in pairs) / max(1, len(pairs)),
+            flipped=sum(old * new < 0 for old, new in pairs),
+            trajectories=len(self.changes),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shift:
+    """Mean returns of trajectories then and now, mean |new - old| advantage, advantages that changed their sign."""
+
+    old_return: float
+    new_return: float
+    advantage: float
+    flipped: int
+    trajectories: int
+
+
+def chosen_steps(database: Database, run: Row[Any], wanted: StepRange) -> list[Row[Any]]:
+    """The completed steps of the surviving lineage in a range. Raises UserError when there is none."""
+    complete = [row for row in database.query(steps.of_run, run.id) if row.state != StepState.STARTED]
+    chosen = [row for row in complete if row.step in wanted]
+    if not complete:
+        raise UserError(f"--steps: run {run.name!r} has completed no step yet")
+    beyond = wanted.first > complete[-1].step or (wanted.last or 0) > complete[-1].step
+    if beyond or not chosen:
+        raise UserError(f"--steps: run {run.name!r} has steps {complete[0].step}..{complete[-1].step}, not {wanted}")
+    return chosen
+
+
+def check(database: Database, step: Row[Any]) -> Check:
+    """Rebuild a step's batch and compare it, byte for byte by its digest, with what was trained."""
+    try:
+        batch = database.query(steps.batch, step.id)
+    except (ZstdError, ValueError, LookupError) as error:
+        return Check(step.step, None, f"DIFFERENT: it cannot be rebuilt ({type(error).__name__}: {error})")
+    if step.batch_digest is None:
+        return Check(step.step, batch, "UNKNOWN: it was trained before batches had digests")
+    digest = batch.digest()
+    same = digest == step.batch_digest
+    return Check(
+        step.step, batch, None if same else f"DIFFERENT: its digest is {digest}, {step.batch_digest} was trained"
+    )
+
+
+def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -> Recredited:
+    """Credit a step's batch anew, beside what it was.
+
+    Raises UserError for what a judge should not return, and for a step whose advantages came from other models, too.
+    """
+    judge = credit.judge
+    asked = database.query(_rebatch, step, credit.discount, judge) if judge or credit.discount is not None else batch
+    recorded = database.query(_algorithm, step)
+    old = turn_advantages(batch.trajectories, recorded)
+    new = turn_advantages(asked.trajectories, Algorithm(preset=credit.estimator) if credit.estimator else recorded)
+    changes = [
+        Change(before.trajectory_id, before.episode_return, after.episode_return, _mean(before, a), _mean(after, b))
+        for before, after, a, b in zip(batch.trajectories, asked.trajectories, old, new, strict=True)
+    ]
+    return Recredited(asked.trajectories, new, changes)
+
+
+def records(step: Row[Any], credited: Recredited) -> list[Record]:
+    """Rows for a file, with the columns `COLUMNS`."""
+    return [
+        tokens_row(tokens)
+        | {
+            "step": step.step,
+            "turn_advantages": advantages,
+            "advantage": change.new_advantage,
+            "old_return": change.old_return,
+            "old_advantage": change.old_advantage,
+        }
+        for tokens, advantages, change in zip(credited.trajectories, credited.advantages, credited.changes, strict=True)
+    ]
+
+
+def describe(conn: Connection, session_id: str) -> Json:
+    """A session as `--rescore` gets it.
+
+    `id`, `group_id`, `sample_index`, `parent_session_id`, `status`, `error`, `metadata`, `task`; `calls`, oldest
+    first, each with `id`, `parent_id`, `role`, `status`, `finish_reason`, `system` (the messages before all others),
+    `new_messages` (what follows the parent's conversation) and `answer`; `messages`, the whole conversation of the last
+    delivered main call with its answer; `rewards`, every reward ever given.
+    """
+    row = conn.execute(
+        select(sessions, groups.c.task, groups.c.task_id, tasks.c.data)
+        .join(groups, groups.c.id == sessions.c.group_id)
+        .outerjoin(tasks, tasks.c.id == groups.c.task_id)
+        .where(sessions.c.id == session_id)
+    ).one()
+    names = ("id", "parent_id", "role", "status", "finish_reason", "system", "new_messages", "answer")
+    calls = [{name: item.get(name) for name in names} for item in interactions.trace(conn, session_id)]
+    return {
+        "id": row.id,
+        "group_id": row.group_id,
+        "sample_index": row.sample_index,
+        "parent_session_id": row.parent_session_id,
+        "status": row.status,
+        "error": row.error,
+        "metadata": row.metadata,
+        "task": row.data if row.task_id else row.task,
+        "calls": calls,
+        "messages": _conversation(calls),
+        "rewards": rewards.history(conn, session_id),
+    }
+
+
+def _conversation(calls: Sequence[Json]) -> list[Json]:
+    by_id = {call["id"]: call for call in calls}
+    node = next((call for call in reversed(calls) if call["role"] == "main" and call["answer"] is not None), None)
+    turns: list[Json] = []
+    while node is not None:
+        turns.append(node)
+        node = by_id.get(node["parent_id"])
+    system = turns[-1]["system"] if turns else []
+    return [*system, *(message for turn in reversed(turns) for message in (*turn["new_messages"], turn["answer"]))]
+
+
+def _algorithm(conn: Connection, step: Row[Any]) -> Algorithm:
+    """What a step's advantages came from: of the run's configuration, which no resume changes, else by its name.
+
+    Raises UserError where they came from other models, too.
+    """
+    configured = runs.get(conn, step.run_id).config.get("trainer", {}).get("algorithm")
+    algorithm = Algorithm.model_validate(configured or step.estimator)
+    if algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward"):
+        model = "critic" if algorithm.needs_critic else "reference policy"
+        raise UserError(f"step {step.step} was trained with a {model}: the store does not hold what it said of tokens")
+    return algorithm
+
+
+def _rebatch(conn: Connection, step: Row[Any], discount: float | None, judge: Judge | None) -> Batch:
+    rescore = _rescorer(conn, step.run_id, judge) if judge else None
+    return steps.batch(conn, step.id, discount=discount, rescore=rescore)
+
+
+def _rescorer(conn: Connection, run_id: str, judge: Judge) -> Rescore:
+    most = float(runs.get(conn, run_id).config.get("proxy", {}).get("max_reward", MAX_REWARD))
+
+    def rescore(session_id: str, recorded: SessionRewards) -> SessionRewards:
+        session = describe(conn, session_id)
+        verdict = judge(session)
+        if verdict is None:
+            return recorded
+        if isinstance(verdict, Mapping):
+            ids = [call["id"] for call in session["calls"]]
+            for call_id in verdict:
+                if call_id not in ids:
+                    raise UserError(f"--rescore: session {session_id} has no call {call_id!r}")
+            return SessionRewards(calls={key: _number(value, most) for key, value in verdict.items()})
+        return SessionRewards(session=_number(verdict, most))
+
+    return rescore
+
+
+def _number(value: Any, most: float) -> float:
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not is_number or not -most <= value <= most:
+        raise UserError(
+            f"--rescore: it must return a finite number of at most ±{most:g} (proxy.max_reward), {{call id: number}} "
+            f"or None, not {value!r}"
+        )
+    return float(value)
+
+
+def _mean(tokens: TrajectoryTokens, advantages: Float32) -> float | None:
+    turns = tokens.turn_ids[tokens.loss_mask]
+    return float(advantages[turns].mean()) if len(turns) else None

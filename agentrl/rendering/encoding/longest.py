@@ -1,0 +1,65 @@
+"""How much text a context can hold at most: a longer one need not be encoded to be refused.
+
+A token of a byte-level vocabulary spells no more characters than it has bytes, one of a vocabulary that falls back on
+bytes no more than it is long. So a context of n tokens holds n times the longest token; unknown words are not fused
+into one token there. White space does not count: templates strip it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenizers import Tokenizer, models
+
+from agentrl.rendering.encoding.bytelevel import token_bytes
+
+COMPOSED = 4
+"""So many characters, at most, become one when NFC composes them."""
+
+
+def longest_text(tokenizer: Tokenizer, max_context: int | None) -> int | None:
+    """So many characters, white space aside, never fit into a context; None where no bound is known."""
+    longest = _chars_per_token(tokenizer)
+    return None if max_context is None or longest is None else max_context * longest
+
+
+def _chars_per_token(tokenizer: Tokenizer) -> int | None:
+    """How many characters of a text one token may stand for."""
+    table = token_bytes(tokenizer)
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if table is not None:
+        longest = max(table.lengths(vocabulary.values()), default=0)
+    elif isinstance(tokenizer.model, models.BPE) and tokenizer.model.byte_fallback:
+        longest = max(map(len, vocabulary), default=0)
+    else:  # many unknown characters may be one token
+        return None
+    shortened = _shortened(tokenizer)
+    return None if shortened is None else longest * shortened
+
+
+def _shortened(tokenizer: Tokenizer) -> int | None:
+    """How many characters the normalizer makes one of, at most; None where it may leave out any number."""
+    alone = Tokenizer(models.BPE())  # without the vocabulary, which takes long to write
+    if tokenizer.normalizer is not None:
+        alone.normalizer = tokenizer.normalizer
+    return _most(json.loads(alone.to_str())["normalizer"])
+
+
+def _most(normalizer: Any) -> int | None:
+    match normalizer:
+        case None | {"type": "Prepend"}:
+            return 1
+        case {"type": "NFC"}:
+            return COMPOSED
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)} if content:
+            return len(pattern)
+        case {"type": "Sequence", "normalizers": list(stages)}:
+            product = 1
+            for stage in stages:
+                most = _most(stage)
+                if most is None:
+                    return None
+                product *= most
+            return product
+    return None

@@ -1,0 +1,1 @@
+"""Sampled text to messages: reasoning and tool calls in every output format."""

@@ -1,0 +1,162 @@
+"""ChatML for models whose own template knows no tools: `<|im_start|>role`, text, `<|im_end|>`.
+
+Conversations without tools are the bytes of the model's own template. Tools use call syntax (`calls.py`): a line
+`Tools: …` ends the system message, a call is the assistant's text, a result is a turn of the role `tool`.
+
+Text is encoded as text: a message that spells `<|im_end|>` does not end its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+from tokenizers import Tokenizer
+
+from agentrl.domain.schemas import ForkReason, Json
+from agentrl.rendering.encoding.longest import longest_text
+from agentrl.rendering.encoding.memo import EncodedTexts
+from agentrl.rendering.encoding.text_decoding import TextParser, decode, text_decoder
+from agentrl.rendering.encoding.units import units_encode
+from agentrl.rendering.messages import function_of, role_of, text_of
+from agentrl.rendering.options import known_options
+from agentrl.rendering.parsing.call_syntax import CallReader, Signature, call_tag, signatures, tools_line, write_call
+from agentrl.rendering.renderer import Bridge, ContentDelta, Delta, Opening, OutputParser, ToolCallDelta, new_call_id
+from agentrl.rendering.templates.openings import chosen_names
+
+START = "<|im_start|>"
+END = "<|im_end|>"
+
+
+class ChatMLRenderer:
+    """Renders and parses ChatML with nothing but a tokenizer.
+
+    Special tokens stand at both ends of every turn and a tokenizer never merges across them, so the ids of a
+    conversation are the ids of its turns, one after the other. That is why a bridge equals a full rendering.
+    """
+
+    name = "chatml"
+    reasons = False
+    thinking_option: str | None = None
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        default_system: str | None = None,
+        vocab_size: int | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        """`default_system` is what the model's template puts first when a conversation brings no system message."""
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        self._encode = EncodedTexts(units_encode(tokenizer))
+        self._default_system = default_system
+        self._start = special_id(tokenizer, START)
+        self._end = special_id(tokenizer, END)
+        self._newline = self._encode("\n")
+        self._generation_prompt = [self._start, *self._encode("assistant\n")]
+        self.stop_token_ids = [self._end]
+        self.vocab_size = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
+        self.max_context = max_context
+        self.max_chars = longest_text(tokenizer, max_context)
+
+    def with_options(self, options: Json) -> ChatMLRenderer:
+        """There are none: the format has no reasoning that could be switched off."""
+        known_options(options, (), self.name, reasons=False)
+        return self
+
+    def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
+        """The prompt: every turn, then the generation prompt."""
+        return self._turns(self._with_system(messages, tools), tools)
+
+    def bridge(
+        self,
+        previous_ids: Sequence[int],
+        messages_after: list[Json],
+        tools: list[Json] | None,
+        *,
+        messages_before: list[Json] | None = None,
+    ) -> Bridge:
+        """The line break after the sampled `<|im_end|>`, the new turns, the generation prompt."""
+        if not previous_ids or previous_ids[-1] != self._end:
+            return Bridge(None, ForkReason.TRUNCATED)
+        return Bridge([*self._newline, *self._turns(messages_after, tools)])
+
+    def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
+        """A parser that knows the call syntax of `tools`."""
+        return CallParser(self._tokenizer, self.stop_token_ids, signatures(tools))
+
+    def text_parser(self) -> OutputParser:
+        """A parser that reads no calls."""
+        return TextParser(self._tokenizer, self.stop_token_ids)
+
+    def opening(self, tools: list[Json], name: str | None) -> Opening:
+        """Nothing: the grammar is of the whole call."""
+        names = chosen_names(tools, name)
+        chosen = {function_of(tool)["name"]: tool for tool in tools if function_of(tool)["name"] in names}
+        return Opening([], {"structural_tag": call_tag(list(chosen.values()))})
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt: special tokens spelled in it count."""
+        return self._raw_tokenizer.encode(text).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        return decode(self._tokenizer, ids)
+
+    @cached_property
+    def _raw_tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_str(self._tokenizer.to_str())  # `encode_special_tokens` is no part of it
+
+    def _with_system(self, messages: list[Json], tools: list[Json] | None) -> list[Json]:
+        has_system = bool(messages) and role_of(messages[0]) == "system"
+        given = text_of(messages[0]) if has_system else self._default_system
+        if tools:
+            given = f"{given}\n{tools_line(tools)}" if given else tools_line(tools)
+        if given is None:
+            return messages
+        return [{"role": "system", "content": given}, *messages[has_system:]]
+
+    def _turns(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
+        known = signatures(tools)
+        ids: list[int] = []
+        for message in messages:
+            text = f"{role_of(message)}\n{turn_text(message, known)}"
+            ids += [self._start, *self._encode(text), self._end, *self._newline]
+        return ids + self._generation_prompt
+
+
+class CallParser(OutputParser):
+    """Content, or one tool call in call syntax."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_token_ids: list[int], known: Mapping[str, Signature]) -> None:
+        super().__init__(stop_token_ids)
+        self._decoder = text_decoder(tokenizer)
+        self._reader = CallReader(known)
+
+    def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
+        yield ContentDelta(self._reader.push(self._decoder.push_run(ids)))
+
+    def _end(self) -> Iterator[Delta]:
+        yield ContentDelta(self._reader.push(self._decoder.flush()))
+        match self._reader.finish():
+            case (name, arguments):
+                yield ToolCallDelta(0, new_call_id(), name, arguments)
+            case str(text):
+                yield ContentDelta(text)
+
+
+def turn_text(message: Json, known: Mapping[str, Signature]) -> str:
+    """What stands between a turn's role and its end: content, then one line for each tool call."""
+    calls = [write_call(call, known) for call in message.get("tool_calls") or []]
+    content = text_of(message)
+    return "\n".join([content, *calls] if content or not calls else calls)
+
+
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a special token that must exist."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no token {token}")
+    return found

@@ -1,0 +1,136 @@
+"""Model families that the `renderers` package writes by hand, behind our interface. Imported only when one is needed.
+
+A family is used for a folder when its name is given, or when it reproduces the folder's own chat template on probes:
+fine-tunes keep a family's architecture and change its template, so neither name nor architecture proves anything.
+"""
+
+from __future__ import annotations
+
+from jinja2 import Undefined
+
+from agentrl.domain.schemas import Json
+from agentrl.errors import ModelFolderError, RequestError, did_you_mean
+from agentrl.rendering.options import PARAM
+from agentrl.rendering.parsing.parser_choice import FAMILIES
+from agentrl.rendering.templates.family_renderer import FamilyRenderer, LibraryTokenizer
+from agentrl.rendering.templates.model_folder import ModelFolder
+
+_TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Finds a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+_TALK: list[Json] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 1 < 2?"},
+    {"role": "assistant", "content": "True."},
+    {"role": "user", "content": "Why?\n\nSay it in é words."},
+]
+_ARGUMENTS = '{"word": "é", "exact": true, "limits": {"low": 1.5, "tags": ["a", null]}}'
+_TOOL_TALK: list[Json] = [
+    *_TALK,
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "A word.",
+        "tool_calls": [
+            {"id": "call_0", "type": "function", "function": {"name": "look_up", "arguments": _ARGUMENTS}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_0", "name": "look_up", "content": "a letter"},
+]
+OPTIONS = frozenset(
+    (
+        *("enable_thinking", "thinking", "reasoning_effort", "medium_effort", "low_effort", "date_string"),
+        *("preserve_thinking", "preserved_thinking", "clear_thinking", "drop_thinking", "truncate_history_thinking"),
+    )
+)
+"""What a request may set of a family's configuration."""
+PROBES: list[tuple[list[Json], list[Json] | None]] = [(_TALK, None), (_TALK[1:2], None), (_TOOL_TALK, [_TOOL])]
+
+
+def load_family(folder: ModelFolder, name: str) -> FamilyRenderer:
+    """The family called `name`, unproven. Raises ModelFolderError when it is unknown or does not fit the tokenizer."""
+    if name not in family_names():
+        choices = ["chatml", "template", *family_names()]
+        raise ModelFolderError(f"unknown renderer {name!r}{did_you_mean(name, choices)}")
+    found = _build(folder, name)
+    if isinstance(found, str):
+        raise ModelFolderError(f"renderer {name!r} {found}")
+    return found
+
+
+def find_family(folder: ModelFolder) -> FamilyRenderer | None:
+    """The first family, likeliest first, that writes what the folder's chat template writes."""
+    if folder.template is None:
+        return None
+    model_type = str(folder.config.get("model_type", "")).replace("_", "")
+    for name in family_names():
+        if model_type.startswith(_stem(name)):
+            found = _build(folder, name)
+            if isinstance(found, FamilyRenderer) and reproduces_template(found, folder):
+                return found
+    return None
+
+
+def family_names() -> list[str]:
+    """Every family whose replies can be read, longer names first, so that `qwen3.5` is tried before `qwen3`."""
+    from renderers.base import RENDERER_REGISTRY, _populate_registry
+
+    _populate_registry()
+    return sorted(RENDERER_REGISTRY.keys() & FAMILIES.keys(), key=lambda name: (-len(name), name))
+
+
+def reproduces_template(renderer: FamilyRenderer, folder: ModelFolder) -> bool:
+    """Whether both write the same ids for every probe. Templates that tell the date are asked without a clock."""
+    assert folder.template is not None
+    tokenizer = folder.tokenizer()
+    no_clock = {"strftime_now": Undefined()}
+    try:
+        texts = [folder.template.render(messages, tools, options=no_clock) for messages, tools in PROBES]
+        ours = [renderer.render(messages, tools) for messages, tools in PROBES]
+    except RequestError:  # a template or a family that refuses a probe
+        return False
+    return ours == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def _build(folder: ModelFolder, name: str) -> FamilyRenderer | str:
+    """The family over the folder's tokenizer, or why it cannot be had."""
+    from renderers import create_renderer
+    from renderers.configs import config_from_name
+
+    tokenizer = folder.tokenizer()
+    surface = LibraryTokenizer(tokenizer, folder)
+    config = config_from_name(name)
+    assert config is not None
+    kind = type(config)
+
+    def make(options: Json) -> FamilyRenderer:
+        try:
+            told = kind.model_validate(config.model_dump() | options)
+        except ValueError as error:
+            raise RequestError(
+                400,
+                f"{PARAM}: the chat format {name!r} takes other values: {error}",
+                code="invalid_parameter",
+                param=PARAM,
+            ) from error
+        keeping = told.model_copy(update={"thinking_retention": "all"})
+        inner = create_renderer(surface, told)
+        return FamilyRenderer(name, inner, create_renderer(surface, keeping), tokenizer, folder, make, known)
+
+    known = kind.model_fields.keys() & OPTIONS
+    try:
+        return make({})
+    except (AssertionError, ValueError, TypeError, LookupError):  # how families say that a token is missing
+        return f"needs special tokens that {folder.path} does not have"
+    except RuntimeError as error:  # gpt-oss fetches its encoding when it is first used
+        return f"cannot be loaded: {error}"
+
+
+def _stem(name: str) -> str:
+    """How the model types of a family's models begin: `glm` for `glm-4.5`."""
+    return name.partition("-")[0].rstrip("0123456789.")

@@ -1,0 +1,239 @@
+"""One hand-written family of the `renderers` package, behind our interface and with OpenAI's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from agentrl.domain.schemas import ForkReason, Json
+from agentrl.errors import RequestError
+from agentrl.rendering.encoding.longest import longest_text
+from agentrl.rendering.encoding.text_decoding import TextParser, decode
+from agentrl.rendering.encoding.units import units_encode
+from agentrl.rendering.messages import function_of
+from agentrl.rendering.options import CAPACITY, known_options, spelled, thinking_option
+from agentrl.rendering.parsing.parser_choice import FAMILIES, output_parser
+from agentrl.rendering.renderer import Bridge, Opening, OutputParser
+from agentrl.rendering.templates.chat_template import for_template
+from agentrl.rendering.templates.model_folder import ModelFolder
+from agentrl.rendering.templates.openings import Openings
+
+_TALK: list[Json] = [{"role": "user", "content": "x"}]
+TAIL = 8  # tokens: more than a prompt has behind the marker that opens its reasoning
+_THOUGHT = "§"
+_CALL: Json = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_THOUGHTFUL: list[Json] = [
+    {"role": "assistant", "content": "x", "reasoning_content": _THOUGHT},
+    {"role": "assistant", "content": "", "reasoning_content": _THOUGHT, "tool_calls": [_CALL]},
+]
+
+Make = Callable[[Json], "FamilyRenderer"]
+
+# What a family raises over messages that its format has no place for.
+_REFUSALS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
+
+
+class FamilyRenderer:
+    """One family. Bridging follows the library, and where that declines, what the library itself writes."""
+
+    def __init__(
+        self,
+        name: str,
+        inner: Any,
+        keeping: Any,
+        tokenizer: Tokenizer,
+        folder: ModelFolder,
+        make: Make,
+        known: set[str],
+    ) -> None:
+        """`inner` and `keeping` are the library's renderers over `tokenizer`; `keeping` never drops reasoning.
+
+        `make` makes the family with options, of which `known` are those that it has.
+        """
+        self.name = name
+        self.stop_token_ids: list[int] = inner.get_stop_token_ids()
+        self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
+        self.max_context = folder.max_context
+        self.max_chars = longest_text(tokenizer, folder.max_context)
+        self._inner = inner
+        self._keeping = keeping
+        self._tokenizer = tokenizer
+        self._generation_prompt = self.render(_TALK, None)[len(self._write(_TALK, None)) :]
+        self._reads = FAMILIES[name]
+        self._opens_reasoning = self._in_reasoning(self._generation_prompt)
+        replies = (self.decode(self._write([*_TALK, reply], None)) for reply in _THOUGHTFUL)
+        self.reasons = self._opens_reasoning or any(_THOUGHT in reply for reply in replies)
+        self._known = known
+        self.thinking_option = thinking_option(known)
+        self._with_options = lru_cache(CAPACITY)(lambda options: make(json.loads(options)))
+        self._openings = Openings(self, self._write, self._encode, self._reads, tokenizer)
+
+    def with_options(self, options: Json) -> FamilyRenderer:
+        """The family with options of its own configuration."""
+        known = known_options(options, self._known, self.name, reasons=self.reasons)
+        return self._with_options(spelled(known)) if known else self
+
+    def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
+        """The prompt as the family writes it. Raises RequestError where it has no place for a message."""
+        return self._write(messages, tools, generation_prompt=True)
+
+    def bridge(
+        self,
+        previous_ids: Sequence[int],
+        messages_after: list[Json],
+        tools: list[Json] | None,
+        *,
+        messages_before: list[Json] | None = None,
+    ) -> Bridge:
+        """The library's extension of the last turn, checked to begin with it.
+
+        Where the library declines, the whole conversation is rendered: an exact extension of `previous_ids` is one,
+        and so is what follows a history that reads as if nothing followed, unless reasoning was dropped from it.
+        """
+        if not previous_ids or previous_ids[-1] not in self.stop_token_ids:
+            return Bridge(None, ForkReason.TRUNCATED)
+        if any(message["role"] == "assistant" for message in messages_after):
+            return Bridge(None, ForkReason.HISTORY_EDITED)  # a reply that no one sampled
+        before = messages_before or []
+        prompt, output = self._last_turn(list(previous_ids))
+        plain = self._plain(messages_after, before)
+        delta = _extension(self._inner, prompt, output, plain, tools)
+        if delta is not None:
+            return Bridge(delta)
+        if not before:
+            return Bridge(None, ForkReason.TEMPLATE_REWROTE)
+        whole = self.render([*before, *messages_after], tools)
+        if whole[: len(previous_ids)] == list(previous_ids):
+            return Bridge(whole[len(previous_ids) :])
+        if _extension(self._keeping, prompt, output, plain, tools) is not None:
+            return Bridge(None, ForkReason.REASONING_DROPPED)
+        history, closed = self._write(before[:-1] or _TALK, tools), self._write(before, tools)
+        end = _last(closed, previous_ids[-1])
+        if end < len(history) or whole[: len(closed)] != closed:
+            return Bridge(None, ForkReason.TEMPLATE_REWROTE)
+        return Bridge(whole[end + 1 :])
+
+    def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
+        """A parser of the family's own format."""
+        opened = self._in_reasoning(prompt_ids[-TAIL:])
+        return output_parser(
+            self._reads, self._tokenizer, self.stop_token_ids, tools, prompt_ids, in_reasoning=opened, trims=True
+        )
+
+    def text_parser(self) -> OutputParser:
+        """A parser that reads no markup."""
+        return TextParser(self._tokenizer, self.stop_token_ids)
+
+    def opening(self, tools: list[Json], name: str | None) -> Opening:
+        """What the family writes before a call's name, or before its arguments."""
+        return self._openings.of(tools, name)
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt, with what the tokenizer puts first."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        return decode(self._tokenizer, ids)
+
+    def _write(self, messages: list[Json], tools: list[Json] | None, *, generation_prompt: bool = False) -> list[int]:
+        try:
+            ids: list[int] = self._inner.render_ids(
+                self._plain(messages, []), tools=tools or None, add_generation_prompt=generation_prompt
+            )
+        except _REFUSALS as error:
+            raise RequestError(
+                400, f"the chat format {self.name!r} refuses these messages: {error}", code="invalid_messages"
+            ) from error
+        return ids
+
+    def _plain(self, messages: list[Json], before: list[Json]) -> list[Json]:
+        """Messages as the library wants them: values for arguments, and tool results that name their tool."""
+        plain = [for_template(message) for message in messages]
+        names: dict[Any, str] = {}  # of the last call with an id
+        for message in before:
+            names |= _names_of_calls(message)
+        for message in plain:
+            if message["role"] == "tool" and not message.get("name"):
+                message["name"] = names.get(message.get("tool_call_id"), "tool")
+            names |= _names_of_calls(message)
+        return plain
+
+    def _in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the end of a prompt has opened the reasoning."""
+        return self.decode(prompt_ids).rstrip().endswith(self._reads.think[0].rstrip())
+
+    def _last_turn(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """The last generation prompt and what follows it: all that the library looks at, whatever came before."""
+        part = self._generation_prompt
+        for start in range(len(ids) - len(part), -1, -1):
+            if ids[start] == part[0] and ids[start : start + len(part)] == part:
+                return part, ids[start + len(part) :]
+        return ids[:1], ids[1:]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+class LibraryTokenizer:
+    """A `tokenizers.Tokenizer` with the surface that `renderers` asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, folder: ModelFolder) -> None:
+        self._tokenizer = tokenizer
+        self._encode = units_encode(tokenizer)
+        self.name_or_path = str(folder.config.get("_name_or_path") or folder.path)
+        self.unk_token_id = self._id(folder.special_tokens.get("unk_token"))
+        self.eos_token_id = self._id(folder.special_tokens.get("eos_token"))
+        self.chat_template = folder.template.source if folder.template else None
+
+    def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
+        """Ids of a text; special tokens spelled in it count."""
+        if not add_special_tokens:
+            return self._encode(text)
+        return self._tokenizer.encode(text).ids
+
+    def __call__(self, text: str, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
+        """Ids with their character offsets."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": encoded.ids, "offset_mapping": encoded.offsets}
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        """The text of one id or several."""
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
+        """Ids of tokens by name; the unknown token's where there is none."""
+        if isinstance(tokens, str):
+            found = self._tokenizer.token_to_id(tokens)
+            return self.unk_token_id if found is None else found
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def _id(self, token: str | None) -> int | None:
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+
+def _extension(
+    library: Any, prompt: list[int], output: list[int], messages: list[Json], tools: list[Json] | None
+) -> list[int] | None:
+    """What a library's renderer writes behind `prompt` and `output`; None where it declines or rewrites them."""
+    extended = library.bridge_to_next_turn(prompt, output, messages, tools=tools or None)
+    previous = [*prompt, *output]
+    if extended is None or extended.token_ids[: len(previous)] != previous:
+        return None
+    delta: list[int] = extended.token_ids[len(previous) :]
+    return delta
+
+
+def _names_of_calls(message: Json) -> dict[Any, str]:
+    """The tools that a message calls, by the calls' ids; of calls with one id, the first."""
+    return {call["id"]: function_of(call)["name"] for call in reversed(message.get("tool_calls") or [])}
+
+
+def _last(ids: Sequence[int], token: int) -> int:
+    """Where `token` stands last; -1 where it does not."""
+    return next((i for i in range(len(ids) - 1, -1, -1) if ids[i] == token), -1)

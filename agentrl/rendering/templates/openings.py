@@ -1,0 +1,207 @@
+"""The beginning of a tool call, for `tool_choice`: what every call, or every call of one tool, begins with.
+
+A renderer writes replies that call tools with other names or other arguments; the ids that they have in common are the
+opening. So it is the format's own spelling, cut between two tokens of it, whatever the format. What the model samples
+behind it is held to the rest of a call by a grammar (`structural_tags.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import takewhile
+
+from tokenizers import Tokenizer
+
+from agentrl.domain.schemas import Json
+from agentrl.errors import RequestError, did_you_mean
+from agentrl.rendering.messages import function_of
+from agentrl.rendering.parsing.output_formats import END_THINK, KIMI, THINK
+from agentrl.rendering.parsing.parser_choice import Reads, alphabet_of
+from agentrl.rendering.renderer import Opening, Renderer
+from agentrl.rendering.templates.structural_tags import ANY_ID, NoTag, marked_text, structural_tag
+
+WriteReply = Callable[[list[Json], list[Json]], list[int]]
+"""(messages that end with a reply, tools) → ids, without a generation prompt."""
+
+Encode = Callable[[str], list[int]]
+"""Text → ids: special tokens spelled in it count, and nothing is put first."""
+
+_QUESTION: Json = {"role": "user", "content": "x"}
+_NAMES = ("a", "Z", "_")  # with another first letter each: the opening must not hold one
+_ARGUMENTS: tuple[Json, ...] = ({"a": 1}, {"Z": 2}, {"_": 3}, {})
+_THOUGHT = "§"
+CAPACITY = 1024  # openings
+
+
+def chosen_names(tools: Sequence[Json], name: str | None) -> list[str]:
+    """The tools that a call may name. Raises RequestError for a name that is no tool's, or without tools."""
+    names: list[str] = [function_of(tool)["name"] for tool in tools]
+    if not names:
+        raise RequestError(400, "tool_choice: needs tools", code="invalid_tool_choice", param="tool_choice")
+    if name is not None and name not in names:
+        raise RequestError(
+            400,
+            f"tool_choice: no tool is called {name!r}{did_you_mean(name, names)}",
+            code="invalid_tool_choice",
+            param="tool_choice",
+        )
+    return names if name is None else [name]
+
+
+class Openings:
+    """The openings of a renderer's calls. What tools are called decides, so each is derived once."""
+
+    def __init__(
+        self, renderer: Renderer, write_reply: WriteReply, encode: Encode, reads: Reads, tokenizer: Tokenizer
+    ) -> None:
+        self._renderer = renderer
+        self._write_reply = write_reply
+        self._encode = encode
+        self._reads = reads
+        self._alphabet = alphabet_of(reads, tokenizer)
+        self._shared = lru_cache(CAPACITY)(self._beginning)
+        self._marked = lru_cache(CAPACITY)(self._rest)
+        self._known = lru_cache(CAPACITY)(self._derive)
+
+    def of(self, tools: list[Json], name: str | None) -> Opening:
+        """The opening for a choice: what calls of any name begin with, and a grammar for the rest.
+
+        Where the format, or a tool, has no grammar, as much as the format writes before the model has a choice. Raises
+        RequestError(400) where that is nothing that it reads back.
+        """
+        choices = chosen_names(tools, name)
+        names = tuple(function_of(tool)["name"] for tool in tools)
+        chosen = {function_of(tool)["name"]: tool for tool in tools if function_of(tool)["name"] in choices}
+        shared = self._shared(names, tuple(choices))
+        try:
+            tag = structural_tag(
+                list(chosen.values()),
+                lambda called: lambda arguments: self._marked(names, shared, called, json.dumps(arguments)),
+                self._reads,
+                self._alphabet,
+                self._renderer.stop_token_ids,
+            )
+        except NoTag:
+            needy = len(choices) == 1 and _needs_arguments(chosen[choices[0]])
+            return self._known(names, tuple(choices), needy)
+        return Opening(list(shared), {"structural_tag": tag})
+
+    def _beginning(self, tool_names: tuple[str, ...], choices: tuple[str, ...]) -> tuple[int, ...]:
+        """What calls of all names begin with."""
+        written = self._writer(tool_names)
+        return _common([written(each, _ARGUMENTS[0], index) for index, each in enumerate([*choices, *_NAMES])])
+
+    def _rest(self, tool_names: tuple[str, ...], shared: tuple[int, ...], name: str, arguments: str) -> str:
+        """A call behind what all begin with, marked. Raises NoTag where it begins otherwise."""
+        ids = self._writer(tool_names)(name, json.loads(arguments), ANY_ID)
+        if tuple(ids[: len(shared)]) != shared:
+            raise NoTag("calls begin otherwise with other arguments")
+        stops = set(self._renderer.stop_token_ids)
+        return marked_text(ids[len(shared) :], self._alphabet, self._renderer.decode, stops)
+
+    def _writer(
+        self, tool_names: tuple[str, ...], choices: tuple[str, ...] = ()
+    ) -> Callable[[str, Json, int], list[int]]:
+        """Writes calls behind a prompt; those of `choices` must be read as they were written."""
+        renderer, tools = self._renderer, [_bare_tool(name) for name in tool_names]
+        prompt = renderer.render([_QUESTION], tools)
+
+        def written(name: str, arguments: Json, index: int) -> list[int]:
+            reply = _reply(name, arguments, index, self._reads)
+            ids = behind_prompt(renderer, self._write_reply, self._encode, prompt, reply, tools)
+            if ids is None or (name in choices and not _reads_back(renderer, prompt, ids, tools, name, arguments)):
+                raise refusal(renderer.name)
+            return ids
+
+        return written
+
+    def _derive(self, tool_names: tuple[str, ...], choices: tuple[str, ...], needs_arguments: bool) -> Opening:
+        renderer, tools = self._renderer, [_bare_tool(name) for name in tool_names]
+        prompt = renderer.render([_QUESTION], tools)
+        written = self._writer(tool_names, choices)
+        if len(choices) == 1:
+            given = _ARGUMENTS[:-1] if needs_arguments else _ARGUMENTS
+            spelled = [written(choices[0], arguments, index) for index, arguments in enumerate(given)]
+        else:
+            spelled = [written(each, _ARGUMENTS[0], index) for index, each in enumerate([*choices, *_NAMES])]
+        opening = list(_common(spelled))
+        named = len(choices) > 1 or choices[0] in renderer.decode(opening)
+        if not named or not _opens_a_call(renderer, prompt, opening, self._encode, tools):
+            raise refusal(renderer.name)
+        return Opening(opening)
+
+
+def _common(spelled: list[list[int]]) -> tuple[int, ...]:
+    return tuple(ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, zip(*spelled, strict=False)))
+
+
+def refusal(renderer_name: str) -> RequestError:
+    """What a renderer raises whose calls cannot be opened."""
+    return RequestError(
+        400,
+        f"tool_choice: the chat format {renderer_name!r} cannot begin a tool call for the model; use 'auto' or 'none'",
+        code="unsupported_parameter",
+        param="tool_choice",
+    )
+
+
+def _bare_tool(name: str) -> Json:
+    parameters: Json = {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+
+def _needs_arguments(tool: Json) -> bool:
+    return bool((function_of(tool).get("parameters") or {}).get("required"))
+
+
+def _reply(name: str, arguments: Json, index: int, reads: Reads) -> Json:
+    call = {
+        "id": f"functions.{name}:{index}" if reads is KIMI else f"call{index:05}",  # some formats write it
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments)},
+    }
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def behind_prompt(
+    renderer: Renderer, write_reply: WriteReply, encode: Encode, prompt: list[int], reply: Json, tools: list[Json]
+) -> list[int] | None:
+    """What a reply adds to the prompt; None if it does not begin like the prompt."""
+    whole = write_reply([_QUESTION, reply], tools)
+    if whole[: len(prompt)] == prompt:
+        return whole[len(prompt) :]
+    head = renderer.decode(prompt)
+    text = renderer.decode(whole)
+    if text.startswith(head):
+        return encode(text.removeprefix(head))
+    # The prompt has opened reasoning that the format leaves out where there is none: close it behind a thought.
+    thoughtful = renderer.decode(write_reply([_QUESTION, reply | {"reasoning_content": _THOUGHT}], tools))
+    thought, found, rest = thoughtful.removeprefix(head).partition(_THOUGHT)
+    if thoughtful.startswith(head) and found and not thought.strip():
+        return encode(rest)
+    # A format that leaves out any reasoning: close it as models do that have none.
+    before, found, rest = head.rpartition(THINK)
+    if found and not rest.strip() and text.startswith(before):
+        return encode(f"\n{END_THINK}\n\n{text.removeprefix(before)}")
+    return None
+
+
+def _reads_back(
+    renderer: Renderer, prompt: list[int], ids: list[int], tools: list[Json], name: str, arguments: Json
+) -> bool:
+    parser = renderer.parser(tools, prompt)
+    parser.push(ids)
+    match parser.finish().tool_calls:
+        case [call]:
+            return call.name == name and bool(json.loads(call.arguments)) == bool(arguments)
+    return False
+
+
+def _opens_a_call(renderer: Renderer, prompt: list[int], opening: list[int], encode: Encode, tools: list[Json]) -> bool:
+    """Whether text that follows the opening is neither content nor reasoning."""
+    parser = renderer.parser(tools, prompt)
+    parser.push(opening + encode("x"))
+    parsed = parser.finish()
+    return not parsed.reasoning and (parsed.content or "").strip() != "x"

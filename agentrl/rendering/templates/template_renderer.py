@@ -1,0 +1,246 @@
+"""The generic renderer: any chat template, bridged only where its prefix stability is proven call by call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from copy import copy
+from functools import cached_property, lru_cache
+from typing import Any
+
+from agentrl.domain.schemas import ForkReason, Json
+from agentrl.errors import RequestError
+from agentrl.rendering.encoding.longest import longest_text
+from agentrl.rendering.encoding.memo import RenderedTexts
+from agentrl.rendering.encoding.text_decoding import TextParser, decode
+from agentrl.rendering.encoding.units import units_encode
+from agentrl.rendering.messages import parse_arguments, role_of
+from agentrl.rendering.options import CAPACITY, known_options, spelled, thinking_option
+from agentrl.rendering.parsing.output_formats import HERMES
+from agentrl.rendering.parsing.parser_choice import output_parser
+from agentrl.rendering.renderer import Bridge, Opening, OutputParser
+from agentrl.rendering.templates.format_probing import find_format
+from agentrl.rendering.templates.model_folder import ModelFolder
+from agentrl.rendering.templates.openings import Openings
+
+_TALK: list[Json] = [{"role": "user", "content": "x"}]
+
+TAIL = 8  # tokens: more than a prompt has behind the marker that opens its reasoning
+UNSETTLED = 4  # tokens at the end of a text that more text may change
+
+REWROTE = Bridge(None, ForkReason.TEMPLATE_REWROTE)
+
+
+class TemplateRenderer:
+    """Renders with the folder's own template. Special tokens spelled in messages count, as the template's do.
+
+    Outputs are parsed in the format that reads back what the template writes. Where there is none, tools are refused,
+    because their calls could not be read.
+    """
+
+    name = "template"
+
+    def __init__(self, folder: ModelFolder) -> None:
+        """`folder` must have a chat template."""
+        assert folder.template is not None
+        self._template = folder.template
+        self._tokenizer = tokenizer = folder.tokenizer()
+        self._encode = units_encode(tokenizer)
+        eos = tokenizer.token_to_id(folder.special_tokens.get("eos_token", ""))
+        self.stop_token_ids = sorted({*folder.eos_token_ids, *([] if eos is None else [eos])})
+        self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
+        self.max_context = folder.max_context
+        self.max_chars = longest_text(tokenizer, folder.max_context)
+        found = find_format(folder.template, tokenizer, self.stop_token_ids)
+        self.reads_calls = found is not None
+        self._reads = found or HERMES
+        self.reasons = self._reads.think[1] in folder.template.source
+        self.thinking_option = thinking_option(folder.template.options)
+        self._options: Json = {}
+        self._with_options = lru_cache(CAPACITY)(self._make)
+        self._texts = RenderedTexts()
+        self._openings = Openings(self, self._write_reply, self._encode, self._reads, self._tokenizer)
+
+    def with_options(self, options: Json) -> TemplateRenderer:
+        """The template with further variables, which it must name."""
+        known = known_options(options, self._template.options, self.name, reasons=self.reasons)
+        return self._with_options(spelled(known)) if known else self
+
+    def _make(self, options: str) -> TemplateRenderer:
+        made = copy(self)
+        made._options = json.loads(options)
+        made._texts = RenderedTexts()
+        made._openings = Openings(made, made._write_reply, made._encode, self._reads, self._tokenizer)
+        made.__dict__.pop("_usual_generation_prompt", None)
+        return made
+
+    def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
+        """The template's own text, encoded. Raises RequestError where the template refuses the conversation."""
+        text = self._text(messages, tools)
+        self._texts.put(messages, tools, text)
+        return self._encode(text)
+
+    def bridge(
+        self,
+        previous_ids: Sequence[int],
+        messages_after: list[Json],
+        tools: list[Json] | None,
+        *,
+        messages_before: list[Json] | None = None,
+    ) -> Bridge:
+        """What the template writes after the reply's end, if all that it writes before is what it wrote then.
+
+        Proof: the whole conversation's text begins with the text of the earlier prompt, and up to its first reply with
+        its very ids; the reply's turn that follows is what was sampled, or reads the same, or is what the template made
+        of the reply when it was the last message; and no sampled reasoning has gone. Without `messages_before` nothing
+        is proven.
+        """
+        if not previous_ids or previous_ids[-1] not in self.stop_token_ids:
+            return Bridge(None, ForkReason.TRUNCATED)
+        if not messages_before:
+            return REWROTE
+        *history, reply = messages_before
+        if role_of(reply) != "assistant":
+            return Bridge(None, ForkReason.HISTORY_EDITED)
+
+        head = self._texts.get(history, tools) or self._text(history, tools)
+        generation_prompt = self._generation_prompt_of(head, history, tools)
+        opened = self._encode(generation_prompt)
+        output = _behind_last(opened, previous_ids)
+        sampled, end = self.decode(output), self.decode(output[-1:])
+        reasoning = self._reasoning(sampled)
+        thoughtful = {self._reads.reasoning_key: reasoning} | reply if reasoning else reply
+        try:
+            whole = self._text([*history, thoughtful, *messages_after], tools)
+        except RequestError:  # gpt-oss has no place for reasoning and content beside a call
+            if thoughtful == reply:
+                raise
+            return REWROTE
+        if thoughtful == reply:
+            self._texts.put([*messages_before, *messages_after], tools, whole)
+        if not output or not self._begins(whole.partition(generation_prompt)[0], previous_ids):
+            return self._fork(whole, self._text([*history, thoughtful], tools, generation_prompt=False))
+
+        turn, found, delta = whole.removeprefix(head).partition(end)
+        written = head + turn + end
+        stable = bool(found) and whole.startswith(head) and reasoning in turn
+        if stable and (
+            sampled == turn + end
+            or self._message(opened, self._encode(turn), tools) == self._message(opened, output, tools)
+        ):
+            return self._extension(end, delta, previous_ids)
+        alone = self._text([*history, thoughtful], tools, generation_prompt=False)
+        closing = alone.removeprefix(written)
+        if stable and alone.startswith(written) and not closing.strip() and delta.startswith(closing):
+            return self._extension(end, delta, previous_ids)
+        return self._fork(whole, alone)
+
+    def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
+        """A parser for what the template writes."""
+        return self._parser(tools, prompt_ids)
+
+    def text_parser(self) -> OutputParser:
+        """A parser that reads no markup."""
+        return TextParser(self._tokenizer, self.stop_token_ids)
+
+    def opening(self, tools: list[Json], name: str | None) -> Opening:
+        """What the template writes before a call's name, or before its arguments."""
+        return self._openings.of(tools, name)
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt, with what the tokenizer puts first."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        return decode(self._tokenizer, ids)
+
+    def _generation_prompt_of(self, head: str, history: list[Json], tools: list[Json] | None) -> str:
+        if self._usual_generation_prompt and head.endswith(self._usual_generation_prompt):
+            return self._usual_generation_prompt
+        return head.removeprefix(self._text(history, tools, generation_prompt=False))
+
+    @cached_property
+    def _usual_generation_prompt(self) -> str:
+        try:
+            return self._text(_TALK, None).removeprefix(self._text(_TALK, None, generation_prompt=False))
+        except RequestError:  # a template that wants another conversation
+            return ""
+
+    def _message(
+        self, prompt_ids: Sequence[int], output: Sequence[int], tools: list[Json] | None
+    ) -> tuple[str, str, list[tuple[str, Any]]]:
+        """How an output reads, layout aside: content, reasoning, calls."""
+        parser = self._parser(tools, prompt_ids)
+        parser.push(output)
+        parsed = parser.finish()
+        calls = [(call.name, parse_arguments(call.arguments)) for call in parsed.tool_calls]
+        return (parsed.content or "").strip(), (parsed.reasoning or "").strip(), calls
+
+    def _parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
+        opened = self.decode(prompt_ids[-TAIL:]).rstrip().endswith(self._reads.think[0].rstrip())
+        return output_parser(
+            self._reads,
+            self._tokenizer,
+            self.stop_token_ids,
+            tools if self.reads_calls else None,
+            prompt_ids,
+            thinks=self.reasons,
+            in_reasoning=self.reasons and opened,
+        )
+
+    def _fork(self, whole: str, alone: str) -> Bridge:
+        """Why a conversation does not begin as it did when the reply was its end."""
+        shorter = self._no_reasoning(whole).startswith(self._no_reasoning(alone))
+        if self.reasons and not whole.startswith(alone) and shorter:
+            return Bridge(None, ForkReason.REASONING_DROPPED)
+        return REWROTE
+
+    def _no_reasoning(self, text: str) -> str:
+        """A text without what stands between the markers of reasoning, and the white space behind it."""
+        start, end = self._reads.think
+        kept, at = [], 0
+        while (opened := text.find(start, at)) >= 0 and (closed := text.find(end, opened + len(start))) >= 0:
+            kept.append(text[at:opened])
+            at = closed + len(end)
+            while text[at : at + 1].isspace():
+                at += 1
+        return "".join(kept) + text[at:]
+
+    def _reasoning(self, sampled: str) -> str:
+        """The reasoning at the start of an output (its opening marker may be in the prompt), "" for none."""
+        start, end = self._reads.think
+        before, marker, _ = sampled.partition(end)
+        return before.rpartition(start)[2].strip() if marker else ""
+
+    def _begins(self, text: str, ids: Sequence[int]) -> bool:
+        """Whether `ids` begin with those of a text; the last few may depend on what follows it."""
+        beginning = self._encode(text)[:-UNSETTLED]
+        return list(ids[: len(beginning)]) == beginning
+
+    def _extension(self, end: str, delta: str, previous_ids: Sequence[int]) -> Bridge:
+        # Encoded behind the end token, which a tokenizer never merges with what follows.
+        first, *delta_ids = self._encode(end + delta)
+        return Bridge(delta_ids) if first == previous_ids[-1] else REWROTE
+
+    def _text(self, messages: list[Json], tools: list[Json] | None, *, generation_prompt: bool = True) -> str:
+        if tools and not self.reads_calls:
+            raise RequestError(
+                400,
+                "this model's chat template has no tool calls that can be parsed; "
+                "name a renderer that has in the model folder's renderer.json",
+                code="tools_unsupported",
+                param="tools",
+            )
+        return self._template.render(messages, tools, generation_prompt=generation_prompt, options=self._options)
+
+    def _write_reply(self, messages: list[Json], tools: list[Json]) -> list[int]:
+        return self._encode(self._text(messages, tools, generation_prompt=False))
+
+
+def _behind_last(part: list[int], ids: Sequence[int]) -> list[int]:
+    """What follows the last occurrence of `part`; nothing without one."""
+    for start in range(len(ids) - len(part), -1, -1) if part else ():
+        if ids[start] == part[0] and list(ids[start : start + len(part)]) == part:
+            return list(ids[start + len(part) :])
+    return []

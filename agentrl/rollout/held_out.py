@@ -1,0 +1,179 @@
+"""Held-out evaluation on a schedule, beside the training rollouts: durable, resumable, shared by all workers.
+
+    follow: which step is due? ── its version ── which episodes lack? ── claim ──► play ──► reward, end
+              ▲                                          ▲                 │ 409: another worker has it
+              └────────── all are over ◄─────────────────┴─────────────────┘
+
+What is over is read from the proxy, so whoever comes next goes on where a dead worker stopped. Nothing of it is
+training data or counts for admission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from agentrl.client import AsyncClient
+from agentrl.configs.run_config import UNSEEN, EvalSampling, RunConfig
+from agentrl.domain.evaluation import ATTEMPTS, Episode, Label, Tries, newest_due, tries
+from agentrl.domain.schemas import Json
+from agentrl.errors import RequestError
+from agentrl.rollout.agent import Agent, load_tasks
+from agentrl.rollout.episode import play
+from agentrl.rollout.http import AgentHttp
+from agentrl.rollout.pace import Pace, RunFailed, check
+from agentrl.rollout.runner import is_finished
+from agentrl.rollout.worker_display import Progress
+
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One way to evaluate: which tasks, and how they are sampled."""
+
+    name: str
+    tasks: Sequence[Json]
+    sampling: EvalSampling
+
+
+def settings_of(config: RunConfig) -> list[Setting]:
+    """Every configured setting on the held-out tasks, and `unseen` on phrasings that training never shows."""
+    evaluation = config.evaluation
+    settings: list[Setting] = []
+    if evaluation.tasks is not None:
+        tasks = load_tasks(evaluation.tasks, limit=evaluation.size, field="evaluation.tasks")
+        settings += [Setting(name=name, tasks=tasks, sampling=how) for name, how in evaluation.settings.items()]
+    if evaluation.unseen_tasks is not None:
+        tasks = load_tasks(evaluation.unseen_tasks, limit=evaluation.size, field="evaluation.unseen_tasks")
+        how = evaluation.settings[evaluation.main_setting]
+        settings.append(Setting(name=UNSEEN, tasks=tasks, sampling=how))
+    return settings
+
+
+class Evaluator:
+    """Plays the evaluations that a run is due. `progress` shows the one that is under way."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        agent: Agent,
+        settings: Sequence[Setting],
+        *,
+        samples: int,
+        every: int | None,
+        owner: str,
+        http: AgentHttp,
+        timeout_s: float,
+        max_concurrent: int,
+        progress: Progress,
+    ) -> None:
+        self.client, self.agent, self.owner, self.progress = client, agent, owner, progress
+        self.settings = {setting.name: setting for setting in settings}
+        self.samples, self.every = samples, every
+        self._play = partial(play, http=http, timeout_s=timeout_s, is_eval=True)
+        self._free = asyncio.Semaphore(max_concurrent)
+        self._pace = Pace(progress)
+        self._played = Counter[tuple[int, Episode]]()  # (version, …) → how often it was played here
+        self._ended: set[tuple[int, Episode]] = set()  # with a result, whatever the store shows yet
+        self._over: set[int] = set()  # versions
+
+    async def follow(self) -> None:
+        """Play whatever becomes due, until the run is finished and its last step evaluated. Raises RunFailed."""
+        while self.settings:
+            run = await self.client.request("GET", "/api/run")
+            if run["status"] == "failed":
+                raise RunFailed(f"run {run['name']} is failed: {run['error']}")
+            if not await self.catch_up(run):
+                if is_finished(run):
+                    return
+                await asyncio.sleep(LOOK_S)
+
+    async def catch_up(self, run: Json) -> bool:
+        """Play what is due of `run` (`GET /api/run`); whether anything was."""
+        step = newest_due(self.every, int(run["steps"]), int(run["published_step"]))
+        if step is None or not self.settings:
+            return False
+        version = await self._version_of(step, run)
+        if version is None or version in self._over:
+            return False
+        await self.evaluate(step, version)
+        return True
+
+    async def _version_of(self, step: int, run: Json) -> int | None:
+        """The version that a published step of the surviving lineage made; None while it is being rolled back."""
+        if step == 0:
+            return 0
+        rows = await self.client.request("GET", f"/api/runs/{run['id']}/steps?after={step - 1}")
+        return next((row["version_after"] for row in rows if (row["step"], row["state"]) == (step, "published")), None)
+
+    async def evaluate(self, step: int, version: int) -> None:
+        """Play what is missing of one evaluation; returns when every episode is over, those of other workers too."""
+        run_id = (await self.client.request("GET", "/api/run"))["id"]
+        rows_of = f"/api/runs/{run_id}/evaluations/episodes?version={version}"
+        episodes = list(self._episodes())
+        self.progress.phase = f"evaluation of step {step}"
+        while todo := list(missing(episodes, await self.client.request("GET", rows_of))):
+            mine = [(episode, had) for episode, had in todo if not self._is_over(version, episode)]
+            if not mine:
+                break
+            label = partial(Label, step, version, episodes=len(episodes))
+            async with asyncio.TaskGroup() as playing:
+                got = [playing.create_task(self._episode(label(episode), had)) for episode, had in mine]
+            if not any(task.result() for task in got):
+                await asyncio.sleep(LOOK_S)
+        self._over.add(version)
+
+    def _episodes(self) -> Iterator[Episode]:
+        for setting in self.settings.values():
+            for index in range(len(setting.tasks)):
+                for sample in range(self.samples):
+                    yield Episode(setting.name, index, sample)
+
+    def _is_over(self, version: int, episode: Episode) -> bool:
+        """Whether it has a result of ours, or was played here so often that the store must have shown its end."""
+        key = (version, episode)
+        return key in self._ended or self._played[key] >= 2 * ATTEMPTS
+
+    async def _episode(self, label: Label, had: Tries) -> bool:
+        """Play it once; false when another worker does. What became of it is read from the proxy."""
+        key = (label.version, label.episode)
+        async with self._free:
+            await self._pace.wait()
+            try:
+                group = await self.client.request("POST", "/groups", self._start(label, had))
+            except RequestError as refused:
+                check(refused)
+                if refused.code == "claimed":
+                    return False
+                raise
+            task, session = group["task"]["data"], group["sessions"][0]
+            outcome = await self.progress.session(partial(self._play, self.client, self.agent, task, session))
+        self._pace.saw([outcome])
+        self._played[key] += 1
+        if outcome.error is None:
+            self._ended.add(key)
+        return True
+
+    def _start(self, label: Label, had: Tries) -> Json:
+        setting = self.settings[label.episode.setting]
+        return {
+            "is_eval": True,
+            "owner": self.owner,
+            "task": setting.tasks[label.episode.index],
+            "metadata": label.metadata,
+            "sampling": setting.sampling.model_dump(exclude_none=True),
+            "claim": label.episode.claim(label.version, max(had.ended, self._played[label.version, label.episode])),
+        }
+
+
+def missing(episodes: Iterable[Episode], rows: Iterable[Json]) -> Iterator[tuple[Episode, Tries]]:
+    """Those that are not over, with what became of them so far, by the proxy's rows of their evaluation."""
+    known = tries(rows)
+    for episode in episodes:
+        had = known.get(episode, Tries())
+        if not had.over:
+            yield episode, had

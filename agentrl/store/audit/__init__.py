@@ -1,0 +1,1 @@
+"""Checks of a run's promises from its rows."""

@@ -1,0 +1,162 @@
+"""Check a run's promises from its rows, and say what its calls were.
+
+Every violation is one line, `TABLE ID: what is wrong`. Groups are read a page at a time, so that memory does not grow
+with the run; what a run has few of (steps, versions) is kept. The checks themselves are in `audit_lineage` (versions,
+steps, the run's position) and `audit_groups` (sessions, calls, tokens, rewards, trajectories, training).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Set
+
+from sqlalchemy import Connection, func, select
+
+from agentrl.domain.schemas import InteractionStatus, Json, StepState
+from agentrl.store import events, runs
+from agentrl.store.audit import group_audit, lineage_audit
+from agentrl.store.audit.group_audit import StepTotals
+from agentrl.store.audit.lineage_audit import Lineage
+from agentrl.store.db import codec
+from agentrl.store.tables import contents, groups, interactions, step_trajectories, steps, trajectories
+
+PAGE_GROUPS = 32
+REMEMBERED_CONTENTS = 10_000
+Progress = Callable[[int, int], None]
+"""Called with (groups done, groups in all)."""
+
+
+def violations(conn: Connection, run_id: str) -> list[str]:
+    """Every broken promise of a run; empty when all hold."""
+    return list(scan(conn, run_id))
+
+
+def scan(conn: Connection, run_id: str, progress: Progress = lambda done, total: None) -> Iterator[str]:
+    """Every broken promise of a run as it is found. While the run is on, all in one `Database.read`."""
+    lineage = Lineage.read(conn, run_id)
+    yield from lineage_audit.check(lineage)
+    in_all = conn.execute(select(func.count()).select_from(groups).where(groups.c.run_id == run_id)).scalar_one()
+    totals: dict[str, StepTotals] = {}
+    states: Counter[str] = Counter()
+    done, after = 0, ""
+    checked: set[str] = set()
+    while ids := _page(conn, run_id, after):
+        named: set[str] = set()
+        for rows in group_audit.load(conn, run_id, ids[0], ids[-1]):
+            yield from group_audit.check(rows, lineage, totals)
+            states[rows.group.state] += not rows.group.is_eval
+            hashes = {key for call in rows.calls.values() for key in (call.tools_hash, call.system_hash)}
+            named |= hashes - {None}
+        yield from _contents(conn, named - checked)
+        checked = named if len(checked) > REMEMBERED_CONTENTS else checked | named
+        after, done = ids[-1], done + len(ids)
+        progress(done, in_all)
+    yield from _steps(lineage, totals)
+    yield from _counters(lineage, states)
+    yield from _strays(conn, run_id)
+
+
+def _page(conn: Connection, run_id: str, after: str) -> list[str]:
+    return list(
+        conn.execute(
+            select(groups.c.id)
+            .where(groups.c.run_id == run_id, groups.c.id > after)
+            .order_by(groups.c.id)
+            .limit(PAGE_GROUPS)
+        ).scalars()
+    )
+
+
+def _steps(lineage: Lineage, totals: dict[str, StepTotals]) -> Iterator[str]:
+    """The totals of a surviving step are those of its rows."""
+    for step in lineage.surviving:
+        if step.batch_digest is None and step.state != StepState.STARTED:
+            continue  # of a time when steps did not record all of them
+        found = totals.get(step.id, StepTotals())
+        wanted: Json = {"groups": found.groups, "trajectories": found.trajectories}
+        if step.state != StepState.STARTED:
+            wanted |= {
+                "tokens_trained": found.tokens_trained,
+                "wasted_tokens": found.wasted_tokens,
+                "staleness_max": found.staleness_max,
+                "return_mean": found.returns / found.episodes if found.episodes else None,
+            }
+        for name, value in wanted.items():
+            have = getattr(step, name)
+            if have != value and (None in (have, value) or not math.isclose(have, value, rel_tol=1e-9, abs_tol=1e-9)):
+                yield f"steps {step.id}: {name} is {have}, its rows say {value}"
+
+
+def _counters(lineage: Lineage, states: Counter[str]) -> Iterator[str]:
+    """The run's admission counters are those of its groups."""
+    run = lineage.run
+    expected = {
+        "admitted": states.total(),
+        "running": states["running"],
+        "returned": states["rejected"] + states["stale"],
+    }
+    for name, value in expected.items():
+        if getattr(run, name) != value:
+            yield f"runs {run.id}: counter {name} is {getattr(run, name)}, its groups say {value}"
+    if run.data_cursor < run.admitted:
+        yield f"runs {run.id}: data_cursor is {run.data_cursor}, but {run.admitted} groups were admitted"
+
+
+def _strays(conn: Connection, run_id: str) -> Iterator[str]:
+    """Training rows that join this run's steps to another run's trajectories."""
+    rows = conn.execute(
+        select(step_trajectories.c.step_id, step_trajectories.c.trajectory_id)
+        .join(steps, steps.c.id == step_trajectories.c.step_id)
+        .outerjoin(trajectories, trajectories.c.id == step_trajectories.c.trajectory_id)
+        .where(steps.c.run_id == run_id, trajectories.c.run_id.is_distinct_from(run_id))
+    )
+    for step_id, trajectory_id in rows:
+        yield f"step_trajectories {step_id} {trajectory_id}: the trajectory is not of the step's run"
+
+
+def _contents(conn: Connection, hashes: Set[str]) -> Iterator[str]:
+    """Tools and system messages that calls name exist, and are what their hash says."""
+    of_page = select(contents.c.hash, contents.c.body).where(contents.c.hash.in_(sorted(hashes)))
+    right = {key: codec.content_hash(body) == key for key, body in conn.execute(of_page)}
+    for key in sorted(hashes):
+        if not right.get(key, False):
+            yield f"contents {key}: {'its body has another hash' if key in right else 'it is missing'}"
+
+
+def figures(conn: Connection, run_id: str) -> Json:
+    """What the run's calls were: how many bridged, how many forked and why, and how training overlapped sampling."""
+    delivered = conn.execute(
+        select(interactions.c.bridged, interactions.c.fork_reason, func.count().label("n"))
+        .where(interactions.c.run_id == run_id, interactions.c.status == InteractionStatus.COMPLETE)
+        .group_by(interactions.c.bridged, interactions.c.fork_reason)
+    ).all()
+    calls = sum(row.n for row in delivered)
+    forks = {row.fork_reason: row.n for row in delivered if row.fork_reason}
+    by_status = conn.execute(
+        select(interactions.c.status, func.count())
+        .where(interactions.c.run_id == run_id)
+        .group_by(interactions.c.status)
+    )
+    return {
+        "calls": calls,
+        "bridged": sum(row.n for row in delivered if row.bridged),
+        "forked": sum(forks.values()),
+        "forked_share": sum(forks.values()) / calls if calls else 0.0,
+        "fork_reasons": forks,
+        "calls_by_status": {row[0]: row[1] for row in by_status},
+        **runs.state_counts(conn, run_id),
+        **_overlap(conn, run_id),
+    }
+
+
+def _overlap(conn: Connection, run_id: str) -> Json:
+    """Seconds of optimizer steps, and how many calls were running at some moment of one."""
+    spans = [(row.data["start"], row.data["end"]) for row in events.of_run(conn, run_id, "train_step")]
+    calls = conn.execute(
+        select(interactions.c.created_at, interactions.c.finished_at).where(
+            interactions.c.run_id == run_id, interactions.c.status == InteractionStatus.COMPLETE
+        )
+    ).all()
+    during = sum(any(c.created_at < end and c.finished_at > start for start, end in spans) for c in calls)
+    return {"train_s": sum(end - start for start, end in spans), "calls_during_training": during}

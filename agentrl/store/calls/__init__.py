@@ -1,0 +1,1 @@
+"""Model calls: intents, commits, deliveries, and the conversations they stand for."""

@@ -1,0 +1,131 @@
+"""Bulk numbers and JSON as bytes: packed little-endian arrays, compressed with zstd."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import zstandard
+
+from agentrl.domain.schemas import Float32, Int32
+from agentrl.domain.tokens import little_endian
+
+ERROR_BYTES = 4096
+"""Of an error that is stored."""
+CUT = b" [cut]"
+_local = threading.local()  # zstd contexts must not be shared between threads
+
+
+def _compress(raw: bytes) -> bytes:
+    if not hasattr(_local, "compressor"):
+        _local.compressor = zstandard.ZstdCompressor(level=1)
+    return bytes(_local.compressor.compress(raw))
+
+
+def _decompress(blob: bytes) -> bytes:
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor()
+    return bytes(_local.decompressor.decompress(blob))
+
+
+def pack_ids(ids: list[int] | Int32) -> bytes:
+    """Token ids as zstd of little-endian int32."""
+    return _compress(little_endian("i", ids))
+
+
+def unpack_ids(blob: bytes) -> Int32:
+    """Inverse of `pack_ids`."""
+    return np.frombuffer(_decompress(blob), dtype="<i4").astype(np.int32, copy=False)
+
+
+def pack_logprobs(logprobs: list[float] | Float32) -> bytes:
+    """Logprobs as zstd of little-endian float32."""
+    return _compress(little_endian("f", logprobs))
+
+
+def unpack_logprobs(blob: bytes) -> Float32:
+    """Inverse of `pack_logprobs`."""
+    return np.frombuffer(_decompress(blob), dtype="<f4").astype(np.float32, copy=False)
+
+
+def pack_json(value: Any) -> bytes:
+    """Any JSON value as zstd of its UTF-8 text."""
+    return _compress(orjson.dumps(value))
+
+
+def unpack_json(blob: bytes) -> Any:
+    """Inverse of `pack_json`."""
+    return orjson.loads(_decompress(blob))
+
+
+def json_text(value: Any) -> str:
+    """A small JSON value as text, for a JSON column that is written in bulk."""
+    return orjson.dumps(value).decode()
+
+
+def content_hash(body: bytes) -> str:
+    """Address of a body in `contents`."""
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """JSON that many calls share; `body` is None where the store has it already."""
+
+    hash: str
+    body: bytes | None
+
+    @classmethod
+    def of(cls, value: Any) -> Content:
+        """Pack and address a value. Equal text has an equal hash; the order of keys is kept, models see it."""
+        body = pack_json(value)
+        return cls(content_hash(body), body)
+
+
+def hash_key(key: str) -> str:
+    """What the store keeps of a key. Keys are random 192-bit tokens, so a fast hash is enough."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def call_id(response_id: str) -> str:
+    """The interaction behind a response's id in any dialect; an interaction's own id stays what it is."""
+    return response_id.removeprefix("chat").removeprefix("cmpl-").removeprefix("resp_").removeprefix("msg_")
+
+
+def error_text(text: str) -> str:
+    """An error as it is stored: at most ERROR_BYTES of UTF-8, without NUL, which PostgreSQL's text does not hold."""
+    data = text.replace("\0", "\ufffd").encode(errors="replace")
+    if len(data) <= ERROR_BYTES:
+        return data.decode()
+    return data[: ERROR_BYTES - len(CUT)].decode(errors="ignore") + CUT.decode()
+
+
+def first_id(seconds: float) -> str:
+    """An id that sorts before every id made at `seconds` since the epoch or later."""
+    return f"{int(seconds * 1000) << 16:016x}"
+
+
+_last_id = 0
+_id_lock = threading.Lock()
+_random = random.Random()  # seeded by the system
+os.register_at_fork(after_in_child=_random.seed)
+
+
+def new_id(after: str | None = None) -> str:
+    """32 hex digits: 48 bits of milliseconds, 16 of a counter within this process, 64 random. Sorts by creation.
+
+    Processes whose clocks differ make ids in another order than they ran; `after` makes this one sort after an id.
+    """
+    global _last_id
+    with _id_lock:
+        stamp = max(int(time.time() * 1000) << 16, _last_id + 1)
+        _last_id = stamp
+    made = f"{stamp:016x}{_random.getrandbits(64):016x}"
+    return made if after is None or made > after else f"{int(after, 16) + 1:032x}"

@@ -1,0 +1,294 @@
+"""One database: transactions that outlast faults, migrations, and the group commit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from alembic import command
+from alembic.config import Config as AlembicConfig
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from agentrl.environment import without_password
+from agentrl.errors import StoreError, StoreUnavailable, UserError
+from agentrl.store.db import faults, sqlite_file
+from agentrl.store.db.writer import GroupCommitWriter, pauses
+
+T = TypeVar("T")
+RETRY_S = 60.0
+BUSY_TIMEOUT_MS = 30_000
+# libpq's settings, each of which the URL's query may override. A server that vanished is noticed in a minute at most.
+POSTGRESQL_SETTINGS: dict[str, Any] = {
+    "application_name": "agentrl",
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+# A stopped process must not hold its locks for ever: its transaction is rolled back when it idles for so long.
+IDLE_IN_TRANSACTION_S = 60
+SNAPSHOT = "REPEATABLE READ"
+_MIGRATION_LOCK = 0x61676E74  # PostgreSQL advisory lock
+
+
+class Database:
+    """A store at a SQLAlchemy URL. Safe to use from many threads; never across a fork.
+
+    Opening it connects to nothing, but looks at a SQLite file. Raises UserError for a URL that cannot work, StoreError
+    for a SQLite file that is empty or cut off. `where` names the database in messages, without a password.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        parsed = _parse(url)
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        self._file = Path(str(parsed.database)) if self.is_sqlite and not _is_uri(parsed) else None
+        self.where = f"database {parsed.database}" + (f" at {parsed.host}" if parsed.host else "")
+        if self._file is not None:
+            sqlite_file.require_local(self._file)
+            sqlite_file.require_whole(self._file)
+        self.engine = _sqlite_engine(parsed) if self.is_sqlite else _postgresql_engine(parsed)
+        # What one statement reads must fit what the next one reads, as it always does on SQLite.
+        self._readers = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level=SNAPSHOT)
+        self._writer: GroupCommitWriter | None = None
+        self._writer_lock = threading.Lock()
+        self._closed = False
+        self.on_commit: Callable[[int, float], None] = _unheard
+        """Told of every group commit, in the writer's thread: its units, and the seconds that they took."""
+
+    def write(self) -> AbstractContextManager[Connection]:
+        """One transaction that may write, not repeated; on SQLite it takes the write lock at its start.
+
+        Raises StoreUnavailable for what may pass (OutcomeUnknown: lost during COMMIT), else StoreError.
+        """
+        return self._transaction(writing=True)
+
+    def read(self) -> AbstractContextManager[Connection]:
+        """One transaction that only reads, all of it from one moment; not repeated. Raises as `write` does."""
+        return self._transaction(writing=False)
+
+    def transact(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """`unit(conn, *args, **kwargs)` in a transaction of its own; returns its result once that is durable.
+
+        Repeated for up to RETRY_S while the database is away, locked, or breaks a deadlock, also when the connection
+        was lost during COMMIT: so the unit must be safe to repeat even after it was stored. Then raises
+        StoreUnavailable; any other fault of the database is a StoreError, and what the unit raises passes through.
+        """
+        return self._repeated(True, unit, args, kwargs)
+
+    def query(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The same for a unit that only reads."""
+        return self._repeated(False, unit, args, kwargs)
+
+    def submit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+        """Queue `unit(conn, *args, **kwargs)` for the next group commit; the future resolves after the commit.
+
+        The rules of the group commit, and what `unit.many` is for, are at `GroupCommitWriter`.
+        """
+        return self._group_commit().submit(unit, *args, **kwargs)
+
+    def asubmit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
+        """`submit` for a coroutine of the running event loop."""
+        return self._group_commit().asubmit(unit, *args, **kwargs)
+
+    @property
+    def queued(self) -> int:
+        """How many units wait for a group commit."""
+        return 0 if self._writer is None else self._writer.queued
+
+    def _group_commit(self) -> GroupCommitWriter:
+        writer = self._writer
+        if writer is None:
+            with self._writer_lock:
+                if self._writer is None:
+                    if self._closed:
+                        raise StoreError(f"{self.where} was closed by this process")
+                    self._writer = GroupCommitWriter(self)
+                writer = self._writer
+        return writer
+
+    def connect(self, *, writing: bool) -> Connection:
+        """A connection without a transaction; those it begins may write, or only read. Raises as `write` does."""
+        with faults.reported(self.where):
+            try:
+                conn = (self.engine if writing else self._readers).connect()
+            except Exception:
+                if self._file is not None and not self._file.exists():
+                    raise StoreError(f"{self.where} does not exist: make it with `agentrl db upgrade`") from None
+                raise
+        return conn.execution_options(agentrl_immediate=True) if writing and self.is_sqlite else conn
+
+    def deadline(self) -> float:
+        """Until when (`time.monotonic`) a fault that begins now is waited for."""
+        return time.monotonic() + RETRY_S
+
+    def upgrade(self, revision: str = "head") -> None:
+        """Bring the schema up to a revision, and make a SQLite file that is missing; safe from several processes."""
+        if self._file is not None:
+            sqlite_file.create(self._file)
+        self._migrate(command.upgrade, revision)
+
+    def downgrade(self, revision: str) -> None:
+        """Bring the schema down to a revision; `base` leaves no tables. What only newer revisions hold is lost."""
+        self._migrate(command.downgrade, revision)
+
+    def require_current(self) -> None:
+        """Raise StoreError unless the schema is at the newest revision."""
+        with self.read() as conn:
+            have = MigrationContext.configure(conn).get_current_revision()
+        want = newest_revision()
+        if have != want:
+            raise StoreError(f"the database is at revision {have or 'none'}, not {want}: run `agentrl db upgrade`")
+
+    def integrity(self) -> list[str]:
+        """What is physically wrong, one line each; empty when nothing is. Scans a SQLite file.
+
+        PostgreSQL answers for its own files (page checksums); what it knows to be broken is told.
+        """
+        checks = _SQLITE_CHECKS if self.is_sqlite else _POSTGRESQL_CHECKS
+        try:
+            if self._file is not None:
+                sqlite_file.require_whole(self._file)
+            with self.read() as conn:
+                return [problem for check in checks for problem in conn.scalars(text(check)) if problem != "ok"]
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            return [str(error)]
+
+    def close(self) -> None:
+        """Finish queued work, then close every connection. After this no unit can be queued."""
+        with self._writer_lock:
+            self._closed, writer = True, self._writer
+        if writer is not None:
+            writer.close()
+        self.engine.dispose()
+
+    @contextmanager
+    def _transaction(self, *, writing: bool) -> Iterator[Connection]:
+        with self.connect(writing=writing) as conn, faults.transaction(conn, self.where):
+            yield conn
+
+    def _repeated(self, writing: bool, unit: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        until = self.deadline()
+        waits = pauses()
+        while True:
+            try:
+                with self._transaction(writing=writing) as conn:
+                    return unit(conn, *args, **kwargs)
+            except StoreUnavailable:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(next(waits))
+
+    def _migrate(self, direction: Callable[[AlembicConfig, str], None], revision: str) -> None:
+        with self.write() as conn:
+            if not self.is_sqlite:
+                conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            direction(_alembic_config(conn), revision)
+
+
+_SQLITE_CHECKS = (
+    "SELECT quick_check FROM pragma_quick_check",
+    """SELECT "table" || ', row ' || coalesce(rowid, '?') || ': its ' || parent || ' is missing'
+       FROM pragma_foreign_key_check""",
+)
+_POSTGRESQL_CHECKS = (
+    "SELECT 'index ' || indexrelid::regclass || ' is invalid: REINDEX it' FROM pg_index WHERE NOT indisvalid",
+    """SELECT 'constraint ' || conname || ' of ' || conrelid::regclass || ' is not validated'
+       FROM pg_constraint WHERE NOT convalidated""",
+    """SELECT checksum_failures || ' pages failed their checksum' FROM pg_stat_database
+       WHERE datname = current_database() AND checksum_failures > 0""",
+)
+
+
+def _unheard(units: int, seconds: float) -> None:
+    """Nobody wants to know."""
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # ValueError for a port that is no number: the end of a password with an @
+        raise UserError(
+            f"database URL {without_password(url)!r} is not a SQLAlchemy URL, such as sqlite:///agentrl.db "
+            "(@, : and / in a password are percent-encoded)"
+        ) from None
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise UserError(f"database URL {without_password(url)!r}: only sqlite and postgresql are supported")
+    if parsed.get_backend_name() == "sqlite" and (not parsed.database or parsed.database == ":memory:"):
+        raise UserError("an in-memory SQLite database cannot be shared between processes; name a file")
+    return parsed
+
+
+def _is_uri(url: URL) -> bool:
+    """Whether it names the file in SQLite's own URI form (`sqlite:///file:PATH?mode=ro&uri=true`)."""
+    return str(url.database).startswith("file:")
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    if not _is_uri(url):  # never makes a file: an empty one would look like a database that lost its content
+        path = Path(str(url.database)).absolute().as_uri()
+        url = url.set(database=path).update_query_dict({"mode": "rw", "uri": "true"})
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _on_connect(dbapi_connection: Any, _record: Any) -> None:
+        dbapi_connection.isolation_level = None  # we say BEGIN ourselves
+        cursor = dbapi_connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _on_begin(conn: Connection) -> None:
+        immediate = conn.get_execution_options().get("agentrl_immediate", False)
+        statement = "BEGIN IMMEDIATE" if immediate else "BEGIN"
+        with faults.of_driver(conn, statement) as cursor:
+            cursor.execute(statement)
+
+    return engine
+
+
+def _postgresql_engine(url: URL) -> Engine:
+    settings = {name: value for name, value in POSTGRESQL_SETTINGS.items() if name not in url.query}
+    try:
+        engine = create_engine(url, pool_pre_ping=True, isolation_level="READ COMMITTED", connect_args=settings)
+    except ModuleNotFoundError as error:
+        raise UserError("PostgreSQL needs psycopg: pip install 'agentrl[postgres]'") from error
+
+    @event.listens_for(engine, "connect")
+    def _on_connect(dbapi_connection: Any, _record: Any) -> None:
+        dbapi_connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+        dbapi_connection.commit()
+
+    return engine
+
+
+@lru_cache(maxsize=1)
+def newest_revision() -> str | None:
+    """The revision that this installation's migrations lead to; the scripts are read once per process."""
+    return ScriptDirectory.from_config(_alembic_config()).get_current_head()
+
+
+def _alembic_config(connection: Connection | None = None) -> AlembicConfig:
+    config = AlembicConfig()
+    config.set_main_option("script_location", str(files("agentrl.migrations")))
+    config.attributes["connection"] = connection
+    return config

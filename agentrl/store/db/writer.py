@@ -1,0 +1,264 @@
+"""The group commit: a thread that drains a queue of units of work into few transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from agentrl.errors import StoreError, StoreUnavailable
+from agentrl.store.db import faults
+
+if TYPE_CHECKING:
+    from agentrl.store.db.database import Database
+
+T = TypeVar("T")
+MAX_UNITS_PER_COMMIT = 256
+GATHER_S = {range(2, 8): 0.003, range(8, 64): 0.01}
+"""After a batch of so many units the writer pauses so long: what is submitted meanwhile shares the next commit."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
+
+_Promise = Future[Any] | asyncio.Future[Any]
+_Unit = tuple[_Promise, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class _Failed:
+    """A unit's own failure; the others of its batch go on."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _BulkFailed(Exception):
+    """A bulk call raised, so nobody knows which of its items is at fault."""
+
+
+class GroupCommitWriter:
+    """A thread that drains a queue: the units that wait together are committed together.
+
+    - Units whose function has a bulk form (`unit.many(conn, [args, …]) -> [result | Exception, …]`) and that were
+      submitted without keyword arguments run as one call of it, in order. Then the rest run one by one, in order, each
+      in a savepoint. Who needs another order waits for the first result.
+    - A unit that raises, or whose item of a bulk call is an Exception, fails alone. When a bulk call itself raises,
+      the batch is rolled back and its units run one by one.
+    - A connection that is lost before COMMIT, or a locked SQLite file: the batch is repeated until the database's
+      deadline, while the queue waits. A deadlock: each unit is repeated in a transaction of its own. So a unit may
+      run more than once before it is committed once, and must touch nothing but the database.
+    - A connection that is lost during COMMIT: every unit fails with OutcomeUnknown. Any other fault of the database
+      fails every unit of the batch. Nothing is acknowledged that is not durable.
+    - A future that was cancelled before its batch began is never run.
+    - A transaction costs more CPU than a unit: after a small batch the writer pauses for GATHER_S, so that the next
+      is larger; the longer, the more is under way. Not after a single unit: who works alone waits for the commit only.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._conn: Connection | None = None
+        self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # nothing is queued behind the end of the queue
+        self._closing_deadline = float("inf")
+        self._thread = threading.Thread(target=self._run, name="agentrl-store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+        """Queue a unit of work. Raises StoreError once the writer is closed."""
+        future: Future[T] = Future()
+        self._enqueue((future, unit, args, kwargs))
+        return future
+
+    def asubmit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
+        """`submit` from an event loop, which is woken once for all of a batch's units."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._enqueue((future, unit, args, kwargs))
+        return future
+
+    @property
+    def queued(self) -> int:
+        """How many units wait for the next batch."""
+        return self._queue.qsize()
+
+    def _enqueue(self, unit: _Unit) -> None:
+        with self._gate:
+            if self._closing_deadline != float("inf"):
+                raise StoreError(f"{self._database.where} was closed by this process")
+            self._queue.put(unit)
+
+    def close(self) -> None:
+        """Commit what is queued and stop; a database that is away is waited for no longer than its deadline, once."""
+        with self._gate:
+            self._closing_deadline = self._database.deadline()
+            self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        closing = False
+        while not closing and (unit := self._queue.get()) is not None:
+            units = [unit]
+            while len(units) < MAX_UNITS_PER_COMMIT and not self._queue.empty():
+                unit = self._queue.get()
+                if unit is None:
+                    closing = True
+                    break
+                units.append(unit)
+            if units := [unit for unit in units if _is_wanted(unit[0])]:
+                self._settle(units)
+                if not closing:
+                    time.sleep(next((pause for sizes, pause in GATHER_S.items() if len(units) in sizes), 0.0))
+        self._disconnect()
+
+    def _settle(self, units: list[_Unit]) -> None:
+        """Resolve every unit's future: run and commit them, again if need be."""
+        started = time.monotonic()
+        until = self._database.deadline()
+        waits = pauses()
+        bulk = True
+        while True:
+            try:
+                outcomes = self._attempt(units, bulk)
+            except _BulkFailed:
+                bulk = False
+            except faults.Conflict as error:
+                if len(units) > 1:
+                    for unit in units:
+                        self._settle([unit])
+                    return
+                if time.monotonic() > until:
+                    return _fail(units, error)
+                time.sleep(next(waits))
+            except StoreUnavailable as error:
+                if isinstance(error, faults.OutcomeUnknown) or time.monotonic() > min(until, self._closing_deadline):
+                    return _fail(units, error)
+                time.sleep(next(waits))
+            except BaseException as error:  # noqa: BLE001 - not swallowed: it goes to those who submitted the units
+                return _fail(units, error)
+            else:
+                _deliver(units, outcomes)
+                return self._database.on_commit(len(units), time.monotonic() - started)
+
+    def _attempt(self, units: list[_Unit], bulk: bool) -> list[Any]:
+        """One transaction with all units; their results or `_Failed`, in order."""
+        try:
+            if self._conn is None:
+                self._conn = self._database.connect(writing=True)
+            with faults.transaction(self._conn, self._database.where):
+                return self._execute(self._conn, units, bulk)
+        except BaseException:
+            self._disconnect()  # back to the pool, which looks at it before it lends it again
+            raise
+
+    def _execute(self, conn: Connection, units: list[_Unit], bulk: bool) -> list[Any]:
+        if len(units) == 1:
+            _, unit, args, kwargs = units[0]
+            return [unit(conn, *args, **kwargs)]
+        outcomes: list[Any] = [None] * len(units)
+        alike: dict[Callable[..., Any], list[int]] = {}
+        apart: list[int] = []
+        for i, (_, unit, _, kwargs) in enumerate(units):
+            many = getattr(unit, "many", None) if bulk and not kwargs else None
+            if many is None:
+                apart.append(i)
+            else:
+                alike.setdefault(many, []).append(i)
+        for many, indices in alike.items():
+            for i, result in zip(indices, self._run_bulk(conn, many, [units[i][2] for i in indices]), strict=True):
+                outcomes[i] = _Failed(self._told(result)) if isinstance(result, Exception) else result
+        for i in apart:
+            _, unit, args, kwargs = units[i]
+            outcomes[i] = self._run_apart(conn, unit, args, kwargs)
+        return outcomes
+
+    def _run_bulk(self, conn: Connection, many: Callable[..., Any], items: list[tuple[Any, ...]]) -> Sequence[Any]:
+        try:
+            results: Sequence[Any] = many(conn, items)
+        except Exception as error:
+            if _is_fault(error):
+                raise
+            raise _BulkFailed from error
+        if len(results) != len(items):
+            raise _BulkFailed
+        return results
+
+    def _run_apart(self, conn: Connection, unit: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        savepoint = conn.begin_nested()
+        try:
+            result = unit(conn, *args, **kwargs)
+            savepoint.commit()
+        except Exception as error:
+            if _is_fault(error) or (self._database.is_sqlite and not faults.is_sound(conn)):
+                raise
+            savepoint.rollback()
+            return _Failed(self._told(error))
+        return result
+
+    def _told(self, error: Exception) -> Exception:
+        """A unit's error as its submitter sees it."""
+        if not isinstance(error, DBAPIError):
+            return error
+        told = faults.store_error(error, self._database.where)
+        told.__cause__ = error
+        return told
+
+    def _disconnect(self) -> None:
+        if self._conn is not None:
+            with contextlib.suppress(DBAPIError):
+                self._conn.close()
+            self._conn = None
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to wait before each repetition: doubling, with jitter so that processes do not meet again."""
+    pause = FIRST_PAUSE_S
+    while True:
+        yield pause * random.uniform(0.5, 1.5)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _fail(units: list[_Unit], error: BaseException) -> None:
+    _deliver(units, [_Failed(error)] * len(units))
+
+
+def _deliver(units: list[_Unit], outcomes: list[Any]) -> None:
+    """Resolve the futures of a batch; those of an event loop all at once, in its own thread."""
+    of_loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    for (future, *_), outcome in zip(units, outcomes, strict=True):
+        if isinstance(future, asyncio.Future):
+            of_loops.setdefault(future.get_loop(), []).append((future, outcome))
+        else:
+            _resolve(future, outcome)
+    for loop, settled in of_loops.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_resolve_all, settled)
+
+
+def _resolve_all(settled: list[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, outcome in settled:
+        if not future.done():  # its task was cancelled while the batch ran
+            _resolve(future, outcome)
+
+
+def _resolve(future: _Promise, outcome: Any) -> None:
+    if type(outcome) is _Failed:
+        future.set_exception(outcome.error)
+    else:
+        future.set_result(outcome)
+
+
+def _is_wanted(future: _Promise) -> bool:
+    """Whether somebody still waits for it; from now on it can no longer be taken back."""
+    return not future.cancelled() if isinstance(future, asyncio.Future) else future.set_running_or_notify_cancel()
+
+
+def _is_fault(error: Exception) -> bool:
+    """Whether the database itself has failed, and not just a statement."""
+    return isinstance(error, DBAPIError) and faults.classify(error) is not faults.Fault.STATEMENT

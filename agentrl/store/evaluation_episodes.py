@@ -1,0 +1,124 @@
+"""Evaluations: their sessions, and what they come to. Nothing is stored but the sessions themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, func, select
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain import evaluation
+from agentrl.domain.evaluation import Evaluation, Label
+from agentrl.domain.schemas import InteractionStatus, Json, SessionStatus, VersionState
+from agentrl.store import runs
+from agentrl.store.db import codec
+from agentrl.store.tables import interactions, sessions, weight_versions
+from agentrl.store.training import returns
+
+ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.ABANDONED)
+ANSWERED = (InteractionStatus.COMPLETE,)
+UNANSWERED = (InteractionStatus.FAILED, InteractionStatus.LOST)
+CLOCK_SLACK_S = 3600.0
+"""How much the clocks of trainer and proxy may differ: a version's sessions are looked for from so long before it."""
+
+
+def episodes(conn: Connection, run_id: str, *, version: int | None = None, since: float = 0.0) -> list[Json]:
+    """Ended evaluation sessions, oldest first, with their metadata, status, reward and the versions that sampled them.
+
+    `fault`: it failed, and the policy was not heard (no call was answered, or one failed or was lost).
+
+    Of one `version`, or of all, those of outside programs among them; begun not long before `since` or later.
+    """
+    if version is not None:
+        known = runs.version(conn, run_id, version)
+        if known is None:
+            return []
+        since = max(since, known.created_at)
+    of_run = (
+        sessions.c.run_id == run_id,
+        sessions.c.is_eval.is_(True),
+        sessions.c.id > codec.first_id(max(0.0, since - CLOCK_SLACK_S)),
+    )
+    rows = conn.execute(
+        select(sessions.c.id, sessions.c.group_id, sessions.c.metadata, sessions.c.status)
+        .where(*of_run, sessions.c.status.in_(ENDED), sessions.c.parent_session_id.is_(None))
+        .order_by(sessions.c.id)
+    ).all()
+    if version is not None:
+        rows = [row for row in rows if (label := Label.of(row.metadata)) is not None and label.version == version]
+    facts = returns.applied(conn, select(sessions.c.id).where(*of_run))
+    answered, unanswered = _calls(conn, of_run, ANSWERED), _calls(conn, of_run, UNANSWERED)
+    spans = conn.execute(
+        select(sessions.c.group_id, func.min(interactions.c.min_version), func.max(interactions.c.max_version))
+        .join(interactions, interactions.c.session_id == sessions.c.id)
+        .where(*of_run)
+        .group_by(sessions.c.group_id)
+    )
+    versions = {group_id: (low, high) for group_id, low, high in spans}  # sub-agents' calls among them
+    found = []
+    for row in rows:
+        low, high = versions.get(row.group_id, (None, None))
+        rewards = facts[row.id]
+        total = (rewards.session or 0.0) + sum(rewards.branches.values()) + sum(rewards.calls.values())
+        fault = row.group_id not in answered or row.group_id in unanswered
+        of_row = {"session_id": row.id, "status": row.status, "reward": total, "version_min": low, "version_max": high}
+        found.append({**dict(row.metadata), **of_row, "fault": row.status == SessionStatus.FAILED and fault})
+    return found
+
+
+def _calls(conn: Connection, of_run: tuple[ColumnElement[bool], ...], statuses: Sequence[str]) -> set[str]:
+    """The groups with a call of one of these statuses, sub-agents' among them."""
+    of_session = interactions.c.session_id == sessions.c.id
+    query = select(sessions.c.group_id).distinct().join(interactions, of_session)
+    return set(conn.execute(query.where(*of_run, interactions.c.status.in_(statuses))).scalars())
+
+
+def of_run(conn: Connection, run_id: str, since: float = 0.0) -> list[Evaluation]:
+    """The evaluations of the surviving lineage, by step; of versions made at `since` or later."""
+    found = evaluation.collect(episodes(conn, run_id, since=since))
+    survivors = {
+        row.version for row in _surviving(conn, run_id, [one.step for one in found]) if row.created_at >= since
+    }
+    return sorted((one for one in found if one.version in survivors), key=lambda one: one.step)
+
+
+def newest(conn: Connection, run: Row[Any], from_step: int | None = None) -> list[Evaluation]:
+    """The newest evaluation that is due and the one before it, as far as they have begun: not the whole run is read.
+
+    With `from_step` also those of that step and of what follows.
+    """
+    every = (run.config.get("evaluation") or {}).get("every")
+    due = [step for step in evaluation.schedule(every, run.target_steps) if step <= run.published_step]
+    first = min(due[-2:][:1] + ([] if from_step is None else [from_step]), default=0)
+    made = min((row.created_at for row in _surviving(conn, run.id, [s for s in due if s >= first])), default=0.0)
+    return of_run(conn, run.id, made)
+
+
+def is_complete(conn: Connection, run_id: str, version: int) -> bool:
+    """Whether every episode of a version's evaluation is over."""
+    return any(one.complete for one in evaluation.collect(episodes(conn, run_id, version=version)))
+
+
+def holds(conn: Connection, run_id: str, version: int, config: RunConfig) -> bool:
+    """Whether what the run serves is yet to be evaluated before `version` takes its place (`evaluation.hold`)."""
+    run = runs.get(conn, run_id)
+    if not (config.evaluation.hold and config.is_evaluated) or version == run.current_version:
+        return False
+    served = runs.version(conn, run_id, run.current_version)
+    if served is None or served.state == VersionState.ROLLED_BACK:
+        return False
+    due = run.published_step in evaluation.schedule(config.evaluation.every, run.target_steps)
+    return due and not is_complete(conn, run_id, run.current_version)
+
+
+def _surviving(conn: Connection, run_id: str, of_steps: list[int]) -> list[Row[Any]]:
+    return list(
+        conn.execute(
+            select(weight_versions.c.version, weight_versions.c.created_at).where(
+                weight_versions.c.run_id == run_id,
+                weight_versions.c.step.in_(of_steps),
+                weight_versions.c.state != VersionState.ROLLED_BACK,
+            )
+        )
+    )

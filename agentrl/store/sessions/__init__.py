@@ -1,0 +1,1 @@
+"""Groups and sessions: admission, ends, liveness, and the tree of sub-agents."""

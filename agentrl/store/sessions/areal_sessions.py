@@ -1,0 +1,194 @@
+"""What AReaL's routes ask of the store beyond our own: keys used again, the last call's reward, a session's paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from sqlalchemy import Connection, literal, select, update
+
+from agentrl.domain.schemas import Role, SessionStatus, TrajectoryTokens
+from agentrl.errors import RequestError
+from agentrl.store.calls.interactions import OF_THE_POLICY, STORE
+from agentrl.store.sessions import sessions
+from agentrl.store.sessions.sessions import Limits, NewGroup
+from agentrl.store.tables import groups, interaction_data, interactions, rewards
+from agentrl.store.tables import sessions as sessions_table
+from agentrl.store.training import returns, trajectories
+
+RESPONSE_IDS = {
+    "openai.chat": "chatcmpl-",
+    "openai.completions": "cmpl-",
+    "openai.responses": "resp_",
+    "anthropic.messages": "msg_",
+}
+
+
+def active(conn: Connection, run_id: str, key_hash: str, start_digest: str | None) -> str | None:
+    """The open session of a key; None for a start that is only repeated."""
+    if _is_repeated(conn, run_id, start_digest):
+        return None
+    of_key = (sessions_table.c.run_id == run_id, sessions_table.c.key_hash == key_hash)
+    is_open = sessions_table.c.status == SessionStatus.OPEN
+    return conn.execute(select(sessions_table.c.id).where(*of_key, is_open)).scalar()
+
+
+def start(
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    task_id: str,
+    *,
+    start_digest: str | None = None,
+) -> NewGroup:
+    """Admit a group of sessions. A key may have opened an earlier session, which it then opens no more.
+
+    Raises RequestError: 409 while the session of a key is open, else as `sessions.admit` does.
+    """
+    with_key = (sessions_table.c.run_id == run_id, sessions_table.c.key_hash.in_(key_hashes))
+    if not _is_repeated(conn, run_id, start_digest):  # before the run is locked: sessions come first
+        conn.execute(
+            update(sessions_table)
+            .where(*with_key, sessions_table.c.status != SessionStatus.OPEN)
+            .values(key_hash=literal("reused:") + sessions_table.c.id)
+        )
+    group = sessions.start_external(
+        conn, run_id, limits, key_hashes, {"task_id": task_id}, {}, start_digest=start_digest
+    )
+    # The run is locked now, so that of two starts with one key the second sees the first.
+    others = select(sessions_table.c.id).where(*with_key, sessions_table.c.id.not_in(group.session_ids))
+    if (other := conn.execute(others).scalar()) is not None:
+        raise RequestError(
+            409, f"the API key is bound to session {other}, which is active", code="key_active", param="api_key"
+        )
+    return group
+
+
+def _is_repeated(conn: Connection, run_id: str, start_digest: str | None) -> bool:
+    started = select(groups.c.id).where(groups.c.run_id == run_id, groups.c.start_digest == start_digest)
+    return start_digest is not None and conn.execute(started).first() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """What a reward did, and the session's delivered calls; `first` for the session's first reward."""
+
+    applied: bool
+    interactions: int
+    first: bool
+
+
+def reward(
+    conn: Connection,
+    session_id: str,
+    limits: Limits,
+    *,
+    value: float,
+    interaction_id: str | None,
+    idempotency_key: str | None,
+) -> Rewarded:
+    """Append a reward to a call; without one, to the last delivered call that is no side call, if there is such a one.
+
+    A later reward of a call takes the place of the earlier one. Raises RequestError: 400 before the first delivered
+    call, else as `sessions.reward` does.
+    """
+    known = delivered(conn, session_id)
+    if interaction_id is None:
+        if not known:
+            raise RequestError(400, "the session has no interaction that could be rewarded", code="no_interactions")
+        interaction_id = next((call.id for call in reversed(known) if call.role != Role.SIDE), known[-1].id)
+    first = not is_rewarded(conn, session_id)
+    answer = sessions.reward(
+        conn, session_id, limits, value=value, interaction_id=interaction_id, idempotency_key=idempotency_key
+    )
+    return Rewarded(answer.applied, len(known), first)
+
+
+def is_rewarded(conn: Connection, session_id: str) -> bool:
+    """Whether a session has any reward."""
+    return conn.execute(select(rewards.c.id).where(rewards.c.session_id == session_id).limit(1)).first() is not None
+
+
+def delivered(conn: Connection, session_id: str) -> list[Any]:
+    """The calls that the policy answered, in the order of their answers, without those that asked to be left out."""
+    calls = conn.execute(
+        select(interactions.c.id, interactions.c.role, interactions.c.options)
+        .where(interactions.c.session_id == session_id, *OF_THE_POLICY)
+        .order_by(interactions.c.seq)
+    )
+    return [call for call in calls if _is_stored(call)]
+
+
+def _is_stored(call: Any) -> bool:
+    return (call.options or {}).get(STORE) is not False
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A root-to-leaf path (or to any call): the response ids of its calls, its tokens, and each call's return."""
+
+    response_ids: list[str]
+    tokens: TrajectoryTokens
+    returns: list[float | None]  # None where a call carries no value
+
+
+def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool) -> list[Path]:
+    """The delivered calls of a session, whatever became of it: the path to each call, which trains that call alone,
+    or the path to each leaf, of which an output that several share is trained by the first.
+    """
+    calls = {
+        row.interaction_id: row
+        for row in conn.execute(
+            select(
+                interactions.c.id.label("interaction_id"),
+                interactions.c.parent_id,
+                interactions.c.dialect,
+                interactions.c.options,
+                interactions.c.trainable,
+                interactions.c.temperature,
+                interactions.c.kv_mixed,
+                sessions_table.c.group_id,
+                interaction_data.c.prompt_delta_ids,
+                interaction_data.c.output_ids,
+                interaction_data.c.logprobs,
+                interaction_data.c.spans,
+            )
+            .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
+            .join(sessions_table, sessions_table.c.id == interactions.c.session_id)
+            .where(interactions.c.session_id == session_id, *OF_THE_POLICY)
+            .order_by(interactions.c.seq)
+        )
+    }
+    parents: dict[str, str | None] = {call_id: row.parent_id for call_id, row in calls.items()}
+    stored = [call_id for call_id, row in calls.items() if _is_stored(row)]
+    led_to = {step for call_id in stored for step in _ancestry(call_id, parents)}
+    kept = {call_id: parent_id for call_id, parent_id in parents.items() if call_id in led_to}
+    chosen = [_ancestry(call_id, parents) for call_id in stored] if each_call else trajectories.paths(kept)
+    credited = returns.of_sessions(conn, [session_id], discount)[session_id]
+    versions = {version for row in calls.values() for version, _, _ in row.spans}
+    taken: set[str] = set()
+    found = []
+    for path in chosen:
+        owned = {path[-1]} if each_call else set(path) - taken
+        taken |= owned
+        turns: list[Any] = [
+            SimpleNamespace(
+                **calls[call_id]._mapping, owned=call_id in owned, trajectory_id=path[-1], session_id=session_id
+            )
+            for call_id in path
+        ]
+        tokens, _ = trajectories.assemble(turns, credited, versions)
+        names = [RESPONSE_IDS[calls[call_id].dialect] + call_id for call_id in path]
+        found.append(Path(names, tokens, [credited.calls.get(call_id) for call_id in path]))
+    return found
+
+
+def _ancestry(call_id: str, parents: dict[str, str | None]) -> list[str]:
+    path: list[str] = []
+    node: str | None = call_id
+    while node is not None:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]

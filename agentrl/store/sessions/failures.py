@@ -1,0 +1,121 @@
+"""When sessions that fail one after another stop their run.
+
+A session counts if it is not a sub-agent's and ended as completed or failed; abandoned sessions do not count. The
+newest sessions, of all workers and programs, training and evaluation, are examined when a group ends without a
+completed session.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import ColumnElement, Connection, func, select, update
+
+from agentrl.domain.schemas import SessionStatus
+from agentrl.store import events
+from agentrl.store.db.codec import new_id
+from agentrl.store.tables import events as events_table
+from agentrl.store.tables import groups, sessions
+from agentrl.store.tables import runs as runs_table
+
+REOPENED = "reopened"
+"""Kind of the event after which sessions count anew."""
+STOPPED = "sessions_fail"
+"""Kind of the event that says why the run was stopped."""
+OPEN = (SessionStatus.OPEN, SessionStatus.CLOSING)
+ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
+LOOKED_AT = 8
+"""Sessions that must have failed before a run is said to fail."""
+MEMORY = 16
+"""So many times the row are looked at for what workers' newest sessions came to."""
+QUOTED = 1000
+"""Characters of an error that the run's own error quotes."""
+
+
+def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | None) -> None:
+    """A group has ended: fail the run when `most` sessions have failed in a row, and no other may yet succeed: none
+    from before the row, and none of a worker whose newest session has not failed.
+
+    None never does. The run's error names the last session and its error.
+    """
+    if most is None:
+        return
+    of_run = (sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None))
+    of_group = select(sessions.c.status).where(sessions.c.group_id == group_id, *of_run).distinct()
+    statuses = set(conn.execute(of_group).scalars())
+    if SessionStatus.FAILED not in statuses or SessionStatus.COMPLETED in statuses:
+        return
+    newest = list(
+        conn.execute(
+            select(sessions.c.id, sessions.c.status, sessions.c.error, sessions.c.ended_at)
+            .where(*of_run, sessions.c.status.in_(ENDED), sessions.c.id > _reopened(conn, run_id))
+            .order_by(sessions.c.id.desc())
+            .limit(most)
+        )
+    )
+    if len(newest) < most or any(row.status == SessionStatus.COMPLETED for row in newest):
+        return
+    begun = min(row.ended_at for row in newest)
+    if _may_succeed(conn, of_run, newest[-1].id, begun, MEMORY * most):
+        return
+    last = max(newest, key=lambda row: (row.ended_at, row.id))
+    why = (
+        f"{most} sessions in a row failed (rollout.max_failures_in_a_row); the last, {last.id}: "
+        f"{(last.error or 'no error was given')[:QUOTED]}"
+    )
+    stopped = conn.execute(
+        update(runs_table)
+        .where(runs_table.c.id == run_id, runs_table.c.status == "running")
+        .values(status="failed", error=why, finished_at=time.time())
+        .returning(runs_table.c.id)
+    ).first()
+    if stopped is not None:
+        events.record(conn, run_id, STOPPED, {"failures": most, "session_id": last.id, "error": why}, "proxy", new_id())
+
+
+def seen(conn: Connection, run_id: str) -> str | None:
+    """The newest session's error, when the newest LOOKED_AT that have ended all failed: for who watches the run."""
+    newest = conn.execute(
+        select(sessions.c.status, sessions.c.error)
+        .where(sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None), sessions.c.status.in_(ENDED))
+        .where(sessions.c.id > _reopened(conn, run_id))
+        .order_by(sessions.c.id.desc())
+        .limit(LOOKED_AT)
+    ).all()
+    if len(newest) < LOOKED_AT or any(row.status == SessionStatus.COMPLETED for row in newest):
+        return None
+    return str(newest[0].error or "no error was given")
+
+
+def _may_succeed(
+    conn: Connection, of_run: tuple[ColumnElement[bool], ...], first: str, begun: float, looked_at: int
+) -> bool:
+    """Whether a session from before a row of failures was completed during it, or is still played by a worker; or
+    whether one is played by a worker whose newest session has not failed: another machine may be a sound one."""
+    earlier = sessions.c.id < first
+    during = earlier & (sessions.c.status == SessionStatus.COMPLETED) & (sessions.c.ended_at >= begun)
+    failing = _failing_workers(conn, of_run, looked_at)
+    played = sessions.c.status.in_(OPEN) & groups.c.owner.is_not(None) & (earlier | groups.c.owner.not_in(failing))
+    found = select(sessions.c.id).join(groups, groups.c.id == sessions.c.group_id).where(*of_run, during | played)
+    return conn.execute(found.limit(1)).first() is not None
+
+
+def _failing_workers(conn: Connection, of_run: tuple[ColumnElement[bool], ...], looked_at: int) -> list[str]:
+    """Workers whose newest session has failed, of those that the newest sessions are of."""
+    newest = conn.execute(
+        select(groups.c.owner, sessions.c.status)
+        .join(groups, groups.c.id == sessions.c.group_id)
+        .where(*of_run, sessions.c.status.in_(ENDED), groups.c.owner.is_not(None))
+        .order_by(sessions.c.id.desc())
+        .limit(looked_at)
+    )
+    found: dict[str, str] = {}
+    for owner, status in newest:
+        found.setdefault(owner, status)
+    return [owner for owner, status in found.items() if status == SessionStatus.FAILED]
+
+
+def _reopened(conn: Connection, run_id: str) -> str:
+    """The newest event that says so; its id sorts by time, as those of sessions."""
+    of_kind = (events_table.c.run_id == run_id, events_table.c.kind == REOPENED)
+    return conn.execute(select(func.max(events_table.c.id)).where(*of_kind)).scalar() or ""

@@ -1,0 +1,72 @@
+"""What the store knows of a step's batch beyond its tokens. Queries are bounded by the batch, and read no blobs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from agentrl.domain import credit
+from agentrl.store.tables import groups, interactions, rewards, tasks, trajectories, trajectory_interactions
+
+SOURCE_KEYS = ("source", "data_source")
+"""Keys of a task's data, the first that holds text, that say where the task is from."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """Of the sessions, groups and calls that a step leased."""
+
+    rewards: dict[str, list[float]]  # by name: for each session that has one, the sum of those that count
+    sources: dict[str, str]  # group → its task's source, where the task says it
+    calls: int  # each counted once, however many paths share it
+    truncated_calls: int  # of them, those whose answer was cut at its length limit
+
+
+def read(conn: Connection, step_id: str) -> BatchFacts:
+    """The facts of a leased or trained step."""
+    calls, truncated = _calls(conn, step_id)
+    return BatchFacts(_rewards(conn, step_id), _sources(conn, step_id), calls, truncated)
+
+
+def _rewards(conn: Connection, step_id: str) -> dict[str, list[float]]:
+    leased = select(trajectories.c.session_id).where(trajectories.c.lease_step_id == step_id)
+    given: dict[str, list[tuple[str | None, str, str, float]]] = defaultdict(list)
+    for row in conn.execute(
+        select(rewards.c.session_id, rewards.c.interaction_id, rewards.c.scope, rewards.c.name, rewards.c.value)
+        .where(rewards.c.session_id.in_(leased), rewards.c.applied.is_(True))
+        .order_by(rewards.c.id)
+    ):
+        given[row.session_id].append((row.interaction_id, row.scope, row.name, row.value))
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for of_session in given.values():
+        totals: dict[str, float] = defaultdict(float)
+        for (_, _, name), value in credit.newest(of_session).items():
+            totals[name] += value
+        for name, total in totals.items():
+            by_name[name].append(total)
+    return dict(by_name)
+
+
+def _sources(conn: Connection, step_id: str) -> dict[str, str]:
+    leased = select(trajectories.c.group_id).where(trajectories.c.lease_step_id == step_id)
+    candidates = [data[key] for data in (groups.c.task, tasks.c.data) for key in SOURCE_KEYS]
+    rows = conn.execute(
+        select(groups.c.id, *candidates).outerjoin(tasks, tasks.c.id == groups.c.task_id).where(groups.c.id.in_(leased))
+    )
+    found = {group_id: next((v for v in values if isinstance(v, str) and v), None) for group_id, *values in rows}
+    return {group_id: source for group_id, source in found.items() if source is not None}
+
+
+def _calls(conn: Connection, step_id: str) -> tuple[int, int]:
+    owned = (
+        select(interactions.c.finish_reason)
+        .join(trajectory_interactions, trajectory_interactions.c.interaction_id == interactions.c.id)
+        .join(trajectories, trajectories.c.id == trajectory_interactions.c.trajectory_id)
+        .where(trajectories.c.lease_step_id == step_id, trajectory_interactions.c.owned.is_(True))
+        .subquery()
+    )
+    cut = func.count().filter(owned.c.finish_reason == "length")
+    calls, truncated = conn.execute(select(func.count(), cut).select_from(owned)).one()
+    return int(calls), int(truncated)

@@ -1,0 +1,136 @@
+"""Claiming groups for a step: whole, oldest first, young enough; and where their trajectories go afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, select, update
+
+from agentrl.domain.schemas import Json, TrajectoryState
+from agentrl.domain.ties import tied
+from agentrl.store.tables import groups
+from agentrl.store.tables import runs as runs_table
+from agentrl.store.tables import trajectories as trajectories_table
+
+StalePolicy = Literal["mask", "drop"]
+"""What one too-old token does to its trajectory: it alone leaves the loss, or the whole trajectory does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a step may take: groups, their trajectories that are young enough, and those that are not."""
+
+    groups: list[str]
+    trajectories: list[str]
+    stale: list[str]
+
+
+def claim(
+    conn: Connection, run_id: str, n_groups: int, *, young: Set[int], policy: StalePolicy, skip_tied: bool = False
+) -> Claim | None:
+    """The oldest `n_groups` ready groups with at least one young trajectory, or None while there are too few.
+
+    Groups without any are retired on the way, with `skip_tied` also those whose episodes all have the same return.
+    Groups that another transaction holds are passed over. The index `ix_groups_untrained` makes the cost depend on
+    `n_groups`, not on how many rows there are.
+    """
+    found = Claim([], [], [])
+    after = ""
+    while len(found.groups) < n_groups:
+        wanted = n_groups - len(found.groups)
+        page = list(
+            conn.execute(
+                select(groups.c.id)
+                .where(groups.c.run_id == run_id, groups.c.state == "ready", groups.c.state != "trained")
+                .where(groups.c.id > after)
+                .order_by(groups.c.id)
+                .limit(wanted)
+                .with_for_update(skip_locked=True, key_share=True)
+            ).scalars()
+        )
+        if not page:
+            return None
+        after = page[-1]
+        rows = conn.execute(
+            select(
+                trajectories_table.c.id,
+                trajectories_table.c.group_id,
+                trajectories_table.c.min_version,
+                trajectories_table.c.max_version,
+                trajectories_table.c["return"].label("outcome"),
+            ).where(trajectories_table.c.group_id.in_(page), trajectories_table.c.state == TrajectoryState.READY)
+        ).all()
+        trainable = {row.id for row in rows if is_young(row, young, policy)}
+        alive = {row.group_id for row in rows if row.id in trainable}
+        _retire(conn, run_id, [group_id for group_id in page if group_id not in alive], "too_old")
+        if skip_tied:
+            tied = _tied(rows) & alive
+            _retire(conn, run_id, sorted(tied), "tied")
+            alive -= tied
+        found.groups.extend(group_id for group_id in page if group_id in alive)
+        found.trajectories.extend(row.id for row in rows if row.id in trainable and row.group_id in alive)
+        found.stale.extend(row.id for row in rows if row.id not in trainable and row.group_id in alive)
+    return found
+
+
+def assign(conn: Connection, claimed: Claim, step_id: str, epoch: int) -> None:
+    """Give a claim to a step."""
+    conn.execute(update(groups).where(groups.c.id.in_(claimed.groups)).values(state="leased"))
+    lease: Json = {"lease_epoch": epoch, "lease_step_id": step_id}
+    for ids, values in (
+        (claimed.trajectories, {"state": TrajectoryState.LEASED}),
+        (claimed.stale, {"state": TrajectoryState.STALE, "reason": "too_old"}),
+    ):
+        if ids:
+            conn.execute(update(trajectories_table).where(trajectories_table.c.id.in_(ids)).values(lease | values))
+
+
+def move(conn: Connection, step_id: str, state: TrajectoryState) -> None:
+    """Move what a step leased or trained, trajectories and groups, to `state` (ready: the lease is undone)."""
+    of_step = select(trajectories_table.c.group_id).where(trajectories_table.c.lease_step_id == step_id)
+    conn.execute(
+        update(groups).where(groups.c.id.in_(of_step), groups.c.state.in_(["leased", "trained"])).values(state=state)
+    )
+    held = [TrajectoryState.LEASED, TrajectoryState.TRAINED]
+    values: Json = {"state": state}
+    if state == TrajectoryState.READY:
+        held.append(TrajectoryState.STALE)
+        values |= {"lease_step_id": None, "lease_epoch": None, "reason": None}
+    conn.execute(
+        update(trajectories_table)
+        .where(trajectories_table.c.lease_step_id == step_id, trajectories_table.c.state.in_(held))
+        .values(values)
+    )
+
+
+def is_young(trajectory: Any, young: Set[int], policy: StalePolicy) -> bool:
+    """Whether a trajectory has a young token (`mask`), or only young ones (`drop`).
+
+    A later version is never older than an earlier one (`staleness.ages`), so one end of its range decides.
+    """
+    return (trajectory.max_version if policy == "mask" else trajectory.min_version) in young
+
+
+def _tied(rows: Iterable[Any]) -> set[str]:
+    """Groups whose episodes all have the same return (`tied`), or that have one only."""
+    outcomes: dict[str, set[float]] = {}
+    for row in rows:
+        outcomes.setdefault(row.group_id, set()).add(row.outcome)
+    return {group_id for group_id, values in outcomes.items() if tied(values)}
+
+
+def _retire(conn: Connection, run_id: str, group_ids: list[str], reason: str) -> None:
+    """Groups that no step will train: stale, and their admission is given back."""
+    if not group_ids:
+        return
+    conn.execute(update(groups).where(groups.c.id.in_(group_ids)).values(state="stale"))
+    conn.execute(
+        update(trajectories_table)
+        .where(trajectories_table.c.group_id.in_(group_ids), trajectories_table.c.state == TrajectoryState.READY)
+        .values(state=TrajectoryState.STALE, reason=reason)
+    )
+    conn.execute(
+        update(runs_table).where(runs_table.c.id == run_id).values(returned=runs_table.c.returned + len(group_ids))
+    )

@@ -1,0 +1,82 @@
+"""Returns of sessions, from the rewards that are applied: facts read from the store, maths in `credit`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Select, select
+
+from agentrl.domain import credit
+from agentrl.domain.credit import CallFact, SessionRewards
+from agentrl.domain.schemas import InteractionStatus
+from agentrl.store import family
+from agentrl.store.tables import interactions, rewards
+
+Rescore = Callable[[str, SessionRewards], SessionRewards]
+"""Given a session's id and its rewards, what to reward it with instead (`agentrl replay --rescore`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReturns:
+    """What credit gives a session: a return for each call that carries value, and the episode's for baselines."""
+
+    episode_id: str
+    episode_return: float
+    calls: dict[str, float]
+    rewarded: bool  # itself, or through the session that it inherits from
+
+
+def applied(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapping[str, SessionRewards]:
+    """The applied rewards that count, for each session, given as ids or as a query of them."""
+    facts: dict[str, list[tuple[str | None, str, str, float]]] = defaultdict(list)
+    rows = conn.execute(
+        select(rewards.c.session_id, rewards.c.interaction_id, rewards.c.scope, rewards.c.name, rewards.c.value)
+        .where(rewards.c.session_id.in_(session_ids), rewards.c.applied.is_(True))
+        .order_by(rewards.c.id)
+    )
+    for row in rows:
+        facts[row.session_id].append((row.interaction_id, row.scope, row.name, row.value))
+    counted = {sid: credit.counting(of_session) for sid, of_session in facts.items()}
+    return defaultdict(SessionRewards, counted)
+
+
+def of_sessions(
+    conn: Connection, session_ids: Sequence[str], discount: float, rescore: Rescore | None = None
+) -> dict[str, SessionReturns]:
+    """Returns of sessions. A sub-agent's session without a reward inherits the return of the session above it."""
+    above = family.lineage(conn, session_ids)
+    facts = applied(conn, list(above))
+    if rescore is not None:
+        facts = {sid: rescore(sid, facts[sid]) for sid in above}
+    calls = _calls(conn, list(above))
+    done: dict[str, SessionReturns] = {}
+    for session_id, parent_id in above.items():
+        own = facts[session_id]
+        over = done[parent_id] if parent_id is not None else None
+        rewarded = own.any
+        if over is not None and not own.any and over.rewarded:
+            own, rewarded = SessionRewards(session=over.episode_return), True
+        by_call = credit.call_returns(calls[session_id], own, discount)
+        done[session_id] = SessionReturns(
+            episode_id=over.episode_id if over else session_id,
+            episode_return=over.episode_return if over else credit.outcome(calls[session_id], by_call),
+            calls=by_call,
+            rewarded=rewarded,
+        )
+    return {sid: done[sid] for sid in session_ids}
+
+
+def _calls(conn: Connection, session_ids: Sequence[str]) -> dict[str, list[CallFact]]:
+    """The delivered calls of each session, in the order they were made."""
+    calls: dict[str, list[CallFact]] = {sid: [] for sid in session_ids}
+    rows = conn.execute(
+        select(interactions.c.id, interactions.c.session_id, interactions.c.parent_id, interactions.c.role)
+        .where(interactions.c.session_id.in_(session_ids), interactions.c.status == InteractionStatus.COMPLETE)
+        .order_by(interactions.c.seq)
+    )
+    for row in rows:
+        calls[row.session_id].append(CallFact(row.id, row.parent_id, row.role))
+    return calls

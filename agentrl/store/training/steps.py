@@ -1,0 +1,357 @@
+"""Optimizer steps: the trainer's epoch, leases, completion, publishing, and what a restarted trainer finds.
+
+Every writing call carries the trainer's epoch. `begin_epoch` ends the epochs before it, and a trainer of an older one
+gets FencedError from whatever it tries next.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from agentrl.domain.schemas import Batch, Json, ResumePlan, StepState, TrainedBatch, TrajectoryState, VersionState
+from agentrl.errors import FencedError, StoreError
+from agentrl.store import runs
+from agentrl.store.db.codec import new_id
+from agentrl.store.family import roots
+from agentrl.store.tables import runs as runs_table
+from agentrl.store.tables import step_trajectories, steps, weight_versions
+from agentrl.store.tables import trajectories as trajectories_table
+from agentrl.store.training import leases, trajectories
+from agentrl.store.training.leases import StalePolicy
+from agentrl.store.training.returns import Rescore
+
+
+def begin_epoch(conn: Connection, run_id: str) -> int:
+    """Start a new trainer epoch; every older trainer of the run is fenced from here on."""
+    return int(
+        conn.execute(
+            update(runs_table)
+            .where(runs_table.c.id == run_id)
+            .values(trainer_epoch=runs_table.c.trainer_epoch + 1)
+            .returning(runs_table.c.trainer_epoch)
+        ).scalar_one()
+    )
+
+
+def check_epoch(conn: Connection, run_id: str, epoch: int) -> Row[Any]:
+    """The run, locked. Raises FencedError when a newer trainer has started."""
+    run = _locked(conn, run_id)
+    if run.trainer_epoch != epoch:
+        raise FencedError(f"trainer epoch {epoch} is over: epoch {run.trainer_epoch} has started")
+    return run
+
+
+def reconcile(conn: Connection, run_id: str, epoch: int, checkpoint_step_id: str | None) -> ResumePlan:
+    """Bring store and checkpoint to one step, whichever is ahead.
+
+    The checkpoint's step was leased but never completed: roll forward (the caller completes it; `roll_forward`).
+    Steps after the checkpoint's: roll back; their trajectories are ready again and their versions never reused.
+    Leases of steps that never finished are given back.
+    """
+    check_epoch(conn, run_id, epoch)
+    anchor = None
+    if checkpoint_step_id is not None:
+        anchor = conn.execute(select(steps).where(steps.c.id == checkpoint_step_id, steps.c.run_id == run_id)).first()
+        if anchor is None or anchor.state == StepState.ROLLED_BACK:
+            raise StoreError(f"the checkpoint's step {checkpoint_step_id} is not of this run's surviving lineage")
+    kept_step = anchor.step if anchor else 0
+    roll_forward = anchor is not None and anchor.state == StepState.STARTED
+    later = list(
+        conn.execute(
+            select(steps).where(
+                steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK, steps.c.step > kept_step
+            )
+        )
+    )
+    for step in later:
+        _roll_back(conn, step)
+    if roll_forward:
+        assert anchor is not None
+        conn.execute(update(steps).where(steps.c.id == anchor.id).values(epoch=epoch))
+        version = anchor.version_before
+    else:
+        version = anchor.version_after if anchor else 0
+    published = min(kept_step - (1 if roll_forward else 0), runs.get(conn, run_id).published_step)
+    conn.execute(update(runs_table).where(runs_table.c.id == run_id).values(published_step=published))
+    current = runs.get(conn, run_id).current_version
+    return ResumePlan(
+        step=kept_step,
+        version=version,
+        republish=version if current != version and not roll_forward else None,
+        roll_forward=roll_forward,
+        rolled_back_steps=sorted(step.step for step in later),
+    )
+
+
+def lease(
+    conn: Connection,
+    run_id: str,
+    epoch: int,
+    *,
+    step: int,
+    n_groups: int,
+    max_staleness: int,
+    discount: float,
+    stale_policy: StalePolicy = "mask",
+    skip_tied: bool = False,
+) -> str | None:
+    """Lease the oldest `n_groups` ready groups for `step`; returns the step's id, or None while there are too few.
+
+    Whole groups only, each with a trajectory that is young enough; the others become stale and give their admission
+    back, also when None is returned. Within a leased group, a trajectory without a young token (policy `mask`) or with
+    any old one (`drop`) becomes stale, and its reward stays in the baseline. With `skip_tied` a group whose episodes
+    all have the same return is passed over and becomes stale too. Asking again for a leased step gets the
+    same lease. `batch` reads what was leased.
+
+    Raises FencedError for an older epoch, StoreError when the step before is not complete or this one is already.
+    """
+    check_epoch(conn, run_id, epoch)
+    existing = conn.execute(
+        select(steps).where(steps.c.run_id == run_id, steps.c.step == step, steps.c.state != StepState.ROLLED_BACK)
+    ).first()
+    if existing is not None:
+        if existing.state == StepState.STARTED and existing.epoch == epoch:
+            return str(existing.id)
+        raise StoreError(f"step {step} cannot be leased: it is {existing.state}, of epoch {existing.epoch}")
+    version = _version_before(conn, run_id, step)
+    young = runs.young_ages(conn, run_id, version, max_staleness)
+    claimed = leases.claim(conn, run_id, n_groups, young=set(young), policy=stale_policy, skip_tied=skip_tied)
+    if claimed is None:
+        return None
+    step_id = new_id()
+    conn.execute(
+        insert(steps).values(
+            id=step_id,
+            run_id=run_id,
+            epoch=epoch,
+            step=step,
+            state=StepState.STARTED,
+            version_before=version,
+            max_staleness=max_staleness,
+            turn_discount=discount,
+            groups=n_groups,
+            trajectories=len(claimed.trajectories),
+            metrics={},
+            started_at=time.time(),
+        )
+    )
+    leases.assign(conn, claimed, step_id, epoch)
+    return step_id
+
+
+def batch(conn: Connection, step_id: str, *, discount: float | None = None, rescore: Rescore | None = None) -> Batch:
+    """The batch of a leased, trained or published step: what the trainer gets, and what a replay gets years later.
+
+    Everything in it is frozen by the lease: calls cannot change, later rewards are not applied. `discount` and
+    `rescore` ask what the batch would have been under another credit. Raises StoreError for a step that is unknown or
+    was rolled back.
+    """
+    step = conn.execute(select(steps).where(steps.c.id == step_id)).first()
+    if step is None or step.state == StepState.ROLLED_BACK:
+        raise StoreError(f"step {step_id} {'does not exist' if step is None else 'was rolled back: it has no batch'}")
+    rows = conn.execute(
+        select(trajectories_table.c.id, trajectories_table.c.state)
+        .where(trajectories_table.c.lease_step_id == step_id)
+        .order_by(trajectories_table.c.group_id, trajectories_table.c.id)
+    ).all()
+    loaded = trajectories.load(
+        conn,
+        [row.id for row in rows],
+        ages=runs.young_ages(conn, step.run_id, step.version_before, step.max_staleness),
+        discount=step.turn_discount if discount is None else discount,
+        stale={row.id for row in rows if row.state == TrajectoryState.STALE},
+        rescore=rescore,
+    )
+    return Batch(
+        step_id=step_id,
+        step=step.step,
+        version=step.version_before,
+        trajectories=loaded.trajectories,
+        ages=loaded.ages,
+        wasted_tokens=loaded.wasted_tokens,
+    )
+
+
+def next_version(conn: Connection, run_id: str) -> int:
+    """A version number that was never used."""
+    newest = conn.execute(
+        select(func.max(weight_versions.c.version)).where(weight_versions.c.run_id == run_id)
+    ).scalar_one()
+    return int(newest) + 1
+
+
+def complete(
+    conn: Connection,
+    run_id: str,
+    epoch: int,
+    facts: TrainedBatch,
+    *,
+    metrics: Json,
+    version: int,
+    path: str,
+    checksum: str,
+) -> None:
+    """One transaction {step trained, trajectories trained, version pending}, after the checkpoint is durable.
+
+    Repeating it is harmless. Raises FencedError for an older epoch, StoreError when the step is not leased or a
+    trajectory is not its own.
+    """
+    check_epoch(conn, run_id, epoch)
+    now = time.time()
+    step = conn.execute(select(steps).where(steps.c.id == facts.step_id, steps.c.run_id == run_id)).first()
+    if step is None:
+        raise StoreError(f"step {facts.step_id} cannot be completed: it is not of this run")
+    if step.state in (StepState.TRAINED, StepState.PUBLISHED) and step.version_after == version:
+        return
+    if step.state != StepState.STARTED or step.epoch != epoch:
+        raise StoreError(f"step {step.step} cannot be completed: it is {step.state}, of epoch {step.epoch}")
+    batch_rows = conn.execute(
+        select(
+            trajectories_table.c.id,
+            trajectories_table.c.session_id,
+            trajectories_table.c.state,
+            trajectories_table.c["return"],
+        ).where(trajectories_table.c.lease_step_id == facts.step_id)
+    ).all()
+    if {t.trajectory_id for t in facts.trained} != {r.id for r in batch_rows if r.state == TrajectoryState.LEASED}:
+        raise StoreError(f"step {step.step} trained other trajectories than it leased")
+    episodes = roots(conn, [row.session_id for row in batch_rows])
+    returns = {episodes[row.session_id]: row[3] for row in batch_rows}
+    conn.execute(
+        insert(weight_versions).values(
+            run_id=run_id,
+            version=version,
+            parent_version=step.version_before,
+            step=step.step,
+            path=path,
+            checksum=checksum,
+            state=VersionState.PENDING,
+            created_at=now,
+        )
+    )
+    conn.execute(
+        update(steps)
+        .where(steps.c.id == facts.step_id)
+        .values(
+            state=StepState.TRAINED,
+            version_after=version,
+            metrics=metrics,
+            trained_at=now,
+            estimator=facts.estimator,
+            batch_digest=facts.digest,
+            wasted_tokens=facts.wasted_tokens,
+            tokens_trained=sum(t.tokens_trained for t in facts.trained),
+            staleness_max=max((t.staleness_max for t in facts.trained), default=None),
+            return_mean=sum(returns.values()) / len(returns) if returns else None,
+        )
+    )
+    conn.execute(
+        insert(step_trajectories),
+        [
+            {
+                "step_id": facts.step_id,
+                "trajectory_id": t.trajectory_id,
+                "advantage": t.advantage,
+                "staleness_max": t.staleness_max,
+                "staleness_mean": t.staleness_mean,
+                "tokens_trained": t.tokens_trained,
+            }
+            for t in facts.trained
+        ],
+    )
+    leases.move(conn, facts.step_id, TrajectoryState.TRAINED)
+
+
+def note(conn: Connection, run_id: str, epoch: int, step_id: str, metrics: Json) -> None:
+    """Add to a completed step's metrics. Raises FencedError for an older epoch."""
+    check_epoch(conn, run_id, epoch)
+    known = conn.execute(select(steps.c.metrics).where(steps.c.id == step_id, steps.c.run_id == run_id)).scalar_one()
+    conn.execute(update(steps).where(steps.c.id == step_id).values(metrics={**known, **metrics}))
+
+
+def remade(conn: Connection, run_id: str, epoch: int, version: int, *, path: str, checksum: str) -> None:
+    """A version's folder was made anew, in another type perhaps. Raises FencedError when the epoch is over."""
+    check_epoch(conn, run_id, epoch)
+    conn.execute(
+        update(weight_versions)
+        .where(weight_versions.c.run_id == run_id, weight_versions.c.version == version)
+        .values(path=path, checksum=checksum)
+    )
+
+
+def mark_published(conn: Connection, run_id: str, version: int, epoch: int | None = None) -> None:
+    """Every serving engine has `version`: the run moves to it, its step is published.
+
+    A trainer names its epoch, and FencedError is raised when that is over; without one (a proxy that finishes what it
+    had begun) the run only moves forward. Raises StoreError for a version that is not of the surviving lineage.
+    """
+    now = time.time()
+    run = _locked(conn, run_id) if epoch is None else check_epoch(conn, run_id, epoch)
+    row = runs.version(conn, run_id, version)
+    if row is None or row.state == VersionState.ROLLED_BACK:
+        raise StoreError(f"version {version} is not of the surviving lineage")
+    if epoch is None and row.step < run.published_step:
+        raise StoreError(f"version {version} is older than what the run has published: only its trainer goes back")
+    conn.execute(
+        update(weight_versions)
+        .where(weight_versions.c.run_id == run_id, weight_versions.c.version == version)
+        .values(state=VersionState.PUBLISHED, published_at=now)
+    )
+    conn.execute(
+        update(steps)
+        .where(steps.c.run_id == run_id, steps.c.version_after == version, steps.c.state == StepState.TRAINED)
+        .values(state=StepState.PUBLISHED, published_at=now)
+    )
+    conn.execute(
+        update(runs_table).where(runs_table.c.id == run_id).values(current_version=version, published_step=row.step)
+    )
+
+
+def survives(conn: Connection, run_id: str, step_id: str) -> bool:
+    """Whether the step is of this run and of its surviving lineage."""
+    state = conn.execute(select(steps.c.state).where(steps.c.id == step_id, steps.c.run_id == run_id)).scalar()
+    return state is not None and state != StepState.ROLLED_BACK
+
+
+def of_run(conn: Connection, run_id: str, after_step: int = 0) -> list[Row[Any]]:
+    """The steps of the surviving lineage that follow step `after_step`, in order."""
+    surviving = select(steps).where(steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK)
+    return list(conn.execute(surviving.where(steps.c.step > after_step).order_by(steps.c.step)))
+
+
+def newest_state(conn: Connection, run_id: str) -> str | None:
+    """The state of the surviving lineage's last step."""
+    surviving = select(steps.c.state).where(steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK)
+    return conn.execute(surviving.order_by(steps.c.step.desc()).limit(1)).scalar()
+
+
+def _locked(conn: Connection, run_id: str) -> Row[Any]:
+    """The run, locked: leases, completions, publishes and resumes of a run come one after another."""
+    return conn.execute(select(runs_table).where(runs_table.c.id == run_id).with_for_update(key_share=True)).one()
+
+
+def _version_before(conn: Connection, run_id: str, step: int) -> int:
+    if step == 1:
+        return 0
+    before = conn.execute(
+        select(steps.c.version_after).where(
+            steps.c.run_id == run_id, steps.c.step == step - 1, steps.c.state != StepState.ROLLED_BACK
+        )
+    ).scalar()
+    if before is None:
+        raise StoreError(f"step {step} cannot start: step {step - 1} is not complete")
+    return int(before)
+
+
+def _roll_back(conn: Connection, step: Row[Any]) -> None:
+    conn.execute(update(steps).where(steps.c.id == step.id).values(state=StepState.ROLLED_BACK))
+    if step.version_after is not None:
+        conn.execute(
+            update(weight_versions)
+            .where(weight_versions.c.run_id == step.run_id, weight_versions.c.version == step.version_after)
+            .values(state=VersionState.ROLLED_BACK)
+        )
+    leases.move(conn, step.id, TrajectoryState.READY)

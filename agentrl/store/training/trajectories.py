@@ -1,0 +1,223 @@
+"""Trajectories: the root-to-leaf paths of an ended session, and their tokens as the loss needs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, insert, select, update
+
+from agentrl.domain.schemas import PROMPT_VERSION, Json, TrajectoryState, TrajectoryTokens
+from agentrl.store import family
+from agentrl.store.calls.interactions import OF_THE_POLICY
+from agentrl.store.db import codec
+from agentrl.store.db.codec import new_id
+from agentrl.store.tables import interaction_data, interactions, trajectories, trajectory_interactions
+from agentrl.store.training import returns
+from agentrl.store.training.returns import Rescore, SessionReturns
+
+
+def paths(parents: Mapping[str, str | None]) -> list[list[str]]:
+    """Root-to-leaf paths of a forest given as node → parent in order of creation; oldest leaf first."""
+    inner = set(parents.values())
+    result: list[list[str]] = []
+    for leaf in parents:
+        if leaf in inner:
+            continue
+        path: list[str] = []
+        node: str | None = leaf
+        while node is not None:
+            path.append(node)
+            node = parents[node]
+        result.append(path[::-1])
+    return result
+
+
+def build(conn: Connection, session: Row[Any], discount: float) -> None:
+    """Insert the trajectories of a session. An output that several paths share is owned by the first of them.
+
+    A path is rejected at once when the session has no reward, or when it owns no token that can be trained.
+    """
+    calls = {
+        row.id: row
+        for row in conn.execute(
+            select(interactions)
+            .where(interactions.c.session_id == session.id, *OF_THE_POLICY)
+            .order_by(interactions.c.seq)
+        )
+    }
+    credited = returns.of_sessions(conn, [session.id], discount)[session.id]
+    owned_already: set[str] = set()
+    for path in paths({row.id: row.parent_id for row in calls.values()}):
+        owned = [calls[i] for i in path if i not in owned_already]
+        owned_already.update(path)
+        trajectory_id, leaf = new_id(), calls[path[-1]]
+        conn.execute(
+            insert(trajectories).values(
+                {
+                    "id": trajectory_id,
+                    "run_id": session.run_id,
+                    "group_id": session.group_id,
+                    "session_id": session.id,
+                    "leaf_id": leaf.id,
+                    "tokens": leaf.prompt_tokens + leaf.output_tokens,
+                    "created_at": time.time(),
+                    **worth(owned, credited),
+                }
+            )
+        )
+        owned_ids = {row.id for row in owned}
+        conn.execute(
+            insert(trajectory_interactions),
+            [
+                {
+                    "trajectory_id": trajectory_id,
+                    "position": i,
+                    "interaction_id": call_id,
+                    "owned": call_id in owned_ids,
+                }
+                for i, call_id in enumerate(path)
+            ],
+        )
+
+
+def refresh(conn: Connection, session_id: str, discount: float) -> None:
+    """A reward came to a built session whose group is not leased yet: renew its trajectories, its sub-agents' too.
+
+    Returns change; what was rejected for want of a reward becomes ready; a side call that was rewarded can be trained.
+    """
+    members = [session_id, *family.ids_below(conn, session_id)]
+    owned: dict[tuple[str, str], list[Row[Any]]] = {}
+    for row in conn.execute(
+        select(trajectories.c.id.label("trajectory_id"), interactions)
+        .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
+        .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
+        .where(trajectories.c.session_id.in_(members), trajectory_interactions.c.owned.is_(True))
+    ):
+        owned.setdefault((row.session_id, row.trajectory_id), []).append(row)
+    credited = returns.of_sessions(conn, members, discount)
+    for (sid, trajectory_id), calls in owned.items():
+        values = worth(calls, credited[sid])
+        conn.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))
+
+
+def worth(owned: Sequence[Any], credited: SessionReturns) -> Json:
+    """What a path is worth by the rewards applied so far: return, trainable tokens, their versions, state, reason.
+
+    `owned` are the calls whose outputs it owns.
+    """
+    trained = [row for row in owned if row.trainable and row.output_tokens and row.id in credited.calls]
+    reason = None
+    if not trained:
+        reason = "no_trainable_tokens"
+    elif not credited.rewarded:
+        reason = "no_reward"
+    return {
+        "trainable_tokens": sum(row.output_tokens for row in trained),
+        "min_version": min((row.min_version for row in trained), default=None),
+        "max_version": max((row.max_version for row in trained), default=None),
+        "return": credited.episode_return,
+        "state": TrajectoryState.REJECTED if reason else TrajectoryState.READY,
+        "reason": reason,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Trajectories with the ages of the versions that sampled them, and the tokens that were too old to train."""
+
+    trajectories: list[TrajectoryTokens]
+    ages: dict[int, int]
+    wasted_tokens: int
+
+
+def load(
+    conn: Connection,
+    trajectory_ids: Sequence[str],
+    *,
+    ages: Mapping[int, int],
+    discount: float,
+    stale: Set[str] = frozenset(),
+    rescore: Rescore | None = None,
+) -> Loaded:
+    """Tokens, masks and returns of trajectories, in the order given.
+
+    `ages` maps the weight versions that are young enough to their ages; a token of any other version leaves the loss,
+    as every token of a trajectory in `stale` does.
+    """
+    rows = conn.execute(
+        select(
+            trajectories.c.id.label("trajectory_id"),
+            trajectories.c.session_id,
+            trajectories.c.group_id,
+            trajectory_interactions.c.owned,
+            interactions.c.id.label("interaction_id"),
+            interactions.c.trainable,
+            interactions.c.temperature,
+            interactions.c.kv_mixed,
+            interaction_data.c.prompt_delta_ids,
+            interaction_data.c.output_ids,
+            interaction_data.c.logprobs,
+            interaction_data.c.spans,
+        )
+        .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
+        .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
+        .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
+        .where(trajectories.c.id.in_(trajectory_ids))
+        .order_by(trajectories.c.id, trajectory_interactions.c.position)
+    )
+    by_id: dict[str, list[Any]] = {tid: [] for tid in trajectory_ids}
+    for row in rows:
+        by_id[row.trajectory_id].append(row)
+    credited = returns.of_sessions(conn, sorted({turns[0].session_id for turns in by_id.values()}), discount, rescore)
+    loaded = [
+        assemble(turns, credited[turns[0].session_id], set() if tid in stale else ages.keys())
+        for tid, turns in by_id.items()
+    ]
+    seen = {version for turns in by_id.values() for turn in turns for version, _, _ in turn.spans}
+    return Loaded(
+        trajectories=[tokens for tokens, _ in loaded],
+        ages={version: age for version, age in ages.items() if version in seen},
+        wasted_tokens=sum(wasted for _, wasted in loaded),
+    )
+
+
+def assemble(turns: Sequence[Any], credited: SessionReturns, young: Set[int]) -> tuple[TrajectoryTokens, int]:
+    """One trajectory, and how many of its tokens would train were they younger; `turns` are rows as `load` has them."""
+    ids, mask, logprobs, versions, turn_ids, temperatures = ([] for _ in range(6))
+    wasted = 0
+    for position, turn in enumerate(turns):
+        delta, output = codec.unpack_ids(turn.prompt_delta_ids), codec.unpack_ids(turn.output_ids)
+        trains = turn.owned and turn.trainable and turn.interaction_id in credited.calls
+        sampled_by = np.empty(len(output), np.int32)
+        trained = np.zeros(len(output), np.bool_)
+        for version, start, end in turn.spans:
+            sampled_by[start:end] = version
+            if trains:
+                trained[start:end] = version in young
+                wasted += 0 if version in young else end - start
+        ids += [delta, output]
+        mask += [np.zeros(len(delta), np.bool_), trained]
+        logprobs += [np.zeros(len(delta), np.float32), codec.unpack_logprobs(turn.logprobs)]
+        versions += [np.full(len(delta), PROMPT_VERSION, np.int32), sampled_by]
+        turn_ids += [np.full(len(delta), -1, np.int32), np.full(len(output), position, np.int32)]
+        temperatures += [np.ones(len(delta), np.float32), np.full(len(output), turn.temperature, np.float32)]
+    tokens = TrajectoryTokens(
+        trajectory_id=turns[0].trajectory_id,
+        session_id=turns[0].session_id,
+        episode_id=credited.episode_id,
+        group_id=turns[0].group_id,
+        input_ids=np.concatenate(ids),
+        loss_mask=np.concatenate(mask),
+        logprobs=np.concatenate(logprobs),
+        versions=np.concatenate(versions),
+        turn_ids=np.concatenate(turn_ids),
+        temperatures=np.concatenate(temperatures),
+        turn_returns=np.array([credited.calls.get(turn.interaction_id, 0.0) for turn in turns], np.float64),
+        episode_return=credited.episode_return,
+        kv_mixed_turns=frozenset(position for position, turn in enumerate(turns) if turn.kv_mixed),
+    )
+    return tokens, wasted

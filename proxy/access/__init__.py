@@ -1,0 +1,1 @@
+"""Who may call, how much, and how large: keys, limits and bounds."""

@@ -1,0 +1,1 @@
+"""AReaL's HTTP API, served by this proxy."""

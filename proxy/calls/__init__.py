@@ -1,0 +1,1 @@
+"""One model call: from the decoded request to the committed answer."""

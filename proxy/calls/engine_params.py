@@ -1,0 +1,107 @@
+"""What the engine is asked to do with a prompt: SGLang's sampling parameters."""
+
+from __future__ import annotations
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import GREEDY_BELOW, Json
+from agentrl.engine.sampling_params import ParamRefused, check
+from agentrl.errors import RequestError
+from agentrl.proxy.calls.prompts import Prompt
+from agentrl.proxy.dialects.dialect import ModelRequest
+from agentrl.proxy.state import ProxyState, Session
+
+_NEUTRAL = {
+    "top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": None,
+    "json_schema": None, "regex": None, "structural_tag": None,
+}  # fmt: skip
+_STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "structural_tag", "sampling_seed")
+
+
+DEFAULT_TEMPERATURE = 1.0
+
+
+def forced_sampling(config: RunConfig) -> Json:
+    """What every session but an evaluation's is sampled with, whatever its program asks for."""
+    own = {"temperature": DEFAULT_TEMPERATURE} if config.steps else {}  # a run that only records changes nothing
+    return own | config.rollout.sampling.model_dump(exclude_none=True)
+
+
+def replaced(request: ModelRequest, params: Json) -> Json:
+    """What a caller asked for and did not get: the run or the evaluation has its own, or the context is full."""
+    asked = request.sampling | ({} if request.max_tokens is None else {"max_new_tokens": request.max_tokens})
+    return {name: value for name, value in asked.items() if params.get(name) != value}
+
+
+def modifies_distribution(params: Json) -> bool:
+    """Whether logprobs are of another distribution than the temperature-scaled policy's (DESIGN section 6)."""
+    return any(params.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
+
+
+def is_greedy(params: Json) -> bool:
+    """Whether the engine takes the likeliest token: nothing is sampled, so nothing can be learned."""
+    return bool(params["temperature"] < GREEDY_BELOW)
+
+
+def resumable(params: Json) -> bool:
+    """Whether prompt + tokens so far continue an answer exactly: penalties, grammars and seeds remember its start."""
+    return all(name not in params or params[name] == _NEUTRAL.get(name) for name in _STATEFUL)
+
+
+def engine_params(state: ProxyState, session: Session, request: ModelRequest, prompt: Prompt, index: int) -> Json:
+    """SGLang's sampling parameters of one answer, its temperature always among them.
+
+    Raises RequestError 400 when the context cannot hold the call, a token does not exist, or a parameter is out of its
+    range: an engine dies of it.
+    """
+    _check_ids(prompt, state.renderer.vocab_size)
+    forced = (session.sampling or {}) if session.is_eval else state.sampling
+    of_run = {name: value for name, value in forced.items() if name != "max_tokens"}
+    sampling = {"temperature": DEFAULT_TEMPERATURE} | request.sampling | of_run
+    params: Json = {
+        **sampling,
+        "temperature": float(sampling["temperature"]),
+        "max_new_tokens": _budget(state, request, len(prompt.token_ids), forced.get("max_tokens")),
+        "stop_token_ids": state.renderer.stop_token_ids,
+        "skip_special_tokens": False,
+        **request.constraint,
+        **prompt.grammar,
+    }
+    if request.stop:
+        params["stop"] = request.stop
+    if request.seed is not None:
+        params["sampling_seed"] = request.seed + index
+    if "json_schema" in params and (prompt.grammar or prompt.opening):
+        message = "a response format and a forced tool call exclude each other"
+        raise RequestError(400, message, code="invalid_parameter", param="tool_choice")
+    try:
+        check(params, state.renderer.vocab_size)
+    except ParamRefused as error:
+        param = (
+            "tools" if error.param in prompt.grammar else error.param
+        )  # the grammar of a forced call is made of them
+        message = str(error).replace(error.param, param, 1)
+        raise RequestError(400, message, code="invalid_parameter", param=param) from error
+    return params
+
+
+def _check_ids(prompt: Prompt, vocab_size: int) -> None:
+    """A tokenizer may know tokens that the model does not. What came before in the session was checked before."""
+    highest = max(prompt.delta_ids, default=0)
+    if highest >= vocab_size:
+        message = f"the prompt has token {highest}, which is outside the vocabulary of {vocab_size}"
+        raise RequestError(400, message, code="invalid_prompt", param="messages")
+
+
+def _budget(state: ProxyState, request: ModelRequest, prompt_tokens: int, forced: int | None) -> int:
+    """How many tokens may be sampled."""
+    window = state.renderer.max_context
+    room = (window or 1 << 30) - prompt_tokens
+    clips = request.clips or state.clip_max_tokens
+    if room < 1 or (request.max_tokens is not None and request.max_tokens > room and not clips):
+        asked = f" and {request.max_tokens} new ones" if request.max_tokens is not None else ""
+        needed = f"this call needs {prompt_tokens} prompt tokens{asked}"
+        raise RequestError(  # in the words by which LiteLLM, and what stands on it, knows what this is
+            400, f"This model's maximum context length is {window} tokens; {needed}", code="context_length_exceeded",
+            param="messages",
+        )  # fmt: skip
+    return min(n for n in (request.max_tokens, forced, room) if n is not None)

@@ -1,0 +1,77 @@
+"""The answer of a recorded request once more, from the store: what was sampled, parsed as it was then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from agentrl.domain.schemas import Json
+from agentrl.proxy.calls.model_call import head_of
+from agentrl.proxy.calls.prompts import opening_of, parser_after
+from agentrl.proxy.calls.stop_strings import Delivered
+from agentrl.proxy.dialects.dialect import Answer, Head, ModelRequest, Piece, Tokens
+from agentrl.proxy.state import ProxyState
+from agentrl.rendering import Delta, ToolCallDelta
+from agentrl.store.db import codec
+from agentrl.store.tables import interaction_data, interactions
+
+
+async def load(
+    state: ProxyState, session_id: str, request: ModelRequest, ids: list[str]
+) -> tuple[Head, list[tuple[int, Piece | Answer]]]:
+    """What the client of `request` is to be sent, whose completed calls are `ids`, in the order of its choices."""
+    tree = await state.trees.get(session_id, fresh=True)
+    rows = await state.read(_rows, ids)
+    events: list[tuple[int, Piece | Answer]] = []
+    prompt_ids: list[int] = []
+    prompt_tokens = 0
+    for choice, call_id in enumerate(ids):
+        row = rows[call_id]
+        if choice % request.n == 0:  # the answers to one prompt share it
+            whole = tree.by_id[call_id].ids
+            prompt_ids = whole[: len(whole) - row.output_tokens]
+            prompt_tokens += len(prompt_ids)
+        piece, answer = _answer(state, request, prompt_ids, row)
+        if request.stream:
+            events.append((choice, piece))
+        events.append((choice, answer))
+    return head_of(state, request, ids[0], rows[ids[0]].created_at, prompt_tokens), events
+
+
+def _answer(state: ProxyState, request: ModelRequest, prompt_ids: list[int], row: Any) -> tuple[Piece, Answer]:
+    message: Json = codec.unpack_json(row.answer)
+    output_ids = codec.unpack_ids(row.output_ids).tolist()
+    top = None if row.top_logprobs is None else codec.unpack_json(row.top_logprobs)
+    tokens = Tokens(output_ids, codec.unpack_logprobs(row.logprobs).tolist(), top)
+    opening, _ = opening_of(state, request)
+    parser = parser_after(state, request, prompt_ids[: len(prompt_ids) - len(opening)])
+    delivered = Delivered(request.stop, one_call=not request.parallel_tool_calls)
+    deltas = [delta for ids in (opening, output_ids) for delta in delivered.push(parser.push(ids))]
+    deltas += delivered.finish(parser.finish()).deltas
+    answer = Answer(
+        interaction_id=row.id, message=message, finish_reason=row.finish_reason, stop=delivered.stop,
+        prompt_ids=prompt_ids, cached_tokens=row.cached_tokens or 0, tokens=tokens, versions=row.spans,
+    )  # fmt: skip
+    return Piece([_as_then(delta, message) for delta in deltas], tokens), answer
+
+
+def _as_then(delta: Delta, message: Json) -> Delta:
+    """Ids of tool calls are made up when they are parsed: those that were recorded count."""
+    if isinstance(delta, ToolCallDelta) and delta.id is not None:
+        return replace(delta, id=message["tool_calls"][delta.index]["id"])
+    return delta
+
+
+def _rows(conn: Connection, ids: list[str]) -> dict[str, Any]:
+    rows = conn.execute(
+        select(
+            interactions.c.id, interactions.c.created_at, interactions.c.output_tokens, interactions.c.cached_tokens,
+            interactions.c.finish_reason, interaction_data.c.answer, interaction_data.c.output_ids,
+            interaction_data.c.logprobs, interaction_data.c.spans, interaction_data.c.top_logprobs,
+        )
+        .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
+        .where(interactions.c.id.in_(ids))
+    )  # fmt: skip
+    return {str(row.id): row for row in rows.all()}

@@ -1,0 +1,181 @@
+"""A session's token tree: finding the earlier call that a new one extends.
+
+A call's key is the chained hash of the conversation it ended with, its own answer included. The deepest earlier call
+whose key lies on the new conversation's chain is the parent, so what follows it is all that has to be rendered.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from agentrl.domain.schemas import Json
+from agentrl.domain.tokens import ID_BYTES, packed, unpacked
+from agentrl.rendering.conversation import canonical
+from agentrl.store.calls.interactions import Node
+
+W = TypeVar("W", str, bytes)
+CONTEXT_TOKENS = 8
+"""So many ids before a piece decide how it decodes: no character is spread over more."""
+Decode = Callable[[list[int]], str]
+Loader = Callable[[str, int, Mapping[str, Node]], Awaitable[tuple[int, list[Node]]]]
+"""(session, number, calls up to it by id) → the session's last number, and the calls above the given one."""
+
+
+@dataclass(slots=True)
+class Tree:
+    """The delivered calls of one session, by conversation key and by id, up to the store's number `seq`."""
+
+    seq: int = 0
+    nodes: dict[bytes, Node] = field(default_factory=dict)
+    by_id: dict[str, Node] = field(default_factory=dict)
+    _texts: dict[tuple[str, int | None], str] = field(default_factory=dict)  # of so many of a call's own ids
+
+    def add(self, node: Node) -> None:
+        """A later call with an equal conversation takes the earlier one's place."""
+        self.nodes[node.conversation_key] = node
+        if node.textless_key is not None:
+            self.nodes[node.textless_key] = node
+        self.by_id[node.id] = node
+
+    def deepest(self, chain: Sequence[bytes]) -> tuple[int, Node] | None:
+        """(messages covered, call) of the deepest call on the chain that leaves at least one message to add."""
+        for depth in range(len(chain) - 2, 0, -1):
+            node = self.nodes.get(chain[depth])
+            if node is not None:
+                return depth, node
+        return None
+
+    def branches_at(self, node: Node, delta: Sequence[int]) -> bool:
+        """Whether calls go on from `node`, none of them with this prompt: it is neither a retry nor a parallel one."""
+        calls = self.by_id.values()
+        below = [call.own_ids for call in calls if call.parent is not None and call.parent.id == node.id]
+        prompt = packed(delta)
+        return bool(below) and not any(ids.startswith(prompt) for ids in below)
+
+    def below(self, node: Node) -> set[str]:
+        """The calls that go on from `node`, and from those."""
+        found = {node.id}
+        for call in self.by_id.values():  # parents come before what follows them
+            if call.parent is not None and call.parent.id in found:
+                found.add(call.id)
+        return found - {node.id}
+
+    def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
+        """The call whose whole sequence begins `ids` and is longest, and how long it is."""
+        return self._longest_of_ids(ids)
+
+    def longest_text(self, prompt: str, decode: Decode) -> tuple[Node, int] | None:
+        """The call the text of whose whole sequence begins `prompt` and is longest, and how long it is."""
+        return self._longest(prompt, partial(self._spelled, decode))
+
+    def nearest_prompt(self, raw: str | list[int], decode: Decode) -> tuple[Node, int] | None:
+        """The call whose prompt begins the raw prompt and is longest, and how long that is."""
+        if isinstance(raw, str):
+            return self._longest(raw, partial(self._spelled, decode), answered=False)
+        return self._longest_of_ids(raw, answered=False)
+
+    def _longest_of_ids(self, ids: Sequence[int], *, answered: bool = True) -> tuple[Node, int] | None:
+        found = self._longest(packed(ids), _first_ids, answered=answered)
+        return None if found is None else (found[0], found[1] // ID_BYTES)
+
+    def _spelled(self, decode: Decode, node: Node, count: int | None) -> str:
+        """The text of the first `count` of a call's own ids."""
+        if (node.id, count) not in self._texts:
+            context = node.parent.ids[-CONTEXT_TOKENS:] if node.parent is not None else []
+            own = unpacked(_first_ids(node, count))
+            self._texts[node.id, count] = decode(context + own)[len(decode(context)) :]
+        return self._texts[node.id, count]
+
+    def _longest(
+        self, whole: W, first: Callable[[Node, int | None], W], *, answered: bool = True
+    ) -> tuple[Node, int] | None:  # fmt: skip
+        """The call whose path's own parts together begin `whole` and are longest, and how long they are.
+
+        `first` gives the first so many of a call's own ids, or all. Where a call need not be `answered`, its prompt is
+        enough.
+        """
+        ends: dict[str, int] = {}
+        best: tuple[Node, int] | None = None
+        for node in self.by_id.values():  # parents come before what follows them
+            start = 0 if node.parent is None else ends.get(node.parent.id)
+            if start is None:
+                continue
+            part = first(node, None)
+            begins = whole.startswith(part, start)
+            if begins:
+                ends[node.id] = start + len(part)
+            if not answered:
+                part = first(node, node.n_delta)
+                begins = begins or whole.startswith(part, start)
+            end = start + len(part)
+            if begins and (best is None or end > best[1]):
+                best = node, end
+        return best
+
+
+def with_texts(messages: Sequence[Json], node: Node) -> list[Json]:
+    """Messages that go on from `node`, with the texts of its path's answers that their client dropped."""
+    whole = list(messages)
+    above: Node | None = node
+    while above is not None:
+        at = above.messages - 1
+        if above.text is not None and "content" not in canonical(whole[at]):
+            whole[at] = whole[at] | {"content": above.text}
+        above = above.parent
+    return whole
+
+
+def _first_ids(node: Node, count: int | None) -> bytes:
+    """The first `count` of a call's own ids, packed; all for None."""
+    return node.own_ids if count is None else node.own_ids[: count * ID_BYTES]
+
+
+class TreeCache:
+    """The trees of the sessions used last; a miss loads from the store."""
+
+    def __init__(self, load: Loader, capacity: int = 4096) -> None:
+        self._load = load
+        self._capacity = capacity
+        self._trees: OrderedDict[str, Tree] = OrderedDict()
+
+    async def get(self, session_id: str, *, fresh: bool = False) -> Tree:
+        """The session's tree; with `fresh`, also what was committed since it was loaded, by other replicas too."""
+        tree = self._trees.get(session_id)
+        if tree is None or fresh:
+            tree = tree or Tree()
+            seq, nodes = await self._load(session_id, tree.seq, tree.by_id)
+            for node in nodes:
+                if node.id not in tree.by_id:  # committed here meanwhile
+                    tree.add(node)
+            tree.seq = max(tree.seq, seq)
+        self._keep(session_id, tree)
+        return tree
+
+    def plant(self, session_id: str) -> None:
+        """The session is new: nobody has called yet."""
+        self._keep(session_id, Tree())
+
+    def _keep(self, session_id: str, tree: Tree) -> None:
+        self._trees[session_id] = tree
+        self._trees.move_to_end(session_id)
+        while len(self._trees) > self._capacity:
+            self._trees.popitem(last=False)
+
+    def commit(self, session_id: str, seq: int, node: Node | None) -> None:
+        """A call was committed as number `seq`; behind a gap, which others committed, a fresh `get` brings it.
+
+        `node` is None for a call to another model than the policy.
+        """
+        tree = self._trees.get(session_id)
+        if tree is not None and seq == tree.seq + 1:
+            tree.seq = seq
+            if node is not None:
+                tree.add(node)
+
+    def forget(self, session_id: str) -> None:
+        """Drop a session's tree."""
+        self._trees.pop(session_id, None)

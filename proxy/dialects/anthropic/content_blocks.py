@@ -1,0 +1,206 @@
+"""Content blocks of Anthropic's Messages as messages in Chat Completions' shape, and an answer as content blocks.
+
+One answer is one message of ours, also where an agent sends it back as several: neighbours on the assistant's side
+become one message again. Tool results become messages of their own, in the order of the blocks; text blocks that
+follow each other are one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import orjson
+
+from agentrl.domain.schemas import UNREAD, Json
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.anthropic.message_tools import Toolbox
+from agentrl.proxy.dialects.anthropic.message_types import (
+    AssistantMessage,
+    Document,
+    Image,
+    Message,
+    PlainText,
+    RedactedThinking,
+    SearchResult,
+    SystemMessage,
+    Text,
+    Texts,
+    Thinking,
+    ToolAddition,
+    ToolReference,
+    ToolRemoval,
+    ToolResult,
+    ToolUse,
+    UserMessage,
+)
+from agentrl.proxy.dialects.tool_results import Results
+
+
+def chat_messages(system: str | list[Text] | None, messages: Sequence[Message], tools: Toolbox) -> list[Json]:
+    """The conversation in Chat Completions' shape; the tools that it brings in are `tools.loaded` afterwards.
+
+    Raises RequestError 400 naming the place of what cannot be.
+    """
+    found: list[Json] = []
+    if instructions := text_of(system):
+        found.append({"role": "system", "content": instructions})
+    last_user = max((i for i, message in enumerate(messages) if isinstance(message, UserMessage)), default=-1)
+    for i, message in enumerate(messages):
+        at = f"messages[{i}].content"
+        match message:
+            case UserMessage(content=content):
+                found += _of_user(content, tools, at)
+            case AssistantMessage(content=content):
+                if not found or found[-1]["role"] != "assistant":
+                    found.append({"role": "assistant", "content": None})
+                _add(found[-1], content, at)
+            case SystemMessage(clear_at="next_user_message") if i < last_user:
+                pass
+            case SystemMessage(content=content):
+                if (text := _of_system(content, tools, at)) or isinstance(content, str):
+                    found.append({"role": "system", "content": text})
+    _check_results(messages)
+    return found
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    """Raises RequestError 400 for a result of no call."""
+    results = Results()
+    for i, message in enumerate(messages):
+        for j, block in enumerate(() if isinstance(message.content, str) else message.content or ()):
+            if isinstance(block, ToolUse):
+                results.call(block.id)
+            elif isinstance(block, ToolResult):
+                results.result(block.tool_use_id, f"messages[{i}].content[{j}].tool_use_id")
+    results.check()
+
+
+def text_of(content: str | Sequence[Text] | None) -> str:
+    """Text blocks joined as they are."""
+    if isinstance(content, str):
+        return content
+    return "".join(block.text for block in content or [])
+
+
+def content_blocks(message: Json, *, thinking: bool = True) -> list[Json]:
+    """The blocks of an answer: thinking, text, tool calls; an empty text where there is nothing.
+
+    Without `thinking` the block is there, but empty.
+    """
+    blocks: list[Json] = []
+    if (reasoning := message.get("reasoning_content")) is not None:
+        blocks.append({"type": "thinking", "thinking": reasoning if thinking else "", "signature": ""})
+    calls = message.get("tool_calls") or []
+    if message["content"] or not (blocks or calls):
+        blocks.append({"type": "text", "text": message["content"] or ""})
+    for call in calls:
+        function = call["function"]
+        arguments = orjson.Fragment(object_text(function["arguments"]))
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
+    return blocks
+
+
+def object_text(arguments: str) -> str:
+    """Arguments as the text of a JSON object: as the model wrote them, or, where they are none, inside of one."""
+    if not arguments.strip():
+        return "{}"
+    try:
+        is_object = isinstance(orjson.loads(arguments), dict)
+    except orjson.JSONDecodeError:
+        is_object = False
+    return arguments if is_object else orjson.dumps({"arguments": arguments}).decode()
+
+
+def _of_user(
+    content: str | Sequence[Text | Document | SearchResult | ToolResult], tools: Toolbox, at: str
+) -> Iterator[Json]:  # fmt: skip
+    """Results of tools, each a message, and the texts between them."""
+    if isinstance(content, str):
+        content = [Text(text=content)]
+    texts: list[str] = []
+    for i, block in enumerate(content):
+        if isinstance(block, ToolResult):
+            if texts:
+                yield {"role": "user", "content": "".join(texts)}
+                texts = []
+            result = _of_result(block.content, tools, f"{at}[{i}].content")
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
+        elif (text := _read(block)) is not None:
+            texts.append(text)
+        else:
+            place = f"{at}[{i}].source"
+            raise RequestError(400, f"{place}: only text is supported", code="invalid_messages", param=place)
+    if texts or not content:
+        yield {"role": "user", "content": "".join(texts)}
+
+
+def _of_result(
+    content: str | Sequence[Text | Image | Document | SearchResult | ToolReference] | None, tools: Toolbox, at: str
+) -> str:  # fmt: skip
+    """A tool's result; a fixed text replaces each part that is not text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, block in enumerate(content):
+        if isinstance(block, ToolReference):
+            texts.append(tools.load_named(block.tool_name, f"{at}[{i}].tool_name"))
+        else:
+            texts.append(UNREAD if (text := _read(block)) is None else text)
+    return "".join(texts)
+
+
+def _read(block: Text | Image | Document | SearchResult) -> str | None:
+    """A block's text; None for one that has none."""
+    match block:
+        case Text(text=text):
+            return text
+        case SearchResult(title=title, source=source, content=content):
+            return "\n".join((title, source, text_of(content)))
+        case Document(source=PlainText(data=text), title=title, context=context):
+            return "\n".join(part for part in (title, context, text) if part)
+        case Document(source=Texts(content=content), title=title, context=context):
+            return "\n".join(part for part in (title, context, text_of(content)) if part)
+    return None
+
+
+def _of_system(content: str | Sequence[Text | ToolAddition | ToolRemoval] | None, tools: Toolbox, at: str) -> str:
+    """Instructions in the midst of a conversation, with the tools that they bring in and take away."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, block in enumerate(content):
+        match block:
+            case Text(text=text):
+                texts.append(text)
+            case ToolAddition(tool=tool):
+                texts.append(tools.load(tool, f"{at}[{i}].tool"))
+            case ToolRemoval(tool=tool):
+                texts.append(f"The tool {tool.name} is no longer available.\n")
+    return "".join(texts)
+
+
+def _add(turn: Json, content: str | Sequence[Text | Thinking | RedactedThinking | ToolUse], at: str) -> None:
+    """Add blocks to the message of the assistant that they are a part of."""
+    if isinstance(content, str):
+        content = [Text(text=content)]
+    for i, block in enumerate(content):
+        match block:
+            case Text(text=text):
+                turn["content"] = (turn["content"] or "") + text
+            case Thinking(thinking=thinking):
+                if thinking:
+                    turn["reasoning_content"] = turn.get("reasoning_content", "") + thinking
+            case ToolUse(id=call_id, name=name, input=value):
+                function = {"name": name, "arguments": _arguments(value, f"{at}[{i}].input")}
+                turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+
+def _arguments(value: msgspec.Raw, at: str) -> str:
+    written = bytes(value)
+    if not written.startswith(b"{"):
+        raise RequestError(400, f"{at}: must be an object", code="invalid_messages", param=at)
+    try:
+        return written.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(400, f"{at}: is not valid UTF-8: {error}", code="invalid_json", param=at) from error

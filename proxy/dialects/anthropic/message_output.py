@@ -1,0 +1,63 @@
+"""What Anthropic's Messages answer with, streamed or not: the message around its content, usage, errors."""
+
+from __future__ import annotations
+
+from agentrl.domain.schemas import Json
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.dialect import Answer, Head, spoken
+
+NAMES = {"json_schema": "output_config.format"}
+"""What errors call differently here."""
+_STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def message_json(head: Head, *, content: list[Json], usage: Json, stop: Json | None = None) -> Json:
+    """A message of the assistant; while it is streamed it has no `stop` yet."""
+    return {
+        "id": f"msg_{head.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": head.model,
+        "content": content,
+        **(stop or {"stop_reason": None, "stop_sequence": None}),
+        "usage": usage,
+    }
+
+
+def stop_of(head: Head, answer: Answer) -> Json:
+    """Why an answer ended. A tool call comes before a stop sequence: it is what the agent has to see."""
+    full = head.max_context is not None and len(answer.prompt_ids) + len(answer.tokens.ids) >= head.max_context
+    if answer.finish_reason == "length" and full:
+        return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
+    if answer.finish_reason == "stop" and answer.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop}
+    return {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
+
+
+def usage_json(head: Head, answer: Answer) -> Json:
+    """Token counts. The three of the input add up to the prompt."""
+    return {
+        "input_tokens": len(answer.prompt_ids) - answer.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": answer.cached_tokens,
+        "output_tokens": len(answer.tokens.ids),
+        "output_tokens_details": {"thinking_tokens": head.reasoning_tokens(answer)},
+    }
+
+
+def error_body(error: RequestError) -> Json:
+    """An error in Anthropic's shape and names; its `details` say our code, and the parameter at fault."""
+    error = spoken(error, NAMES)
+    kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
+    details = {"error_code": error.code, "param": error.param}
+    return {"type": "error", "error": {"type": kind, "message": str(error), "details": details}}

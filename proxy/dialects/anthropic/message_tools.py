@@ -1,0 +1,115 @@
+"""Tools of Anthropic's Messages in Chat Completions' shape: which the policy is told of, when, and which it is not.
+
+A deferred tool is not in the prompt's list. It may be called once a tool's result refers to it or a system message adds
+it: there its definition is written out, so that the prompt only grows. Tools that Anthropic's servers run are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import orjson
+
+from agentrl.domain.schemas import Json
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.anthropic.message_types import CacheControl, DefinedTool, Name, NamedTool
+from agentrl.proxy.dialects.dialect import bad_parameter, invalid_at, unsupported
+
+SERVER_TOOLS = ("advisor", "code_execution", "mcp_toolset", "tool_search_tool", "web_fetch", "web_search")
+"""How the types of tools begin that Anthropic's servers run; a date follows."""
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool of the agent's own, as it comes."""
+
+    name: Name
+    input_schema: dict[str, Any]
+    description: str | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    # Harmless: nothing here that a policy could do otherwise.
+    strict: bool | None = None  # a policy is not held to the schema: it learns it
+    eager_input_streaming: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+@dataclass(slots=True)
+class Toolbox:
+    """The tools of one request."""
+
+    listed: list[Json] = field(default_factory=list)  # in the prompt from its beginning on
+    deferred: dict[str, Json] = field(default_factory=dict)  # by name
+    loaded: dict[str, Json] = field(default_factory=dict)  # those that the conversation has brought in
+    left_out: list[str] = field(default_factory=list)  # names of tools that Anthropic's servers run
+
+    def load(self, tool: NamedTool | DefinedTool, at: str) -> str:
+        """What the prompt says where a tool becomes callable. Raises RequestError 400 for one that is not known."""
+        if isinstance(tool, DefinedTool):
+            added = chat_tool(tool.definition, f"{at}.definition")
+            if added is None:
+                self.left_out.append(_name(tool.definition))
+                return ""
+            self.deferred[added["function"]["name"]] = added
+            return self._written(added)
+        return self.load_named(tool.name, at)
+
+    def load_named(self, name: str, at: str) -> str:
+        """The definition of a deferred tool; nothing for one that the prompt lists."""
+        if any(tool["function"]["name"] == name for tool in self.listed):
+            return ""
+        if name not in self.deferred:
+            raise RequestError(400, f"{at}: no tool is called {name!r}", code="invalid_messages", param=at)
+        return self._written(self.deferred[name])
+
+    def _written(self, tool: Json) -> str:
+        self.loaded[tool["function"]["name"]] = tool
+        return f"<functions>\n<function>{orjson.dumps(tool['function']).decode()}</function>\n</functions>\n"
+
+
+def toolbox(tools: Sequence[Json] | None) -> Toolbox:
+    """The tools of a request. Raises RequestError naming what agentrl does not do."""
+    found = Toolbox()
+    for i, tool in enumerate(tools or []):
+        made = chat_tool(tool, f"tools[{i}]")
+        if made is None:
+            found.left_out.append(_name(tool))
+        elif tool.get("defer_loading"):
+            found.deferred[made["function"]["name"]] = made
+        else:
+            found.listed.append(made)
+    return found
+
+
+def chat_tool(tool: Json, at: str) -> Json | None:
+    """A tool in Chat Completions' shape; None for one of Anthropic's servers. Raises RequestError."""
+    kind = tool.get("type") or "custom"
+    if kind != "custom":
+        if isinstance(kind, str) and kind.startswith(SERVER_TOOLS):
+            return None
+        why = "give the agent's own tools a name and an input_schema"
+        raise unsupported(at, f"{at}: the type {kind!r} is not supported here: {why}")
+    given = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    try:
+        found = msgspec.convert(given, Tool)
+    except msgspec.ValidationError as error:
+        raise invalid_at(str(error), at) from error
+    if found.allowed_callers is not None and "direct" not in found.allowed_callers:
+        why = 'the policy calls tools itself, so "direct" must be among them'
+        raise unsupported(f"{at}.allowed_callers", f"{at}.allowed_callers: {why}")
+    schema = found.input_schema
+    if not isinstance(schema.get("properties") or {}, dict):
+        raise bad_parameter(f"{at}.input_schema.properties", f"{at}.input_schema.properties: must be an object")
+    if found.input_examples:
+        schema = schema | {"examples": found.input_examples}
+    function: Json = {"name": found.name, "parameters": schema}
+    if found.description is not None:
+        function["description"] = found.description
+    return {"type": "function", "function": function}
+
+
+def _name(tool: Json) -> str:
+    return str(tool.get("name") or tool.get("type"))

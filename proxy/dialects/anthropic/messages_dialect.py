@@ -1,0 +1,292 @@
+"""Anthropic Messages. Every parameter is supported, harmless, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from agentrl.domain.schemas import Json
+from agentrl.engine.sampling_params import MAX_TOP_K
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.anthropic.content_blocks import chat_messages, content_blocks
+from agentrl.proxy.dialects.anthropic.message_output import error_body, message_json, stop_of, usage_json
+from agentrl.proxy.dialects.anthropic.message_stream import MessagesStream
+from agentrl.proxy.dialects.anthropic.message_tools import toolbox
+from agentrl.proxy.dialects.anthropic.message_types import (
+    AssistantMessage,
+    CacheControl,
+    Message,
+    Name,
+    Text,
+    TurnConfig,
+    Typed,
+)
+from agentrl.proxy.dialects.dialect import (
+    Answer,
+    Head,
+    ModelRequest,
+    Named,
+    ToolChoice,
+    bad_parameter,
+    decode_struct,
+    refuse,
+    unsupported,
+)
+from agentrl.proxy.dialects.openai_chat import among
+from agentrl.proxy.dialects.sampling_fields import format_constraint, stops
+
+B = TypeVar("B", bound="CountBody")
+
+
+class ChooseNone(Typed, tag="none"):
+    pass
+
+
+class _Choose(Typed):
+    disable_parallel_tool_use: bool | None = None
+
+
+class ChooseAuto(_Choose, tag="auto"):
+    pass
+
+
+class ChooseAny(_Choose, tag="any"):
+    pass
+
+
+class ChooseTool(_Choose, tag="tool", kw_only=True):
+    name: Name
+
+
+Choice = ChooseAuto | ChooseAny | ChooseTool | ChooseNone
+
+
+class NoThinking(Typed, tag="disabled"):
+    pass
+
+
+class ThinkingBetweenTools(Typed, tag="between_tools"):
+    pass
+
+
+class _Thinks(Typed):
+    display: Literal["summarized", "omitted", "updates"] | None = None  # ours is the thinking itself, or nothing
+    block_binding: dict[str, Any] | None = None  # ours signs nothing
+
+
+class AdaptiveThinking(_Thinks, tag="adaptive"):
+    pass
+
+
+class ThinkingEnabled(_Thinks, tag="enabled", kw_only=True):
+    budget_tokens: Annotated[int, Meta(ge=1)]
+
+
+class JsonSchema(Typed, tag="json_schema"):
+    schema: dict[str, Any]
+
+
+class OutputConfig(TurnConfig):
+    format: JsonSchema | None = None
+    task_budget: dict[str, Any] | None = None  # a policy spends what it has learned to
+
+
+class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
+    edits: list[dict[str, Any]] | None = None
+
+
+class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a prompt is made of, as it comes."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    system: str | list[Text] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Choice | None = None
+    thinking: ThinkingEnabled | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonSchema | None = None
+    context_management: ContextManagement | None = None
+    # Harmless: nothing here that a policy could do otherwise.
+    cache_control: CacheControl | None = None
+    speed: str | None = None
+    billing_policy: dict[str, Any] | None = None
+    # Refused, save where they ask for nothing.
+    compaction: Any = None
+    container: Any = None
+    mcp_servers: list[Any] | None = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """A request as it comes."""
+
+    REFUSED: ClassVar[tuple[str, ...]] = ("compaction", "container", "mcp_servers", "thread")
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=1, le=MAX_TOP_K)] | None = None
+    # Harmless, as above.
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    diagnostics: dict[str, Any] | None = None
+    fallbacks: Any = None  # for what a model declines: the policy answers all
+    fallback_credit_token: Any = None
+    # Refused, in the words on which the SDK's tool runner goes on without.
+    thread: dict[str, Any] | bool | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        """False where the caller wants thinking blocks to be empty."""
+        return getattr(self.thinking, "display", None) != "omitted"
+
+
+class AnthropicMessages:
+    """POST /v1/messages, and the prompt of /v1/messages/count_tokens."""
+
+    name = "anthropic.messages"
+    body: type[msgspec.Struct] = MessagesBody
+
+    def decode(self, body: bytes) -> ModelRequest:
+        """Read a request. Raises RequestError 400, naming what is wrong."""
+        data = _decode(body, MessagesBody)
+        if data.thread:
+            why = "thread is not supported: send the whole conversation"
+            raise RequestError(400, why, code="thread_unsupported_request", param="thread")
+        numbers = {"temperature": data.temperature, "top_p": data.top_p, "top_k": data.top_k}
+        return replace(
+            _prompt(data),
+            sampling={name: value for name, value in numbers.items() if value is not None},
+            max_tokens=data.max_tokens,
+            clips=True,
+            stop=stops(data.stop_sequences, "stop_sequences"),
+            stream=bool(data.stream),
+            wire=data,
+        )
+
+    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+        """The whole response."""
+        (answer,) = answers
+        content = content_blocks(answer.message, thinking=request.wire.shows_thinking)
+        return orjson.dumps(
+            message_json(head, content=content, usage=usage_json(head, answer), stop=stop_of(head, answer))
+        )
+
+    def stream(self, request: ModelRequest, head: Head) -> MessagesStream:
+        """An encoder for the events of a message."""
+        return MessagesStream(head, thinking=request.wire.shows_thinking)
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """An error in Anthropic's shape."""
+        return orjson.dumps(error_body(error))
+
+    def status(self, error: RequestError) -> int:
+        """Its own."""
+        return error.status
+
+    def decode_count(self, body: bytes) -> ModelRequest:
+        """Read a request whose prompt is to be counted. Raises RequestError, as `decode` does."""
+        return _prompt(_decode(body, CountBody))
+
+    def encode_count(self, tokens: int) -> bytes:
+        """How long the prompt is."""
+        return orjson.dumps({"input_tokens": tokens})
+
+
+def _prompt(data: CountBody) -> ModelRequest:
+    """What a request for an answer and one for a count have in common."""
+    last = len(data.messages) - 1
+    if isinstance(data.messages[last], AssistantMessage):
+        why = "is the assistant's: an answer cannot be begun for the policy (prefill is not supported)"
+        raise unsupported(f"messages[{last}]", f"messages[{last}]: the last message {why}")
+    _refuse(data)
+    tools = toolbox(data.tools)
+    messages = chat_messages(data.system, data.messages, tools)
+    loaded = list(tools.loaded.values())
+    return ModelRequest(
+        model=data.model,
+        messages=messages,
+        tools=tools.listed or None,
+        loaded=loaded,
+        left_out=tools.left_out,
+        tool_choice=tool_choice(data.tool_choice, [*tools.listed, *loaded]),
+        parallel_tool_calls=not getattr(data.tool_choice, "disable_parallel_tool_use", False),
+        constraint=_constraint(data),
+        thinks=_thinks(data),
+    )
+
+
+def _refuse(data: CountBody) -> None:
+    """Raises RequestError 400 for the first parameter that asks for what is not done here."""
+    refuse(
+        {
+            "compaction": data.compaction is not None and "ask for a summary in a message",
+            "container": data.container is not None and "nothing is run for the policy",
+            "mcp_servers": bool(data.mcp_servers) and "the agent connects to MCP servers, and sends their tools",
+        }
+    )
+    for i, edit in enumerate((data.context_management and data.context_management.edits) or []):
+        if edit.get("type") != "clear_thinking_20251015" or edit.get("keep") not in ("all", {"type": "all"}):
+            at = f"context_management.edits[{i}]"
+            raise unsupported(at, f"{at} is not supported: the policy is given the conversation as it is sent")
+
+
+def _thinks(data: CountBody) -> bool | None:
+    match data.thinking:
+        case ThinkingEnabled() | AdaptiveThinking():
+            return True
+        case NoThinking():
+            return False
+    return None
+
+
+def _constraint(data: CountBody) -> Json:
+    """The grammar of the answer, from either of its two places."""
+    schema = data.output_config.format if data.output_config is not None else None
+    if schema is not None and data.output_format is not None:
+        raise bad_parameter("output_format", "output_format and output_config.format are the same: give one of them")
+    asked = schema or data.output_format
+    return format_constraint(None if asked is None else msgspec.to_builtins(asked), "output_config.format")
+
+
+def tool_choice(choice: Choice | None, tools: list[Json] | None) -> ToolChoice:
+    """Anthropic's `tool_choice`. Raises RequestError 400."""
+    match choice:
+        case None | ChooseAuto():
+            return "auto"
+        case ChooseNone():
+            return "none"
+        case ChooseAny():
+            return among("required", tools)
+        case ChooseTool(name=name):
+            return among(Named(name), tools)
+
+
+def _decode(body: bytes, shape: type[B]) -> B:
+    """A body. Raises RequestError, as `AnthropicMessages.decode` does."""
+    try:
+        return decode_struct(body, shape)
+    except RequestError as error:
+        raise _placed(error) from error.__cause__
+
+
+def _placed(error: RequestError) -> RequestError:
+    """The error with an item of an unknown type named by its place; what is wrong with a message is a 400."""
+    place, message = error.param or "", str(error)
+    unknown = place.endswith(".type") and "invalid value" in message
+    if unknown:
+        place = place.removesuffix(".type")
+        kind = message.rpartition("invalid value ")[2]
+        choices = "; choose auto, any, tool or none" if place == "tool_choice" else ""
+        message = f"{place}: the type {kind} is not supported here{choices}"
+    if place.startswith(("messages", "system")) and error.code != "invalid_json":
+        return RequestError(400, message, code="invalid_messages", param=place)
+    return unsupported(place, message) if unknown else error

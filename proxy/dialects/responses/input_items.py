@@ -1,0 +1,193 @@
+"""Input items of the Responses API as messages in Chat Completions' shape.
+
+What one answer was made of comes back as several items (reasoning, a message, function calls): neighbours on the
+assistant's side become one message again, the message that was sampled.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from agentrl.domain.schemas import UNREAD, Json
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.responses.response_tools import joined
+from agentrl.proxy.dialects.tool_results import Results
+
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", kw_only=True):
+    pass
+
+
+class InputText(_Part, tag="input_text"):
+    text: str
+
+
+class InputImage(_Part, tag="input_image"):
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
+
+
+class InputFile(_Part, tag="input_file"):
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    detail: str | None = None
+
+
+class OutputText(_Part, tag="output_text"):
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    parsed: Any = None  # of the SDK's own parsing
+
+
+class Refusal(_Part, tag="refusal"):
+    refusal: str
+
+
+class ReasoningText(_Part, tag="reasoning_text"):
+    text: str
+
+
+class Direct(_Part, tag="direct"):
+    """The model itself called, no program that it wrote."""
+
+
+class _Item(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", kw_only=True):
+    id: str | None = None
+    status: str | None = None
+
+
+class Message(_Item, tag="message"):
+    role: Literal["user", "system", "developer", "assistant"]
+    content: str | list[InputText | OutputText | Refusal]
+    phase: str | None = None  # of models that say which text is their last
+
+
+class FunctionCall(_Item, tag="function_call"):
+    call_id: Name
+    name: Name
+    arguments: str
+    namespace: Name | None = None
+    caller: Direct | None = None
+    parsed_arguments: Any = None  # of the SDK's own parsing
+
+
+class FunctionCallOutput(_Item, tag="function_call_output"):
+    call_id: Name
+    output: str | list[InputText | InputImage | InputFile]
+    name: str | None = None
+    namespace: str | None = None
+    caller: Direct | None = None
+
+
+class Reasoning(_Item, tag="reasoning"):
+    summary: list[Any] | None = None  # for people: no model sees it
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+
+Item = Message | FunctionCall | FunctionCallOutput | Reasoning
+ITEMS = "message, function_call, function_call_output, reasoning"
+
+
+def seal(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`: it is the agent's own model's, so base64 is all there is to it."""
+    return base64.b64encode(reasoning.encode()).decode()
+
+
+def messages_of(items: Sequence[Json], *, goes_on: bool = False) -> list[Json]:
+    """The conversation that input items stand for. Raises RequestError 400 naming the place of a bad one.
+
+    One that `goes_on` from an earlier response may hold outputs of that response's calls.
+    """
+    messages: list[Json] = []
+    results = Results()
+    for i, raw in enumerate(items):
+        at = f"input[{i}]"
+        match _item(raw, at):
+            case Message(role="assistant", content=content):
+                turn = _turn(messages)
+                turn["content"] = (turn["content"] or "") + _text(content)
+            case Message(role=role, content=content):
+                messages.append({"role": role, "content": _text(content)})
+            case Reasoning() as item:
+                turn = _turn(messages)
+                if text := _reasoning(item, at):
+                    turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+            case FunctionCall(call_id=call_id, arguments=arguments) as item:
+                function = {"name": joined(item.namespace, item.name), "arguments": arguments}
+                call = {"id": call_id, "type": "function", "function": function}
+                _turn(messages).setdefault("tool_calls", []).append(call)
+                results.call(call_id)
+            case FunctionCallOutput(call_id=call_id, output=output):
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": _text(output)})
+                results.result(call_id, f"{at}.call_id")
+    if not goes_on:
+        results.check()
+    return messages
+
+
+def _turn(messages: list[Json]) -> Json:
+    """The assistant's message that the next item is a part of."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _text(content: str | Sequence[InputText | OutputText | Refusal | InputImage | InputFile]) -> str:
+    return content if isinstance(content, str) else "".join(map(_part_text, content))
+
+
+def _part_text(part: InputText | OutputText | Refusal | InputImage | InputFile) -> str:
+    match part:
+        case Refusal(refusal=text) | InputText(text=text) | OutputText(text=text):
+            return text
+        case InputImage() | InputFile():
+            return UNREAD
+
+
+def _reasoning(item: Reasoning, at: str) -> str:
+    if item.content:
+        return "".join(part.text for part in item.content)
+    try:
+        return base64.b64decode(item.encrypted_content or "", validate=True).decode()
+    except ValueError as error:
+        raise _refused(f"{at}.encrypted_content", "is none that this proxy gave") from error
+
+
+def _item(raw: Json, at: str) -> Item:
+    """One item; nulls are absent fields, and a message need not say that it is one."""
+    present = {"type": "message"} | {name: value for name, value in raw.items() if value is not None}
+    try:
+        item: Item = msgspec.convert(present, Item)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), at) from error
+    return item
+
+
+def _invalid(message: str, at: str) -> RequestError:
+    """msgspec's words (`Expected …, got … - at `$.field``) as an error that names the place."""
+    what, _, where = message.partition(" - at `$")
+    path = where.rstrip("`")
+    if what.startswith("Invalid value") and path.endswith(".type"):
+        kind, place = what.removeprefix("Invalid value "), at + path.removesuffix(".type")
+        if place == at:
+            return _refused(place, f"items of type {kind} are not supported; choose from {ITEMS}")
+        return _refused(place, f"parts of type {kind} are not supported, only text")
+    if what.startswith("Object contains unknown field"):
+        return _refused(f"{at}{path}.{what.split('`')[1]}", "this field is not supported")
+    return _refused(at + path, f"{what[0].lower()}{what[1:]}")
+
+
+def _refused(at: str, why: str) -> RequestError:
+    return RequestError(400, f"{at}: {why}", code="invalid_messages", param=at)

@@ -1,0 +1,140 @@
+"""The `response` object and its output items, of an answer or of a stream under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.domain.schemas import Json
+from agentrl.errors import RequestError
+from agentrl.proxy.dialects.dialect import Answer, Head, ModelRequest, Tokens, spoken
+from agentrl.proxy.dialects.openai_chat import logprobs_of, usage_of
+from agentrl.proxy.dialects.responses.input_items import seal
+from agentrl.proxy.dialects.responses.response_tools import spoken as spoken_name
+
+PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "function_call_output": "fco"}
+NAMES = {"messages": "input", "json_schema": "text.format"}
+"""What errors call differently here."""
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+def output_items(request: ModelRequest, head: Head, answer: Answer) -> list[Json]:
+    """An answer's items: reasoning, message, function calls. Without calls there is a message, if an empty one."""
+    message = answer.message
+    calls = message.get("tool_calls") or []
+    items: list[Json] = []
+    if reasoning := message.get("reasoning_content"):
+        items.append(new_item("reasoning", head, len(items)) | reasoning_fields(request, reasoning))
+    if message["content"] or not calls:
+        logprobs = text_logprobs(head, answer.tokens) if request.logprobs else []
+        part = text_part(message["content"] or "", logprobs)
+        items.append(new_item("message", head, len(items)) | {"content": [part]})
+    for call in calls:
+        name = spoken_name(request.wire.tools, call["function"]["name"])
+        fields = {"call_id": call["id"], **call["function"], **name}
+        items.append(new_item("function_call", head, len(items)) | fields)
+    for item in items:
+        item["status"] = "completed"
+    items[-1]["status"] = status_of(answer)
+    return items
+
+
+def new_item(kind: str, head: Head, index: int) -> Json:
+    """The item at `index` of a response, in progress and empty."""
+    item: Json = {"type": kind, "id": f"{PREFIXES[kind]}_{head.id}_{index}", "status": "in_progress"}
+    match kind:
+        case "reasoning":
+            item |= {"summary": [], "content": []}
+        case "message":
+            item |= {"role": "assistant", "content": []}
+        case "function_call":
+            item |= {"call_id": "", "name": "", "arguments": ""}
+    return item
+
+
+def reasoning_fields(request: ModelRequest, text: str) -> Json:
+    """What makes a reasoning item whole."""
+    fields: Json = {"content": [{"type": "reasoning_text", "text": text}]}
+    if ENCRYPTED in (request.wire.include or ()):
+        fields["encrypted_content"] = seal(text)
+    return fields
+
+
+def text_part(text: str, logprobs: Sequence[Json] = ()) -> Json:
+    """The one content part of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def text_logprobs(head: Head, tokens: Tokens) -> list[Json]:
+    """Logprobs as in Chat Completions, except that bytes which are not known are an empty list here."""
+    entries: list[Json] = logprobs_of(head, tokens)["content"]
+    for entry in entries:
+        for token in (entry, *entry["top_logprobs"]):
+            token["bytes"] = token["bytes"] or []
+    return entries
+
+
+def status_of(answer: Answer) -> str:
+    """Completed, or incomplete when the tokens ran out."""
+    return "incomplete" if answer.finish_reason == "length" else "completed"
+
+
+def response_json(
+    request: ModelRequest,
+    head: Head,
+    *,
+    items: Sequence[Json] = (),
+    answer: Answer | None = None,
+    error: RequestError | None = None,
+) -> Json:
+    """The `response`, with the request's settings: in progress, finished with its `answer`, or failed."""
+    wire = request.wire
+    status = "failed" if error else status_of(answer) if answer else "in_progress"
+    return {
+        "id": f"resp_{head.id}",
+        "object": "response",
+        "created_at": head.created,
+        "status": status,
+        "error": _error(error) if error else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "model": head.model,
+        "output": list(items),
+        "usage": _usage(head, answer) if answer else None,
+        "previous_response_id": wire.previous_response_id,
+        "instructions": wire.instructions,
+        "tools": wire.tools or [],
+        "tool_choice": wire.tool_choice or "auto",
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "temperature": wire.temperature,
+        "top_p": wire.top_p,
+        "top_logprobs": request.top_logprobs,
+        "max_output_tokens": wire.max_output_tokens,
+        "max_tool_calls": None,
+        "text": {"format": (wire.text and wire.text.format) or {"type": "text"}, "verbosity": "medium"},
+        "reasoning": {name: wire.reasoning and getattr(wire.reasoning, name) for name in ("effort", "summary")},
+        "truncation": "disabled",
+        "background": False,
+        "store": wire.store is not False,
+        "service_tier": "default",
+        "metadata": wire.metadata or {},
+        "user": wire.user,
+        "safety_identifier": wire.safety_identifier,
+        "prompt_cache_key": wire.prompt_cache_key,
+    }
+
+
+def _usage(head: Head, answer: Answer) -> Json:
+    usage = usage_of(head, [answer])
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": usage["completion_tokens_details"],
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _error(error: RequestError) -> Json:
+    """OpenAI knows few codes for a response that failed; the `error` event has our own."""
+    code = "server_error" if error.status >= 500 else "invalid_prompt"
+    return {"code": "rate_limit_exceeded" if error.status == 429 else code, "message": str(spoken(error, NAMES))}

@@ -1,0 +1,205 @@
+"""OpenAI Responses. Every parameter is supported, harmless, or refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from agentrl.domain.schemas import Json
+from agentrl.errors import RequestError, did_you_mean
+from agentrl.proxy.dialects import openai_chat
+from agentrl.proxy.dialects.dialect import (
+    Answer,
+    Head,
+    ModelRequest,
+    Named,
+    ToolChoice,
+    bad_parameter,
+    check_neutral,
+    decode_struct,
+    unsupported,
+)
+from agentrl.proxy.dialects.neutral_fields import OF_CHAT, OF_RESPONSES, Neutral, Table
+from agentrl.proxy.dialects.responses.input_items import messages_of
+from agentrl.proxy.dialects.responses.output_items import ENCRYPTED, LOGPROBS, NAMES, output_items, response_json
+from agentrl.proxy.dialects.responses.response_stream import ResponsesStream
+from agentrl.proxy.dialects.responses.response_tools import chat_tools, joined, namespaces_of
+from agentrl.proxy.dialects.sampling_fields import TopLogprobs, format_constraint
+from agentrl.proxy.dialects.statuses import for_codex
+
+PREVIOUS = re.compile("resp_([0-9a-f]{32})")
+NAMESPACES = "namespaces"
+"""Where a record of a request names its tools' namespaces: the tools themselves are recorded as functions."""
+INCLUDED = (LOGPROBS, ENCRYPTED)
+OF_BUILT_IN = (
+    "web_search_call.results", "web_search_call.action.sources", "file_search_call.results",
+    "code_interpreter_call.outputs", "computer_call_output.output.image_url", "message.input_image.image_url",
+)  # fmt: skip
+"""Kinds of `include` that say more of items which no answer of a policy has."""
+ONE_MODE = Neutral(("standard",), "the policy reasons as it has learned to")
+STORED_APART = ("input", "instructions", "tools", "stream", "stream_options", "client_metadata")
+"""What a record of a request need not keep: the conversation has it, or the answer is the same without."""
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
+    effort: str | None = None  # "none" asks for no reasoning; how much there is otherwise, the policy has learned
+    summary: str | None = None  # ours is the reasoning itself
+    generate_summary: str | None = None
+    context: str | None = None  # all of it stands in the conversation
+    mode: str | None = None
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None  # ours pads nothing
+
+
+class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A request as it comes."""
+
+    NEUTRAL: ClassVar[Table] = OF_RESPONSES
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: list[str] | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Harmless: nothing here that a policy could do otherwise.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None  # every call is recorded
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None  # Codex's
+    access_programs: Any = None
+
+
+class OpenAIResponses:
+    """POST /v1/responses."""
+
+    name = "openai.responses"
+    body: type[msgspec.Struct] = ResponsesBody
+
+    def decode(self, body: bytes) -> ModelRequest:
+        """Read a request. Raises RequestError 400, naming what is wrong."""
+        data = decode_struct(body, ResponsesBody)
+        _refuse(data)
+        tools, left_out = chat_tools(data.tools)
+        text = data.text or TextOptions()
+        numbers = {"temperature": data.temperature, "top_p": data.top_p}
+        return ModelRequest(
+            model=data.model,
+            messages=_messages(data),
+            previous_id=_previous(data.previous_response_id),
+            has_instructions=bool(data.instructions),
+            tools=tools,
+            left_out=left_out,
+            tool_choice=tool_choice(data.tool_choice, tools),
+            parallel_tool_calls=data.parallel_tool_calls is not False,
+            thinks=openai_chat.thinks_at(data.reasoning.effort if data.reasoning else None),
+            sampling={name: value for name, value in numbers.items() if value is not None},
+            constraint=format_constraint(text.format, "text.format"),
+            max_tokens=data.max_output_tokens,
+            stream=bool(data.stream),
+            logprobs=LOGPROBS in (data.include or ()),
+            top_logprobs=data.top_logprobs or 0,
+            kept=_kept(data),
+            wire=data,
+        )
+
+    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+        """The whole response."""
+        (answer,) = answers
+        items = output_items(request, head, answer)
+        return orjson.dumps(response_json(request, head, items=items, answer=answer))
+
+    def stream(self, request: ModelRequest, head: Head) -> ResponsesStream:
+        """An encoder for `response.…` events."""
+        return ResponsesStream(request, head)
+
+    def encode_error(self, error: RequestError) -> bytes:
+        """An error in OpenAI's shape."""
+        return orjson.dumps(openai_chat.error_body(error, NAMES))
+
+    def status(self, error: RequestError) -> int:
+        """The status that makes Codex retry, or not, as the error intends."""
+        return for_codex(error)
+
+
+def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:
+    """The Responses API's `tool_choice`. Raises RequestError 400."""
+    match choice:
+        case {"type": "function", "namespace": str(namespace), "name": str(name)}:
+            return openai_chat.among(Named(joined(namespace, name)), tools)
+        case {"type": "function", "name": str(name)}:
+            return openai_chat.among(Named(name), tools)
+        case dict():
+            raise openai_chat.unknown_choice(choice, '{"type": "function", "name": …}')
+    return openai_chat.tool_choice(choice, tools)
+
+
+def _messages(data: ResponsesBody) -> list[Json]:
+    if not data.input:
+        raise bad_parameter("input", "input must not be empty")
+    user = [{"role": "user", "content": data.input}]
+    messages = (
+        user if isinstance(data.input, str) else messages_of(data.input, goes_on=data.previous_response_id is not None)
+    )
+    return [{"role": "system", "content": data.instructions}, *messages] if data.instructions else messages
+
+
+def _kept(data: ResponsesBody) -> Json:
+    """What the response is to be shown with once more, besides its conversation."""
+    names = (name for name in ResponsesBody.__struct_fields__ if name not in STORED_APART)
+    kept = {name: msgspec.to_builtins(value) for name in names if (value := getattr(data, name)) is not None}
+    if namespaces := namespaces_of(data.tools):
+        kept[NAMESPACES] = namespaces
+    return kept
+
+
+def _previous(value: str | None) -> str | None:
+    """The interaction that `previous_response_id` names. Raises RequestError 400 as OpenAI does."""
+    if value is None:
+        return None
+    found = PREVIOUS.fullmatch(value)
+    if found is None:
+        raise RequestError(
+            400, f"no previous response {value!r}", code="previous_response_not_found", param="previous_response_id"
+        )
+    return found[1]
+
+
+def _refuse(data: ResponsesBody) -> None:
+    """Raises RequestError 400 for the first parameter that asks for what is not done here."""
+    if data.text is not None:
+        check_neutral("text.verbosity", data.text.verbosity, OF_CHAT["verbosity"])
+    if data.reasoning is not None:
+        check_neutral("reasoning.mode", data.reasoning.mode, ONE_MODE)
+    for name in data.include or ():
+        if name not in (*INCLUDED, *OF_BUILT_IN):
+            raise unsupported("include", f"include {name!r} is not supported{did_you_mean(name, INCLUDED)}")
+    if data.top_logprobs and LOGPROBS not in (data.include or ()):
+        raise bad_parameter("top_logprobs", f"top_logprobs needs include: [{LOGPROBS!r}]")

@@ -1,0 +1,148 @@
+"""Publishing weights: engine by engine, so that some always serve; the run moves once every serving engine has them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from sqlalchemy import Connection, select
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Json, VersionState
+from agentrl.errors import EngineError, RequestError
+from agentrl.proxy.engines.engine_state import Engine, EngineState
+from agentrl.proxy.engines.tensor_transfer import Broadcast
+from agentrl.proxy.engines.updates import BY_FOLDER, Delivery, Loaded
+from agentrl.proxy.state import ProxyState
+from agentrl.store import evaluation_episodes, events, runs
+from agentrl.store.tables import runs as runs_table
+from agentrl.store.tables import weight_versions
+from agentrl.store.training import steps
+
+log = logging.getLogger(__name__)
+
+
+async def publish(state: ProxyState, version: int, epoch: int | None = None, delivery: Delivery = BY_FOLDER) -> Json:
+    """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
+
+    Engines go one after another, so that some always serve, but for the members of a group, which stand still together.
+
+    An engine that fails is ejected; any replica's pool brings it to the run's version when it answers again.
+    Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it. Raises
+    FencedError, before any engine is touched, when the trainer's `epoch` is over.
+    """
+    if epoch is not None:
+        await state.write(steps.check_epoch, state.run_id, epoch)
+    row = await state.read(runs.version, state.run_id, version)
+    if row is None:
+        raise RequestError(404, f"run {state.run_name} has no version {version}", code="version_not_found")
+    if row.state == VersionState.ROLLED_BACK:
+        raise RequestError(409, f"version {version} was rolled back", code="version_rolled_back")
+    loaded: dict[str, Loaded] = {}
+    problems: list[EngineError] = []
+
+    async def load(engine: Engine) -> None:
+        try:
+            loaded[engine.url] = await state.pool.load(engine, version, delivery)
+        except EngineError as error:
+            problems.append(error)
+            await state.pool.set_state(engine, EngineState.DEAD, error=str(error))
+
+    async with state.pool.update_lock:
+        started = time.time()
+        together = isinstance(delivery.transfer, Broadcast)
+        engines = state.pool.engines
+        for part in [engines] if together else [[engine] for engine in engines]:
+            await asyncio.gather(*(load(engine) for engine in part))
+        if not loaded:
+            message = f"no engine took version {version}: {problems[-1] if problems else 'there is none'}"
+            raise RequestError(503, message, code="publish_failed", retry_after_s=1.0)
+        facts = {
+            "version": version,
+            "stall_s": {url: each.stall_s for url, each in loaded.items()},
+            "transport": {url: each.transport for url, each in loaded.items()},
+            "verified": {url: each.verified for url, each in loaded.items()},
+            "unverified": {url: why for url, each in loaded.items() if (why := _unverified(delivery, each))},
+            "bytes": delivery.n_bytes,
+            "bytes_per_s": _rate(delivery.n_bytes, time.time() - started),
+        }
+        await state.write(_move, state.run_id, version, epoch, facts, started)
+    return facts
+
+
+async def resume(state: ProxyState, config: RunConfig) -> None:
+    """Finish what a dead replica began: the newest version that is durable but not published.
+
+    One that the trainer holds back until an evaluation is over has not begun: the trainer will ask for it.
+    """
+    version = await state.read(_pending, state.run_id)
+    if version is not None and not await state.read(evaluation_episodes.holds, state.run_id, version, config):
+        log.info("finishing the publish of version %d", version)
+        await publish(state, version)
+
+
+def wanted(conn: Connection, run_id: str, reported: int | None) -> int:
+    """The version that an engine should serve which reports `reported`: the run's.
+
+    Or the reported one itself while it is being published, here or at another replica, which must not be undone: it is
+    newer and pending, or the run's was rolled back and an older one takes its place.
+    """
+    run = conn.execute(
+        select(runs_table.c.current_version, runs_table.c.published_step).where(runs_table.c.id == run_id)
+    ).one()
+    current = int(run.current_version)
+    theirs = None if reported is None or reported == current else runs.version(conn, run_id, reported)
+    if theirs is None:
+        return current
+    if theirs.state == VersionState.PENDING:
+        published = theirs.version > current and theirs.step >= run.published_step
+    else:
+        ours = runs.version(conn, run_id, current)
+        published = (
+            theirs.state == VersionState.PUBLISHED and ours is not None and ours.state == VersionState.ROLLED_BACK
+        )
+    return int(theirs.version) if published else current
+
+
+def undone(conn: Connection, run_id: str, version: int) -> bool:
+    """Whether a version newer than this one was rolled back: engines may have come back from it."""
+    newer = select(weight_versions.c.version).where(
+        weight_versions.c.run_id == run_id,
+        weight_versions.c.version > version,
+        weight_versions.c.state == VersionState.ROLLED_BACK,
+    )
+    return conn.execute(newer.limit(1)).first() is not None
+
+
+def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:
+    """Why none of an engine's tensors was compared with the trainer's; None: some were."""
+    if loaded.verified:
+        return None
+    if loaded.transport in ("none", "adapter"):
+        return "no whole weights were loaded"
+    if not delivery.digests:
+        return "no digests were sent: publish.verify is off, or the engines are not on a CPU"
+    return "an engine of several ranks, or one that keeps none of the tensors as they were sent"
+
+
+def _rate(n_bytes: int | None, seconds: float) -> float | None:
+    """Of the whole publish, engine after engine where they are not updated together."""
+    return n_bytes / seconds if n_bytes and seconds > 0 else None
+
+
+def _move(conn: Connection, run_id: str, version: int, epoch: int | None, facts: Json, started: float) -> None:
+    steps.mark_published(conn, run_id, version, epoch)
+    events.record(conn, run_id, "publish", {**facts, "start": started, "end": time.time()}, "proxy")
+
+
+def _pending(conn: Connection, run_id: str) -> int | None:
+    """One that the run has not yet gone past: what a trainer published later makes an older one pointless."""
+    return conn.execute(
+        select(weight_versions.c.version)
+        .join(runs_table, runs_table.c.id == weight_versions.c.run_id)
+        .where(weight_versions.c.run_id == run_id, weight_versions.c.state == VersionState.PENDING)
+        .where(weight_versions.c.step >= runs_table.c.published_step)
+        .order_by(weight_versions.c.version.desc())
+        .limit(1)
+    ).scalar()

@@ -1,0 +1,175 @@
+"""Sends a version's tensors to engines without its folder: the proxy's side of trainer/publish/tensor_sender.py.
+
+    distributed   every engine joins the trainer's process group, as the ranks that it is given, and receives buckets
+    tensor        every engine maps the trainer's memory, where its payloads say; for engines on the trainer's host
+
+Either way the version's folder is there too: an engine that fails to get them so reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agentrl.domain.schemas import Json
+from agentrl.engine.sglang_client import EngineClient
+from agentrl.errors import EngineError, EngineRejected
+from agentrl.proxy.recent import Recent
+
+JOIN_TIMEOUT_S = 60.0
+"""For all members to come: the trainer gives up before."""
+CLOSING_TIMEOUT_S = 10.0
+"""What closing what failed may take."""
+Size = Annotated[int, Field(ge=0)]
+
+
+class _Transfer(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    timeout_s: Annotated[float, Field(gt=0, le=86400)]
+    """For each bucket."""
+
+
+class Bucket(BaseModel):
+    """Tensors that are sent together, in this order."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[Size]]
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Self:
+        if not len(self.names) == len(self.dtypes) == len(self.shapes):
+            raise ValueError("names, dtypes and shapes must be of one length")
+        return self
+
+
+class Broadcast(_Transfer):
+    """The trainer is rank 0 of `group`, which listens at host and port; `ranks` are the first ranks of engines."""
+
+    transport: Literal["distributed"]
+    group: Annotated[str, Field(min_length=1, max_length=100)]
+    host: str
+    port: Annotated[int, Field(ge=1, le=65535)]
+    backend: Literal["gloo", "nccl"]
+    world_size: Annotated[int, Field(ge=2)]
+    ranks: dict[str, Annotated[int, Field(ge=1)]]
+    buckets: Annotated[list[Bucket], Field(min_length=1)]
+
+    def reaches(self, url: str) -> bool:
+        """Whether the engine is a member."""
+        return url in self.ranks
+
+    async def load(self, client: EngineClient, version: int, *, flush_cache: bool) -> None:
+        """Receive everything. Raises EngineError; the weights are then unknown."""
+        await client.join_group(
+            self.group, host=self.host, port=self.port, rank=self.ranks[client.url], world_size=self.world_size,
+            backend=self.backend, timeout_s=JOIN_TIMEOUT_S,
+        )  # fmt: skip
+        async with _closing(partial(client.leave_group, self.group)):
+            await client.begin_update()
+            async with _closing(client.end_update):
+                for bucket in self.buckets:
+                    last = bucket is self.buckets[-1]
+                    await client.receive_tensors(
+                        self.group, bucket.model_dump(), version=version if last else None,
+                        flush_cache=flush_cache and last, timeout_s=self.timeout_s,
+                    )  # fmt: skip
+
+
+class Shared(_Transfer):
+    """By engine: buckets, each with a payload for every tensor rank."""
+
+    transport: Literal["tensor"]
+    payloads: dict[str, Annotated[list[list[str]], Field(min_length=1)]]
+
+    def reaches(self, url: str) -> bool:
+        """Whether there is something for the engine."""
+        return url in self.payloads
+
+    async def load(self, client: EngineClient, version: int, *, flush_cache: bool) -> None:
+        """Take everything. Raises EngineError; the weights are then unknown.
+
+        Each payload is sent to its engine once, whatever becomes of it: a second time, when the trainer may have given
+        the memory up, it kills the engine, and taken twice the trainer.
+        """
+        buckets = self.payloads[client.url]
+        _take_once(client.url, buckets)
+        await client.begin_update()
+        async with _closing(client.end_update):
+            for i, payloads in enumerate(buckets, 1):
+                last = i == len(buckets)
+                await client.take_tensors(
+                    payloads, version=version if last else None, flush_cache=flush_cache and last,
+                    timeout_s=self.timeout_s,
+                )  # fmt: skip
+
+
+_offered: Recent[bool] = Recent()
+
+
+def _take_once(url: str, buckets: list[list[str]]) -> None:
+    """Raises EngineError where any of the payloads was sent to the engine before, else notes that they are."""
+    payloads = [(rank, payload) for bucket in buckets for rank, payload in enumerate(bucket)]
+    marks = [hashlib.sha256(f"{url} {rank} {payload}".encode()).hexdigest() for rank, payload in payloads]
+    if any(mark in _offered for mark in marks):
+        raise EngineError(f"{url} was sent a payload of this publish before: it is not sent again")
+    for mark in marks:
+        _offered[mark] = True
+
+
+@asynccontextmanager
+async def _closing(close: Callable[[float | None], Awaitable[None]]) -> AsyncIterator[None]:
+    """`close` in the end; at once where the block failed, maybe because all its time is over."""
+    try:
+        yield
+    except BaseException:
+        await close(CLOSING_TIMEOUT_S)
+        raise
+    await close(None)
+
+
+Transfer = Annotated[Broadcast | Shared, Field(discriminator="transport")]
+
+
+async def close_open_update(client: EngineClient) -> None:
+    """End what a failed update left open, if anything: the next would be refused."""
+    try:
+        await client.end_update()
+    except EngineRejected:
+        return
+
+
+async def members(clients: list[EngineClient]) -> list[Json]:
+    """The engines that answer now, with how many tensor ranks each has."""
+    found = []
+    for client in clients:
+        try:
+            found.append({"url": client.url, "ranks": await client.tensor_ranks()})
+        except EngineError:
+            continue
+    return found
+
+
+async def verify(client: EngineClient, expected: dict[str, str]) -> int:
+    """Compare the engine's digests with the trainer's, by name; how many there were to compare.
+
+    Raises EngineError, naming the first that differs. An engine of several ranks has other parts: none is compared.
+    """
+    if not expected:
+        return 0
+    ranks = await client.checksums()
+    found = ranks[0] if len(ranks) == 1 else {}
+    common = sorted(expected.keys() & found.keys())
+    for name in common:
+        if found[name] != expected[name]:
+            raise EngineError(f"{client.url} has other weights than the trainer: {name} has digest {found[name]}, "
+                              f"not {expected[name]}")  # fmt: skip
+    return len(common)

@@ -1,0 +1,1 @@
+"""What the proxy serves: one module per group of HTTP routes."""

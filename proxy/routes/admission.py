@@ -1,0 +1,25 @@
+"""Places of a run: who is refused one waits for it, and is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from agentrl.errors import RequestError
+from agentrl.proxy.state import ProxyState
+from agentrl.store.sessions import sessions
+
+T = TypeVar("T")
+
+
+async def admitted(state: ProxyState, unit: Callable[..., T], *args: Any, outside: bool, **kwargs: Any) -> T:
+    """`unit(conn, run_id, limits, …)`, which takes a place; `outside`: for a program that is no worker of the run.
+
+    Raises RequestError as `sessions.admit` does.
+    """
+    try:
+        return await state.write(unit, state.run_id, state.limits, *args, **kwargs)
+    except RequestError as error:
+        if error.code == sessions.NO_CAPACITY:
+            await state.write(sessions.wait, state.run_id, outside=outside)
+        raise

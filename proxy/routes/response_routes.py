@@ -1,0 +1,133 @@
+"""Responses once more: GET and DELETE /v1/responses/ID, and the items that a response was made from.
+
+The store holds what was asked and what was sampled. The request is put together again, and the answer encoded as then.
+"""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentrl.domain.schemas import Json
+from agentrl.errors import RequestError
+from agentrl.proxy.calls import recorded_answers
+from agentrl.proxy.calls.prompt_lengths import written
+from agentrl.proxy.dialects import RESPONSES
+from agentrl.proxy.dialects.dialect import Answer, bad_parameter, unsupported
+from agentrl.proxy.dialects.responses.recorded_items import items_of
+from agentrl.proxy.dialects.responses.response_tools import response_tools
+from agentrl.proxy.dialects.responses.responses_dialect import NAMESPACES, PREVIOUS
+from agentrl.proxy.routes.model_routes import place_for, session_of
+from agentrl.proxy.state import ProxyState
+from agentrl.rendering.messages import text_of
+from agentrl.store.calls import response_records
+from agentrl.store.calls.conversations import Conversation
+
+PAGE = 20
+LONGEST_PAGE = 100
+
+
+async def retrieve(request: Request) -> Response:
+    """A response of the session as it was answered, with what `include` asks for besides. Raises RequestError."""
+    state: ProxyState = request.app.state.proxy
+    session_id, call_id = await _named(request)
+    query = _query(request, "include")
+    async with place_for(state, session_id):
+        found = await _find(state, session_id, call_id)
+        asked = RESPONSES.decode(orjson.dumps(_body(found, query.get("include", []))))
+        head, events = await recorded_answers.load(state, session_id, asked, [call_id])
+        return _json(RESPONSES.encode(asked, head, [event for _, event in events if isinstance(event, Answer)]))
+
+
+async def input_items(request: Request) -> Response:
+    """A page of the items before a response, those of earlier responses included. Raises RequestError."""
+    state: ProxyState = request.app.state.proxy
+    session_id, call_id = await _named(request)
+    query = {name: values[-1] for name, values in _query(request, "after", "limit", "order").items()}
+    limit, order, after = query.get("limit", str(PAGE)), query.get("order", "desc"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise bad_parameter("order", f"order must be asc or desc, got {order!r}")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) <= 9 and 1 <= int(limit) <= LONGEST_PAGE):
+        raise bad_parameter("limit", f"limit must be from 1 to {LONGEST_PAGE}, got {limit[:20]!r}")
+    async with place_for(state, session_id):
+        found = await _find(state, session_id, call_id)
+        items = await state.heavy.run(session_id, written(found.all), _items, found)
+    if order == "desc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise bad_parameter("after", f"after: this response has no input item {after!r}")
+    start = 0 if after is None else ids.index(after) + 1
+    page = items[start : start + int(limit)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    has_more = start + len(page) < len(items)
+    return _json(orjson.dumps({"object": "list", "data": page, **ends, "has_more": has_more}))
+
+
+async def delete(request: Request) -> Response:
+    """Forget a response; what was recorded of the call stays, and trains. Raises RequestError."""
+    state: ProxyState = request.app.state.proxy
+    session_id, call_id = await _named(request)
+    _query(request)
+    if not await state.write(response_records.delete, session_id, call_id):
+        raise _unknown(session_id, f"resp_{call_id}")
+    return _json(orjson.dumps({"id": f"resp_{call_id}", "object": "response", "deleted": True}))
+
+
+async def _named(request: Request) -> tuple[str, str]:
+    """The session, and the call that the path names. Raises RequestError."""
+    session_id = await session_of(request, request.app.state.proxy)
+    named: str = request.path_params["response_id"]
+    found = PREVIOUS.fullmatch(named)
+    if found is None:
+        raise _unknown(session_id, named)
+    return session_id, found[1]
+
+
+async def _find(state: ProxyState, session_id: str, call_id: str) -> Conversation:
+    found = await state.read(response_records.find, session_id, call_id)
+    if found is None:
+        raise _unknown(session_id, f"resp_{call_id}")
+    return found
+
+
+def _unknown(session_id: str, named: str) -> RequestError:
+    message = f"session {session_id} has no response {named!r}"
+    return RequestError(404, message, code="response_not_found", param="response_id")
+
+
+def _query(request: Request, *known: str) -> dict[str, list[str]]:
+    """Values by name; a list may be spelled `name[]`. Raises RequestError 400 for a name that is not `known`."""
+    found: dict[str, list[str]] = {}
+    for spelled, value in request.query_params.multi_items():
+        name = spelled.removesuffix("[]")
+        if name not in known:
+            raise unsupported(name, f"parameter {name!r} is not supported here")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _body(found: Conversation, include: list[str]) -> Json:
+    """The request, its input aside: nothing is sampled for it."""
+    asked: Json = {**found.options[response_records.ASKED]}
+    asked.pop(NAMESPACES, None)
+    instructions = text_of(found.system[0]) if found.options.get("has_instructions") else None
+    return asked | {
+        "input": "-", "instructions": instructions, "tools": _tools(found),
+        "include": [*asked.get("include", []), *include],
+    }  # fmt: skip
+
+
+def _items(found: Conversation) -> list[Json]:
+    """What stands before the answer; instructions are no items."""
+    return items_of(found.all[bool(found.options.get("has_instructions")) : -1], found.call_id, _tools(found))
+
+
+def _tools(found: Conversation) -> list[Json]:
+    """The functions that the policy was shown, in their namespaces."""
+    return response_tools(found.tools, found.options[response_records.ASKED].get(NAMESPACES, []))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

@@ -1,0 +1,1 @@
+"""Processes and sockets: worker processes behind one listening socket, and bounded connections."""

@@ -1,0 +1,169 @@
+"""`agentrl proxy --workers N`: a parent that holds the listening socket, and N processes that accept from it.
+
+    parent ── binds, starts, restarts, stops ──► worker 0 … N-1   (agentrl/proxy/serving/replica.py)
+        └── a socket pair with each: the worker says that it serves; whoever dies, the other side sees it close
+
+A connection waits in the shared socket until any worker takes it, so one that dies takes only its own with it. A
+worker keeps its replica name over its restarts, and thereby finds what it left running. The parent loads nothing of
+the proxy: it is small and has no reason to die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+from prometheus_client.multiprocess import mark_process_dead
+
+log = logging.getLogger(__name__)
+
+GRACEFUL_S = 10
+"""How long a worker that is told to stop goes on with the calls that run."""
+STOP_S = GRACEFUL_S + 5.0
+"""A worker that still runs this long after it was told to stop is killed."""
+LIVED_S = 5.0
+"""A worker that lived this long had started well: it is restarted at once."""
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 10.0
+SERVES = b"s"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a worker is started with, on its command line; the secrets are in its environment."""
+
+    run_name: str
+    engine_urls: list[str]
+    replica: str  # the parent's name; a worker's is `replica/index`
+    log_level: str
+    listener: int
+    index: int = 0
+    parent: int = -1  # the worker's end of the socket pair
+
+    def argv(self) -> list[str]:
+        """The command that does it."""
+        return [sys.executable, "-m", "agentrl.proxy.serving.replica", json.dumps(asdict(self))]
+
+
+def supervise(job: Job, count: int, env: dict[str, str], serving: Callable[[], None]) -> int:
+    """Run `count` workers until SIGTERM or Ctrl-C; returns the exit status. A second signal kills them at once.
+
+    0 after a stop that was asked for, 1 when a worker had to be killed for it; when the first worker ends before it
+    serves, its status: what is wrong will be wrong with all of them. `env` is added to their environment. `serving` is
+    called once the first one serves.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentrl-metrics-", ignore_cleanup_errors=True) as metrics:
+        env = os.environ | env | {"PROMETHEUS_MULTIPROC_DIR": metrics}
+        return asyncio.run(_Parent(job, count, env, serving).run())
+
+
+def backoff_s(quick_deaths: int) -> float:
+    """Seconds to wait after this many quick deaths in a row: none, 0.5, 1, 2, … at most BACKOFF_MAX_S."""
+    return min(BACKOFF_FIRST_S * 2.0 ** min(quick_deaths - 1, 30), BACKOFF_MAX_S) if quick_deaths else 0.0
+
+
+class _Parent:
+    def __init__(self, job: Job, count: int, env: dict[str, str], serving: Callable[[], None]) -> None:
+        self._job = job
+        self._count = count
+        self._env = env
+        self._serving = serving
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._served = asyncio.Event()  # some worker has served since we started
+        self._stopping = asyncio.Event()
+        self._status = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        first = asyncio.create_task(self._keep(0))
+        served = asyncio.create_task(self._served.wait())
+        await asyncio.wait([first, served], return_when=asyncio.FIRST_COMPLETED)
+        if self._served.is_set():
+            self._serving()
+            await asyncio.gather(first, *(self._keep(index) for index in range(1, self._count)))
+        served.cancel()
+        return self._status
+
+    def _stop(self) -> None:
+        again = self._stopping.is_set()
+        self._stopping.set()
+        for process in self._processes.values():
+            _tell(process, kill=again)
+        if not again:
+            log.info("stopping %d workers; once more kills them", len(self._processes))
+            asyncio.get_running_loop().call_later(STOP_S, self._kill_rest)
+
+    def _kill_rest(self) -> None:
+        for index, process in self._processes.items():
+            log.error("worker %d did not stop in %g s: killing it", index, STOP_S)
+            self._status = 1
+            _tell(process, kill=True)
+
+    async def _keep(self, index: int) -> None:
+        """Run a worker again and again until we stop."""
+        quick_deaths = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            status = await self._run_once(index)
+            if self._stopping.is_set():
+                return
+            if not self._served.is_set():
+                self._status = status if status > 0 else 1
+                return
+            quick_deaths = quick_deaths + 1 if time.monotonic() - started < LIVED_S else 0
+            pause_s = backoff_s(quick_deaths)
+            log.warning(
+                "worker %d ended with status %d: starting it again%s", index, status,
+                f" in {pause_s:g} s" if pause_s else "",
+            )  # fmt: skip
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+    async def _run_once(self, index: int) -> int:
+        """One life of a worker; its exit status, negative after a signal."""
+        # What the last one was doing is no longer done.
+        mark_process_dead(index, self._env["PROMETHEUS_MULTIPROC_DIR"])  # type: ignore[no-untyped-call]
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                job = replace(self._job, index=index, parent=theirs.fileno())
+                process = await asyncio.create_subprocess_exec(
+                    *job.argv(),
+                    env=self._env,
+                    pass_fds=[job.listener, job.parent],
+                    stdin=asyncio.subprocess.DEVNULL,
+                )
+            self._processes[index] = process
+            if self._stopping.is_set():
+                _tell(process, kill=False)
+            hearing = asyncio.create_task(self._hear(ours, index, process.pid))
+            try:
+                return await process.wait()
+            finally:
+                hearing.cancel()
+                await asyncio.wait([hearing])
+                del self._processes[index]
+
+    async def _hear(self, worker: socket.socket, index: int, pid: int) -> None:
+        if await asyncio.get_running_loop().sock_recv(worker, 1) == SERVES:
+            log.info("worker %d serves (process %d)", index, pid)
+            self._served.set()
+
+
+def _tell(process: asyncio.subprocess.Process, *, kill: bool) -> None:
+    if process.returncode is None:
+        process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)

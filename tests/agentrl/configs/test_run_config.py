@@ -1,0 +1,128 @@
+"""Configuration: strict, documented, one-line errors that name the field."""
+
+from __future__ import annotations
+
+import math
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agentrl.configs.run_config import RunConfig, load_config, parse_config
+from agentrl.errors import ConfigError
+
+BASE: dict[str, Any] = {"name": "r", "model": "tiny", "agent": "a:A", "tasks": "a:t"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "run.yaml"
+    file.write_text("name: r\nmodel: tiny\nagent: a:A\ntasks: a:t\ntrainer:\n  lr: 1.0e-4\n")
+    return file
+
+
+def test_overrides_win_and_are_yaml(path: Path) -> None:
+    run = load_config(
+        path, ["trainer.lr=2e-4", "engine.urls=[http://a, http://b]", "steps=7", "trainer.algorithm.clip_low=0.1"]
+    )
+    assert (run.trainer.lr, run.engine.urls, run.steps) == (2e-4, ["http://a", "http://b"], 7)
+    assert run.trainer.algorithm.clip_low == 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stepz": 3}, "unknown config key 'stepz'; did you mean 'steps'?"),
+        ({"trainer": {"max_stalenes": 1}}, "unknown config key 'trainer.max_stalenes'; did you mean 'max_staleness'?"),
+        ({"rollout": {"sampling": {"temprature": 1}}}, "did you mean 'temperature'"),
+        ({"steps": -1}, "config key 'steps': Input should be greater than or equal to 0"),
+        ({"trainer": {"lr": "fast"}}, "config key 'trainer.lr'"),
+        ({"trainer": {"ranks": 4, "replicas": 3}}, "ranks 4 is no multiple of replicas 3"),
+        (
+            {"trainer": {"ranks": 4, "replicas": 2, "tensor_parallel": 4}},
+            "ranks 4 is no multiple of replicas × tensor_parallel = 8",
+        ),
+        ({"trainer": {"lora": {"publish": "adapter"}}}, "publish: adapter needs a rank above 0"),
+        ({"name": "../x"}, "config key 'name'"),
+        ({"model": None}, "config key 'model'"),
+    ],
+)
+def test_a_bad_key_is_named_in_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(BASE | changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("steps", "must look like section.key=value"),
+        ("steps.x=1", "'steps' is a value, not a section"),
+        ("steps=[", "is not a YAML value"),
+    ],
+)
+def test_a_bad_override_is_refused(path: Path, override: str, message: str) -> None:
+    path.write_text(path.read_text() + "steps: 3\n")
+    with pytest.raises(ConfigError, match=message):
+        load_config(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[1, 2]", "must hold a mapping"), ("a: [", "is not valid YAML"), (None, "cannot read config")],
+)
+def test_an_unreadable_file_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "run.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(file)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(
+    "path",
+    ["trainer.lr", "trainer.weight_decay", "trainer.algorithm.kl_coef", "rollout.timeout_s", "proxy.max_reward"],
+)
+def test_a_number_that_is_not_finite_is_refused(path: str, value: float) -> None:
+    data: Any = value
+    for key in reversed(path.split(".")):
+        data = {key: data}
+    with pytest.raises(ConfigError, match=f"config key '{path}'"):
+        parse_config({"name": "r", "model": "tiny", **data})
+
+
+@pytest.mark.parametrize(
+    "data", [{"seed": 2**63}, {"trainer": {"algorithm": {"overlong_penalty": 1e308}}}, {"proxy": {"max_reward": 1e13}}]
+)
+def test_a_number_that_nothing_holds_is_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="less than"):
+        parse_config({"name": "r", "model": "tiny", **data})
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse_config(BASE).steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("name", "most_steps"), [("demo.yaml", 15), ("demo-quick.yaml", 45)])
+def test_the_packaged_configs_are_valid_and_stay_short(name: str, most_steps: int) -> None:
+    text = (files("agentrl.agents") / name).read_text()
+    assert RunConfig.model_validate(yaml.safe_load(text)).steps <= most_steps
+
+
+def test_a_group_must_be_able_to_reach_its_smallest_size() -> None:
+    with pytest.raises(ConfigError, match="min_group_size 4 is more than group_size 2"):
+        parse_config(
+            {
+                "name": "r",
+                "model": "tiny",
+                "agent": "a:B",
+                "tasks": "t",
+                "rollout": {"group_size": 2, "min_group_size": 4},
+            }
+        )

@@ -1,0 +1,71 @@
+"""Prefix trees, balance and first-fit decreasing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.domain.batching import balance, build_tree, pack_grids, split_by_budget
+
+sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
+sizes = st.lists(st.integers(1, 20), min_size=1, max_size=20)
+
+
+def arrays(rows: list[list[int]]) -> list[np.ndarray]:
+    return [np.array(r, np.int32) for r in rows]
+
+
+def test_the_tree_of_the_docstring() -> None:
+    tree = build_tree(arrays([[1, 2, 3, 4], [1, 2, 5, 6]]))
+    assert tree.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert tree.positions.tolist() == [0, 1, 2, 3, 2, 3]
+    assert tree.ends.tolist() == [6, 6, 4, 4, 6, 6]
+    assert [p.tolist() for p in tree.paths] == [[0, 1, 2, 3], [0, 1, 4, 5]]
+
+
+@given(sequences)
+def test_a_tree_holds_each_distinct_prefix_once_and_shows_a_token_its_own_past(rows: list[list[int]]) -> None:
+    tree = build_tree(arrays(rows))
+    assert len(tree) == len({tuple(r[: i + 1]) for r in rows for i in range(len(r))})
+    nodes = np.arange(len(tree))
+    for row, path in zip(rows, tree.paths, strict=True):
+        assert tree.token_ids[path].tolist() == row
+        assert tree.positions[path].tolist() == list(range(len(row)))
+        last = path[-1]
+        assert nodes[(nodes <= last) & (last < tree.ends)].tolist() == path.tolist()
+
+
+@given(sequences, st.integers(1, 20))
+def test_split_trees_fit_the_budget_unless_one_sequence_alone_does_not(rows: list[list[int]], budget: int) -> None:
+    parts = split_by_budget(arrays(rows), budget)
+    assert sorted(i for part in parts for i in part) == list(range(len(rows)))
+    for part in parts:
+        assert len(part) == 1 or len(build_tree(arrays([rows[i] for i in part]))) <= budget
+
+
+@given(sizes, st.integers(1, 5))
+def test_balance_places_everything_within_one_item_of_even(items: list[int], bins: int) -> None:
+    placed = balance(items, bins)
+    assert sorted(i for part in placed for i in part) == list(range(len(items)))
+    loads = [sum(items[i] for i in part) for part in placed]
+    assert max(loads) - min(loads) <= max(items)
+
+
+@given(sizes, st.integers(1, 60))
+def test_grids_keep_rows_in_width_and_area_in_budget(items: list[int], budget: int) -> None:
+    grids = pack_grids(items, budget)
+    assert sorted(i for grid in grids for row in grid for i in row) == list(range(len(items)))
+    for grid in grids:
+        width = max(sum(items[i] for i in row) for row in grid)
+        assert width == max(items[i] for row in grid for i in row)
+        assert len(grid) == 1 or width * len(grid) <= budget
+
+
+@pytest.mark.parametrize(
+    ("items", "budget", "grids"),
+    [([5, 3, 2], 10, [[[0], [1, 2]]]), ([5, 3, 3], 5, [[[0]], [[1]], [[2]]])],
+)
+def test_first_fit_decreasing(items: list[int], budget: int, grids: list[list[list[int]]]) -> None:
+    assert pack_grids(items, budget) == grids

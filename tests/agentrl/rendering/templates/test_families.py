@@ -1,0 +1,170 @@
+"""Families of the `renderers` package: chosen by proof, streamed consistently, bridged with checked prefixes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.domain.schemas import ForkReason
+from agentrl.errors import ModelFolderError
+from agentrl.rendering import ContentDelta, Delta, ParsedOutput, ReasoningDelta, Renderer, load_renderer
+
+from .. import outputs
+from ..conftest import CHATML_TOKENS, byte_tokenizer, call, patient, published_template, tool, write_folder
+from ..outputs import shown
+
+CALC = tool("calc", expression="string")
+HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+SPECIAL = (*CHATML_TOKENS, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+TOKENIZER = byte_tokenizer(*SPECIAL, markers=MARKERS)
+
+
+def folder(path: Path, template: str, **config: Any) -> Path:
+    """A model folder with a published chat template."""
+    return write_folder(path, TOKENIZER, published_template(template), **config)
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+@pytest.fixture(scope="module")
+def qwen36(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """Its prompts open the reasoning, its calls are XML."""
+    return load_renderer(folder(tmp_path_factory.mktemp("models"), "qwen3_6", model_type="qwen3_5"))
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return load_renderer(folder(tmp_path_factory.mktemp("models"), "qwen3", model_type="qwen3"))
+
+
+@pytest.mark.parametrize(
+    ("template", "model_type", "name"),
+    [
+        ("qwen3", "qwen3", "qwen3"),
+        ("qwen3", "qwen3_moe", "qwen3"),
+        ("qwen3_6", "qwen3_5_moe", "qwen3.6"),
+        ("qwen3_instruct_2507", "qwen3", "qwen3-vl"),  # no reasoning: the chat format of the vision models
+        ("qwen2_5", "qwen2", "template"),
+        ("qwen3", "llama", "template"),
+    ],
+)
+def test_the_family_is_the_one_that_reproduces_the_template(
+    tmp_path: Path, template: str, model_type: str, name: str
+) -> None:
+    assert load_renderer(folder(tmp_path, template, model_type=model_type)).name == name
+
+
+def test_a_family_can_be_named(tmp_path: Path) -> None:
+    path = folder(tmp_path, "qwen3_instruct_2507", model_type="qwen3")
+    assert load_renderer(path, "qwen3").name == "qwen3"
+    (path / "renderer.json").write_text(json.dumps({"renderer": "qwen3"}))
+    assert load_renderer(path).name == "qwen3"
+    with pytest.raises(ModelFolderError, match=r"unknown renderer 'qwen33'; did you mean 'qwen3'\?"):
+        load_renderer(path, "qwen33")
+    with pytest.raises(ModelFolderError, match="needs special tokens"):
+        load_renderer(path, "llama-3")
+
+
+def parse(renderer: Renderer, ids: list[int], cuts: Sequence[int] = ()) -> tuple[ParsedOutput, list[Delta]]:
+    return outputs.parse(renderer, [CALC], renderer.render(HISTORY, [CALC]), ids, cuts)
+
+
+REPLY = "<think>\nhm\n</think>\n\nLet me see.\n"
+REPLY += '<tool_call>\n{"name": "calc", "arguments": {"expression": "é"}}\n</tool_call>'
+
+
+def test_an_output_is_read(qwen3: Renderer) -> None:
+    parsed, _ = parse(qwen3, encode(REPLY + "<|im_end|>"))
+    assert shown(parsed) == ("Let me see.", "hm", [("calc", '{"expression": "é"}')])
+    assert shown(parse(qwen3, encode("plain\n\n"))[0]) == ("plain", None, [])
+    assert shown(parse(qwen3, [])[0]) == ("", None, [])
+
+
+def test_malformed_calls_are_content(qwen3: Renderer) -> None:
+    for broken in ('{"name": "calc"', "[1, 2]", '{"name": 3, "arguments": {}}', "[" * 5000):
+        parsed, _ = parse(qwen3, encode(f"so\n<tool_call>\n{broken}\n</tool_call><|im_end|>"))
+        assert parsed.tool_calls == []
+        assert parsed.content is not None
+        assert parsed.content.startswith("so")
+        assert broken in parsed.content
+
+
+def test_plain_text_streams(qwen3: Renderer) -> None:
+    parser = qwen3.parser([CALC], qwen3.render(HISTORY, [CALC]))
+    assert parser.push(encode("one two ")) == [ContentDelta("one two")]
+    assert parser.push(encode("three")) == [ContentDelta(" three")]
+    assert parser.push(encode(" a < b")) == [ContentDelta(" a < b")]
+    assert parser.finish().deltas == []
+
+
+def test_reasoning_streams_then_content(qwen3: Renderer, qwen36: Renderer) -> None:
+    for renderer, opening in ((qwen3, "<think>\n"), (qwen36, "")):
+        parser = renderer.parser([CALC], renderer.render(HISTORY, [CALC]))
+        assert parser.push(encode(opening + "is 1 < 2? ")) == [ReasoningDelta("is 1 < 2?")]
+        assert parser.push(encode("yes\n")) == [ReasoningDelta(" yes")]
+        assert parser.push(encode("</think>\n\nYes.\n")) == [ContentDelta("Yes.")]
+        assert parser.push(encode("<tool_call>\nbroken")) == []
+        parsed = parser.finish()
+        assert (parsed.reasoning, parsed.tool_calls) == ("is 1 < 2? yes", [])
+        assert parsed.content is not None
+        assert parsed.content.startswith("Yes.\n")
+        assert parsed.content.endswith("broken")
+
+
+pieces = st.one_of(
+    st.sampled_from(
+        [*MARKERS, "<|im_end|>", " ", "\n\n", "é", "x", "<", '{"name": "f", "arguments": {"a": 1}}', REPLY]
+    ),
+    st.text(max_size=4),
+)
+
+
+@patient
+@given(st.lists(pieces, max_size=8).map("".join), st.lists(st.integers(0, 80)), st.booleans())
+def test_streamed_equals_unstreamed_for_every_split(
+    qwen3: Renderer, qwen36: Renderer, text: str, cuts: list[int], prefilled: bool
+) -> None:
+    renderer = qwen36 if prefilled else qwen3
+    ids = encode(text)
+    outputs.check_splits(renderer, [CALC], renderer.render(HISTORY, [CALC]), ids, cuts)
+
+
+@patient
+@given(st.lists(st.integers(0, TOKENIZER.get_vocab_size(with_added_tokens=True) - 1), max_size=20))
+def test_any_ids_can_be_parsed(qwen3: Renderer, ids: list[int]) -> None:
+    parse(qwen3, ids)
+
+
+def test_a_tool_result_is_bridged_and_a_question_forks(qwen3: Renderer) -> None:
+    prompt = qwen3.render(HISTORY, [CALC])
+    previous = prompt + encode(REPLY + "<|im_end|>")
+    result = {"role": "tool", "tool_call_id": "x", "content": "47"}
+    bridge = qwen3.bridge(previous, [result], [CALC])
+    assert bridge.delta_ids is not None
+    assert qwen3.decode(bridge.delta_ids) == (
+        "\n<|im_start|>user\n<tool_response>\n47\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    calls = [call("calc", '{"expression": "é"}', "x")]
+    reply = {"role": "assistant", "content": "Let me see.", "reasoning_content": "hm", "tool_calls": calls}
+    assert previous + bridge.delta_ids == qwen3.render([*HISTORY, reply, result], [CALC])
+    # A new question makes the family drop the reasoning of earlier turns.
+    question = {"role": "user", "content": "and?"}
+    assert qwen3.bridge(previous, [question], [CALC]).reason is ForkReason.TEMPLATE_REWROTE
+
+
+def test_what_cannot_be_bridged_says_why(qwen3: Renderer) -> None:
+    prompt = qwen3.render(HISTORY, None)
+    user = {"role": "user", "content": "and?"}
+    assert qwen3.bridge([*prompt, *encode("hm")], [user], None).reason is ForkReason.TRUNCATED
+    invented = {"role": "assistant", "content": "never sampled"}
+    ended = [*prompt, *encode("hm<|im_end|>")]
+    assert qwen3.bridge(ended, [invented, user], None).reason is ForkReason.HISTORY_EDITED

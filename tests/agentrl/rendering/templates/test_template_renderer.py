@@ -1,0 +1,370 @@
+"""The generic bridge: transformers' own rendering, and no bridge without proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.domain.schemas import ForkReason
+from agentrl.errors import ModelFolderError, RequestError
+from agentrl.rendering import Renderer, load_renderer
+
+from ..conftest import CHATML_TOKENS, byte_tokenizer, call, patient, published_template, tool, write_folder
+
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+PLAIN = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if tools %}{{ '' }}{% endif %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Stable: what it has written stays when messages follow."""
+
+FORGETFUL = """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content and loop.last %}{{ '<think>' + message.reasoning_content + '</think>' }}{% endif %}
+{{- message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Drops reasoning as soon as something follows."""
+
+COUNTING = "{{ messages | length }}" + PLAIN
+"""Rewrites its first token with every message."""
+
+DATED = "<|im_start|>system\nIt is {{ strftime_now('%H:%M:%S.%f') }}.<|im_end|>\n" + PLAIN
+"""Tells the time."""
+
+NUMBERED = PLAIN.replace("{{ message.role }}", "{{ message.role }} {{ messages | length - loop.index }}")
+"""Numbers every turn from the end."""
+
+BREAK = "{{ '\n\n' }}"
+SEPARATED = PLAIN.replace(
+    "<|im_end|>\n{% endfor %}", f"<|im_end|>{{% if not loop.last %}}{BREAK}{{% endif %}}{{% endfor %}}"
+)
+SEPARATED = SEPARATED.replace("{%- if add_generation_prompt %}", "{%- if add_generation_prompt %}" + BREAK)
+"""Writes line breaks between turns and none behind the last one."""
+
+TRIMMED = PLAIN.replace("{{ message.content }}", "{{ message.content | trim }}")
+"""Cuts white space off every message."""
+
+CALC = tool("calc", expression="string")
+HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+
+
+def load(tmp_path: Path, template: str) -> Renderer:
+    folder = write_folder(tmp_path / "model", byte_tokenizer(*CHATML_TOKENS, markers=MARKERS), template)
+    renderer = load_renderer(folder, "template")
+    assert renderer.name == "template"
+    return renderer
+
+
+def sample(renderer: Renderer, text: str) -> list[int]:
+    """The ids of a reply, its end included."""
+    return byte_tokenizer(*CHATML_TOKENS, markers=MARKERS).encode(text + "<|im_end|>", add_special_tokens=False).ids
+
+
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    HISTORY,
+    [
+        {"role": "user", "content": "wie heißt 日本? <b>&</b>"},
+        {"role": "assistant", "content": "", "tool_calls": [call("calc", '{"expression": "é < 1", "b": [1.5, null]}')]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "47"},
+    ],
+]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "nemotron_3_nano", "lfm2"])
+@pytest.mark.parametrize("messages", CONVERSATIONS, ids=["text", "tools"])
+@pytest.mark.parametrize("tools", [None, [CALC]], ids=["without", "with"])
+def test_it_renders_what_transformers_renders(
+    tmp_path: Path, name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> None:
+    import json
+
+    from transformers import AutoTokenizer
+
+    template = published_template(name)
+    if tools and "<tool_call>" not in template:
+        pytest.skip("its tool calls cannot be parsed, so tools are refused")
+    renderer = load(tmp_path, template)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
+    parsed = json.loads(json.dumps(messages))
+    for message in parsed:
+        for item in message.get("tool_calls", []):
+            item["function"]["arguments"] = json.loads(item["function"]["arguments"])
+    expected = theirs.apply_chat_template(parsed, tools=tools, add_generation_prompt=True, return_dict=False)
+    assert renderer.render(messages, tools) == list(expected)
+
+
+replies = st.one_of(
+    st.text(max_size=6).map(lambda text: {"role": "assistant", "content": text}),
+    st.just({"role": "assistant", "content": "", "tool_calls": [call("calc", '{"expression": "1"}')]}),
+)
+added = st.lists(
+    st.one_of(
+        st.text(max_size=6).map(lambda text: {"role": "user", "content": text}),
+        st.text(max_size=6).map(lambda text: {"role": "tool", "tool_call_id": "call_1", "content": text}),
+    ),
+    max_size=2,
+)
+
+
+@pytest.fixture(scope="module")
+def stable(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return load(tmp_path_factory.mktemp("stable"), PLAIN)
+
+
+@patient
+@given(turns=st.lists(st.tuples(replies, added), max_size=3))
+def test_a_stable_template_never_forks(stable: Renderer, turns: list[Any]) -> None:
+    messages = list(HISTORY)
+    ids = stable.render(messages, [CALC])
+    for reply, after in turns:
+        messages = [*messages, reply]
+        closed = stable.decode(stable.render(messages, [CALC]))
+        sampled = sample(stable, closed[len(stable.decode(ids)) :].partition("<|im_end|>")[0])
+        bridge = stable.bridge(ids + sampled, after, [CALC], messages_before=messages)
+        assert bridge.delta_ids is not None
+        messages, ids = [*messages, *after], ids + sampled + bridge.delta_ids
+        assert ids == stable.render(messages, [CALC])
+
+
+def test_a_reply_spelled_differently_is_kept_as_sampled(stable: Renderer) -> None:
+    prompt = stable.render(HISTORY, [CALC])
+    sampled = sample(stable, '<tool_call>\n{"name":"calc", "arguments":{"expression":"1"}}\n</tool_call>')
+    (found,) = parse(stable, prompt, sampled).tool_calls
+    reply = {"role": "assistant", "content": None, "tool_calls": [call("calc", found.arguments, found.id)]}
+    after = [{"role": "tool", "tool_call_id": found.id, "content": "1"}]
+    bridge = stable.bridge(prompt + sampled, after, [CALC], messages_before=[*HISTORY, reply])
+    assert bridge.delta_ids is not None
+    assert stable.decode(bridge.delta_ids) == "\n<|im_start|>tool\n1<|im_end|>\n<|im_start|>assistant\n"
+
+
+def parse(renderer: Renderer, prompt: list[int], sampled: list[int]) -> Any:
+    parser = renderer.parser([CALC], prompt)
+    parser.push(sampled)
+    return parser.finish()
+
+
+def test_dropped_reasoning_forks_even_if_the_agent_dropped_it_too(tmp_path: Path) -> None:
+    renderer = load(tmp_path, FORGETFUL)
+    prompt = renderer.render(HISTORY, None)
+    after = [{"role": "user", "content": "and?"}]
+    for reply in (
+        {"role": "assistant", "content": "yes"},
+        {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
+    ):
+        thoughtful = prompt + sample(renderer, "<think>hm</think>yes")
+        bridge = renderer.bridge(thoughtful, after, None, messages_before=[*HISTORY, reply])
+        assert bridge.reason is ForkReason.REASONING_DROPPED
+    plain = prompt + sample(renderer, "yes")
+    reply = {"role": "assistant", "content": "yes"}
+    assert renderer.bridge(plain, after, None, messages_before=[*HISTORY, reply]).delta_ids is not None
+
+
+def test_the_qwen3_template_forks_exactly_where_it_drops_reasoning(tmp_path: Path) -> None:
+    renderer = load(tmp_path, published_template("qwen3"))
+    prompt = renderer.render(HISTORY, [CALC])
+    sampled = sample(
+        renderer,
+        '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "calc", "arguments": {"expression": "1"}}\n</tool_call>',
+    )
+    found = parse(renderer, prompt, sampled)
+    assert (found.reasoning, found.content) == ("hm", None)
+    reply = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call(item.name, item.arguments, item.id) for item in found.tool_calls],
+    }
+    before = [*HISTORY, reply]
+    result = {"role": "tool", "tool_call_id": "x", "content": "1"}
+    question = {"role": "user", "content": "and?"}
+    assert renderer.bridge(prompt + sampled, [result], [CALC], messages_before=before).delta_ids is not None
+    forked = renderer.bridge(prompt + sampled, [result, question], [CALC], messages_before=before)
+    assert forked.reason is ForkReason.REASONING_DROPPED
+
+
+def test_no_bridge_without_proof(tmp_path: Path) -> None:
+    counting = load(tmp_path, COUNTING)
+    reply, after = {"role": "assistant", "content": "yes"}, [{"role": "user", "content": "and?"}]
+    prompt = counting.render(HISTORY, None)
+    sampled = sample(counting, "yes")
+
+    def reason(previous: list[int], before: list[Any] | None) -> ForkReason | None:
+        return counting.bridge(previous, after, None, messages_before=before).reason
+
+    assert reason(prompt + sampled, [*HISTORY, reply]) is ForkReason.TEMPLATE_REWROTE
+    assert reason(prompt + sampled, None) is ForkReason.TEMPLATE_REWROTE
+    assert reason(prompt + sampled[:-1], [*HISTORY, reply]) is ForkReason.TRUNCATED
+    assert reason(prompt + sampled, HISTORY) is ForkReason.HISTORY_EDITED
+
+
+def test_a_reply_that_spells_the_end_of_its_turn_forks_or_extends_exactly(stable: Renderer) -> None:
+    reply = {"role": "assistant", "content": "a<|im_end|>b"}
+    prompt = stable.render(HISTORY, None)
+    tokenizer = byte_tokenizer(*CHATML_TOKENS)
+    tokenizer.encode_special_tokens = True
+    spelled = tokenizer.encode("a<|im_end|>b", add_special_tokens=False).ids + stable.stop_token_ids
+    bridge = stable.bridge(
+        prompt + spelled, [{"role": "user", "content": "x"}], None, messages_before=[*HISTORY, reply]
+    )
+    assert bridge.reason is ForkReason.TEMPLATE_REWROTE
+
+
+def test_tools_that_could_not_be_read_are_refused(tmp_path: Path) -> None:
+    renderer = load(tmp_path, FORGETFUL)
+    with pytest.raises(RequestError) as refused:
+        renderer.render(HISTORY, [CALC])
+    assert (refused.value.status, refused.value.param, refused.value.code) == (400, "tools", "tools_unsupported")
+
+
+def test_a_template_that_refuses_messages_is_a_400(tmp_path: Path) -> None:
+    renderer = load(tmp_path, "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(RequestError, match="roles must alternate") as refused:
+        renderer.render(HISTORY, None)
+    assert refused.value.status == 400
+
+
+def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
+    renderer = load(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(RequestError):
+        renderer.render(HISTORY, None)
+
+
+def test_a_folder_without_anything_to_render_with_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "bare", byte_tokenizer(), None)
+    with pytest.raises(ModelFolderError, match="no chat template"):
+        load_renderer(folder)
+    with pytest.raises(ModelFolderError, match=r"no tokenizer\.json"):
+        load_renderer(tmp_path)
+
+
+def talk(renderer: Renderer, turns: list[tuple[str, str]]) -> list[ForkReason | None]:
+    """Why each turn forked; None where it was bridged, and then to what follows the sampled reply in the template."""
+    messages, reasons = list(HISTORY), []
+    ids = renderer.render(messages, [CALC])
+    for sampled, question in turns:
+        output = sample(renderer, sampled)
+        parser = renderer.parser([CALC], ids)
+        parser.push(output)
+        parsed = parser.finish()
+        reply: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+        if parsed.tool_calls:
+            reply["tool_calls"] = [call(item.name, item.arguments, item.id) for item in parsed.tool_calls]
+        after: list[dict[str, Any]] = [
+            {"role": "tool", "tool_call_id": item.id, "content": question} for item in parsed.tool_calls
+        ] or [{"role": "user", "content": question}]
+        before = [*messages, reply]
+        messages = [*before, *after]
+        bridge = renderer.bridge(ids + output, after, [CALC], messages_before=before)
+        rendered = renderer.render(messages, [CALC])
+        if bridge.delta_ids is not None:
+            assert renderer.decode(rendered).endswith(renderer.decode(bridge.delta_ids))
+            ids = ids + output + bridge.delta_ids
+        else:
+            ids = rendered
+        reasons.append(bridge.reason)
+    return reasons
+
+
+CALLING = '<tool_call>{"name": "calc",  "arguments": {"expression": "é"}}</tool_call>'
+outputs = st.sampled_from(
+    ["yes", " yes\n", "a < b", CALLING, f"so\n{CALLING}\n{CALLING}", "<tool_call>{</tool_call>", ""]
+)
+talks = st.lists(st.tuples(outputs, st.sampled_from(["and?", " \n", "é"])), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module", params=[PLAIN, SEPARATED, TRIMMED], ids=["plain", "separated", "trimmed"])
+def habitual(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return load(tmp_path_factory.mktemp("models"), request.param)
+
+
+@patient
+@given(turns=talks)
+def test_templates_that_keep_what_they_wrote_never_fork(habitual: Renderer, turns: list[tuple[str, str]]) -> None:
+    """However the model spelled its reply: the sampled ids stay, and what follows them is the template's."""
+    assert talk(habitual, turns) == [None] * len(turns)
+
+
+@pytest.mark.parametrize("template", [COUNTING, DATED, NUMBERED], ids=["counting", "dated", "numbered"])
+def test_templates_that_rewrite_always_fork(tmp_path: Path, template: str) -> None:
+    renderer = load(tmp_path, template)
+    assert talk(renderer, [("yes", "and?"), (CALLING, "3"), ("no", "so?")]) == [ForkReason.TEMPLATE_REWROTE] * 3
+
+
+def test_another_day_is_another_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a replica that has not rendered the conversation before."""
+    reply, after = {"role": "assistant", "content": "yes"}, [{"role": "user", "content": "and?"}]
+    renderers = []
+    for i, today in enumerate(("Monday", "Tuesday")):
+        monkeypatch.setattr(
+            "agentrl.rendering.templates.chat_template._strftime_now", lambda format, today=today: today
+        )
+        renderers.append(load(tmp_path / str(i), DATED))
+    monday, tuesday = renderers
+    previous = monday.render(HISTORY, None) + sample(monday, "yes")
+    assert monday.bridge(previous, after, None, messages_before=[*HISTORY, reply]).delta_ids is not None
+    assert tuesday.bridge(previous, after, None, messages_before=[*HISTORY, reply]).reason is (
+        ForkReason.TEMPLATE_REWROTE
+    )
+
+
+@patient
+@given(turns=talks)
+def test_a_replica_that_remembers_nothing_bridges_alike(
+    stable: Renderer, tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[str, str]]
+) -> None:
+    messages, ids = list(HISTORY), stable.render(HISTORY, [CALC])
+    for text, question in turns:
+        ids = ids + sample(stable, text)
+        before = [*messages, {"role": "assistant", "content": text}]
+        after = [{"role": "user", "content": question}]
+        fresh = load(tmp_path_factory.mktemp("models"), PLAIN)
+        bridges = [renderer.bridge(ids, after, [CALC], messages_before=before) for renderer in (stable, fresh)]
+        assert bridges[0] == bridges[1]
+        messages = [*before, *after]
+        ids = ids + (bridges[0].delta_ids or [])
+
+
+UNREAD = PLAIN.replace("<tool_call>{{ call.function | tojson }}</tool_call>", "!{{ call.function.name }}!")
+
+
+def test_a_template_whose_calls_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    telling = UNREAD.replace("{{ '' }}", "{{ tools | tojson }}")
+    path = write_folder(tmp_path / "model", byte_tokenizer(*CHATML_TOKENS), telling, model_type="muse")
+    with pytest.raises(ModelFolderError, match=r"the chat template of muse .* cannot be read exactly; to serve it"):
+        load_renderer(path)
+    (path / "renderer.json").write_text('{"renderer": "template"}')
+    with pytest.raises(RequestError, match="no tool calls that can be parsed"):
+        load_renderer(path).render(HISTORY, [CALC])
+
+
+def test_the_template_of_gpt_oss_is_read_as_harmony(tmp_path: Path) -> None:
+    markers = tuple(f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "return", "call"))
+    path = write_folder(
+        tmp_path / "model", byte_tokenizer(*markers), published_template("gptoss"), model_type="gpt_oss"
+    )
+    eos = [byte_tokenizer(*markers).token_to_id(token) for token in ("<|return|>", "<|call|>")]
+    (path / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
+    renderer = load_renderer(path)
+    calc = {"type": "function", "function": CALC["function"] | {"description": "Calculates."}}
+    prompt = renderer.render(HISTORY, [calc])
+    sampled = renderer.encode(
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.calc "
+        '<|constrain|>json<|message|>{"expression": " 1"}<|call|>'
+    )
+    parsed = parse(renderer, prompt, sampled)
+    (found,) = parsed.tool_calls
+    assert (renderer.name, parsed.reasoning, found.arguments) == ("template", "hm", '{"expression": " 1"}')
+    reply = {"role": "assistant", "content": None, "tool_calls": [call("calc", found.arguments, found.id)]}
+    result = {"role": "tool", "tool_call_id": found.id, "content": "1"}
+    bridge = renderer.bridge(prompt + sampled, [result], [calc], messages_before=[*HISTORY, reply])
+    assert bridge.delta_ids is not None
+    assert renderer.decode(bridge.delta_ids).endswith("<|start|>assistant")

@@ -1,0 +1,32 @@
+"""Arrays and JSON survive packing; ids sort by creation."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.store.db import codec
+
+
+@given(st.lists(st.integers(0, 2**31 - 1)))
+def test_ids_survive(ids):
+    assert codec.unpack_ids(codec.pack_ids(ids)).tolist() == ids
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False)))
+def test_logprobs_survive_to_the_bit(logprobs):
+    assert codec.unpack_logprobs(codec.pack_logprobs(logprobs)).tolist() == logprobs
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
+def test_json_survives(value):
+    assert codec.unpack_json(codec.pack_json(value)) == value
+
+
+def test_ids_are_unique_fixed_length_and_sorted():
+    ids = [codec.new_id() for _ in range(1000)]
+    assert sorted(set(ids)) == ids
+    assert {len(i) for i in ids} == {32}

@@ -1,0 +1,45 @@
+"""What the store says of an evaluation's sessions."""
+
+from __future__ import annotations
+
+from play import begin_call, call, outcome
+
+from agentrl.domain.schemas import InteractionStatus, SessionStatus
+from agentrl.store import evaluation_episodes
+from agentrl.store.calls import interactions
+from agentrl.store.db import codec
+from agentrl.store.sessions import sessions
+
+
+def test_a_failed_episode_is_a_fault_where_the_policy_did_not_answer(db, run_id, limits):
+    def play(*calls: InteractionStatus, status: SessionStatus = SessionStatus.FAILED, below: bool = False) -> str:
+        with db.write() as conn:
+            new = sessions.start_evaluation(conn, run_id, limits, [codec.new_id()], {}, {}, None)
+            (session_id,) = new.session_ids
+            caller = session_id
+            if below:
+                (caller,) = sessions.start_child(conn, session_id, limits, codec.new_id(), {}).session_ids
+            for ended_as in calls:
+                if ended_as == InteractionStatus.COMPLETE:
+                    call(conn, run_id, caller)
+                else:
+                    call_id = begin_call(conn, run_id, caller)
+                    interactions.finish(conn, call_id, caller, outcome(status=ended_as))
+            sessions.end(conn, session_id, status, "boom", limits)
+        return session_id
+
+    answered, failed = InteractionStatus.COMPLETE, InteractionStatus.FAILED
+    expected = {
+        play(): True,  # it could not start
+        play(answered): False,
+        play(answered, answered): False,
+        play(failed): True,
+        play(answered, failed): True,
+        play(answered, below=True): False,
+        play(answered, failed, below=True): True,
+        play(answered, failed, status=SessionStatus.COMPLETED): False,  # the agent came through
+        play(status=SessionStatus.ABANDONED): False,
+    }
+    with db.read() as conn:
+        found = {row["session_id"]: row["fault"] for row in evaluation_episodes.episodes(conn, run_id)}
+    assert found == expected

@@ -1,0 +1,79 @@
+"""Rewards by name, sources of tasks and calls that were cut off, of exactly what a step leased."""
+
+import json
+
+import pytest
+from play import begin, call, group, take
+from sqlalchemy import text
+
+from agentrl.domain.schemas import SessionStatus
+from agentrl.store.db import codec
+from agentrl.store.sessions import sessions
+from agentrl.store.training import batch_facts, rewards
+
+
+def found(db, batch):
+    with db.read() as conn:
+        return batch_facts.read(conn, batch.step_id)
+
+
+def test_a_sessions_rewards_are_summed_by_name_and_the_newest_counts(db, run_id, limits):
+    with db.write() as conn:
+        new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in range(2)])
+        for i, session_id in enumerate(new.session_ids):
+            first = call(conn, run_id, session_id)
+            second = call(conn, run_id, session_id, parent=first, delta=(5,), output=(6,))
+            for called in (first, second):
+                rewards.add(conn, session_id, value=0.25, discount=1.0, interaction_id=called, name="turn")
+            rewards.add(conn, session_id, value=9.0, discount=1.0, name="exact")
+            rewards.add(conn, session_id, value=float(i), discount=1.0, name="exact")
+            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+    group(db, run_id, limits, values=(3.0, 5.0))
+    left = group(db, run_id, limits, values=(100.0, 200.0))
+    batch = take(db, run_id, begin(db, run_id), 1)
+    assert left.session_ids[0] not in {t.session_id for t in batch.trajectories}
+    with db.write() as conn:  # too late to count
+        assert not rewards.add(conn, new.session_ids[0], value=50.0, discount=1.0, name="exact").applied
+    assert {name: sorted(v) for name, v in found(db, batch).rewards.items()} == {
+        "turn": [0.5, 0.5],
+        "exact": [0.0, 1.0],
+        "reward": [3.0, 5.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "source"),
+    [
+        ({"source": "sums"}, "sums"),
+        ({"data_source": "products"}, "products"),
+        ({"source": 3, "data_source": "text only"}, "text only"),
+        ({"source": {"name": "nested"}}, None),
+        ({"source": ""}, None),
+        ({}, None),
+    ],
+)
+def test_a_tasks_source_is_text(db, run_id, limits, data, source):
+    with db.write() as conn:
+        conn.execute(text("UPDATE tasks SET data = :data"), {"data": json.dumps(data)})
+    own, given = group(db, run_id, limits), group(db, run_id, limits)
+    with db.write() as conn:  # as an outside program's group has it
+        conn.execute(
+            text("UPDATE groups SET task_id = NULL, task = :data WHERE id = :id"),
+            {"data": json.dumps(data), "id": given.group_id},
+        )
+    expected = {own.group_id: source, given.group_id: source} if source else {}
+    assert found(db, take(db, run_id, begin(db, run_id), 1)).sources == expected
+
+
+def test_calls_that_were_cut_off_count_once_however_many_paths_share_them(db, run_id, limits):
+    with db.write() as conn:
+        new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in range(2)])
+        for session_id in new.session_ids:
+            root = call(conn, run_id, session_id)
+            for _ in range(2):
+                call(conn, run_id, session_id, parent=root, delta=(5,), output=(6,))
+            rewards.add(conn, session_id, value=1.0, discount=1.0)
+            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+        conn.execute(text("UPDATE interactions SET finish_reason = 'length' WHERE id = :id"), {"id": root})
+    facts = found(db, take(db, run_id, begin(db, run_id), 1, n_groups=1))
+    assert (facts.calls, facts.truncated_calls) == (6, 1)

@@ -1,0 +1,141 @@
+"""No call stays `running` while its replica lives, whatever became of it: a running call keeps its session alive."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import openai
+import pytest
+
+from agentrl.errors import StoreError
+from agentrl.proxy.calls import model_call, sweep
+from agentrl.proxy.state import ProxyState
+from agentrl.store.calls import interactions
+from agentrl.store.db.faults import OutcomeUnknown
+from agentrl.testing.fake_engine import Reply
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "EVERY_S", 0.05)
+    monkeypatch.setattr(sweep, "FORGOTTEN_S", 0.0)
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise StoreError("disk is full")
+
+
+def ask(proxy: Any, session: dict[str, Any], **options: Any) -> Any:
+    messages = [{"role": "user", "content": "ab"}]
+    return proxy.sdk(session).chat.completions.create(model="test", messages=messages, **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_could_neither_be_committed_nor_failed(proxy, monkeypatch, until, stream):
+    session = proxy.session()
+    fail = interactions.fail
+    with monkeypatch.context() as outage:
+        outage.setattr(interactions, "finish", refuse)
+        outage.setattr(interactions, "fail", refuse)
+        with pytest.raises(openai.APIError, match="not delivered: disk is full"):
+            list(ask(proxy, session, stream=stream))
+        outage.setattr(interactions, "fail", fail)
+        until(lambda: [call["status"] for call in proxy.calls(session)] == ["lost"])
+
+
+def test_a_call_whose_start_is_in_doubt(proxy, monkeypatch, until):
+    session = proxy.session()
+    write = ProxyState.write
+
+    async def lost_at_commit(state: ProxyState, unit: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await write(state, unit, *args, **kwargs)
+        if unit is interactions.begin:
+            raise OutcomeUnknown("the connection was lost during COMMIT")
+        return result
+
+    monkeypatch.setattr(ProxyState, "write", lost_at_commit)
+    with pytest.raises(openai.APIStatusError) as told:
+        ask(proxy, session)
+    assert told.value.status_code == 503
+    until(lambda: [call["status"] for call in proxy.calls(session)] == ["lost"])
+    assert proxy.engine.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_meets_a_fault_of_ours(proxy, monkeypatch, caplog, stream):
+    """It is told and recorded, and logged with its traceback."""
+
+    def broken(*_: Any) -> Any:
+        raise KeyError("boom")
+
+    monkeypatch.setattr(model_call, "message_of", broken)
+    session = proxy.session()
+    with caplog.at_level(logging.ERROR), pytest.raises(openai.APIError, match="not delivered: 'boom'"):
+        list(ask(proxy, session, stream=stream))
+    assert [(call["status"], call["error"]) for call in proxy.calls(session)] == [("failed", "'boom'")]
+    assert "Traceback" in caplog.text
+
+
+class TestWithoutGrace:
+    @pytest.fixture
+    def run_config(self, run_config):
+        return run_config | {"proxy": {"retry_grace_s": 0}}
+
+    def test_a_call_whose_abort_could_not_be_recorded(self, proxy, monkeypatch, until):
+        session = proxy.session()
+        proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=1))
+        with ask(proxy, session, stream=True) as stream, monkeypatch.context() as outage:
+            next(iter(stream))
+            until(lambda: proxy.engine.holding)
+            refused = []
+
+            def fail(*args: Any) -> None:
+                refused.append(args)
+                refuse()
+
+            outage.setattr(interactions, "fail", fail)
+            stream.close()
+            until(lambda: refused and not proxy.engine.running)
+        until(lambda: [call["status"] for call in proxy.calls(session)] == ["lost"])
+
+
+def test_a_call_that_runs_is_left_alone(proxy, monkeypatch, until):
+    session = proxy.session()
+    sweeps = []
+    look = sweep.close_forgotten
+
+    async def counted(state: ProxyState) -> None:
+        await look(state)
+        sweeps.append(state)
+
+    monkeypatch.setattr(sweep, "close_forgotten", counted)
+    proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=1))
+    with ask(proxy, session, stream=True) as stream:
+        until(lambda: proxy.engine.holding)
+        swept = len(sweeps)
+        until(lambda: len(sweeps) > swept + 2)
+        proxy.engine.release()
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "stop"
+    assert [call["status"] for call in proxy.calls(session)] == ["complete"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_not_whole_in_time_fails_and_leaves_the_engine_serving(proxy, monkeypatch, until, stream):
+    session = proxy.session()
+    ask(proxy, session)
+    begin = model_call.begin
+
+    async def hurried(state: ProxyState, *args: Any) -> Any:
+        state.request_timeout_s = 0.2
+        return await begin(state, *args)
+
+    monkeypatch.setattr(model_call, "begin", hurried)
+    proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=0))
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(proxy, session, stream=stream)
+    assert caught.value.status_code == 504
+    assert [call["status"] for call in proxy.calls(session)] == ["complete", "failed"]
+    until(lambda: not proxy.engine.running)
+    monkeypatch.setattr(model_call, "begin", begin)
+    assert [engine["state"] for engine in proxy.get("/api/engines")] == ["serving"]

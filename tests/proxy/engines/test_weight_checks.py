@@ -1,0 +1,76 @@
+"""An engine is never told to load tensors that are not the ones that the trainer recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from serving import add_version
+
+from agentrl import weights_folder
+from agentrl.errors import StoreError
+from agentrl.proxy.engines import weight_checks
+from agentrl.proxy.engines.weight_checks import WeightFolders
+
+
+def write(folder: Path, value: float) -> str:
+    folder.mkdir(exist_ok=True)
+    save_file({"a": np.full(3, value, np.float32)}, folder / weights_folder.TENSORS)
+    return weights_folder.checksum(folder / weights_folder.TENSORS)
+
+
+async def test_tensors_that_were_exchanged_or_cut_are_refused_until_they_are_back(tmp_path: Path) -> None:
+    folder, checked = tmp_path / "v1-a", WeightFolders()
+    recorded = write(folder, 1.0)
+    assert await checked.checked(1, str(folder), recorded) == str(folder)
+    write(folder, 2.0)
+    with pytest.raises(StoreError, match=r"version 1 is not loaded: .*v1-a/model.safetensors are not those"):
+        await checked.checked(1, str(folder), recorded)
+    write(folder, 1.0)
+    assert await checked.checked(1, str(folder), recorded) == str(folder)
+    data = (folder / weights_folder.TENSORS).read_bytes()
+    for damaged in (data[:-4], data[:20], b""):
+        (folder / weights_folder.TENSORS).write_bytes(damaged)
+        with pytest.raises(StoreError, match="checksum damaged"):
+            await checked.checked(1, str(folder), recorded)
+
+
+async def test_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Path] = []
+
+    def read(file: Path) -> str:
+        reads.append(file)
+        return "c"
+
+    monkeypatch.setattr(weight_checks, "_checksum", read)
+    write(tmp_path, 1.0)
+    checked = WeightFolders()
+    for _ in range(3):
+        await checked.checked(1, str(tmp_path), "c")
+        with pytest.raises(StoreError):
+            await checked.checked(1, str(tmp_path), "another")
+    assert reads == [tmp_path / weights_folder.TENSORS]
+
+
+async def test_a_disk_that_the_proxy_does_not_have_is_the_engines_business(tmp_path: Path) -> None:
+    assert await WeightFolders().checked(1, str(tmp_path / "elsewhere"), "c") == str(tmp_path / "elsewhere")
+
+
+def test_an_engine_is_not_asked_to_load_other_tensors(proxy, tmp_path) -> None:
+    from agentrl.store import runs
+
+    recorded = write(tmp_path / "v1", 1.0)
+    assert proxy.database.query(runs.version, proxy.run_id, 1) is None
+    add_version(proxy.database, proxy.run_id, 1, tmp_path / "v1", recorded)
+    write(tmp_path / "v1", 2.0)
+    admin = {"Authorization": "Bearer admin-key"}
+    refused = proxy.post("/admin/publish", {"version": 1}, headers=admin)
+    assert refused.status_code == 503
+    assert "are not those that the trainer recorded" in refused.text
+    assert proxy.engine.version == 0
+    assert proxy.get("/api/engines")[0]["state"] == "serving"
+    write(tmp_path / "v1", 1.0)
+    assert proxy.post("/admin/publish", {"version": 1}, headers=admin).status_code == 200
+    assert proxy.engine.version == "1"

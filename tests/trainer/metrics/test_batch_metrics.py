@@ -1,0 +1,136 @@
+"""What a step says of itself, against numbers that are counted by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support import random_trajectory
+
+from agentrl.domain.schemas import Batch, TrajectoryTokens
+from agentrl.store.training.batch_facts import BatchFacts
+from agentrl.trainer.metrics.batch_metrics import (
+    LABELS_KEPT,
+    batch_metrics,
+    drift_metrics,
+    finite,
+    mismatch_metrics,
+    outcome_metrics,
+    ratio_metrics,
+)
+from agentrl.trainer.packing import Sample
+
+TWO_TO_ONE = torch.tensor([3.0] * 1 + [1.0] * 3).log()
+
+
+def trajectory(group: str, name: str, value: float, *, version: int = 1, prompt: int = 4) -> TrajectoryTokens:
+    rng = np.random.default_rng(0)
+    made = random_trajectory(rng, [1] * prompt, group=group, name=name, turns=2, output=5, version=version)
+    object.__setattr__(made, "episode_return", value)
+    return made
+
+
+def batch(*trajectories: TrajectoryTokens, wasted: int = 0) -> Batch:
+    return Batch(
+        step_id="s", step=1, version=1, trajectories=list(trajectories), ages={0: 1, 1: 0}, wasted_tokens=wasted
+    )
+
+
+def samples(of: Batch, *advantages: float) -> list[Sample]:
+    return [
+        Sample(t, np.where(t.loss_mask, a, 0).astype(np.float32))
+        for t, a in zip(of.trajectories, advantages, strict=True)
+    ]
+
+
+def test_ratios_of_equal_weights_are_a_full_sample() -> None:
+    assert ratio_metrics(torch.zeros(7)) == {
+        "importance_ratio/mean": 1.0,
+        "importance_ratio/max": 1.0,
+        "importance_ratio/p99": 1.0,
+        "importance_ratio/ess": 1.0,
+    }
+    assert ratio_metrics(torch.empty(0)) == {}
+
+
+def test_one_heavy_token_makes_the_sample_small() -> None:
+    found = ratio_metrics(TWO_TO_ONE)
+    assert found["importance_ratio/mean"] == pytest.approx(1.5)
+    assert found["importance_ratio/max"] == pytest.approx(3)
+    assert found["importance_ratio/p99"] == pytest.approx(3 - 0.03 * 2)
+    assert found["importance_ratio/ess"] == pytest.approx(36 / (4 * 12))
+
+
+def test_mismatch_is_of_signed_gaps() -> None:
+    found = mismatch_metrics(torch.tensor([0.5, -1.0]))
+    assert found["mismatch_tokens"] == 2
+    assert found["logprob_mismatch_mean_abs"] == 0.75
+    assert found["mismatch_max"] == 1
+    assert found["mismatch_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-1)) / 2)
+    assert mismatch_metrics(torch.empty(0)) == {"mismatch_tokens": 0}
+
+
+def test_drift_is_absent_where_nothing_is_old() -> None:
+    assert drift_metrics(torch.tensor([2.0, -1.0])) == {"drift_tokens": 2, "drift": 1.5}
+    assert drift_metrics(torch.empty(0)) == {"drift_tokens": 0}
+
+
+def test_returns_count_once_an_episode() -> None:
+    first, again, other = trajectory("g", "a", 1.0), trajectory("g", "b", 1.0), trajectory("g", "c", 4.0)
+    object.__setattr__(again, "episode_id", first.episode_id)
+    of = batch(first, again, other)
+    found = batch_metrics(of, samples(of, 1, 1, -1))
+    assert (found["reward/mean"], found["reward/std"], found["sessions"]) == (2.5, 1.5, 2)
+    assert (found["reward/min"], found["reward/max"]) == (1, 4)
+
+
+def test_groups_without_any_advantage_are_a_share() -> None:
+    of = batch(*(trajectory(group, name, 0.0) for group in "gh" for name in "ab"))
+    found = batch_metrics(of, samples(of, 1, -1, 0, 0))
+    assert found["advantage/zero_groups"] == 0.5
+    assert found["advantage/mean"] == 0
+    assert found["advantage/std"] == pytest.approx(math.sqrt(0.5))
+
+
+def test_ages_are_a_histogram_of_loss_tokens() -> None:
+    old, new = trajectory("g", "a", 0.0, version=0), trajectory("g", "b", 1.0)
+    new.loss_mask[np.flatnonzero(new.loss_mask)[:5]] = False  # half of them, ten others are left
+    of = batch(old, new, wasted=3)
+    found = batch_metrics(of, samples(of, 1, -1))
+    assert found["off_policy/age_0"] == pytest.approx(5 / 15)
+    assert found["off_policy/age_1"] == found["off_policy/mean"] == pytest.approx(10 / 15)
+    assert (found["off_policy/max"], found["off_policy/dropped"]) == (1, 3)
+
+
+def test_lengths_are_of_trajectories() -> None:
+    of = batch(trajectory("g", "a", 0.0, prompt=4), trajectory("g", "b", 0.0, prompt=8))
+    found = batch_metrics(of, samples(of, 0, 0))
+    assert (found["length/prompt_mean"], found["length/prompt_max"]) == (6, 8)
+    assert (found["length/output_mean"], found["length/output_max"]) == (10, 10)
+    assert (found["length/total_mean"], found["length/total_max"]) == (6 + 3 + 10, 8 + 3 + 10)
+    assert (found["length/turns_mean"], found["length/turns_max"]) == (2, 2)
+
+
+def test_rewards_have_names_and_returns_sources() -> None:
+    of = batch(trajectory("g", "a", 1.0), trajectory("g", "b", 3.0), trajectory("h", "a", 7.0))
+    facts = BatchFacts(rewards={"exact": [0.0, 1.0], "style": [0.5]}, sources={"g": "sums"}, calls=8, truncated_calls=2)
+    assert outcome_metrics(of, facts) == {
+        "reward/name/exact": 0.5,
+        "reward/name/style": 0.5,
+        "reward/source/sums": 2.0,
+        "truncated_fraction": 0.25,
+    }
+
+
+def test_of_many_names_the_frequent_ones_are_kept() -> None:
+    rare = {f"rare-{i:03}": [1.0] for i in range(LABELS_KEPT + 5)}
+    facts = BatchFacts(rewards=rare | {"usual": [1.0, 0.0]}, sources={}, calls=0, truncated_calls=0)
+    names = [n for n in outcome_metrics(batch(trajectory("g", "a", 1.0)), facts) if n.startswith("reward/name/")]
+    assert len(names) == LABELS_KEPT
+    assert "reward/name/usual" in names
+
+
+def test_what_is_not_a_number_is_left_out() -> None:
+    assert finite({"a": math.nan, "b": math.inf, "c": 0.0}) == {"c": 0.0}

@@ -1,0 +1,235 @@
+"""Metrics on their way to TensorBoard, W&B and trackio: in order, beside the training, continued by a resume."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from loop_setup import Died, Setup
+
+from agentrl.configs.run_config import MetricsConfig
+from agentrl.errors import ConfigError
+from agentrl.store import events
+from agentrl.store.training import steps
+from agentrl.trainer.lineage import Lineage
+from agentrl.trainer.metrics import metric_sinks
+from agentrl.trainer.metrics.metric_sinks import Sinks
+from agentrl.trainer.publish.publish_client import Publisher
+
+EVERYWHERE = MetricsConfig(tensorboard=True, wandb={"project": "p", "entity": "e"}, trackio={"project": "q"})
+
+
+class Recorder:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, dict[str, float]]] = []
+        self.closed = False
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.got.append((step, dict(metrics)))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Broken(Recorder):
+    """One that fails at every step but the first."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        super().log(step, metrics)
+        if step > 1:
+            raise ConnectionError(f"no route at step {step}")
+
+
+def test_everything_arrives_in_order() -> None:
+    recorder, said = Recorder(), []
+    opened = Sinks({"a": lambda: recorder}, lambda *problem: said.append(problem))
+    for step in (1, 2, 3):
+        opened.log(step, {"loss": float(step)})
+    opened.close()
+    assert recorder.got == [(1, {"loss": 1.0}), (2, {"loss": 2.0}), (3, {"loss": 3.0})]
+    assert recorder.closed
+    assert not said
+
+
+def test_a_sink_that_fails_is_reported_once_and_fed_on_and_harms_no_other() -> None:
+    broken, well, said = Broken(), Recorder(), []
+    opened = Sinks({"broken": lambda: broken, "well": lambda: well}, lambda *problem: said.append(problem))
+    for step in (1, 2, 3):
+        opened.log(step, {})
+    opened.close()
+    assert said == [("broken", "ConnectionError: no route at step 2")]
+    assert [step for step, _ in broken.got] == [step for step, _ in well.got] == [1, 2, 3]
+
+
+def test_a_sink_that_cannot_be_opened_is_reported() -> None:
+    def refuse() -> Recorder:
+        raise PermissionError("no key")
+
+    said: list[tuple[str, ...]] = []
+    opened = Sinks({"a": refuse}, lambda *problem: said.append(problem))
+    opened.log(1, {})
+    opened.close()
+    assert said == [("a", "PermissionError: no key")]
+
+
+def test_nobody_waits_for_a_sink_that_hangs() -> None:
+    free = threading.Event()
+    said: list[tuple[str, ...]] = []
+    opened = Sinks(
+        {"a": lambda: SimpleNamespace(log=lambda *_: free.wait(), close=free.wait)},
+        lambda *problem: said.append(problem),
+    )
+    for step in range(100):
+        opened.log(step, {})
+    opened.close(timeout_s=0.1)
+    assert said == [("a", "it has not taken everything after 0.1 s")]
+    free.set()
+
+
+@pytest.mark.parametrize(
+    ("section", "extra"), [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")]
+)
+def test_a_package_that_is_missing_is_refused_by_the_name_of_its_extra(
+    monkeypatch: pytest.MonkeyPatch, section: str, extra: str
+) -> None:
+    monkeypatch.setattr(metric_sinks, "find_spec", lambda _: None)
+    metric_sinks.require(MetricsConfig())
+    with pytest.raises(ConfigError, match=rf"^metrics.{section} needs \w+: pip install 'agentrl\[{extra}\]'$"):
+        metric_sinks.require(MetricsConfig(**{section: EVERYWHERE.model_dump()[section]}))
+
+
+class Service:
+    """Stands in for `wandb` and `trackio`: what a program did with them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.inits: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.axes: list[tuple[str, str]] = []
+        self.finished = 0
+        self.down: Exception | None = None
+        module = ModuleType(name)
+        module.init = self._init  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def _init(self, **given: Any) -> Any:
+        self.inits.append(given)
+        return SimpleNamespace(log=self._log, finish=self._finish, define_metric=self._axis)
+
+    def _log(self, row: dict[str, Any], step: int | None = None) -> None:
+        if self.down:
+            raise self.down
+        self.rows.append(row if step is None else {"step": step, **row})
+
+    def _axis(self, name: str, step_metric: str) -> None:
+        self.axes.append((name, step_metric))
+
+    def _finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.fixture
+def n_steps() -> int:
+    return 4
+
+
+def use(setup: Setup, config: MetricsConfig) -> None:
+    setup.config = setup.config.model_copy(update={"metrics": config})
+
+
+def die_in_step(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its publish: it is complete."""
+    real = Publisher.publish
+
+    def publish(self: Publisher, version: int, *args: Any) -> bool:
+        if version == number:
+            raise Died
+        return real(self, version, *args)
+
+    monkeypatch.setattr(Publisher, "publish", publish)
+
+
+def roll_a_step_back(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """Train four steps; the third, which has no checkpoint, twice. The metrics of those that survive."""
+    with monkeypatch.context() as patch:
+        die_in_step(3, patch)
+        with pytest.raises(Died):
+            setup.train(checkpoint_every=2)
+    assert setup.train(checkpoint_every=2)
+    return [row.metrics for row in setup.database.query(steps.of_run, setup.run_id)]
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_resume_continues_the_same_run(setup: Setup, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    service = Service(monkeypatch, name)
+    use(setup, MetricsConfig(**{name: EVERYWHERE.model_dump()[name]}))
+    survived = roll_a_step_back(setup, monkeypatch)
+    first, second = service.inits
+    assert first == second
+    assert first["resume"] == "allow"
+    assert "database_url" not in first["config"]
+    assert setup.run_id[-8:] in str(first.get("id", first["name"]))
+    assert [row["step"] for row in service.rows] == [1, 2, 3, 2, 3, 4]
+    newest = {row["step"]: row["loss"] for row in service.rows}
+    assert newest == {i: metrics["loss"] for i, metrics in enumerate(survived, 1)}
+    assert service.finished == 2
+    if name == "wandb":
+        assert (first["project"], first["entity"], first["mode"]) == ("p", "e", "online")
+        assert service.axes == [("*", "step")] * 2
+    else:
+        assert first["project"] == "q"
+
+
+def test_a_service_that_is_down_stops_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    service = Service(monkeypatch, "wandb")
+    service.down = OSError("the network is unreachable")
+    use(setup, MetricsConfig(wandb={"project": "p"}))
+    assert setup.train()
+    (event,) = setup.database.query(events.of_run, setup.run_id, "sink_failed")
+    assert (event.data["sink"], event.data["error"]) == ("wandb", "OSError: the network is unreachable")
+    assert capsys.readouterr().out.count("metrics.wandb: OSError: the network is unreachable; training goes on") == 1
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Tag → step → value, of the event files as TensorBoard reads them: a session's start drops what it says anew."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    found: dict[str, dict[int, float]] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        while data:  # length, its checksum, the event, its checksum
+            (length,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                found = {tag: {s: v for s, v in of.items() if s < event.step} for tag, of in found.items()}
+            for value in event.summary.value:
+                of_tag = found.setdefault(value.tag, {})
+                assert event.step not in of_tag, "a step twice"
+                of_tag[event.step] = value.simple_value
+    return found
+
+
+def test_tensorboard_shows_the_surviving_steps_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(setup, MetricsConfig(tensorboard=True))
+    survived = roll_a_step_back(setup, monkeypatch)
+    shown = scalars(setup.config.run_dir / "tensorboard")
+    assert shown.keys() == {name for metrics in survived for name in metrics}
+    for name, values in shown.items():
+        expected = {i: pytest.approx(m[name], rel=1e-6) for i, m in enumerate(survived, 1) if name in m}
+        assert values == expected, name
+
+
+def test_without_sinks_nothing_is_started(setup: Setup) -> None:
+    assert Lineage.of(setup.database, setup.config).run_id == setup.run_id
+    before = threading.active_count()
+    opened = Sinks.of(setup.config, setup.run_id, 1, lambda *_: None)
+    assert threading.active_count() == before
+    opened.close()

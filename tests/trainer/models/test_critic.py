@@ -1,0 +1,243 @@
+"""The critic: its values, what follows from them, and what it learns; the loss and GAE alone: algorithms/test_parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plain import load_plain
+from steps import ALLOWED, assert_close, keep_gradients
+from support import AGES, random_samples, random_trajectory
+
+from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.run_config import TrainerConfig
+from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.trainer.checkpoint import full
+from agentrl.trainer.distributed import World
+from agentrl.trainer.models.critic import Critic, Learner, explained_variance, gae_advantages, token_rewards
+from agentrl.trainer.models.loading import owned
+from agentrl.trainer.models.run_models import Models
+from agentrl.trainer.models.sharding import load_policy, load_sharded
+from agentrl.trainer.packing import collate, make_units
+from agentrl.trainer.scoring import make_samples
+from agentrl.trainer.update import update_policy
+
+PPO = Algorithm(preset="ppo")
+PLAIN = {"preset": "ppo", "normalization": "none"}
+
+
+def trajectory(turn_returns: list[float], masked: tuple[int, ...] = (), output: int = 3) -> TrajectoryTokens:
+    """Turns of `output` tokens; those of the turns in `masked` are out of the loss."""
+    t = random_trajectory(np.random.default_rng(0), [3, 4], turns=len(turn_returns), output=output)
+    return dataclasses.replace(
+        t,
+        loss_mask=t.loss_mask & ~np.isin(t.turn_ids, masked),
+        turn_returns=np.array(turn_returns, np.float64),
+        episode_return=turn_returns[0],
+    )
+
+
+# -- rewards -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("turn_returns", "masked", "algorithm", "expected"),
+    [
+        ([3.0, 2.0], (), {}, [0, 0, 1, 0, 0, 2]),  # 1 for the first turn, 2 for the second
+        ([3.0, 2.0, 5.0], (1,), {}, [0, 0, -2, 0, 0, 5]),  # a turn that is out of the loss is no state
+        ([3.0, 2.0], (1,), {}, [0, 0, 3]),
+        ([3.0, 2.0], (0, 1), {}, []),
+        ([3.0, 2.0], (), {"credit": "trajectory"}, [0, 0, 0, 0, 0, 3]),
+        ([3.0, 2.0], (), {"overlong_tokens": 6, "overlong_buffer": 2}, [0, 0, 1, 0, 0, 1]),
+    ],
+)
+def test_from_a_turn_on_rewards_are_its_return(
+    turn_returns: list[float], masked: tuple[int, ...], algorithm: Any, expected: list[float]
+) -> None:
+    t, chosen = trajectory(turn_returns, masked), Algorithm(**{"preset": "ppo"} | algorithm)
+    penalties = {t.episode_id: -1.0 if chosen.overlong_tokens else 0.0}
+    assert token_rewards(t, chosen, penalties).tolist() == expected
+
+
+# -- advantages ----------------------------------------------------------------------------------------------------
+
+
+def batch(seed: int) -> tuple[list[TrajectoryTokens], list[Any], list[Any]]:
+    """Trajectories, values and costs, 0 but at loss tokens; one trajectory has none."""
+    rng = np.random.default_rng(seed)
+    found = [
+        dataclasses.replace(
+            trajectory(rng.normal(size=n).tolist(), masked, output),
+            trajectory_id=f"t{i}",
+            episode_id=f"e{i}",
+        )
+        for i, (n, masked, output) in enumerate([(2, (), 3), (1, (), 1), (3, (1,), 2), (2, (0, 1), 2), (4, (0, 3), 4)])
+    ]
+    values, costs = (
+        [(rng.normal(size=len(t.loss_mask)) * t.loss_mask).astype(np.float32) for t in found] for _ in range(2)
+    )
+    return found, values, costs
+
+
+def by_hand(t: TrajectoryTokens, values: Any, costs: Any, gamma: float, lambda_: float) -> list[float]:
+    """Eq. 16 of arXiv 1506.02438, as a double loop; rewards from the last token of each turn backwards."""
+    own = np.flatnonzero(t.loss_mask).tolist()
+    rewards, following = {}, 0.0
+    for k, at in reversed(list(enumerate(own))):
+        last = k + 1 == len(own) or t.turn_ids[own[k + 1]] != t.turn_ids[at]
+        rewards[at] = -float(costs[at])
+        if last:
+            rewards[at] += float(t.turn_returns[t.turn_ids[at]]) - following
+            following = float(t.turn_returns[t.turn_ids[at]])
+    found = []
+    for i in range(len(own)):
+        a = 0.0
+        for k in range(i, len(own)):
+            after = float(values[own[k + 1]]) if k + 1 < len(own) else 0.0
+            a += (gamma * lambda_) ** (k - i) * (rewards[own[k]] + gamma * after - float(values[own[k]]))
+        found.append(a)
+    return found
+
+
+@pytest.mark.parametrize(("gamma", "lambda_"), [(1.0, 1.0), (0.97, 0.9), (1.0, 0.0)])
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_advantages_are_the_double_loops(seed: int, gamma: float, lambda_: float, whiten: bool) -> None:
+    trajectories, values, costs = batch(seed)
+    algorithm = Algorithm(
+        preset="ppo", gae_gamma=gamma, gae_lambda=lambda_, normalization="whiten" if whiten else "none"
+    )
+    advantages, targets = gae_advantages(trajectories, algorithm, values, costs)
+    plain = [by_hand(*one, gamma, lambda_) for one in zip(trajectories, values, costs, strict=True)]
+    everything = np.array([a for one in plain for a in one])
+    for t, got, target, value, expected in zip(trajectories, advantages, targets, values, plain, strict=True):
+        own = t.loss_mask
+        np.testing.assert_allclose(target[own], np.array(expected) + value[own], rtol=1e-5, atol=1e-6)
+        if whiten:
+            expected = (np.array(expected) - everything.mean()) / (everything.std() + 1e-6)
+        np.testing.assert_allclose(got[own], expected, rtol=1e-5, atol=1e-6)
+        assert not got[~own].any()
+        assert not target[~own].any()
+
+
+def test_without_discount_the_target_is_the_turns_return() -> None:
+    trajectories, values, _ = batch(0)
+    _, targets = gae_advantages(trajectories, PPO, values)
+    for t, target in zip(trajectories, targets, strict=True):
+        expected = t.turn_returns[t.turn_ids[t.loss_mask]]
+        np.testing.assert_allclose(target[t.loss_mask], expected, rtol=1e-5, atol=1e-6)
+
+
+# -- the model -----------------------------------------------------------------------------------------------------
+
+
+def critic_of(model: Path, world: World, **options: Any) -> Critic:
+    """With a value head that is not 0, so that its body has a gradient."""
+    critic = load_sharded(Critic, model, world.mesh, **options)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in critic.value.parameters():
+            owned(p)[0].copy_(torch.randn(p.shape) * 0.1)
+    return critic
+
+
+def judged(model: Path, world: World, critic: Critic) -> list[Any]:
+    """Samples, with values."""
+    learner = Learner(critic, torch.optim.SGD([p for _, p in critic.trainable()], lr=1.0))
+    models = Models(policy=load_policy(model, world.mesh), critic=learner)
+    trajectories = [s.tokens for s in random_samples()]
+    return make_samples(trajectories, Algorithm(**PLAIN), models, 4096, world)
+
+
+def test_a_new_critic_expects_nothing(tiny_model: Path, world: World) -> None:
+    critic = load_sharded(Critic, tiny_model, world.mesh)
+    with torch.no_grad():
+        assert not critic(collate([make_units(random_samples(), 4096)])).any()
+    samples = judged(tiny_model, world, critic)
+    assert explained_variance(samples) == pytest.approx(0)
+
+
+def plain_values(model: Path, critic: Critic, samples: list[Any]) -> tuple[torch.nn.Module, list[torch.Tensor]]:
+    """float64 values at loss tokens, every trajectory by itself, by transformers alone; and its model."""
+    lm = load_plain(model)
+    head = torch.nn.Linear(32, 1, dtype=torch.float64)
+    head.load_state_dict({name: full(p).double() for name, p in critic.value.named_parameters()})
+    lm.value = head
+    values = []
+    for s in samples:
+        hidden = lm.model(input_ids=torch.from_numpy(s.tokens.input_ids.astype(np.int64))[None]).last_hidden_state[0]
+        values.append(head(hidden[np.flatnonzero(s.tokens.loss_mask) - 1]).squeeze(-1))
+    return lm, values
+
+
+def test_values_are_of_the_state_before_a_token_and_shared_by_siblings(tiny_model: Path, world: World) -> None:
+    critic = critic_of(tiny_model, world)
+    samples = judged(tiny_model, world, critic)
+    _, expected = plain_values(tiny_model, critic, samples)
+    for s, values in zip(samples, expected, strict=True):
+        np.testing.assert_allclose(s.values[s.tokens.loss_mask], values.detach(), rtol=1e-4, atol=1e-5)
+    first, second = (s.values[s.tokens.turn_ids == 0] for s in samples[:2])  # alike in their first turn
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(samples[0].advantages, samples[1].advantages)
+
+
+@pytest.mark.parametrize("budget", [4096, 24])
+@pytest.mark.parametrize("value_clip", [0.2, None])
+@pytest.mark.parametrize("train_layers", [None, 1])
+def test_its_gradient_is_that_of_each_trajectory_by_itself(
+    tiny_model: Path, world: World, budget: int, value_clip: float | None, train_layers: int | None
+) -> None:
+    critic = critic_of(tiny_model, world, train_layers=train_layers)
+    samples = judged(tiny_model, world, critic)
+    rng = np.random.default_rng(0)  # as if the critic had moved since: some values are beyond the clip
+    samples = [
+        dataclasses.replace(s, values=s.values + rng.normal(0, 0.3, len(s.values)).astype(np.float32)) for s in samples
+    ]
+    lm, values = plain_values(tiny_model, critic, samples)
+    total = torch.zeros((), dtype=torch.float64)
+    for s, now in zip(samples, values, strict=True):
+        old, target = (torch.from_numpy(x[s.tokens.loss_mask]).double() for x in (s.values, s.targets))
+        losses = (now - target) ** 2
+        if value_clip is not None:
+            near = old + torch.clip(now - old, -value_clip, value_clip)
+            losses = torch.maximum(losses, (near - target) ** 2)
+        total = total + losses.sum() / 2
+    (total / sum(len(v) for v in values)).backward()
+    expected = {n.removeprefix("model."): p.grad for n, p in lm.named_parameters() if p.grad is not None}
+
+    learner = Learner(critic, torch.optim.SGD([p for _, p in critic.trainable()], lr=0.0))
+    config = TrainerConfig(algorithm=PLAIN | {"value_clip": value_clip}, tokens_per_microbatch=budget, grad_clip=1e9)
+    policy = load_policy(tiny_model, world.mesh)
+    optimizer = torch.optim.SGD([p for _, p in policy.trainable()], lr=0.0)
+    found: dict[str, torch.Tensor] = {}
+    keep_gradients("", critic, learner.optimizer, found)
+    metrics = update_policy(policy, optimizer, samples, 1, AGES, config, world, learner)
+    assert metrics["value_loss"] == pytest.approx(total.item() / sum(len(v) for v in values), rel=ALLOWED / 2)
+    wanted = {f"{n}/0": g for n, g in expected.items() if train_layers is None or _trained(n)}
+    assert_close(found, wanted, ALLOWED / 2)
+
+
+def _trained(name: str) -> bool:
+    return name.startswith(("layers.2.", "norm.", "value."))
+
+
+def test_it_learns_what_returns_to_expect(tiny_model: Path, world: World) -> None:
+    critic = load_sharded(Critic, tiny_model, world.mesh)
+    policy = load_policy(tiny_model, world.mesh)
+    learner = Learner(critic, torch.optim.AdamW([p for _, p in critic.trainable()], lr=3e-3))
+    still = torch.optim.SGD([p for _, p in policy.trainable()], lr=0.0)
+    config = TrainerConfig(algorithm="ppo", minibatches=2)
+    trajectories = [s.tokens for s in random_samples()]
+    models = Models(policy=policy, critic=learner)
+    metrics = []
+    for _ in range(15):
+        samples = make_samples(trajectories, config.algorithm, models, 4096, world)
+        metrics.append(update_policy(policy, still, samples, 1, AGES, config, world, learner))
+    assert metrics[0]["explained_variance"] == pytest.approx(0, abs=1e-6)
+    assert metrics[-1]["explained_variance"] > 0.5
+    assert metrics[-1]["value_loss"] < metrics[0]["value_loss"] / 2
+    assert metrics[0]["value_grad_norm"] > 0

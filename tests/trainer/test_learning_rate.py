@@ -1,0 +1,26 @@
+"""The learning rate over a run's steps."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from agentrl.configs.run_config import UpdateConfig
+from agentrl.trainer.learning_rate import learning_rate
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 0.75, 0.5, 0.25]),
+        ("cosine", [0.5, 1, 0.853553, 0.5, 0.146447]),
+    ],
+)
+def test_the_learning_rate_rises_and_falls(
+    schedule: Literal["constant", "linear", "cosine"], expected: list[float]
+) -> None:
+    config = UpdateConfig(lr=1.0, lr_schedule=schedule, warmup_steps=1)
+    rates = [learning_rate(n, 5, config) for n in range(1, 6)]
+    assert rates == pytest.approx(expected, abs=1e-6)

@@ -1,0 +1,58 @@
+"""Sums and means over rows of a packed 1-D tensor.
+
+S: loss tokens, R: rows. A row is what one ratio or mean is of: a trajectory, or one of its turns. `rows_S` names the
+row of each token, in 0..R-1; a row is never cut: all of its loss tokens are here, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl.configs.algorithm import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which row each of S tokens is of. A row may be empty."""
+
+    of_S: Tensor  # int64
+    count: int  # R
+
+    def sums(self, values_S: Tensor) -> Tensor:
+        """(R,) sums, 0 where a row is empty."""
+        return values_S.new_zeros(self.count).index_add(0, self.of_S, values_S)
+
+    def lengths(self, like: Tensor) -> Tensor:
+        """(R,) tokens of each row, in the dtype of `like`."""
+        return self.sums(like.new_ones(len(self.of_S)))
+
+    def means(self, values_S: Tensor) -> Tensor:
+        """(R,) means, 0 where a row is empty."""
+        return self.sums(values_S) / self.lengths(values_S).clamp(min=1)
+
+    def spread(self, values_R: Tensor) -> Tensor:
+        """(S,) each token gets its row's value."""
+        return values_R[self.of_S]
+
+
+def at_level(log_ratio_S: Tensor, trajectories: Rows, turns: Rows, level: Level) -> Tensor:
+    """(S,) log ratios at a level: the token's own, the mean over its turn or trajectory, the sum over the latter."""
+    if level == "token":
+        return log_ratio_S
+    if level == "product":
+        return trajectories.spread(trajectories.sums(log_ratio_S))
+    rows = turns if level == "turn" else trajectories
+    return rows.spread(rows.means(log_ratio_S))
+
+
+def suffix_sums(values_S: Tensor, rows: Rows, decay: float) -> Tensor:
+    """(S,) y_t = x_t + decay · y_{t+1} within each row; tokens of a row are neighbours."""
+    out, following, row = values_S.tolist(), 0.0, -1
+    of = rows.of_S.tolist()
+    for t in reversed(range(len(out))):
+        following = out[t] + (decay * following if of[t] == row else 0.0)
+        out[t], row = following, of[t]
+    return torch.tensor(out, dtype=values_S.dtype, device=values_S.device)

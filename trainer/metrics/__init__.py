@@ -1,0 +1,1 @@
+"""What a step measures, and where the figures go."""

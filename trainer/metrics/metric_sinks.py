@@ -1,0 +1,197 @@
+"""Where a step's metrics go besides the store: TensorBoard, Weights & Biases, trackio.
+
+    rank 0's loop ── log(step, metrics) ──► a queue and a thread for each sink ──► file, network
+
+`log` never waits for a sink. What goes wrong in one is reported by the next `log` or by `close`, on the loop's own
+thread, once a sink; it goes on being fed, and the others and the training do not notice. No torch here: the supervisor
+asks `require`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from agentrl.configs.run_config import MetricsConfig, RunConfig, TrackioConfig, WandbConfig
+from agentrl.errors import ConfigError
+
+PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+"""Sink, and the extra that installs it → module."""
+CLOSE_S = 30.0
+"""How long the end of a run waits for sinks."""
+STEP = "step"
+
+
+class Sink(Protocol):
+    """What takes metrics. Its methods may raise anything, and take their time."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a step. A repeated step replaces the earlier one as far as the sink can."""
+
+    def close(self) -> None:
+        """Finish what is under way."""
+
+
+def wanted(config: MetricsConfig) -> list[str]:
+    """The sinks that are switched on."""
+    return [name for name in PACKAGES if getattr(config, name)]
+
+
+def require(config: MetricsConfig) -> None:
+    """Raise ConfigError for a sink that is switched on and not installed."""
+    for name in wanted(config):
+        if find_spec(PACKAGES[name]) is None:
+            raise ConfigError(f"metrics.{name} needs {PACKAGES[name]}: pip install 'agentrl[{name}]'")
+
+
+class Sinks:
+    """All sinks of a run; `report` gets a sink's name and its first error."""
+
+    def __init__(self, sinks: Mapping[str, Callable[[], Sink]], report: Callable[[str, str], None]) -> None:
+        self._feeds = [_Feed(name, make) for name, make in sinks.items()]
+        self._report = report
+
+    @classmethod
+    def of(cls, config: RunConfig, run_id: str, from_step: int, report: Callable[[str, str], None]) -> Self:
+        """Those of the configuration. Steps from `from_step` on are logged anew: what sinks have of them is past."""
+        known: dict[str, Callable[[], Sink]] = {
+            "tensorboard": lambda: TensorBoard(config.run_dir / "tensorboard", from_step),
+            "wandb": lambda: Wandb(config, run_id),
+            "trackio": lambda: Trackio(config, run_id),
+        }
+        return cls({name: known[name] for name in wanted(config.metrics)}, report)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand over the metrics of a step, or of an evaluation after it."""
+        for feed in self._feeds:
+            feed.waiting.put((step, dict(metrics)))
+        self._look()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Wait until everything has arrived, but no longer than `timeout_s`."""
+        until = time.monotonic() + timeout_s
+        for feed in self._feeds:
+            feed.waiting.put(None)
+        for feed in self._feeds:
+            feed.thread.join(max(0.0, until - time.monotonic()))
+            if feed.thread.is_alive():
+                self._report(feed.name, f"it has not taken everything after {timeout_s:g} s")
+        self._look()
+
+    def _look(self) -> None:
+        for feed in self._feeds:
+            if feed.error is not None and not feed.reported:
+                feed.reported = True
+                self._report(feed.name, f"{type(feed.error).__name__}: {feed.error}")
+
+
+class _Feed:
+    """One sink with its thread, which ends with the process however long the sink takes."""
+
+    def __init__(self, name: str, make: Callable[[], Sink]) -> None:
+        self.name = name
+        self.waiting: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
+        self.error: Exception | None = None
+        self.reported = False
+        self.thread = threading.Thread(target=self._run, args=(make,), name=f"metrics-{name}", daemon=True)
+        self.thread.start()
+
+    def _run(self, make: Callable[[], Sink]) -> None:
+        sink: Sink | None = self._try(make)
+        while (item := self.waiting.get()) is not None:
+            if sink is not None:
+                self._try(sink.log, *item)
+        if sink is not None:
+            self._try(sink.close)
+
+    def _try(self, work: Callable[..., Any], *args: object) -> Any:
+        try:
+            return work(*args)
+        except Exception as error:  # noqa: BLE001 - foreign code: the loop reports it, and training goes on
+            self.error = self.error or error
+            return None
+
+
+class TensorBoard:
+    """Event files. TensorBoard drops what earlier files have of the steps from `from_step` on."""
+
+    def __init__(self, folder: Path, from_step: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        unique = f".{time.time_ns()}"  # files are named by the second, and a second one would replace the first
+        self._writer = SummaryWriter(str(folder), purge_step=from_step, filename_suffix=unique)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One scalar for each."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class Wandb:
+    """A run whose id is the run's own, so that a resume continues it."""
+
+    def __init__(self, config: RunConfig, run_id: str) -> None:
+        import wandb
+
+        settings = config.metrics.wandb
+        assert isinstance(settings, WandbConfig)
+        self._run = wandb.init(
+            project=settings.project,
+            entity=settings.entity,
+            mode=settings.mode,
+            id=run_id,
+            name=config.name,
+            resume="allow",
+            dir=str(config.run_dir),
+            config=_shown(config),
+        )
+        self._run.define_metric("*", step_metric=STEP)  # its own step never goes back, ours may
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row."""
+        self._run.log({STEP: step, **metrics})
+
+    def close(self) -> None:
+        """Wait for the upload."""
+        self._run.finish()
+
+
+class Trackio:
+    """A run with a name of its own, so that a resume continues it."""
+
+    def __init__(self, config: RunConfig, run_id: str) -> None:
+        import trackio
+
+        settings = config.metrics.trackio
+        assert isinstance(settings, TrackioConfig)
+        self._run = trackio.init(
+            project=settings.project,
+            name=f"{config.name}-{run_id[-8:]}",
+            space_id=settings.space_id,
+            resume="allow",
+            config=_shown(config),
+            embed=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Wait for the upload."""
+        self._run.finish()
+
+
+def _shown(config: RunConfig) -> dict[str, Any]:
+    """The configuration as others may see it: a database's URL holds its password."""
+    return config.model_dump(mode="json", exclude={"database_url"})

@@ -1,0 +1,181 @@
+"""Logprobs of given tokens from hidden states, over the vocabulary in chunks, so that memory stays bounded.
+
+P: predictions, H: hidden size, V: vocabulary, C: predictions of one chunk. p: the distribution at the temperature T.
+
+    d logprob[t] / d logit[v] = (1[v = t] − p[v]) / T        d entropy / d logit[v] = −p[v] (log p[v] + entropy) / T
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.trainer.models.onednn import add_weight_gradient, linear
+
+CHUNK = 256
+"""Predictions whose (C, V) logits are computed at once."""
+KEPT_BYTES = 512 * 2**20
+"""Of a trained head's distributions, so many are kept for the backward; the others are computed again."""
+
+
+def token_logprobs(
+    hidden_PH: Tensor,
+    weight_VH: Tensor,
+    targets_P: Tensor,
+    temperatures_P: Tensor,
+    chunk: int = CHUNK,
+    *,
+    entropy_gradient: bool = False,
+    kept_bytes: int = KEPT_BYTES,
+) -> tuple[Tensor, Tensor]:
+    """log softmax(hidden · weightᵀ / temperature)[target], and that distribution's entropy, in float32. P >= 1.
+
+    The entropy has a gradient only where that is asked for.
+    """
+    assert len(targets_P) > 0
+    if weight_VH.requires_grad and torch.is_grad_enabled():
+        logprobs_P, entropy_P = _TrainedHead.apply(  # type: ignore[no-untyped-call]
+            hidden_PH, weight_VH, targets_P, temperatures_P, chunk, entropy_gradient, kept_bytes
+        )
+        return logprobs_P, entropy_P
+    needs_grad = hidden_PH.requires_grad and torch.is_grad_enabled()
+    logprobs_P, entropy_P = _FrozenHead.apply(  # type: ignore[no-untyped-call]
+        hidden_PH, weight_VH, targets_P, temperatures_P, chunk, needs_grad, needs_grad and entropy_gradient
+    )
+    return logprobs_P, entropy_P
+
+
+def _chunks(predictions: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, predictions, size))
+
+
+def head_of(weight_VH: Tensor) -> Tensor:
+    """The head as `logits_of` takes it. A CPU has no product of bfloat16 matrices that is not rounded: there a pass has
+    a float32 copy."""
+    return weight_VH.float() if weight_VH.device.type == "cpu" else weight_VH
+
+
+def logits_of(hidden_CH: Tensor, head_VH: Tensor) -> Tensor:
+    """(C, V) float32, of sums in float32 that nothing rounds: a bfloat16 logit of size 16 is off by up to 0.06."""
+    if head_VH.dtype == torch.float32:
+        return linear(hidden_CH.float(), head_VH)
+    logits_CV: Tensor = torch.mm(hidden_CH, head_VH.t(), out_dtype=torch.float32)
+    return logits_CV
+
+
+def _log_p(hidden_CH: Tensor, head_VH: Tensor, temperatures_C: Tensor) -> Tensor:
+    """(C, V) float32."""
+    logits_CV = logits_of(hidden_CH, head_VH).div_(temperatures_C[:, None])
+    log_p_CV: Tensor = torch.ops.aten._log_softmax.out(logits_CV, -1, False, out=logits_CV)  # row by row, in place
+    return log_p_CV
+
+
+def _chosen(log_p_CV: Tensor, targets_C: Tensor) -> Tensor:
+    return log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1)
+
+
+class _TrainedHead(torch.autograd.Function):
+    """The gradient of the weight needs the distributions once more, times what only the backward knows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_PH: Tensor,
+        weight_VH: Tensor,
+        targets_P: Tensor,
+        temperatures_P: Tensor,
+        chunk: int,
+        entropy_gradient: bool,
+        kept_bytes: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_P = torch.empty(len(targets_P), dtype=torch.float32, device=hidden_PH.device)
+        entropy_P = torch.empty_like(logprobs_P)
+        kept: dict[int, Tensor] = {}
+        room, head_VH = kept_bytes, head_of(weight_VH)
+        for part in _chunks(len(targets_P), chunk):
+            log_p_CV = _log_p(hidden_PH[part], head_VH, temperatures_P[part])
+            logprobs_P[part] = _chosen(log_p_CV, targets_P[part])
+            entropy_P[part] = -log_p_CV.exp().mul_(log_p_CV).sum(-1)
+            if (room := room - log_p_CV.nbytes) >= 0:
+                kept[part.start] = log_p_CV
+        ctx.save_for_backward(hidden_PH, weight_VH, targets_P, temperatures_P, entropy_P)
+        ctx.kept, ctx.chunk, ctx.entropy_gradient = kept, chunk, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy_P)
+        return logprobs_P, entropy_P
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_PH, weight_VH, targets_P, temperatures_P, entropy_P = ctx.saved_tensors
+        grad_P, entropy_grad_P = (grad / temperatures_P for grad in grads)
+        grad_PH = torch.empty_like(hidden_PH)
+        grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        head_VH = None
+        for part in _chunks(len(targets_P), ctx.chunk):
+            log_p_CV = ctx.kept.pop(part.start, None)
+            if log_p_CV is None:
+                head_VH = head_of(weight_VH) if head_VH is None else head_VH
+                log_p_CV = _log_p(hidden_PH[part], head_VH, temperatures_P[part])
+            if ctx.entropy_gradient:
+                p_CV = log_p_CV.exp()
+                slope_CV = log_p_CV.add_(entropy_P[part, None]).mul_(-entropy_grad_P[part, None])
+                slope_CV.sub_(grad_P[part, None]).mul_(p_CV)
+            else:
+                slope_CV = log_p_CV.exp_().mul_(-grad_P[part, None])
+            slope_CV.scatter_add_(-1, targets_P[part, None], grad_P[part, None])
+            slope_CV = slope_CV.to(weight_VH.dtype)
+            grad_PH[part] = linear(slope_CV, weight_VH.t())
+            add_weight_gradient(grad_VH, slope_CV, hidden_PH[part])
+        return grad_PH, grad_VH.to(weight_VH.dtype), *[None] * 5
+
+
+class _FrozenHead(torch.autograd.Function):
+    """With a frozen head the derivatives by the hidden state are known in the forward, so that logits never recur.
+
+    By the hidden state they are the products of those above with the weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_PH: Tensor,
+        weight_VH: Tensor,
+        targets_P: Tensor,
+        temperatures_P: Tensor,
+        chunk: int,
+        needs_grad: bool,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_P = torch.empty(len(targets_P), dtype=torch.float32, device=hidden_PH.device)
+        entropy_P = torch.empty_like(logprobs_P)
+        slope_PH = torch.empty_like(hidden_PH) if needs_grad else None
+        entropy_slope_PH = torch.empty_like(hidden_PH) if entropy_gradient else None
+        head_VH = head_of(weight_VH)
+        for part in _chunks(len(targets_P), chunk):
+            log_p_CV = _log_p(hidden_PH[part], head_VH, temperatures_P[part])
+            logprobs_P[part] = _chosen(log_p_CV, targets_P[part])
+            p_CV = log_p_CV.exp()
+            entropy_P[part] = -(log_p_CV * p_CV).sum(-1)
+            if slope_PH is not None:
+                mean_CH = linear(p_CV.to(weight_VH.dtype), weight_VH.t())
+                slope_PH[part] = (weight_VH[targets_P[part]] - mean_CH) / temperatures_P[part, None]
+            if entropy_slope_PH is not None:
+                slope_CV = p_CV.mul_(log_p_CV.add_(entropy_P[part, None])).neg_()
+                toward_CH = linear(slope_CV.to(weight_VH.dtype), weight_VH.t())
+                entropy_slope_PH[part] = toward_CH / temperatures_P[part, None]
+        if slope_PH is not None:
+            ctx.save_for_backward(slope_PH, entropy_slope_PH)
+        if entropy_slope_PH is None:
+            ctx.mark_non_differentiable(entropy_P)
+        return logprobs_P, entropy_P
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        slope_PH, entropy_slope_PH = ctx.saved_tensors
+        grad_PH = grads[0][:, None] * slope_PH
+        if entropy_slope_PH is not None:
+            grad_PH = grad_PH + grads[1][:, None] * entropy_slope_PH
+        return grad_PH.to(slope_PH.dtype), *[None] * 6

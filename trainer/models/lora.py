@@ -1,0 +1,147 @@
+"""Low-rank adapters by peft: W + alpha / rank · B·A beside chosen linear layers; only A (rank, in) and B (out, rank)
+train.
+
+Checkpoints hold A and B. Engines get whole matrices, merged on the CPU from the base model's files, so that they need
+know nothing of adapters; or, told to publish the adapter, A and B as peft stores them. So does a finished run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from agentrl.configs.run_config import ALL_LINEAR, AdapterConfig
+from agentrl.errors import ModelFolderError, UserError
+from agentrl.files import atomic_folder
+from agentrl.trainer.models import loading
+from agentrl.trainer.models.tensor_naming import Names
+from agentrl.weights_folder import ADAPTER
+
+if TYPE_CHECKING:
+    import peft
+
+A, B = ".lora_A.default.weight", ".lora_B.default.weight"
+"""How the names of an adapter's tensors end; what comes before is the linear layer's name."""
+COMPUTED_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that engines fuse into one. SGLang takes an adapter for all of a group, or for none: for some alone it refuses
+the adapter, or dies when it first uses it."""
+
+
+def attach(lm: Any, config: AdapterConfig) -> None:
+    """Put adapters, on the meta device, beside the linear layers of `lm`, and freeze all else.
+
+    Raises UserError without peft, and when a target is not in the model or is not a plain linear layer.
+    """
+    try:
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise UserError("trainer.lora needs peft: pip install 'agentrl[lora]'") from error
+    targets = ALL_LINEAR if config.targets == [ALL_LINEAR] else config.targets
+    absent = [t for t in config.targets if targets != ALL_LINEAR and not _linear_layers(lm, t)]
+    if absent:
+        raise UserError(f"trainer.lora.targets: {type(lm).__name__} has no linear layer {', '.join(absent)}")
+    inject_adapter_in_model(_peft_config(config, targets), lm, low_cpu_mem_usage=True)
+
+
+@torch.no_grad()
+def initialise(lm: nn.Module) -> None:
+    """A as peft does (Kaiming, uniform), B zero, so that the policy starts as the base model.
+
+    The same for any number of ranks: each draws all of A from rank 0's seed, and keeps its part. Collective.
+    """
+    seed = [torch.initial_seed()]
+    dist.broadcast_object_list(seed, src=0, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed[0])
+    for name, parameter in lm.named_parameters():
+        if name.endswith(A):
+            whole = torch.empty(parameter.shape)
+            nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
+            local, part = loading.owned(parameter)
+            local.copy_(whole[part])
+        elif name.endswith(B):
+            parameter.zero_()
+
+
+def merged(adapter: dict[str, Tensor], base_model: Path, names: Names, config: AdapterConfig) -> dict[str, Tensor]:
+    """The matrices that an adapter changes, with it, float32. `names`: of the base model's files.
+
+    Raises ModelFolderError when one is not a tensor of those files.
+    """
+    changes = {
+        f"{layer}.weight": (config.alpha / config.rank) * (adapter[layer + B].float() @ adapter[layer + A].float())
+        for layer in _layers(adapter)
+    }
+    if fused := sorted(changes.keys() - set(names.plain.values())):
+        raise ModelFolderError(f"{base_model} holds {fused[0]} with others or in parts: trainer.lora cannot be merged")
+    wanted = {stored for stored, name in names.plain.items() if name in changes}
+    return {
+        names.plain[stored]: base[:].float() + changes[names.plain[stored]]
+        for stored, base in loading.stored(base_model, wanted)
+    }
+
+
+def for_engines(adapter: dict[str, Tensor], base_model: Path) -> dict[str, Tensor]:
+    """The adapter, and one of zeros for each layer that engines compute together with an adapted one."""
+    beside: dict[str, Tensor] = {}
+    for layer in _layers(adapter):
+        parent, _, last = layer.rpartition(".")
+        for name in next((group for group in COMPUTED_TOGETHER if last in group), ()):
+            beside.setdefault(f"{parent}.{name}", adapter[layer + A])
+    absent = {f"{layer}.weight": a for layer, a in beside.items() if layer + A not in adapter}
+    zeros = {}
+    for name, base in loading.stored(base_model, set(absent)):
+        layer, a = name.removesuffix(".weight"), absent[name]
+        zeros[layer + A] = torch.zeros_like(a)
+        zeros[layer + B] = torch.zeros(base.get_shape()[0], len(a), dtype=a.dtype)
+    return adapter | zeros
+
+
+def stored(adapter: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by the names that peft stores them under."""
+    return {f"base_model.model.{name.replace('.default.', '.')}": tensor for name, tensor in adapter.items()}
+
+
+def write(
+    folder: Path, adapter: dict[str, Tensor], base_model: Path, config: AdapterConfig, head: str | None = None
+) -> None:
+    """The adapter as `peft.PeftModel.from_pretrained` reads it; with the new `head` of a classifier, if that is one."""
+    names = sorted({layer.rpartition(".")[2] for layer in _layers(adapter)})
+    with atomic_folder(folder) as draft:
+        peft_config = _peft_config(config, names)
+        if head:
+            peft_config.task_type, peft_config.modules_to_save = "SEQ_CLS", [head]
+        peft_config.base_model_name_or_path = str(base_model)
+        peft_config.inference_mode = True
+        peft_config.save_pretrained(str(draft))
+        save_file(stored(adapter), draft / ADAPTER, metadata={"format": "pt"})
+
+
+def _peft_config(config: AdapterConfig, targets: str | list[str]) -> peft.LoraConfig:
+    """No dropout: the recomputed logprobs are of the policy that sampled."""
+    import peft
+
+    return peft.LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+
+
+def _linear_layers(lm: Any, target: str) -> list[str]:
+    """The head is none: it is applied without its module."""
+    return [
+        name
+        for name, module in lm.named_modules()
+        if isinstance(module, nn.Linear)
+        and f".{name}".endswith(f".{target}")
+        and module is not lm.get_output_embeddings()
+    ]
+
+
+def _layers(adapter: dict[str, Tensor]) -> Iterator[str]:
+    return (name.removesuffix(A) for name in adapter if name.endswith(A))

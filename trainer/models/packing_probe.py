@@ -1,0 +1,204 @@
+"""How a model that was loaded may be computed: packed, unpacked, or not at all.
+
+    two sequences with a common prefix ─► transformers' own forward of each ─► fails, not causal, other logits: refused
+        │
+        ├─► a mechanism that rows of a prefix tree are not exact for (mechanisms.py): unpacked
+        └─► packed along their tree ─► hidden states other than those of each alone: unpacked
+                                    └► the same: packed
+
+H: hidden size, T: tokens of a sequence, K: positions whose logits are compared, V: vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.domain.schemas import PROMPT_VERSION, TrajectoryTokens
+from agentrl.errors import ModelFolderError, UnknownAttention
+from agentrl.trainer.models import mechanisms
+from agentrl.trainer.models.head import head_of, logits_of
+from agentrl.trainer.models.policy import Body, Policy
+from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units
+
+ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.06}
+"""By the type that a model computes in: how far hidden states of two ways may be apart, as a share of their size."""
+ROUNDING = 4
+"""So many times what two attention functions of transformers are apart is allowed: rounding chooses experts."""
+NEXT, LEAKED = 4, 4
+"""A state that is handed on to another sequence shows in its next tokens: as a mean over so many it may be off by so
+many times what is allowed."""
+SHORT = 24
+"""Tokens of the common prefix; the sequences are two and a half, and twice as long."""
+LONGEST_WINDOW = 128
+"""A window of at most so many tokens is passed by the sequences."""
+COMPARED = 8
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ImportError, AttributeError)
+"""What transformers' models raise where they cannot compute as they are told to."""
+
+
+@torch.no_grad()
+def choose(model: Body, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    """Decide how `model` reads its microbatches, the same on all ranks. Collective.
+
+    Raises ModelFolderError where transformers' own forward is of no use.
+    """
+    sequences = _sequences(model.lm)
+    alone = _alone(model, sequences, folder, device, ALLOWED[dtype])
+    why = mechanisms.unpackable(model.lm)
+    model.read(why)
+    if not why:
+        rounding = _rounding(model, sequences, alone, device) if dtype != torch.float32 else 0.0
+        try:
+            why = _difference(model, sequences, alone, device, max(ALLOWED[dtype], ROUNDING * rounding))
+        except UnknownAttention as error:
+            model.read(str(error), plainly=True)
+        else:
+            model.read(why)
+
+
+def _sequences(lm: Any) -> list[list[int]]:
+    """Two that part after a prefix, and then pass the model's window, if that is short."""
+    config = lm.config.get_text_config()
+    longest: int = getattr(config, "max_position_embeddings", None) or 10**9
+    window = mechanisms.window(lm) or 0
+    prefix = min(max(SHORT, window if window <= LONGEST_WINDOW else 0), longest * 2 // 5)
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, prefix * 5 // 2)).tolist()
+    return [ids[0], (ids[0][:prefix] + ids[1][prefix:])[: 2 * prefix]]
+
+
+def _alone(model: Body, sequences: list[list[int]], folder: Path, device: torch.device, allowed: float) -> list[Tensor]:
+    """(T, H) of each sequence, by transformers' own forward."""
+    what = f"model folder {folder}: {type(model.lm).__name__}"
+    model.read("compared")
+    try:
+        first, second = model.within(lambda: [model.alone(torch.tensor(ids, device=device)) for ids in sequences])
+        logits = _logits_apart(model, sequences[0], first, device) if isinstance(model, Policy) else 0.0
+    except torch.OutOfMemoryError:
+        raise
+    except FAILURES as error:
+        raise ModelFolderError(f"{what} fails in transformers' forward: {_line(error)}") from error
+    if _worst(float(not all(found.isfinite().all() for found in (first, second)))):
+        raise ModelFolderError(f"{what}: its hidden states are not finite numbers")
+    prefix = _common(sequences)
+    if _worst(_apart(first[:prefix], second[:prefix])) > allowed:
+        raise ModelFolderError(f"{what} is not causal: the hidden states of a prefix depend on what follows it")
+    if _worst(logits) > allowed:
+        raise ModelFolderError(f"{what}: its logits are not hidden · weightᵀ, times a constant that is known")
+    return [first, second]
+
+
+def _logits_apart(policy: Policy, ids: list[int], hidden_TH: Tensor, device: torch.device) -> float:
+    """Between the logits of the whole model and ours, as a share of their size."""
+
+    def both() -> tuple[Tensor, Tensor]:
+        whole_KV = policy.lm(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -COMPARED:]
+        ours_KV = logits_of(hidden_TH[-COMPARED:], head_of(policy.lm.get_output_embeddings().weight)) * policy.scale
+        return ours_KV, whole_KV
+
+    return _apart(*policy.within(both))
+
+
+def _difference(
+    model: Body, sequences: list[list[int]], alone: list[Tensor], device: torch.device, allowed: float
+) -> str:
+    """Why the model cannot be packed; empty where it can. Raises UnknownAttention where it attends in another way."""
+    batch, paths = _packed(sequences)
+    batch = batch.to(device)
+
+    def compute() -> tuple[Tensor, set[int]]:
+        rows = model.rows(batch)
+        return model.packed(batch, rows), set(rows.windows)
+
+    try:
+        packed_NH, windows = model.within(compute)
+    except torch.OutOfMemoryError:
+        raise
+    except FAILURES as error:
+        return f"{type(model.lm).__name__} does not take packed rows: {_line(error)}"
+    if (window := mechanisms.window(model.lm)) and window not in windows:
+        return f"its window of {window} tokens is not told to attention"
+    prefix = _common(sequences)
+    tails = [(packed_NH[path[prefix:]], found[prefix:]) for path, found in zip(paths, alone, strict=True)]
+    worst = _worst(max(_apart(*tail) for tail in tails))
+    leaked = _worst(max(float(_gaps(a[:NEXT], b[:NEXT]).mean()) for a, b in tails))
+    if worst > allowed or leaked > LEAKED * allowed:
+        return f"packed, its hidden states are off by {max(worst, leaked):.2g} of their size"
+    return ""
+
+
+def _rounding(model: Body, sequences: list[list[int]], alone: list[Tensor], device: torch.device) -> float:
+    """Between transformers' own attention and its plainest one; 0 where that is no number."""
+    model.lm.set_attn_implementation(mechanisms.PLAIN)
+    plain = model.within(lambda: [model.alone(torch.tensor(ids, device=device)) for ids in sequences])
+    model.read()
+    worst = _worst(
+        max(_apart(a[_common(sequences) :], b[_common(sequences) :]) for a, b in zip(plain, alone, strict=True))
+    )
+    return worst if math.isfinite(worst) else 0.0
+
+
+def _packed(sequences: list[list[int]]) -> tuple[Microbatch, list[Tensor]]:
+    """The microbatch of both sequences, and where in it each one is."""
+    (unit,) = make_units([_sample(i, ids) for i, ids in enumerate(sequences)], 10**9)
+    return collate([[unit]]), [torch.from_numpy(path.astype(np.int64)) for path in _paths(unit)]
+
+
+def _paths(unit: Unit) -> list[np.ndarray[Any, Any]]:
+    by_name = {s.tokens.trajectory_id: path for s, path in zip(unit.samples, unit.tree.paths, strict=True)}
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def _sample(number: int, ids: list[int]) -> Sample:
+    """All of a sequence's tokens, and one more, which is only predicted."""
+    n = len(ids) + 1
+    last = np.arange(n) == n - 1
+    tokens = TrajectoryTokens(
+        trajectory_id=str(number),
+        session_id="",
+        episode_id="",
+        group_id="",
+        input_ids=np.array([*ids, 0], np.int32),
+        loss_mask=last,
+        logprobs=np.zeros(n, np.float32),
+        versions=np.full(n, PROMPT_VERSION, np.int32),
+        turn_ids=np.where(last, 0, -1).astype(np.int32),
+        temperatures=np.ones(n, np.float32),
+        turn_returns=np.zeros(1),
+        episode_return=0.0,
+    )
+    return Sample(tokens, np.zeros(n, np.float32))
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _common(sequences: list[list[int]]) -> int:
+    first, second = sequences
+    return next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    """Median over tokens of ‖a − b‖ / ‖b‖: an expert that rounding chose changes some tokens much."""
+    return float(_gaps(found, expected).median())
+
+
+def _gaps(found: Tensor, expected: Tensor) -> Tensor:
+    """(T,) ‖a − b‖ / ‖b‖; infinity in the place of NaN, which would exceed no bound."""
+    gap, size = (found.float() - expected.float()).norm(dim=-1), expected.float().norm(dim=-1)
+    relative: Tensor = gap / size.clamp_min(1e-9)
+    return relative.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _worst(apart: float) -> float:
+    """Of all ranks. Collective."""
+    worst = torch.tensor(apart, dtype=torch.float64)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return worst.item()

@@ -1,0 +1,87 @@
+"""The reference policy: what the trained one is kept near.
+
+It differs from the policy only in weights, so it needs no model of its own: it holds the shards that are other than the
+policy's, and for its forward passes they change places. Layers that nobody trains exist once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import ModelFolderError
+from agentrl.trainer import checkpoint
+from agentrl.trainer.distributed import World
+from agentrl.trainer.models import loading, tensor_naming
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import reshard
+
+
+class Reference:
+    """Weights of an older policy, sharded as `policy`'s are: at first, its own of now."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        reshard(policy)
+        self.tensors = {name: p.detach().clone() for name, p in policy.trainable()}
+
+    @torch.no_grad()
+    def overlay(self, folder: Path, world: World) -> None:
+        """Take the tensors of a model folder, of a checkpoint or of a published version; others stay. Collective.
+
+        Raises ModelFolderError when the folder holds none of the policy's, and that or StoreError when one has another
+        shape.
+        """
+        reshard(self._policy)
+        if (folder / checkpoint.STATE).is_dir():
+            taken = self._own(checkpoint.shapes(folder, "policy"), folder)
+            checkpoint.fill(folder, "policy", taken, world)
+        else:
+            lm, files = self._policy.lm, _tensor_files(folder)
+            names = tensor_naming.match(lm, files, loading.known_names(lm))
+            taken = self._own(loading.given(names, files), folder)
+            targets = {loading.stored_name(name): tensor for name, tensor in taken.items()}
+            loading.read(files, names, targets, f"reference {folder}")
+        self.tensors |= taken
+
+    def _own(self, found: Collection[str], folder: Path) -> dict[str, Tensor]:
+        """Room for those of the policy's tensors that a folder has."""
+        named = self._policy.lm.named_parameters()
+        own = {name: p.detach().clone() for name, p in named if {name, loading.stored_name(name)} & set(found)}
+        if not own:
+            raise ModelFolderError(f"reference {folder} has none of the model's tensors")
+        return own
+
+    def refresh(self) -> None:
+        """Become the policy of now."""
+        reshard(self._policy)
+        with torch.no_grad():
+            for name, p in self._policy.trainable():
+                self.tensors[name].copy_(p)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Until the block ends the policy computes with these weights. Without gradients; no graph may be alive."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        reshard(self._policy)
+        for name, p in self._policy.lm.named_parameters():
+            if name in self.tensors:
+                own = p.detach().clone()
+                p.copy_(self.tensors[name])
+                self.tensors[name].copy_(own)
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Where each tensor is."""
+    return {name: path for path in sorted(folder.glob("*.safetensors")) for name in loading.tensor_names(path)}

@@ -1,0 +1,93 @@
+"""The models of a run: the policy, and beside it those that its algorithm asks for.
+
+They are made while the policy is the base model. What of them moves is a part of every checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.configs.run_config import TrainerConfig, UpdateConfig
+from agentrl.errors import StoreError
+from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoint import Checkpoint, Parts
+from agentrl.trainer.distributed import World
+from agentrl.trainer.models.critic import Critic, Learner
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.reference import Reference
+from agentrl.trainer.models.sharding import AnyBody, load_sharded
+from agentrl.trainer.update import make_optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Models:
+    """Who is asked about a batch."""
+
+    policy: Policy
+    reference: Reference | None = None
+    critic: Learner | None = None
+
+
+def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig, world: World) -> AnyBody:
+    """A model on the base model's weights, as configured."""
+    return load_sharded(
+        wrap,
+        base_model,
+        world.mesh,
+        train_layers=config.train_layers,
+        dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
+        activation_checkpointing=config.activation_checkpointing,
+        cpu_offload=config.cpu_offload,
+        keep_gathered=config.keep_gathered,
+        adapter=config.lora,
+    )
+
+
+def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models:
+    """Load the policy and whom its algorithm needs beside it."""
+    policy = load(Policy, base_model, config, world)
+    reference = critic = None
+    if config.algorithm.needs_reference:
+        reference = Reference(policy)
+        if config.reference:
+            reference.overlay(config.reference, world)
+    if config.algorithm.needs_critic:
+        model = load(Critic, base_model, config, world)
+        critic = Learner(model, make_optimizer(model, config, config.critic_lr))
+    return Models(policy=policy, reference=reference, critic=critic)
+
+
+def after_step(models: Models, step: int, config: TrainerConfig) -> None:
+    """Move the reference where it is due."""
+    every = config.algorithm.kl_refresh_steps
+    if models.reference and every and step % every == 0:
+        models.reference.refresh()
+
+
+def parts(models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> Parts:
+    """What a checkpoint holds: the policy, its optimizer, and what else moves."""
+    found = dict(checkpoint.state_of("policy", models.policy, optimizer))
+    if models.reference and config.algorithm.kl_refresh_steps:
+        found["reference"] = models.reference.tensors
+    if models.critic:
+        found |= checkpoint.state_of("critic", models.critic.critic, models.critic.optimizer)
+    return found
+
+
+def restore(
+    found: Checkpoint, models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig, world: World
+) -> None:
+    """Bring back `parts` and random states. Collective. Raises StoreError where one that is needed was not saved."""
+    for name in parts(models, optimizer, config):
+        if not name.endswith("_optimizer") and not checkpoint.shapes(found.folder, name):
+            raise StoreError(f"checkpoint {found.folder} has no {name}: trainer.algorithm changed")
+    checkpoint.load(found, models.policy, optimizer, world)
+    if models.reference and config.algorithm.kl_refresh_steps:
+        checkpoint.fill(found.folder, "reference", models.reference.tensors, world)
+    if models.critic:
+        checkpoint.restore(found, "critic", models.critic.critic, models.critic.optimizer, world)

@@ -1,0 +1,139 @@
+"""Models sharded per block with FSDP2, each rank with its part of the weights.
+
+One float32 rank has nothing to shard: it computes with the module as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.utils.checkpoint import checkpoint
+
+from agentrl.configs.run_config import AdapterConfig
+from agentrl.errors import ModelFolderError, UserError
+from agentrl.trainer.distributed import Mesh
+from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel
+from agentrl.trainer.models.policy import Body, Policy, decoder
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def load_sharded(
+    wrap: Callable[[Any], AnyBody],
+    folder: Path,
+    mesh: Mesh,
+    *,
+    train_layers: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    activation_checkpointing: bool = False,
+    cpu_offload: bool = False,
+    keep_gathered: bool = False,
+    adapter: AdapterConfig | None = None,
+) -> AnyBody:
+    """Build, freeze, wrap, shard, load this rank's part. Master weights are float32; the forward computes in `dtype`.
+
+    With `train_layers` only the top blocks and the final norm train. The graph then starts at the first trained block:
+    nothing below it asks for a gradient, so nothing below it is kept.
+
+    With `activation_checkpointing` a trained block keeps its input only, and is computed again in the backward.
+    With `keep_gathered` a block's whole weights stay until `accumulate` lets them go.
+    With `cpu_offload` parameters, gradients and thus moments stay in the CPU's memory; a GPU gets one block at a time.
+    With an `adapter` of some rank nothing but it trains.
+    With tensor ranks in the mesh, what they split is sharded over their groups, and the rest over all ranks.
+    """
+    device = mesh.whole.device_type
+    if cpu_offload and device == "cpu":
+        raise UserError("trainer.cpu_offload moves parameters off a GPU, and the trainer runs on the CPU")
+    lm, names = loading.build(folder)
+    lm.eval()  # no dropout: the recomputed logprobs are of the policy that sampled
+    if why := mechanisms.untrainable(lm):
+        raise ModelFolderError(f"model folder {folder}: {type(lm).__name__}: {why}")
+    blocks = _blocks(lm)
+    if train_layers is not None:
+        _freeze_all_but_top(lm, blocks, train_layers)
+    if adapter and adapter.rank:
+        lora.attach(lm, adapter)
+    if activation_checkpointing:
+        _checkpoint_trained(blocks)
+    if mesh.tensor:
+        tensor_parallel.parallelize(lm, mesh.tensor)
+    elif device == "cpu":
+        onednn.adopt(lm)
+    model = wrap(lm)
+    model.names = names
+    if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # else FSDP would only copy
+        shard: dict[str, Any] = {
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+            "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
+        }
+        # A rank that owns everything anyway would only copy, gathering again for the backward.
+        gives_up = mesh.split.shape[-1] > 1 and not keep_gathered
+        for block in blocks:
+            fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=gives_up)
+        fully_shard(model, **shard, mesh=mesh.whole, reshard_after_forward=False)
+    computes = torch.device(device)
+    loading.fill(model, lm, folder, names, torch.device("cpu") if cpu_offload else computes, computes)
+    if adapter and adapter.rank:
+        lora.initialise(lm)
+    register_fsdp_forward_method(model, "within")
+    packing_probe.choose(model, folder, computes, dtype)
+    reshard(model)
+    return model
+
+
+load_policy = partial(load_sharded, Policy)
+
+
+def accumulate(model: Body, more: bool) -> None:
+    """Whether `more` backwards follow the next one before the update: it then neither reduces gradients nor gives up
+    gathered weights."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(not more)
+        model.set_reshard_after_backward(not more)
+
+
+def reshard(model: Body) -> None:
+    """Give up gathered parameters, which forwards without a backward leave behind: `model` has its shards again."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _blocks(lm: Any) -> nn.ModuleList:
+    layers = getattr(decoder(lm), "layers", None) or getattr(decoder(lm), "h", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelFolderError(f"{type(lm).__name__}: no list of decoder blocks found to shard")
+    return layers
+
+
+def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
+    if top > len(blocks):
+        raise ModelFolderError(f"trainer.train_layers is {top}, but the model has {len(blocks)} blocks")
+    lm.requires_grad_(False)
+    for block in blocks[len(blocks) - top :]:
+        block.requires_grad_(True)
+    norms = [m for name, m in decoder(lm).named_children() if "norm" in name or name == "ln_f"]
+    for norm in norms:
+        norm.requires_grad_(True)
+
+
+def _checkpoint_trained(blocks: nn.ModuleList) -> None:
+    """Inside FSDP's hooks: what is computed again finds the block's weights gathered, once, for its backward."""
+    for block in blocks:
+        if any(p.requires_grad for p in block.parameters()):
+            # There is no dropout, so no random state to restore.
+            again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+            block.forward = again

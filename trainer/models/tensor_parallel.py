@@ -1,0 +1,117 @@
+"""Tensor parallelism: ranks that have the same data split the matrix products of every block among them.
+
+    x (whole) ─► q, k, v, gate, up: each rank makes some of their outputs ─► attention, activation: on those
+              ─► o, down: each rank multiplies its part; the sum over ranks is the whole again
+
+What is split, and how, is the plan that transformers has for a model (`base_model_tp_plan` of its configuration); the
+styles are PyTorch's. Embedding, head and the norms between blocks are computed whole on every rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from agentrl.errors import UserError
+from agentrl.trainer.models.policy import decoder
+
+COLUMNS: dict[str, dict[str, Any]] = {
+    "colwise": {},
+    "colwise_gather_output": {"output_layouts": Replicate()},
+    "colwise_rep": {"output_layouts": Replicate()},
+}
+"""Styles of a plan that split a linear layer's outputs."""
+ROWS: dict[str, dict[str, Any]] = {
+    "rowwise": {},
+    "rowwise_split_input": {"input_layouts": Replicate()},
+    "rowwise_rep": {"input_layouts": Replicate()},
+}
+"""Styles that split its inputs."""
+HEADWISE = "replicated_with_grad_allreduce"
+"""The style of a norm inside attention, which sees the heads of its rank only."""
+HEADS_DIM = 2
+"""Of what such a norm gets: (1, N, heads, size of a head)."""
+SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""Keys of a model's configuration that the ranks must divide."""
+
+
+def parallelize(lm: Any, mesh: DeviceMesh) -> None:
+    """Split the blocks of a causal LM over the ranks of `mesh`, in place; parameters may be on the meta device.
+
+    Raises UserError, which names trainer.tensor_parallel, when transformers has no plan for the model, when the plan
+    asks for what PyTorch has no style for, and when a size is no multiple of the ranks.
+    """
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it advises DTensor's authors
+    base = decoder(lm)
+    found = list(_planned(base, type(lm).__name__))
+    _check_sizes(base, found, mesh.size())
+    trained = {name: parameter.requires_grad for name, parameter in base.named_parameters()}
+    for name, style in found:
+        for path, applied in _layers(base, name, style):
+            parallelize_module(base.get_submodule(path), mesh, applied, src_data_rank=None)
+    for name, parameter in base.named_parameters():
+        parameter.requires_grad_(trained[name])
+
+
+def _planned(base: Any, model: str) -> Iterator[tuple[str, str]]:
+    """The modules of a model's body that its plan names, and their styles."""
+    plan: dict[str, str] | None = base.config.base_model_tp_plan
+    if not plan:
+        raise UserError(f"trainer.tensor_parallel: transformers has no tensor parallel plan for {model}; it must be 1")
+    for name, found in (*base.named_modules(), *base.named_parameters()):
+        style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        if style is None or found is base.get_input_embeddings():
+            continue
+        layer = getattr(found, "base_layer", found)  # beside an adapter
+        if style != HEADWISE and (style not in COLUMNS | ROWS or not isinstance(layer, nn.Linear)):
+            raise UserError(
+                f"trainer.tensor_parallel: the plan of {model} has {name} as {style!r}, which the trainer cannot do; "
+                "it must be 1"
+            )
+        yield name, style
+
+
+def _layers(base: nn.Module, name: str, style: str) -> Iterator[tuple[str, ParallelStyle]]:
+    """What is split for one entry of the plan: a layer, or a layer and the part of its adapter on the same side."""
+    if style == HEADWISE:
+        yield name, SequenceParallel(sequence_dim=HEADS_DIM, use_local_output=True)
+        return
+    columns = style in COLUMNS
+    made = ColwiseParallel(**COLUMNS[style]) if columns else RowwiseParallel(**ROWS[style])
+    if isinstance(base.get_submodule(name), nn.Linear):
+        yield name, made
+    else:
+        yield f"{name}.base_layer", made
+        yield f"{name}.lora_{'B' if columns else 'A'}.default", made
+
+
+def _check_sizes(base: Any, planned: list[tuple[str, str]], ranks: int) -> None:
+    sizes = {key: getattr(base.config, key, None) for key in SIZES}
+    for name, style in planned:
+        if style in COLUMNS | ROWS:
+            layer = base.get_submodule(name)
+            sizes[f"of {name}"] = layer.out_features if style in COLUMNS else layer.in_features
+    known = {key: size for key, size in sizes.items() if isinstance(size, int)}
+    for key, size in known.items():
+        if size % ranks:
+            common = math.gcd(*known.values())
+            valid = [n for n in range(1, common + 1) if common % n == 0]
+            near = [max(n for n in valid if n < ranks), *[n for n in valid if n > ranks][:1]]
+            raise UserError(
+                f"trainer.tensor_parallel {ranks} does not divide the model's {key} {size}; "
+                f"{' or '.join(map(str, near))} would"
+            )

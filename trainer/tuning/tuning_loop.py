@@ -1,0 +1,217 @@
+"""The loop of SFT, DPO and reward models.
+
+    base model ─► (DPO: reference log-probabilities of all pairs) ─► newest checkpoint loaded, if there is one
+        │
+        │  ┌───────────────────────────────────────────────────────────────────────────────────────┐
+        └──┼─► step k: its items ─► update ─► metrics line ─► when due: held-out scores, checkpoint  │
+           └─────────────────────────────────── next step ◄────────────────────────────────────────┘
+    last step ─► model/: a whole Hugging Face folder, and of a trained adapter adapter/
+
+Nobody waits for anybody else. Stopping (SIGINT, SIGTERM) never cuts a step short: it is finished and checkpointed.
+
+`runs/NAME/` holds config.yaml, metrics.jsonl (one object a step; 0 is before the first), checkpoints/ and model/. A
+line of metrics may be ahead of the newest checkpoint: a start drops such lines, since their steps are made again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agentrl import visible
+from agentrl.configs.tuning_config import AnyConfig
+from agentrl.domain.schemas import TrainedBatch
+from agentrl.errors import UserError
+from agentrl.files import remove_drafts
+from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoint import Checkpoint, StepRecord
+from agentrl.trainer.distributed import World
+from agentrl.trainer.learning_rate import learning_rate
+from agentrl.trainer.loop import CHECKPOINTS, Stop
+from agentrl.trainer.models.policy import Body
+from agentrl.trainer.tuning.items import Data, Item
+from agentrl.trainer.tuning.methods import Dpo, Method, method_of
+from agentrl.trainer.tuning.step import score, train, with_reference
+from agentrl.trainer.update import make_optimizer
+
+HELD_OUT = "held_out/"
+Progress = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
+
+@dataclass(slots=True)
+class Tuning:
+    """What the loop holds."""
+
+    config: AnyConfig
+    base_model: Path
+    world: World
+    method: Method
+    model: Body
+    optimizer: torch.optim.Optimizer
+    data: Data
+    digest: str
+    steps: int
+    step: int = 0
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.config.run_dir / CHECKPOINTS
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.config.run_dir / "metrics.jsonl"
+
+
+def tune(
+    config: AnyConfig, base_model: Path, data: Data, world: World, stop: Stop, progress: Progress = lambda *_: None
+) -> bool:
+    """Make all steps (true), or stop after the one in hand (false). Collective; every rank has the same data.
+
+    Raises UserError when the folder's checkpoint was made from other data.
+    """
+    torch.manual_seed(config.seed)
+    method = method_of(config)
+    model = method.load(base_model, config, world)
+    prepared = Data([method.prepared(i) for i in data.train], [method.prepared(i) for i in data.held_out])
+    steps = config.steps or config.epochs * steps_per_epoch(data.train, config.trainer.batch_size)
+    optimizer = make_optimizer(model, config.trainer)
+    t = Tuning(config, base_model, world, method, model, optimizer, prepared, data.digest(), steps)
+    if model.unpacked:
+        say(t, f"every sequence is computed by itself, which is slower: {model.unpacked}")
+    found = find_checkpoint(t)
+    if isinstance(method, Dpo):  # while the model is still the base model
+        say(t, "computing the base model's log-probabilities")
+        t.data = Data(reference_of(t, prepared.train), reference_of(t, prepared.held_out))
+    if found:
+        checkpoint.load(found, model, optimizer, world)
+        t.step = found.record.step
+        say(t, f"resuming after step {t.step}")
+    keep_lines(t)
+    if not t.step and t.data.held_out:
+        write(t, {"step": 0} | held_out(t))
+    while t.step < t.steps:
+        stopping = one_step(t, stop)
+        progress(t.step, t.steps)
+        if stopping and t.step < t.steps:
+            say(t, f"stopped after step {t.step} of {t.steps}: the same command goes on")
+            return False
+    method.export(config.run_dir, model, base_model, config.trainer.lora, world)
+    say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
+    return True
+
+
+def find_checkpoint(t: Tuning) -> Checkpoint | None:
+    """What to resume from, on every rank. Unusable newer ones are set aside."""
+    found: Checkpoint | None = None
+    if t.world.leads:
+        remove_drafts(t.checkpoints)
+        found, ignored = checkpoint.newest(t.checkpoints)
+        for unusable in ignored:
+            aside = checkpoint.set_aside(unusable)
+            say(t, f"ignoring checkpoint {unusable.folder}: {unusable.why} (set aside as {aside.name})")
+    found = t.world.share(found)
+    if found and found.record.batch.digest != t.digest:
+        raise UserError(
+            f"data: {found.folder} was made from other data, or with another held_out: give another name, or restore "
+            "the data to resume it"
+        )
+    if found and found.record.step > t.steps:
+        raise UserError(f"steps: {t.config.run_dir} has {found.record.step} already, more than {t.steps}")
+    return found
+
+
+def reference_of(t: Tuning, items: Sequence[Item]) -> list[Item]:
+    """Items with the base model's log-probabilities."""
+    return with_reference(t.model, items, t.method, t.config.trainer, t.world)
+
+
+def one_step(t: Tuning, stop: Stop) -> bool:
+    """Update, write the line; when a checkpoint is due, with what is held out, and then it. Whether to stop here."""
+    start, number = time.monotonic(), t.step + 1
+    trainer = t.config.trainer
+    items = batch_of(t.data.train, number, trainer.batch_size, t.config.seed)
+    lr = learning_rate(number, t.steps, trainer)
+    metrics = train(t.model, t.optimizer, items, t.method, lr, trainer, t.world)
+    per_epoch = steps_per_epoch(t.data.train, trainer.batch_size)
+    metrics |= {"epoch": number / per_epoch, "time/train": time.monotonic() - start}
+    t.step = number
+    due = number % trainer.checkpoint_every == 0 or number == t.steps
+    stopping: bool = t.world.share(stop.is_set())  # asked once: whoever stops has a checkpoint
+    if t.data.held_out and (due or stopping):
+        metrics |= held_out(t)
+    write(t, {"step": number} | metrics)
+    if due or stopping:
+        save(t, metrics)
+    say(t, line(t, metrics))
+    return stopping
+
+
+def batch_of(items: Sequence[Item], step: int, size: int, seed: int) -> list[Item]:
+    """The items of step 1, 2, …: each epoch is a new order of all of them."""
+    epoch, k = divmod(step - 1, steps_per_epoch(items, size))
+    order = list(range(len(items)))
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    return [items[i] for i in order[k * size : (k + 1) * size]]
+
+
+def steps_per_epoch(items: Sequence[Item], size: int) -> int:
+    """The last one's batch may be smaller."""
+    return math.ceil(len(items) / size)
+
+
+def held_out(t: Tuning) -> dict[str, float]:
+    """Metrics of what is held out, under names of their own. Collective."""
+    found = score(t.model, t.data.held_out, t.method, t.config.trainer, t.world)
+    return {f"{HELD_OUT}{name}": value for name, value in found.items() if not name.startswith("tokens_")}
+
+
+def save(t: Tuning, metrics: dict[str, float]) -> None:
+    """A durable checkpoint; older ones go. Collective."""
+    facts = TrainedBatch(
+        step_id=t.config.method, digest=t.digest, estimator=t.config.method, wasted_tokens=0, trained=[]
+    )
+    record = StepRecord(step=t.step, version=t.step, batch=facts, metrics=metrics)
+    parts = checkpoint.state_of("policy", t.model, t.optimizer)
+    made = checkpoint.begin(t.checkpoints, record, parts, t.world, wait=True).finish()
+    if t.world.leads:
+        checkpoint.remove_older(made, t.config.trainer)
+
+
+def keep_lines(t: Tuning) -> None:
+    """Drop the metrics of steps that will be made again."""
+    if t.world.leads:
+        lines = t.metrics.read_text().splitlines(keepends=True) if t.metrics.is_file() else []
+        kept = [text for text in lines if text.endswith("\n") and json.loads(text)["step"] <= t.step]
+        t.metrics.parent.mkdir(parents=True, exist_ok=True)
+        t.metrics.write_text("".join(kept) if t.step else "")
+
+
+def write(t: Tuning, metrics: dict[str, float]) -> None:
+    """Append a line of metrics."""
+    if t.world.leads:
+        with t.metrics.open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+
+def line(t: Tuning, metrics: dict[str, float]) -> str:
+    """One step for the reader of the terminal."""
+    names = [f"{where}{name}" for where in ("", HELD_OUT) for name in ("loss", "entropy", "accuracy", "margin")]
+    parts = [f"{name} {metrics[name]:.4f}" for name in names if name in metrics]
+    end = f"grad {metrics['grad_norm']:.2f}  {metrics['tokens_trained']:.0f} tokens  {metrics['time/train']:.1f}s"
+    return "  ".join([f"step {t.step}/{t.steps}", *parts, end])
+
+
+def say(t: Tuning, text: str) -> None:
+    """Print on rank 0."""
+    if t.world.leads:
+        visible.say(text)
