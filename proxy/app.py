@@ -170,22 +170,38 @@ async def _running(
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         clients = [EngineClient(url, http, key=settings.engine_keys.of(url)) for url in settings.engine_urls]
         pool = EnginePool(
-            clients, records, adapters=Adapters(records.oldest_call) if by_adapter else None,
-            pause_mode=config.publish.pause, update_timeout_s=config.publish.update_timeout_s,
-        )  # fmt: skip
+            clients,
+            records,
+            adapters=Adapters(records.oldest_call) if by_adapter else None,
+            pause_mode=config.publish.pause,
+            update_timeout_s=config.publish.update_timeout_s,
+        )
         state = ProxyState(
-            database=database, run_id=run.id, run_name=run.name, run_created_at=run.created_at,
-            keyring=Keyring(settings.admin_key), replica=settings.replica, renderer=renderer,
-            pool=pool, limits=Limits.of(config), sampling=forced_sampling(config),
-            request_timeout_s=config.proxy.request_timeout_s, max_body_bytes=config.proxy.max_body_bytes,
-            body_timeout_s=config.proxy.body_timeout_s, gate=Gate.of(config.proxy),
+            database=database,
+            run_id=run.id,
+            run_name=run.name,
+            run_created_at=run.created_at,
+            keyring=Keyring(settings.admin_key),
+            replica=settings.replica,
+            renderer=renderer,
+            pool=pool,
+            limits=Limits.of(config),
+            sampling=forced_sampling(config),
+            request_timeout_s=config.proxy.request_timeout_s,
+            max_body_bytes=config.proxy.max_body_bytes,
+            body_timeout_s=config.proxy.body_timeout_s,
+            gate=Gate.of(config.proxy),
             public=PublicAddress.of(config.proxy),
-            retry_grace_s=config.proxy.retry_grace_s, restore_dropped_text=config.proxy.restore_dropped_text,
+            retry_grace_s=config.proxy.retry_grace_s,
+            restore_dropped_text=config.proxy.restore_dropped_text,
             named_sessions=config.proxy.named_sessions,
-            model_aliases=config.proxy.model_aliases, clip_max_tokens=config.proxy.clip_max_tokens,
-            trees=TreeCache(load_tree), upstreams=others, http=http,
+            model_aliases=config.proxy.model_aliases,
+            clip_max_tokens=config.proxy.clip_max_tokens,
+            trees=TreeCache(load_tree),
+            upstreams=others,
+            http=http,
             metrics_public=config.proxy.metrics_public,
-        )  # fmt: skip
+        )
         database.on_commit = state.metrics.committed
         await keyring.refresh(state)
         await state.write(heartbeats.beat, run.id, "proxy", settings.replica)

@@ -70,9 +70,11 @@ def repeat_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is not None and len(key) > LONGEST_KEY:
         raise RequestError(
-            400, f"an Idempotency-Key has at most {LONGEST_KEY} characters", code="invalid_parameter",
+            400,
+            f"an Idempotency-Key has at most {LONGEST_KEY} characters",
+            code="invalid_parameter",
             param="Idempotency-Key",
-        )  # fmt: skip
+        )
     return key
 
 

@@ -31,8 +31,9 @@ RETRY_AFTER_S = 1.0
 def check(asked: ModelRequest) -> None:
     """Raises RequestError 400 for a request with more parts than any agent needs; its bytes are limited before."""
     for param, found, most in (
-        ("messages", len(asked.messages), MAX_MESSAGES), ("tools", len(asked.tools or ()), MAX_TOOLS),
-    ):  # fmt: skip
+        ("messages", len(asked.messages), MAX_MESSAGES),
+        ("tools", len(asked.tools or ()), MAX_TOOLS),
+    ):
         if found > most:
             raise RequestError(400, f"{found} {param}: at most {most} are taken", code="invalid_parameter", param=param)
 
@@ -129,9 +130,11 @@ class Gate:
         most = min(self.max_running, self.max_running_of_session)
         if answers > most:
             raise RequestError(
-                400, f"{answers} answers in one request: at most {most} are sampled at once", code="invalid_parameter",
+                400,
+                f"{answers} answers in one request: at most {most} are sampled at once",
+                code="invalid_parameter",
                 param="n",
-            )  # fmt: skip
+            )
         if tree.running + answers > self.max_running_of_session:
             raise _busy(f"the session has {tree.running} calls under way, of {self.max_running_of_session}")
         if self.running + answers > self.max_running:

@@ -150,18 +150,26 @@ async def set_reward(body: RewardBody, request: Request) -> Json:
     session_id = await model_routes.session_of(request, state)
     try:
         answer = await state.write(
-            areal_sessions.reward, session_id, state.limits, value=body.reward, interaction_id=body.interaction_id,
+            areal_sessions.reward,
+            session_id,
+            state.limits,
+            value=body.reward,
+            interaction_id=body.interaction_id,
             idempotency_key=authentication.repeat_key(request),
-        )  # fmt: skip
+        )
     except RequestError as refused:
         if refused.code in ("interaction_not_found", "interaction_incomplete"):  # AReaL's clients expect 400
             raise RequestError(400, str(refused), code=refused.code, param=refused.param) from refused
         raise
     return {
-        "message": "success", "applied": answer.applied, "interaction_count": answer.interactions,
-        "session_id": session_id, "trajectory_id": ONLY_TRAJECTORY, "trajectory_ready": True,
+        "message": "success",
+        "applied": answer.applied,
+        "interaction_count": answer.interactions,
+        "session_id": session_id,
+        "trajectory_id": ONLY_TRAJECTORY,
+        "trajectory_ready": True,
         "ready_transition": answer.first,
-    }  # fmt: skip
+    }
 
 
 @router.post("/rl/end_session")
@@ -186,9 +194,10 @@ async def export_trajectories(body: ExportBody, request: Request) -> Response:
         status = await _ended(request, state, body.session_id)
         return await answer(state, _export_json, body, [body.session_id], status=status)
     ready = [
-        session_id for session_id in body.session_ids or ()
+        session_id
+        for session_id in body.session_ids or ()
         if body.trajectory_id in (None, ONLY_TRAJECTORY) and await _is_ready(request, state, body, session_id)
-    ]  # fmt: skip
+    ]
     return await answer(state, _export_json, body, ready)
 
 
@@ -247,10 +256,13 @@ def _individual(path: Path) -> Json:
         "interaction_id": path.response_ids[-1],
         "reward": value,
         "tensor_dict": _arrays(
-            t.input_ids, t.loss_mask, np.where(of_call, t.logprobs, 0.0), np.where(of_call, t.versions, PROMPT_VERSION),
+            t.input_ids,
+            t.loss_mask,
+            np.where(of_call, t.logprobs, 0.0),
+            np.where(of_call, t.versions, PROMPT_VERSION),
             value or 0.0,
         ),
-    }  # fmt: skip
+    }
 
 
 def _concat(path: Path) -> Json:

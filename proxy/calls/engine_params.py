@@ -11,9 +11,16 @@ from agentrl.proxy.dialects.dialect import ModelRequest
 from agentrl.proxy.state import ProxyState, Session
 
 _NEUTRAL = {
-    "top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": None,
-    "json_schema": None, "regex": None, "structural_tag": None,
-}  # fmt: skip
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "logit_bias": None,
+    "json_schema": None,
+    "regex": None,
+    "structural_tag": None,
+}
 _STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "structural_tag", "sampling_seed")
 
 
@@ -101,7 +108,9 @@ def _budget(state: ProxyState, request: ModelRequest, prompt_tokens: int, forced
         asked = f" and {request.max_tokens} new ones" if request.max_tokens is not None else ""
         needed = f"this call needs {prompt_tokens} prompt tokens{asked}"
         raise RequestError(  # in the words by which LiteLLM, and what stands on it, knows what this is
-            400, f"This model's maximum context length is {window} tokens; {needed}", code="context_length_exceeded",
+            400,
+            f"This model's maximum context length is {window} tokens; {needed}",
+            code="context_length_exceeded",
             param="messages",
-        )  # fmt: skip
+        )
     return min(n for n in (request.max_tokens, forced, room) if n is not None)

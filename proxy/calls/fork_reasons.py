@@ -81,7 +81,7 @@ async def place(state: ProxyState, session_id: str, request: ModelRequest) -> Pl
 
 async def why_not_deeper(
     state: ProxyState, session_id: str, request: ModelRequest, covered: int, below: Collection[str]
-) -> ForkReason | None:  # fmt: skip
+) -> ForkReason | None:
     """Why a call that extends a recorded one by its first `covered` messages extends none of the calls `below` that."""
 
     def read(conn: Connection) -> ForkReason | None:
@@ -156,7 +156,7 @@ def judge(
 
 def judge_branch(
     recorded: Sequence[Conversation], messages: Sequence[Json], covered: int, below: Collection[str]
-) -> ForkReason | None:  # fmt: skip
+) -> ForkReason | None:
     """`why_not_deeper`, given the session's recorded conversations. None: it just goes another way from there."""
     known: dict[int, Json] = {}
     sent = plain(messages)[covered:]
@@ -195,9 +195,7 @@ def _sums_up(one: Conversation, recorded: Sequence[Conversation], known: dict[in
     return bool(_quoted([other for other in recorded if other is not one], asked, known))
 
 
-def _stands_on(
-    one: Conversation, quoted: Sequence[Conversation], sent: Sequence[Json], known: dict[int, Json]
-) -> bool:  # fmt: skip
+def _stands_on(one: Conversation, quoted: Sequence[Conversation], sent: Sequence[Json], known: dict[int, Json]) -> bool:
     """Whether plain messages go on with a conversation: they quote another answer of it too, or hold its task."""
     history = [mark(message) for message in plain(one.messages, known)]
     answers = {mark(known[id(other.messages[-1])]) for other in quoted}
@@ -224,7 +222,7 @@ def _stems_from(
 
 def _why(
     kin: Conversation, history: Sequence[Json], sent: Sequence[Json], n_system: int, *, same_tools: bool
-) -> ForkReason:  # fmt: skip
+) -> ForkReason:
     """The reason of a call whose conversation stems from `history`."""
     found = compare(history, sent)
     n_before = len(kin.system)

@@ -86,19 +86,29 @@ async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> t
         params = engine_params(state, session, request, prompt, index)
         calls.append(
             Call(
-                id=new_id(), session_id=caller.session_id, request=request, prompt=prompt, params=params, choice=index,
-                created_at=created_at, trainable=caller.trains and not session.is_eval,
+                id=new_id(),
+                session_id=caller.session_id,
+                request=request,
+                prompt=prompt,
+                params=params,
+                choice=index,
+                created_at=created_at,
+                trainable=caller.trains and not session.is_eval,
             )
-        )  # fmt: skip
+        )
     return head_of(state, request, calls[0].id, created_at, sum(len(prompt.token_ids) for prompt in prompts)), calls
 
 
 def head_of(state: ProxyState, request: ModelRequest, first_id: str, created_at: float, prompt_tokens: int) -> Head:
     """What is known about a response when its first answer begins."""
     return Head(
-        id=first_id, created=int(created_at), model=request.model or state.run_name, prompt_tokens=prompt_tokens,
-        max_context=state.renderer.max_context, decode=state.renderer.decode,
-    )  # fmt: skip
+        id=first_id,
+        created=int(created_at),
+        model=request.model or state.run_name,
+        prompt_tokens=prompt_tokens,
+        max_context=state.renderer.max_context,
+        decode=state.renderer.decode,
+    )
 
 
 async def begin(state: ProxyState, caller: Caller, calls: Sequence[Call]) -> list[str]:
@@ -200,9 +210,11 @@ async def _continued(state: ProxyState, session_id: str, request: ModelRequest) 
     found = await state.read(response_records.find, session_id, request.previous_id)
     if found is None:
         raise RequestError(
-            400, f"session {session_id} has no response 'resp_{request.previous_id}' to go on with",
-            code="previous_response_not_found", param="previous_response_id",
-        )  # fmt: skip
+            400,
+            f"session {session_id} has no response 'resp_{request.previous_id}' to go on with",
+            code="previous_response_not_found",
+            param="previous_response_id",
+        )
     before = found.all[1:] if found.options.get("has_instructions") else found.all
     instructions = request.messages[: int(request.has_instructions)]
     return replace(request, messages=[*instructions, *before, *request.messages[len(instructions) :]])
@@ -284,10 +296,17 @@ class Attempt:
         call = self._call
         self._push(call.prompt.opening, Tokens([], []))
         await sample(
-            self._state.pool, self.sampled, self._take, session_id=call.session_id, rid=call.id,
-            prompt_ids=call.prompt.token_ids, params=call.params, deadline=deadline,
-            top_logprobs=call.request.top_logprobs, whole=not call.request.stream,
-        )  # fmt: skip
+            self._state.pool,
+            self.sampled,
+            self._take,
+            session_id=call.session_id,
+            rid=call.id,
+            prompt_ids=call.prompt.token_ids,
+            params=call.params,
+            deadline=deadline,
+            top_logprobs=call.request.top_logprobs,
+            whole=not call.request.stream,
+        )
 
     def _take(self, tokens: Tokens) -> None:
         """Parse the tokens of an event, and tell a caller that streams."""
@@ -370,22 +389,34 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
     seq = await state.write(interactions.finish, call.id, call.session_id, outcome)
     state.metrics.stage("finish", at)
     state.metrics.answered(
-        prompt_tokens=len(prompt.token_ids), cached_tokens=sampled.cached_tokens or 0,
-        output_tokens=len(sampled.output_ids), fork_reason=prompt.fork_reason, bridged=prompt.parent is not None,
-    )  # fmt: skip
+        prompt_tokens=len(prompt.token_ids),
+        cached_tokens=sampled.cached_tokens or 0,
+        output_tokens=len(sampled.output_ids),
+        fork_reason=prompt.fork_reason,
+        bridged=prompt.parent is not None,
+    )
     node = Node(
-        id=call.id, conversation_key=key, parent=prompt.parent, ids=prompt.token_ids.extended(sampled.output_ids),
+        id=call.id,
+        conversation_key=key,
+        parent=prompt.parent,
+        ids=prompt.token_ids.extended(sampled.output_ids),
         n_delta=len(prompt.delta_ids),
-        role=prompt.role, system_hash=prompt.system.hash if prompt.system is not None else None,
-        tools_hash=prompt.tools.hash if prompt.tools is not None else None, messages=prompt.messages + 1,
-        textless_key=textless_key, text=None if textless_key is None else text,
-    )  # fmt: skip
+        role=prompt.role,
+        system_hash=prompt.system.hash if prompt.system is not None else None,
+        tools_hash=prompt.tools.hash if prompt.tools is not None else None,
+        messages=prompt.messages + 1,
+        textless_key=textless_key,
+        text=None if textless_key is None else text,
+    )
     state.trees.commit(call.session_id, seq, node)
 
 
 def _check_model(state: ProxyState, model: str | None) -> None:
     if model is not None and not is_policy(model, state.run_name, state.model_aliases):
         raise RequestError(
-            404, f"no model {model!r}: this proxy serves {state.run_name!r} (also as 'default', and by the names in "
-            "proxy.model_aliases)", code="model_not_found", param="model",
-        )  # fmt: skip
+            404,
+            f"no model {model!r}: this proxy serves {state.run_name!r} (also as 'default', and by the names in "
+            "proxy.model_aliases)",
+            code="model_not_found",
+            param="model",
+        )

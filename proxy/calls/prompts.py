@@ -100,11 +100,19 @@ async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest
         system, known_tools = await heavy(_contents, messages[:n_system], tools)
     delta = start.delta + opening
     return Prompt(
-        token_ids=_behind(parent, delta), delta_ids=delta, parent=parent,
-        fork_reason=start.reason, role=role or start.role, system=system, tools=known_tools,
-        new_messages=messages[start.covered or n_system :], messages=len(messages), chain=chain[-1],
-        opening=opening, grammar=grammar,
-    )  # fmt: skip
+        token_ids=_behind(parent, delta),
+        delta_ids=delta,
+        parent=parent,
+        fork_reason=start.reason,
+        role=role or start.role,
+        system=system,
+        tools=known_tools,
+        new_messages=messages[start.covered or n_system :],
+        messages=len(messages),
+        chain=chain[-1],
+        opening=opening,
+        grammar=grammar,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,9 +179,7 @@ def _may_go_deeper(tree: Tree, start: _Start, messages: Sequence[Json]) -> bool:
     return _holds_answer(messages[start.covered :]) or tree.branches_at(start.parent, start.delta)
 
 
-async def _explained(
-    state: ProxyState, session_id: str, request: ModelRequest, tree: Tree, start: _Start
-) -> _Start:  # fmt: skip
+async def _explained(state: ProxyState, session_id: str, request: ModelRequest, tree: Tree, start: _Start) -> _Start:
     """The start with its reason, where other calls go on from what it extends."""
     assert start.parent is not None
     if not _may_go_deeper(tree, start, request.messages):
@@ -201,7 +207,7 @@ def _holds_answer(messages: Sequence[Json]) -> bool:
 
 async def _raw_prompt(
     state: ProxyState, session_id: str, tree: Tree, prompt: str | list[int], role: Role | None
-) -> Prompt:  # fmt: skip
+) -> Prompt:
     heavy = partial(state.heavy.run, session_id, len(prompt))
     ids = await heavy(state.renderer.encode, prompt) if isinstance(prompt, str) else prompt
     _check_vocabulary(ids, state.renderer.vocab_size)
@@ -220,7 +226,9 @@ async def _raw_prompt(
     text = prompt if isinstance(prompt, str) else state.renderer.decode(prompt)
     whole = _behind(parent, delta)
     return Prompt(
-        token_ids=whole, delta_ids=delta, parent=parent,
+        token_ids=whole,
+        delta_ids=delta,
+        parent=parent,
         fork_reason=found.reason,
         role=found.role,
         system=_known(parent.system_hash) if parent is not None else None,
@@ -228,8 +236,9 @@ async def _raw_prompt(
         new_messages=[{"role": "raw", "content": text if parent is None else state.renderer.decode(delta)}],
         messages=1 if parent is None else parent.messages + 1,
         chain=chain_key(RAW, {"role": "raw", "content": whole.digest}),
-        opening=[], grammar={},
-    )  # fmt: skip
+        opening=[],
+        grammar={},
+    )
 
 
 def _raw_parent(state: ProxyState, tree: Tree, prompt: str | list[int]) -> tuple[Node, str | list[int]] | None:

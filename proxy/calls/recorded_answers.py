@@ -51,9 +51,15 @@ def _answer(state: ProxyState, request: ModelRequest, prompt_ids: list[int], row
     deltas = [delta for ids in (opening, output_ids) for delta in delivered.push(parser.push(ids))]
     deltas += delivered.finish(parser.finish()).deltas
     answer = Answer(
-        interaction_id=row.id, message=message, finish_reason=row.finish_reason, stop=delivered.stop,
-        prompt_ids=prompt_ids, cached_tokens=row.cached_tokens or 0, tokens=tokens, versions=row.spans,
-    )  # fmt: skip
+        interaction_id=row.id,
+        message=message,
+        finish_reason=row.finish_reason,
+        stop=delivered.stop,
+        prompt_ids=prompt_ids,
+        cached_tokens=row.cached_tokens or 0,
+        tokens=tokens,
+        versions=row.spans,
+    )
     return Piece([_as_then(delta, message) for delta in deltas], tokens), answer
 
 
@@ -67,11 +73,18 @@ def _as_then(delta: Delta, message: Json) -> Delta:
 def _rows(conn: Connection, ids: list[str]) -> dict[str, Any]:
     rows = conn.execute(
         select(
-            interactions.c.id, interactions.c.created_at, interactions.c.output_tokens, interactions.c.cached_tokens,
-            interactions.c.finish_reason, interaction_data.c.answer, interaction_data.c.output_ids,
-            interaction_data.c.logprobs, interaction_data.c.spans, interaction_data.c.top_logprobs,
+            interactions.c.id,
+            interactions.c.created_at,
+            interactions.c.output_tokens,
+            interactions.c.cached_tokens,
+            interactions.c.finish_reason,
+            interaction_data.c.answer,
+            interaction_data.c.output_ids,
+            interaction_data.c.logprobs,
+            interaction_data.c.spans,
+            interaction_data.c.top_logprobs,
         )
         .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
         .where(interactions.c.id.in_(ids))
-    )  # fmt: skip
+    )
     return {str(row.id): row for row in rows.all()}

@@ -242,9 +242,11 @@ async def _may_go_on(pool: EnginePool, engine: Engine, rid: str, error: EngineEr
         raise RequestError(502, message, code="engine_died") from error
     if not pool.budget.take(time.monotonic(), pool.calls):
         raise RequestError(
-            503, "engines fail, and too many calls were sent again", code="engine_unavailable",
+            503,
+            "engines fail, and too many calls were sent again",
+            code="engine_unavailable",
             retry_after_s=RETRY_AFTER_S,
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _late() -> RequestError:

@@ -92,7 +92,7 @@ class Tree:
 
     def _longest(
         self, whole: W, first: Callable[[Node, int | None], W], *, answered: bool = True
-    ) -> tuple[Node, int] | None:  # fmt: skip
+    ) -> tuple[Node, int] | None:
         """The call whose path's own parts together begin `whole` and are longest, and how long they are.
 
         `first` gives the first so many of a call's own ids, or all. Where a call need not be `answered`, its prompt is

@@ -35,9 +35,14 @@ class EnginePool:
     """
 
     def __init__(
-        self, clients: list[EngineClient], records: Records, *, adapters: Adapters | None = None,
-        pause_mode: PauseMode = "retract", update_timeout_s: float = 180.0,
-    ) -> None:  # fmt: skip
+        self,
+        clients: list[EngineClient],
+        records: Records,
+        *,
+        adapters: Adapters | None = None,
+        pause_mode: PauseMode = "retract",
+        update_timeout_s: float = 180.0,
+    ) -> None:
         self.engines = [Engine(client) for client in clients]
         self.update_lock = asyncio.Lock()  # one publisher at a time
         self.budget = RetryBudget()

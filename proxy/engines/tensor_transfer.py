@@ -70,18 +70,26 @@ class Broadcast(_Transfer):
     async def load(self, client: EngineClient, version: int, *, flush_cache: bool) -> None:
         """Receive everything. Raises EngineError; the weights are then unknown."""
         await client.join_group(
-            self.group, host=self.host, port=self.port, rank=self.ranks[client.url], world_size=self.world_size,
-            backend=self.backend, timeout_s=JOIN_TIMEOUT_S,
-        )  # fmt: skip
+            self.group,
+            host=self.host,
+            port=self.port,
+            rank=self.ranks[client.url],
+            world_size=self.world_size,
+            backend=self.backend,
+            timeout_s=JOIN_TIMEOUT_S,
+        )
         async with _closing(partial(client.leave_group, self.group)):
             await client.begin_update()
             async with _closing(client.end_update):
                 for bucket in self.buckets:
                     last = bucket is self.buckets[-1]
                     await client.receive_tensors(
-                        self.group, bucket.model_dump(), version=version if last else None,
-                        flush_cache=flush_cache and last, timeout_s=self.timeout_s,
-                    )  # fmt: skip
+                        self.group,
+                        bucket.model_dump(),
+                        version=version if last else None,
+                        flush_cache=flush_cache and last,
+                        timeout_s=self.timeout_s,
+                    )
 
 
 class Shared(_Transfer):
@@ -107,9 +115,11 @@ class Shared(_Transfer):
             for i, payloads in enumerate(buckets, 1):
                 last = i == len(buckets)
                 await client.take_tensors(
-                    payloads, version=version if last else None, flush_cache=flush_cache and last,
+                    payloads,
+                    version=version if last else None,
+                    flush_cache=flush_cache and last,
                     timeout_s=self.timeout_s,
-                )  # fmt: skip
+                )
 
 
 _offered: Recent[bool] = Recent()
@@ -170,6 +180,8 @@ async def verify(client: EngineClient, expected: dict[str, str]) -> int:
     common = sorted(expected.keys() & found.keys())
     for name in common:
         if found[name] != expected[name]:
-            raise EngineError(f"{client.url} has other weights than the trainer: {name} has digest {found[name]}, "
-                              f"not {expected[name]}")  # fmt: skip
+            raise EngineError(
+                f"{client.url} has other weights than the trainer: {name} has digest {found[name]}, "
+                f"not {expected[name]}"
+            )
     return len(common)

@@ -98,9 +98,15 @@ class Updates:
     """
 
     def __init__(
-        self, records: Records, set_state: Callable[[Engine, EngineState], Awaitable[None]], tell: Callable[[], None],
-        *, adapters: Adapters | None, pause_mode: PauseMode, timeout_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        records: Records,
+        set_state: Callable[[Engine, EngineState], Awaitable[None]],
+        tell: Callable[[], None],
+        *,
+        adapters: Adapters | None,
+        pause_mode: PauseMode,
+        timeout_s: float,
+    ) -> None:
         self.pause_mode = pause_mode
         self.timeout_s = timeout_s
         self.keeps_cache = pause_mode == "in_place" and adapters is None  # of old weights, when new ones come

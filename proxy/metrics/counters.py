@@ -41,8 +41,9 @@ OUTCOMES: tuple[Outcome, ...] = ("complete", "failed", "aborted", "lost")
 Retry = Literal["claimed", "resampled"]
 RETRIES: tuple[Retry, ...] = ("claimed", "resampled")
 SECONDS = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
-)  # fmt: skip
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
 UNITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LOOK_EVERY_S = 1.0
 STORE_TIMEOUT_S = 3.0

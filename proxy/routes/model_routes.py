@@ -112,9 +112,12 @@ class Reply(Response):
     """
 
     def __init__(
-        self, dialect: Dialect, asked: ModelRequest, exchange: Exchange,
+        self,
+        dialect: Dialect,
+        asked: ModelRequest,
+        exchange: Exchange,
         after: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._dialect = dialect
         self._asked = asked
         self._exchange = exchange
@@ -273,9 +276,10 @@ async def session_of(request: Request, state: ProxyState, *, opens: bool = False
     caller = await authentication.authenticate(request, state)
     if caller.session_id is None:
         raise RequestError(
-            403, f"a {caller.power} key does not name a session: use a session key, /sessions/ID/v1 or X-Session-ID",
+            403,
+            f"a {caller.power} key does not name a session: use a session key, /sessions/ID/v1 or X-Session-ID",
             code="session_required",
-        )  # fmt: skip
+        )
     return caller.session_id
 
 
@@ -286,9 +290,11 @@ def _role(request: Request) -> Role | None:
         return None
     if said not in CALLERS_ROLES:
         raise RequestError(
-            400, f"x-turn-type {said!r} is unknown{did_you_mean(said, CALLERS_ROLES)}", code="invalid_parameter",
+            400,
+            f"x-turn-type {said!r} is unknown{did_you_mean(said, CALLERS_ROLES)}",
+            code="invalid_parameter",
             param="x-turn-type",
-        )  # fmt: skip
+        )
     return Role(said)
 
 

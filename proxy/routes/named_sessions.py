@@ -58,9 +58,11 @@ def is_done(request: Request) -> bool:
 async def _open(state: ProxyState, name: str, mark: str) -> str:
     if not (0 < len(name) <= LONGEST_KEY and name.isprintable()):
         raise RequestError(
-            400, f"a session's name has 1 to {LONGEST_KEY} printable characters", code="invalid_parameter",
+            400,
+            f"a session's name has 1 to {LONGEST_KEY} printable characters",
+            code="invalid_parameter",
             param="X-Session-ID",
-        )  # fmt: skip
+        )
     group = await admitted(
         state, sessions.start_external, [mark], None, {}, outside=True, start_digest=mark[:32], name=name
     )

@@ -66,8 +66,10 @@ KEYS: Json = {
 SESSION_ID: Json = {"name": "session_id", "in": "path", "required": True, "schema": TEXT}
 RESPONSE_ID: Json = {"name": "response_id", "in": "path", "required": True, "schema": TEXT}
 INCLUDE: Json = {
-    "name": "include", "in": "query", "schema": {"type": "array", "items": {"enum": [LOGPROBS, ENCRYPTED]}},
-}  # fmt: skip
+    "name": "include",
+    "in": "query",
+    "schema": {"type": "array", "items": {"enum": [LOGPROBS, ENCRYPTED]}},
+}
 PAGING: list[Json] = [
     {"name": "after", "in": "query", "schema": TEXT},
     {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": LONGEST_PAGE}},
@@ -75,13 +77,17 @@ PAGING: list[Json] = [
 ]
 MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 SESSION_HEADER: Json = {
-    "name": "x-session-id", "in": "header", "schema": TEXT,
+    "name": "x-session-id",
+    "in": "header",
+    "schema": TEXT,
     "description": "The session of a call that is made with a run key.",
-}  # fmt: skip
+}
 TURN_HEADER: Json = {
-    "name": "x-turn-type", "in": "header", "schema": {"enum": ["main", "side", "subagent"]},
+    "name": "x-turn-type",
+    "in": "header",
+    "schema": {"enum": ["main", "side", "subagent"]},
     "description": "What the call is to its episode.",
-}  # fmt: skip
+}
 
 
 def install(app: FastAPI) -> None:

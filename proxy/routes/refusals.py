@@ -50,11 +50,15 @@ async def note(request: Request, error: RequestError) -> None:
         state.refusals[session_id] = state.refusals.get(session_id, 0) + 1
         status = of_request(request.url.path, request.headers).status(error)  # as the client was told
         refusal = {
-            "session_id": session_id, "status": status, "code": error.code,
+            "session_id": session_id,
+            "status": status,
+            "code": error.code,
             "param": error.param and error.param[:LONGEST].replace("\0", ""),
-            "message": str(error)[:LONGEST].replace("\0", ""), "route": request.url.path[:LONGEST], "at": time.time(),
+            "message": str(error)[:LONGEST].replace("\0", ""),
+            "route": request.url.path[:LONGEST],
+            "at": time.time(),
             "client": client_of(request),
-        }  # fmt: skip
+        }
         caller = getattr(request.state, "caller", None)
         if caller is not None:  # so that a retry of it is not taken for one of another request
             refusal |= {"digest": caller.digest, "retry": caller.retry}

@@ -114,9 +114,11 @@ def _body(found: Conversation, include: list[str]) -> Json:
     asked.pop(NAMESPACES, None)
     instructions = text_of(found.system[0]) if found.options.get("has_instructions") else None
     return asked | {
-        "input": "-", "instructions": instructions, "tools": _tools(found),
+        "input": "-",
+        "instructions": instructions,
+        "tools": _tools(found),
         "include": [*asked.get("include", []), *include],
-    }  # fmt: skip
+    }
 
 
 def _items(found: Conversation) -> list[Json]:

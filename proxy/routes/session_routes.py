@@ -177,9 +177,16 @@ async def start_group(body: GroupBody, request: Request) -> Json:
         if body.task is None:
             raise RequestError(422, "an evaluation group brings its own task", code="invalid_parameter", param="task")
         group = await state.write(
-            sessions.start_evaluation, state.run_id, state.limits, hashes, body.task, body.metadata, sampling,
-            owner=body.owner, start_digest=start.digest,
-        )  # fmt: skip
+            sessions.start_evaluation,
+            state.run_id,
+            state.limits,
+            hashes,
+            body.task,
+            body.metadata,
+            sampling,
+            owner=body.owner,
+            start_digest=start.digest,
+        )
     else:
         group = await admitted(
             state, sessions.start_group, hashes, outside=body.owner is None, owner=body.owner, start_digest=start.digest
@@ -251,9 +258,14 @@ async def start_session(body: SessionBody, request: Request) -> Json:
         group = await state.write(sessions.start_child, parent_id, state.limits, hash_key(key), body.metadata)
     else:
         group = await admitted(
-            state, sessions.start_external, [hash_key(key)], body.task, body.metadata, outside=True,
+            state,
+            sessions.start_external,
+            [hash_key(key)],
+            body.task,
+            body.metadata,
+            outside=True,
             start_digest=start.digest,
-        )  # fmt: skip
+        )
         if group.new:
             state.opened(group.session_ids[0], key, is_eval=False, sampling=None)
     return {
@@ -277,11 +289,16 @@ async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
     state = _state(request)
     session_id = await named_sessions.resolve(request, state, session_id)
     answer = await state.write(
-        sessions.reward, session_id, state.limits, value=body.value,
+        sessions.reward,
+        session_id,
+        state.limits,
+        value=body.value,
         interaction_id=body.interaction_id,
-        scope=body.scope, name=body.name, source=body.source,
+        scope=body.scope,
+        name=body.name,
+        source=body.source,
         idempotency_key=body.idempotency_key or authentication.repeat_key(request),
-    )  # fmt: skip
+    )
     return {"reward_id": answer.reward_id, "applied": answer.applied}
 
 

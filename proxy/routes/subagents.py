@@ -37,10 +37,12 @@ async def session_of_subagent(request: Request, state: ProxyState) -> str | None
         return None
     if not 0 < len(name) <= LONGEST_KEY:
         raise RequestError(
-            400, f"{authentication.PARENT_HEADER} needs X-Session-ID, the sub-agent's name, "
+            400,
+            f"{authentication.PARENT_HEADER} needs X-Session-ID, the sub-agent's name, "
             f"of at most {LONGEST_KEY} characters",
-            code="invalid_parameter", param="X-Session-ID",
-        )  # fmt: skip
+            code="invalid_parameter",
+            param="X-Session-ID",
+        )
     return await _session(state, await named_sessions.resolve(request, state, parent_id), name)
 
 

@@ -123,9 +123,11 @@ class _Parent:
             quick_deaths = quick_deaths + 1 if time.monotonic() - started < LIVED_S else 0
             pause_s = backoff_s(quick_deaths)
             log.warning(
-                "worker %d ended with status %d: starting it again%s", index, status,
+                "worker %d ended with status %d: starting it again%s",
+                index,
+                status,
                 f" in {pause_s:g} s" if pause_s else "",
-            )  # fmt: skip
+            )
             try:
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()

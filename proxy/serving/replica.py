@@ -75,9 +75,15 @@ def main() -> int:
         say(f"agentrl: {error}", err=True)
         return 2
     config = uvicorn.Config(
-        app, loop="uvloop", http=connections.BoundedHttp, log_config=None, log_level=job.log_level, access_log=False,
-        timeout_graceful_shutdown=GRACEFUL_S, **connections.TIMEOUTS,
-    )  # fmt: skip
+        app,
+        loop="uvloop",
+        http=connections.BoundedHttp,
+        log_config=None,
+        log_level=job.log_level,
+        access_log=False,
+        timeout_graceful_shutdown=GRACEFUL_S,
+        **connections.TIMEOUTS,
+    )
     connections.keep_what_is_loaded()
     server = _Server(config, parent)
     server.run(sockets=[socket.socket(fileno=job.listener)])

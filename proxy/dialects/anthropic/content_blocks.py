@@ -114,7 +114,7 @@ def object_text(arguments: str) -> str:
 
 def _of_user(
     content: str | Sequence[Text | Document | SearchResult | ToolResult], tools: Toolbox, at: str
-) -> Iterator[Json]:  # fmt: skip
+) -> Iterator[Json]:
     """Results of tools, each a message, and the texts between them."""
     if isinstance(content, str):
         content = [Text(text=content)]
@@ -137,7 +137,7 @@ def _of_user(
 
 def _of_result(
     content: str | Sequence[Text | Image | Document | SearchResult | ToolReference] | None, tools: Toolbox, at: str
-) -> str:  # fmt: skip
+) -> str:
     """A tool's result; a fixed text replaces each part that is not text."""
     if content is None or isinstance(content, str):
         return content or ""

@@ -17,9 +17,20 @@ from agentrl.proxy.dialects.dialect import bad_parameter, unsupported
 from agentrl.rendering.validation import validate_tools
 
 BUILT_IN = (
-    "apply_patch", "code_interpreter", "computer", "computer_use_preview", "file_search", "image_generation",
-    "local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search", "web_search", "web_search_preview",
-)  # fmt: skip
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_preview",
+)
 """Types of tools without a schema that a policy could be shown."""
 CUSTOM = ": give a function with one string as its parameter"
 JOINT = "__"

@@ -37,9 +37,13 @@ NAMESPACES = "namespaces"
 """Where a record of a request names its tools' namespaces: the tools themselves are recorded as functions."""
 INCLUDED = (LOGPROBS, ENCRYPTED)
 OF_BUILT_IN = (
-    "web_search_call.results", "web_search_call.action.sources", "file_search_call.results",
-    "code_interpreter_call.outputs", "computer_call_output.output.image_url", "message.input_image.image_url",
-)  # fmt: skip
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+)
 """Kinds of `include` that say more of items which no answer of a policy has."""
 ONE_MODE = Neutral(("standard",), "the policy reasons as it has learned to")
 STORED_APART = ("input", "instructions", "tools", "stream", "stream_options", "client_metadata")
