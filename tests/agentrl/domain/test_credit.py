@@ -54,6 +54,14 @@ def test_side_calls_carry_no_value_unless_rewarded_themselves():
     assert rewarded["root"] == 1.0  # a side call's reward stays its own
 
 
+def test_a_branch_reward_passes_by_the_side_calls_on_its_path_and_stays_with_a_rewarded_one():
+    calls = [*TREE, CallFact("check", "side", "side"), CallFact("back", "check", "main")]
+    found = call_returns(calls, SessionRewards(branches={"back": 1.0}), 0.5)
+    assert found == {"root": 0.5, "left": 0.0, "right": 0.0, "end": 0.0, "back": 1.0}
+    found = call_returns(calls, SessionRewards(branches={"check": 1.0}), 0.5)
+    assert found == {"root": 0.5, "left": 0.0, "right": 0.0, "end": 0.0, "back": 0.0, "check": 1.0}
+
+
 SEARCHES = [
     CallFact("ask", None, "main"),
     CallFact("a1", None, "subagent"),
@@ -89,9 +97,10 @@ def test_the_newest_of_a_name_counts_and_names_add_up():
         (None, "session", "reward", 0.9),
         (None, "session", "style", 0.5),
         ("a", "call", "reward", 1.0),
+        ("a", "call", "style", 0.25),
         ("a", "branch", "reward", 2.0),
     ]
-    assert counting(facts) == SessionRewards(pytest.approx(1.4), {"a": 2.0}, {"a": 1.0})
+    assert counting(facts) == SessionRewards(pytest.approx(1.4), {"a": 2.0}, {"a": 1.25})
     assert not counting([]).any
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.domain.staleness import ages, ancestors, capacity
+from agentrl.domain.staleness import NO_BOUND, ages, ancestors, capacity
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from agentrl.domain.staleness import ages, ancestors, capacity
         (4, {0: None, 1: 0, 2: 1, 3: 2, 4: 1}, {0: 2, 1: 1, 2: 1, 3: 1, 4: 0}),
         # A version that is newer than the step's own is not older than it.
         (1, {0: None, 1: 0, 2: 1}, {0: 1, 1: 0, 2: 0}),
+        # Only the newest rows were read (`runs.young_ages`): 3 left the lineage at 0, which is not among them.
+        (2, {1: 0, 2: 1, 3: 0}, {1: 1, 2: 0, 3: 2}),
     ],
 )
 def test_ages(version, parents, expected):
@@ -40,3 +42,9 @@ def test_a_later_version_is_never_older_whatever_was_rolled_back(rolled_back_ste
 )
 def test_capacity(staleness, published, expected):
     assert capacity(max_staleness=staleness, published_step=published, groups_per_step=4, target_steps=10) == expected
+
+
+@pytest.mark.parametrize(("target", "expected"), [(0, NO_BOUND), (1, 4), (2, 8), (3, 12), (10, 12)])
+def test_no_more_groups_start_than_the_run_trains(target, expected):
+    """A run without steps trains nothing and has no bound."""
+    assert capacity(max_staleness=2, published_step=0, groups_per_step=4, target_steps=target) == expected

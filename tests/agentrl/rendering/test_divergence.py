@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.domain.schemas import ForkReason
-from agentrl.rendering.divergence import common, compare, fingerprint, leading_system, nearest, plain, quoting
+from agentrl.rendering.divergence import change, common, compare, fingerprint, leading_system, nearest, plain, quoting
 
 
 def says(role, content, **more):
@@ -62,6 +62,25 @@ WORK = [SYSTEM, U1, calls({"a": 1}), result("2"), A2]
 def test_the_cause(recorded, sent, expected):
     found = compare(plain(recorded), plain(sent))
     assert (found and (found.index, found.reason)) == expected
+
+
+@pytest.mark.parametrize(
+    ("recorded", "sent", "expected"),
+    [
+        (TALK, [SYSTEM, U3, A1, U2, A2], "edited"),
+        (TALK, [SYSTEM, A1, U2, A2, U3], "dropped"),
+        (TALK, [SYSTEM, U3, U1, A1, U2], "inserted"),
+        (TALK, [SYSTEM, A1, U1, U2, A2], "moved"),
+        (WORK, [SYSTEM, U1, result("2", "x"), A2], "dropped"),  # ids do not count
+        (WORK, [SYSTEM, U1, U3, calls({"a": 1}, "x"), result("2", "x")], "inserted"),
+        # what stands before the difference does not count
+        ([U1, A1, U1, A2], [U1, A1, U2, A2], "edited"),
+        ([U1, A1, U2, A2], [U1, A1, U1, A2], "edited"),
+    ],
+)
+def test_what_became_of_the_first_message_that_differs(recorded, sent, expected):
+    recorded, sent = plain(recorded), plain(sent)
+    assert change(recorded, sent, common(recorded, sent)) == expected
 
 
 def test_the_nearest_shares_most_messages_then_answers_and_is_the_latest():

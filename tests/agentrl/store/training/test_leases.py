@@ -7,6 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import sleep
+from types import SimpleNamespace
 
 import pytest
 from play import begin, finish, group, take
@@ -176,6 +177,22 @@ def test_a_publish_that_meets_a_roll_back_does_not_bring_the_version_back(db, ru
     with db.read() as conn:
         assert runs.version(conn, run_id, version).state == VersionState.ROLLED_BACK
         assert runs.get(conn, run_id).current_version == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "versions", "expected"),
+    [
+        ("mask", (3, 4), True),
+        ("mask", (2, 3), True),  # one young token is enough
+        ("mask", (1, 2), False),
+        ("drop", (3, 4), True),
+        ("drop", (2, 3), False),  # one old token is too many
+        ("drop", (1, 2), False),
+    ],
+)
+def test_a_trajectory_is_young_by_its_newest_token_or_by_its_oldest(policy, versions, expected):
+    trajectory = SimpleNamespace(min_version=versions[0], max_version=versions[1])
+    assert leases.is_young(trajectory, {3, 4}, policy) is expected
 
 
 # -- groups that teach nothing -------------------------------------------------------------------------------------
