@@ -25,6 +25,9 @@ setup-docs:  ## Make .venv-docs ready: the generator of the documentation site
 setup-lint:  ## Make .venv-lint ready: the linters that are programs of their own
 	@sh scripts/setup-lint
 
+setup-mutants:  ## Make .venv-mutants ready: mutmut, for `make mutants`
+	@sh scripts/setup-mutants
+
 demo: setup  ## Train SmolLM2-135M to use a calculator on this machine, and show the curve
 	@.venv/bin/agentrl demo
 
@@ -65,4 +68,7 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/kill_proxy.py --out benchmarks/results/kill_proxy.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
-.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint demo demo-quick test test-coders lint docs bench crash kill-proxy
+mutants: setup setup-mutants  ## Change the pure modules in small ways; count the changes that no test notices (an hour; GROUPS="credit forks" for some)
+	@$(PY) scripts/mutants.py $(GROUPS)
+
+.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-coders lint docs bench crash kill-proxy mutants

@@ -33,6 +33,7 @@ LOCKS = {
     "agents": ROOT / "requirements" / "agents.lock",
     "peers": ROOT / "requirements" / "peers.lock",
     "trl": ROOT / "requirements" / "trl.lock",
+    "mutants": ROOT / "requirements" / "mutants.lock",
     "coders": ROOT / "requirements" / "coders.lock",
     "docs": ROOT / "requirements" / "docs.lock",
     "lint": ROOT / "requirements" / "lint.lock",
