@@ -55,7 +55,7 @@ def test_a_call_extends_the_deepest_one_on_its_chain(chain, expected):
 
 def test_the_later_of_two_calls_with_one_conversation_is_extended():
     calls = tree(node("first", key=b"same"), node("second", key=b"same"))
-    assert calls.deepest([b"", b"same", b"more"])[1].id == "second"
+    assert calls.deepest([b"", b"same", b"more"]) == (1, calls.by_id["second"])
     assert set(calls.by_id) == {"first", "second"}
 
 
