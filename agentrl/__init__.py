@@ -14,7 +14,8 @@ from agentrl.version import __version__
 
 if TYPE_CHECKING:
     from agentrl.client import AsyncClient, AsyncSession, Client, Session
-    from agentrl.configs.run_config import RunConfig, load_config
+    from agentrl.configs.config_files import load_config
+    from agentrl.configs.run_config import RunConfig
     from agentrl.errors import AgentRLError, ConfigError, RequestError, UserError
     from agentrl.rollout.agent import Agent
 

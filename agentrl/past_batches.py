@@ -15,7 +15,7 @@ from zstandard import ZstdError
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.presets import PRESETS
-from agentrl.configs.run_config import MAX_REWARD
+from agentrl.configs.proxy_config import MAX_REWARD
 from agentrl.domain.credit import SessionRewards
 from agentrl.domain.schemas import Batch, Float32, Json, StepState, TrajectoryTokens
 from agentrl.errors import UserError, did_you_mean

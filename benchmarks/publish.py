@@ -31,7 +31,8 @@ import harness
 import torch
 from proxied import start_proxy, until_healthy
 
-from agentrl.configs.run_config import LoraConfig, PublishConfig
+from agentrl.configs.publish_config import PublishConfig
+from agentrl.configs.trainer_config import LoraConfig
 from agentrl.domain.schemas import VersionState
 from agentrl.engine.server_process import EngineSpec, free_port, launch
 from agentrl.models import resolve_model

@@ -9,7 +9,8 @@ from typing import get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from agentrl.configs.run_config import RunConfig, section_of
+from agentrl.configs.config_files import section_of
+from agentrl.configs.run_config import RunConfig
 
 HEAD = """# Configuration
 
@@ -22,7 +23,7 @@ A run that exists is resumed. Then only keys that say *how* it is carried out ma
 
 `trainer.max_staleness` is what AReaL calls `max_head_offpolicyness` and others call `max_off_policy_steps`.
 
-This page is generated from `agentrl/configs/run_config.py` by `scripts/config_reference.py`."""
+This page is generated from `agentrl/configs/` by `scripts/config_reference.py`."""
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from agentrl.configs.run_config import LoraConfig
+from agentrl.configs.trainer_config import LoraConfig
 from agentrl.models import linear_layers
 from agentrl.trainer.models import lora
 

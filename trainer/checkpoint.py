@@ -41,7 +41,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as save_sta
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.tensor import DTensor
 
-from agentrl.configs.run_config import UpdateConfig
+from agentrl.configs.trainer_config import UpdateConfig
 from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.errors import StoreError, UserError, did_you_mean
 from agentrl.files import draft_of, settle

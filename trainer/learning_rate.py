@@ -6,7 +6,7 @@ import math
 
 from torch.optim import Optimizer
 
-from agentrl.configs.run_config import UpdateConfig
+from agentrl.configs.trainer_config import UpdateConfig
 
 
 def learning_rate(step: int, steps: int, config: UpdateConfig) -> float:

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from agentrl.configs.algorithm import Algorithm
-from agentrl.configs.run_config import TrainerConfig, UpdateConfig
+from agentrl.configs.trainer_config import TrainerConfig, UpdateConfig
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
 from agentrl.trainer.algorithms.gae import value_losses

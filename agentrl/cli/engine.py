@@ -45,7 +45,7 @@ def engine(
 
     from rich.text import Text
 
-    from agentrl.configs.run_config import ALL_LINEAR
+    from agentrl.configs.trainer_config import ALL_LINEAR
     from agentrl.console import Console
     from agentrl.engine.server_process import EngineSpec, check_port, free_port, pick_device
     from agentrl.engine.supervisor import EngineSupervisor, Weights

@@ -34,7 +34,7 @@ def rollout(
     ] = None,
 ) -> None:
     """Play the run's tasks with its agent until the run is finished, and its evaluations beside them."""
-    from agentrl.configs.run_config import load_config
+    from agentrl.configs.config_files import load_config
     from agentrl.rollout.worker import run_worker
 
     if run is not None:

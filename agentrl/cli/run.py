@@ -125,7 +125,7 @@ def _databases(database_url: str | None) -> list[Location]:
 
 def _config(args: list[str], flags: dict[str, str | None]) -> RunConfig:
     """Of a file and overrides, or of `--name` and `--model` alone; flags win. Raises ConfigError."""
-    from agentrl.configs.run_config import apply_override, load_config, parse_config
+    from agentrl.configs.config_files import apply_override, load_config, parse_config
 
     overrides = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     if args and "=" not in args[0]:

@@ -25,7 +25,7 @@ def train(
     ] = False,
 ) -> None:
     """Start engine, proxy, rollouts and trainer, and watch them until the run is finished. Resumes a stopped run."""
-    from agentrl.configs.run_config import load_config
+    from agentrl.configs.config_files import load_config
     from agentrl.console import Console
     from agentrl.launch import local_run as launch
     from agentrl.launch import packaged_runs

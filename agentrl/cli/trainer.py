@@ -34,7 +34,7 @@ def trainer(
     Exit status 3 means that a newer trainer of the same run has started.
     """
     from agentrl.configs import cautions
-    from agentrl.configs.run_config import load_config
+    from agentrl.configs.config_files import load_config
     from agentrl.trainer.metrics import metric_sinks
 
     run = load_config(config, overrides)

@@ -1,11 +1,17 @@
-"""The base of every part of a configuration."""
+"""The base class of every section of a configuration, and the number types that sections share."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys, NaN and infinity are refused, values are not coerced across kinds."""
+    """Frozen; refuses unknown keys, NaN, infinity, and values of another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)

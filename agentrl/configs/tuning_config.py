@@ -9,15 +9,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import Field, model_validator
 
-from agentrl.configs.run_config import (
-    CHANGEABLE_OF_TRAINER,
-    NonNegative,
-    Positive,
-    UpdateConfig,
-    read_config,
-    validated,
-)
-from agentrl.configs.section import Section
+from agentrl.configs.config_files import read_config, validated
+from agentrl.configs.section import NonNegative, Positive, Section
+from agentrl.configs.trainer_config import CHANGEABLE_OF_TRAINER, UpdateConfig
 from agentrl.environment import without_password
 from agentrl.errors import ConfigError
 

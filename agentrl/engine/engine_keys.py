@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
-from agentrl.configs.run_config import plain_address
+from agentrl.configs.addresses import plain_address
 from agentrl.environment import ENGINE_KEY, ENGINE_KEYS, is_loopback, key_from
 from agentrl.errors import ConfigError
 

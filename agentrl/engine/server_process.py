@@ -22,7 +22,7 @@ from typing import Literal
 
 import aiohttp
 
-from agentrl.configs.run_config import ALL_LINEAR
+from agentrl.configs.trainer_config import ALL_LINEAR
 from agentrl.engine.sglang_client import EngineClient, Health
 from agentrl.environment import ENGINE_KEY, is_loopback, without_secrets
 from agentrl.errors import EngineUnavailable, UserError

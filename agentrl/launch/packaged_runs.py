@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.table import Table
 from sqlalchemy import Connection
 
-from agentrl.configs.run_config import RunConfig, load_config
+from agentrl.configs.config_files import load_config
+from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.domain.evaluation import Label, figure
 from agentrl.domain.schemas import Json

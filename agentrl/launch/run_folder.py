@@ -14,7 +14,9 @@ import yaml
 from sqlalchemy.engine import make_url
 
 from agentrl import location
-from agentrl.configs.run_config import CHANGEABLE_OF_TRAINER, RunConfig, parse_config
+from agentrl.configs.config_files import parse_config
+from agentrl.configs.run_config import RunConfig
+from agentrl.configs.trainer_config import CHANGEABLE_OF_TRAINER
 from agentrl.domain.schemas import Json
 from agentrl.environment import without_password
 from agentrl.errors import ConfigError, UserError

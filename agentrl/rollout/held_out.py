@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentrl.client import AsyncClient
-from agentrl.configs.run_config import UNSEEN, EvalSampling, RunConfig
+from agentrl.configs.evaluation_config import UNSEEN, EvalSampling
+from agentrl.configs.run_config import RunConfig
 from agentrl.domain.evaluation import ATTEMPTS, Episode, Label, Tries, newest_due, tries
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.configs.algorithm import Algorithm
-from agentrl.configs.run_config import TrainerConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.sharding import load_policy

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from starlette.requests import Request
 
-from agentrl.configs.run_config import ProxyConfig
+from agentrl.configs.proxy_config import ProxyConfig
 from agentrl.errors import RequestError
 from agentrl.proxy.recent import Recent
 from agentrl.store.sessions import session_usage

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from agentrl.configs.run_config import ProxyConfig
+from agentrl.configs.proxy_config import ProxyConfig
 from agentrl.errors import RequestError
 
 

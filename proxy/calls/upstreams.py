@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 import orjson
 
-from agentrl.configs.run_config import UpstreamConfig
+from agentrl.configs.proxy_config import UpstreamConfig
 from agentrl.domain.schemas import InteractionStatus, Json, Role
 from agentrl.domain.tokens import TokenIds
 from agentrl.errors import ConfigError, RequestError

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection, select
 from starlette.responses import Response
 
-from agentrl.configs.run_config import EvalSampling
+from agentrl.configs.evaluation_config import EvalSampling
 from agentrl.domain.schemas import Json, SessionStatus
 from agentrl.errors import RequestError
 from agentrl.proxy.access import authentication

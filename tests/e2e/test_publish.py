@@ -19,7 +19,8 @@ from databases import Databases
 from sampling import CLOSE, gaps, sampled
 from serving import add_version, serving
 
-from agentrl.configs.run_config import LoraConfig, PublishConfig
+from agentrl.configs.publish_config import PublishConfig
+from agentrl.configs.trainer_config import LoraConfig
 from agentrl.domain.schemas import Json, TrajectoryTokens
 from agentrl.engine.server_process import EngineSpec, Server, free_port, launch
 from agentrl.engine.sglang_client import EngineClient

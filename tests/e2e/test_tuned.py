@@ -15,7 +15,7 @@ from sampling import ASKED, CLOSE, gaps, sampled
 from serving import serving
 from transformers import AutoModelForCausalLM
 
-from agentrl.configs.run_config import validated
+from agentrl.configs.config_files import validated
 from agentrl.configs.tuning_config import AnyConfig, DpoConfig, SftConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.engine.server_process import Server

@@ -24,7 +24,9 @@ from serving import add_version
 from sqlalchemy import Connection, select
 
 from agentrl.client import AsyncClient
-from agentrl.configs.run_config import EvalSampling, RunConfig, parse_config
+from agentrl.configs.config_files import parse_config
+from agentrl.configs.evaluation_config import EvalSampling
+from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.domain.evaluation import Episode, Label
 from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory

@@ -8,7 +8,7 @@ import pytest
 from databases import KINDS
 from sqlalchemy import select
 
-from agentrl.configs.run_config import parse_config
+from agentrl.configs.config_files import parse_config
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store.sessions import sessions
 from agentrl.store.tables import sessions as sessions_table

@@ -13,7 +13,7 @@ import torch
 from poison import POISONED, poisoned
 from support import AGES, random_samples
 
-from agentrl.configs.run_config import TrainerConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.errors import NonFiniteError
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import join_world

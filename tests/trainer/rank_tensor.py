@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from support import AGES, random_samples
 from torch import Tensor
 
-from agentrl.configs.run_config import LoraConfig, TrainerConfig
+from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import StepRecord, full

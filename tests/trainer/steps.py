@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from agentrl.configs.presets import PRESETS
-from agentrl.configs.run_config import TrainerConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.batching import build_tree, line_up
 from agentrl.domain.schemas import TrainedBatch, TrajectoryTokens
 from agentrl.trainer import checkpoint, packing

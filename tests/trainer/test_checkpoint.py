@@ -15,7 +15,7 @@ from loop_setup import Died, Setup, same
 from safetensors.torch import load_file
 from support import AGES, random_samples
 
-from agentrl.configs.run_config import TrainerConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import StoreError, UserError
 from agentrl.store.training import steps

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from loop_setup import Died, Setup, until
 
-from agentrl.configs.run_config import EvalConfig
+from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.store import evaluation_episodes, runs
 from agentrl.trainer import evaluation_hold, loop
 from agentrl.trainer.distributed import World

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from agentrl.configs.run_config import UpdateConfig
+from agentrl.configs.trainer_config import UpdateConfig
 from agentrl.trainer.learning_rate import learning_rate
 
 

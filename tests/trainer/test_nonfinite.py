@@ -15,7 +15,7 @@ from poison import POISONED, poison_store, poisoned, repair_store
 from safetensors.torch import load_file
 from support import AGES, random_samples, torchrun
 
-from agentrl.configs.run_config import TrainerConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.errors import NonFiniteError
 from agentrl.store import events
 from agentrl.store.training import steps

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from sqlalchemy import text
 
 from agentrl.configs.algorithm import Algorithm
-from agentrl.configs.run_config import LoraConfig
+from agentrl.configs.trainer_config import LoraConfig
 from agentrl.errors import FencedError, UserError
 from agentrl.store import runs
 from agentrl.store.training import steps

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import AGES, random_samples
 
-from agentrl.configs.run_config import TrainerConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Policy

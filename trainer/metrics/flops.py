@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agentrl.configs.run_config import UpdateConfig
+from agentrl.configs.trainer_config import UpdateConfig
 
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "RTX 4090": 165.0}
 """Dense bfloat16 products with float32 sums, by a part of the device's name (NVIDIA's data sheets)."""

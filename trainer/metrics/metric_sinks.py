@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from agentrl.configs.run_config import MetricsConfig, RunConfig, TrackioConfig, WandbConfig
+from agentrl.configs.metrics_config import MetricsConfig, TrackioConfig, WandbConfig
+from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}

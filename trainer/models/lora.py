@@ -17,7 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from agentrl.configs.run_config import ALL_LINEAR, AdapterConfig
+from agentrl.configs.trainer_config import ALL_LINEAR, AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.files import atomic_folder
 from agentrl.trainer.models import loading

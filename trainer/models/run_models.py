@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from agentrl.configs.run_config import TrainerConfig, UpdateConfig
+from agentrl.configs.trainer_config import TrainerConfig, UpdateConfig
 from agentrl.errors import StoreError
 from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import Checkpoint, Parts

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from agentrl.configs.run_config import AdapterConfig
+from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.distributed import Mesh
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel

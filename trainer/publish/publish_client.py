@@ -14,7 +14,7 @@ import httpx
 import torch
 from torch import Tensor
 
-from agentrl.configs.run_config import PublishConfig
+from agentrl.configs.publish_config import PublishConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, FencedError
 from agentrl.trainer.publish.tensor_sender import Buckets, NoRoom, broadcast, digests, in_buckets, shared

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from agentrl.configs.run_config import AdapterConfig, LoraConfig
+from agentrl.configs.trainer_config import AdapterConfig, LoraConfig
 from agentrl.files import atomic_folder
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from agentrl.configs.run_config import AdapterConfig
+from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.configs.tuning_config import AnyConfig, DpoConfig, RewardModelConfig, SftConfig, TuningConfig
 from agentrl.trainer.algorithms.losses import Sums
 from agentrl.trainer.algorithms.packed_rows import Rows

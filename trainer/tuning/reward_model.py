@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from agentrl.configs.run_config import AdapterConfig
+from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.domain.schemas import PROMPT_VERSION
 from agentrl.errors import ModelFolderError
 from agentrl.files import atomic_folder

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from sqlalchemy import Column, ColumnElement, Connection, Row, and_, case, exists, func, insert, select, update
 
-from agentrl.configs.run_config import MAX_REWARD, RunConfig
+from agentrl.configs.proxy_config import MAX_REWARD
+from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import GONE, InteractionStatus, Json, SessionStatus, TrajectoryState
 from agentrl.domain.staleness import NO_BOUND, capacity
 from agentrl.errors import RequestError

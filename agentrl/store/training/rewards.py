@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select
 
-from agentrl.configs.run_config import MAX_REWARD
+from agentrl.configs.proxy_config import MAX_REWARD
 from agentrl.domain.schemas import GONE, InteractionStatus, Json, RewardScope
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.store.db.codec import new_id

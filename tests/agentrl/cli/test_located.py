@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.configs.run_config import parse_config
+from agentrl.configs.config_files import parse_config
 from agentrl.store import Database, runs
 from agentrl.store.sessions import sessions
 

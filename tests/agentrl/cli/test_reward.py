@@ -39,7 +39,7 @@ def db(database_url: str) -> Iterator[Database]:
 @pytest.fixture
 def session_id(db: Database) -> str:
     """A session that ended without a reward, and waits for one."""
-    from agentrl.configs.run_config import parse_config
+    from agentrl.configs.config_files import parse_config
 
     limits = sessions.Limits.of(parse_config(CONFIG))
     with db.write() as conn:

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.config_files import load_config, parse_config
 from agentrl.configs.presets import PRESETS
-from agentrl.configs.run_config import RunConfig, load_config, parse_config
+from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.launch import run_folder
 

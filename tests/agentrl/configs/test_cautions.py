@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agentrl.configs import cautions
-from agentrl.configs.run_config import RunConfig, parse_config
+from agentrl.configs.config_files import parse_config
+from agentrl.configs.run_config import RunConfig
 from agentrl.domain.credit import CallFact, SessionRewards, call_returns
 
 

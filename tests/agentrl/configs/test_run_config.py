@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.configs.run_config import RunConfig, load_config, parse_config
+from agentrl.configs.config_files import load_config, parse_config
+from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError
 
 BASE: dict[str, Any] = {"name": "r", "model": "tiny", "agent": "a:A", "tasks": "a:t"}

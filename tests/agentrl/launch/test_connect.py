@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.configs.run_config import RunConfig, parse_config
+from agentrl.configs.config_files import parse_config
+from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError, UserError
 from agentrl.launch import connect
 from agentrl.launch.parts import Plan

@@ -20,7 +20,8 @@ from databases import Databases
 from sqlalchemy import Executable, NullPool, create_engine, insert, make_url, select, text, update
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from agentrl.configs.run_config import RunConfig, parse_config
+from agentrl.configs.config_files import parse_config
+from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS, RUN_KEY, SECRETS

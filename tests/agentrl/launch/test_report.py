@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.configs.run_config import parse_config
+from agentrl.configs.config_files import parse_config
 from agentrl.console import Console
 from agentrl.domain.evaluation import Evaluation, Result
 from agentrl.launch import curve, live_panel, packaged_runs, summary

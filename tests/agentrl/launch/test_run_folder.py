@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.configs.run_config import RunConfig, load_config, parse_config
+from agentrl.configs.config_files import load_config, parse_config
+from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError, UserError
 from agentrl.launch import run_folder
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl.client import AsyncClient
-from agentrl.configs.run_config import EvalSampling, parse_config
+from agentrl.configs.config_files import parse_config
+from agentrl.configs.evaluation_config import EvalSampling
 from agentrl.domain.evaluation import ATTEMPTS, Label
 from agentrl.rollout import held_out, pace
 from agentrl.rollout.held_out import Evaluator, Setting, settings_of

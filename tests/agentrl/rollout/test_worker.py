@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.configs.run_config import RunConfig, parse_config
+from agentrl.configs.config_files import parse_config
+from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.rollout.worker import work
 

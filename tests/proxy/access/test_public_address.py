@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from agentrl.configs.run_config import ProxyConfig
+from agentrl.configs.proxy_config import ProxyConfig
 from agentrl.errors import RequestError
 from agentrl.proxy.access.public_address import PublicAddress
 

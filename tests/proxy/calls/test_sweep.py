@@ -11,7 +11,7 @@ import pytest
 from databases import KINDS
 from sqlalchemy import func, select
 
-from agentrl.configs.run_config import parse_config
+from agentrl.configs.config_files import parse_config
 from agentrl.domain.schemas import SessionStatus
 from agentrl.domain.tokens import TokenIds
 from agentrl.errors import RequestError, StoreUnavailable

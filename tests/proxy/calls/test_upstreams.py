@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 from sqlalchemy import text
 
-from agentrl.configs.run_config import UpstreamConfig, parse_config
+from agentrl.configs.config_files import parse_config
+from agentrl.configs.proxy_config import UpstreamConfig
 from agentrl.engine.server_process import free_port
 from agentrl.errors import ConfigError
 from agentrl.export.job import Job

@@ -12,7 +12,7 @@ from support import AGES, VOCABULARY, random_trajectory
 from transformers import AutoModelForCausalLM
 
 from agentrl.configs.presets import PRESETS
-from agentrl.configs.run_config import TrainerConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World

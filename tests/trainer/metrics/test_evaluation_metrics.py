@@ -11,7 +11,8 @@ import pytest
 from loop_setup import Died, Setup, until
 from sqlalchemy import select, update
 
-from agentrl.configs.run_config import EvalConfig, MetricsConfig
+from agentrl.configs.evaluation_config import EvalConfig
+from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.domain.evaluation import Evaluation, Result
 from agentrl.store.tables import runs
 from agentrl.trainer import loop

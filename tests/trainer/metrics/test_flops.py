@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from agentrl.configs.run_config import TrainerConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.metrics.flops import Work, is_dense, matmul_flops, peak_flops, update_flops
 
 MODEL = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from loop_setup import Died, Setup
 
-from agentrl.configs.run_config import MetricsConfig
+from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.errors import ConfigError
 from agentrl.store import events
 from agentrl.store.training import steps

@@ -14,7 +14,7 @@ from steps import ALLOWED, assert_close, keep_gradients
 from support import AGES, random_samples, random_trajectory
 
 from agentrl.configs.algorithm import Algorithm
-from agentrl.configs.run_config import TrainerConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World

@@ -11,7 +11,7 @@ from folders import save_kind
 from safetensors.torch import load_file
 from support import AGES, random_samples
 
-from agentrl.configs.run_config import LoraConfig, TrainerConfig
+from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import UserError
 from agentrl.trainer import checkpoint

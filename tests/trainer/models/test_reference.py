@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support import AGES, random_samples
 
 from agentrl.configs.algorithm import Algorithm
-from agentrl.configs.run_config import LoraConfig, TrainerConfig
+from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import ModelFolderError
 from agentrl.trainer import checkpoint

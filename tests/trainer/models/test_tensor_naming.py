@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from support import AGES, random_samples
 from transformers import AutoModelForCausalLM
 
-from agentrl.configs.run_config import LoraConfig, TrainerConfig
+from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.checkpoint import full
 from agentrl.trainer.distributed import World

@@ -13,7 +13,7 @@ import torch
 from rank_tensor import CONFIGS, Found, measured, start, updates
 from safetensors.torch import load_file
 
-from agentrl.configs.run_config import LoraConfig
+from agentrl.configs.trainer_config import LoraConfig
 from agentrl.errors import UserError
 from agentrl.trainer import checkpoint
 from agentrl.trainer.distributed import World

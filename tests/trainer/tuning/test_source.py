@@ -10,7 +10,7 @@ import pytest
 from proxy_stub import make_run, play_groups
 from tuning_setup import KINDS
 
-from agentrl.configs.run_config import validated
+from agentrl.configs.config_files import validated
 from agentrl.configs.tuning_config import AnyConfig
 from agentrl.errors import StoreError, UserError
 from agentrl.models import resolve_model

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from support import VOCABULARY
 
-from agentrl.configs.run_config import validated
+from agentrl.configs.config_files import validated
 from agentrl.configs.tuning_config import AnyConfig, DpoConfig, RewardModelConfig, SftConfig
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Body
