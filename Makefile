@@ -54,6 +54,7 @@ bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/store.py --out benchmarks/results/store.json
 	@$(PY) benchmarks/proxy.py --out benchmarks/results/proxy.json
 	@$(PY) benchmarks/turns.py --out benchmarks/results/turns.json
+	@$(PY) benchmarks/wire.py --out benchmarks/results/wire.json
 	@$(PY) benchmarks/trainer.py --out benchmarks/results/trainer.json
 	@$(PY) benchmarks/publish.py --out benchmarks/results/publish.json
 	@$(PY) benchmarks/asynchrony.py --out benchmarks/results/asynchrony.json

@@ -27,10 +27,8 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -42,7 +40,18 @@ from typing import Any
 import harness
 import sqlalchemy as sa
 from peers import payload
-from peers.variants import KEY, OF_PEERS, PEERS, VARIANTS, Place, Variant, start_engine, start_load
+from peers.variants import (
+    KEY,
+    OF_PEERS,
+    PEERS,
+    VARIANTS,
+    Place,
+    Variant,
+    ended,
+    start_engine,
+    start_load,
+    until_answering,
+)
 from proxied import cpu_s
 from turns import long_model
 
@@ -56,7 +65,6 @@ ONLY_OURS = (8, 256)
 ONE_TURN_FROM = 128
 ENOUGH_S = 12.0  # a figure whose rounds took so long gets no more of them
 TOO_LONG_S = 45.0  # a round that must take so long, by what its calls cost at 32 in flight, is left out, and noted
-START_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -256,34 +264,6 @@ def size(case: Case, quick: bool) -> tuple[int, int]:
         return max(256 if not case.stream else 0, case.in_flight), 1
     fewest = 2 if quick or case.stream else 8  # streams take their time
     return max(fewest, case.in_flight), payload.TURNS
-
-
-@contextmanager
-def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, which is asked to end afterwards, and made to."""
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def until_answering(port: int, process: subprocess.Popen[bytes] | None) -> None:
-    """Wait for the first answer, whatever it is (the path is LiteLLM's). Raises SystemExit when there is none."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and (process is None or process.poll() is None):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/liveliness", timeout=5).close()
-            return
-        except urllib.error.HTTPError:
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise SystemExit(f"nobody answers on port {port}: {process.args if process is not None else 'the engine'}")
 
 
 def stored(report: harness.Report, folder: Path) -> None:

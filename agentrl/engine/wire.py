@@ -1,7 +1,8 @@
-"""HTTP/1.1 for the one request that every call makes: a POST whose answer comes piece by piece.
+"""HTTP/1.1 for the one request that every call makes: a POST whose answer is streamed.
 
-aiohttp serves everything else; a call through it costs several times the CPU. Connections are kept for the next call,
-but not for so long that the server may be closing them just then.
+aiohttp serves everything else. For this request it uses 2.5 times the CPU (1.6 times where each token is an event), and
+httpcore 75 times (6 times): `benchmarks/wire.py`. A connection is kept for the next call, but not so long that the
+server may be closing it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +20,7 @@ HERE = Path(__file__).parent
 PEERS = HERE.parent.parent / ".venv-peers" / "bin"
 CHAT = "/v1/chat/completions"
 KEY = "sk-benchmark"
+START_S = 120.0
 
 
 @dataclass
@@ -118,6 +123,34 @@ def start_load(payload: Path) -> subprocess.Popen[bytes]:
     """The load generator, which takes orders on its input."""
     argv = [sys.executable, "-m", "peers.load", str(payload)]
     return subprocess.Popen(argv, cwd=HERE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, which is asked to end afterwards, and made to."""
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def until_answering(port: int, process: subprocess.Popen[bytes] | None) -> None:
+    """Wait for the first answer, whatever it is (the path is LiteLLM's). Raises SystemExit when there is none."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and (process is None or process.poll() is None):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/liveliness", timeout=5).close()
+            return
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit(f"nobody answers on port {port}: {process.args if process is not None else 'the engine'}")
 
 
 def _start(place: Place, program: str, *argv: str, **env: str) -> subprocess.Popen[bytes]:
