@@ -43,7 +43,7 @@ from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import conversations
 from agentrl.store.tables import interactions
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 TOKENS = 24
 TOKEN_DELAY_S = 0.01

@@ -30,7 +30,7 @@ from agentrl.models import resolve_model
 from agentrl.rendering import load_renderer
 from agentrl.store import Database
 from agentrl.store.tables import interaction_data, interactions
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 TURNS = 20
 TOKENS_A_TURN = 1600

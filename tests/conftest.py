@@ -25,7 +25,7 @@ from agentrl.engine.server_process import Server
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineRejected
 from agentrl.models import resolve_model
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 if TYPE_CHECKING:
     from agentrl.trainer.distributed import World

@@ -15,7 +15,7 @@ import apprentice
 from apprentice import Script
 from desk import Desk, at_work, furnished
 
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 CODERS = Path(__file__).parents[2] / ".venv-coders" / "bin"
 

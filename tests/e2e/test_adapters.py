@@ -31,7 +31,7 @@ from agentrl.engine.server_process import Server, free_port
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.store import Database, events, runs
 from agentrl.store.audit import run_audit
-from agentrl.testing.fake_engine import END_OF_TURN
+from agentrl.testing import END_OF_TURN
 from agentrl.weights_folder import ADAPTER, checksum
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]

@@ -33,7 +33,7 @@ from agentrl.rollout.worker import work
 from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.training import steps
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 GROUPS_PER_STEP = 2
 

@@ -23,7 +23,7 @@ from agentrl.engine.server_process import free_port
 from agentrl.proxy.app import Settings, create_app
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, runs
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 RUN = {"Authorization": "Bearer run-key"}

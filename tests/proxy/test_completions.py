@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 
 def ask(proxy, session, prompt="abcd", **options):

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrl.testing.fake_engine import FakeEngine, Reply
+from agentrl.testing import FakeEngine, Reply
 
 KEY = "arl-engine-0123456789abcdef0123456789abcdef"
 HELLO = {"messages": [{"role": "user", "content": "ab"}]}

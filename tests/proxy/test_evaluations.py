@@ -50,7 +50,7 @@ from agentrl.store.tables import (
     weight_versions,
 )
 from agentrl.store.training import steps
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 STEPS = 4
 AGENT = """

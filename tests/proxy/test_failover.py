@@ -21,7 +21,7 @@ from agentrl.proxy.engines.pool import EnginePool
 from agentrl.store.audit import run_audit
 from agentrl.store.tables import interaction_data, interactions, runs
 from agentrl.store.training import steps
-from agentrl.testing.fake_engine import FakeEngine, Reply
+from agentrl.testing import FakeEngine, Reply
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 HELLO = [{"role": "user", "content": "hi"}]

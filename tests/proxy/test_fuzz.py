@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import text
 
 from agentrl.store.audit import run_audit
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 fuzzed = partial(
     settings,

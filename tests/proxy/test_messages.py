@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from tokenizers import AddedToken, Tokenizer
 
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 HELLO = [{"role": "user", "content": "abcd"}]
 CALC = {

@@ -17,7 +17,7 @@ from agentrl.agents.reverse import ReverseAgent
 from agentrl.client import AsyncClient
 from agentrl.rollout.episode import Outcome, play
 from agentrl.rollout.http import agent_http
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 EXTERNAL = Path(__file__).parents[2] / "agents" / "external.py"
 

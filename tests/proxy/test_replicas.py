@@ -8,7 +8,7 @@ import pytest
 from databases import KINDS
 
 from agentrl.store.calls import interactions
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 
 def chat(proxy: Any, session: dict[str, Any], messages: list[dict[str, Any]]) -> None:

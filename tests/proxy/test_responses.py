@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 CALC = {
     "type": "function",

@@ -24,7 +24,7 @@ from agentrl.engine.server_process import free_port
 from agentrl.rendering import load_renderer
 from agentrl.store import Database
 from agentrl.store.tables import metadata
-from agentrl.testing.fake_engine import FakeEngine, Reply
+from agentrl.testing import FakeEngine, Reply
 
 PROMPT = "xyzzy-the-prompt"
 ADMIN_KEY = "arl-admin-" + "A" * 32

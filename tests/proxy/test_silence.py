@@ -21,7 +21,7 @@ from agentrl.client import Client
 from agentrl.engine.server_process import free_port
 from agentrl.store.audit import run_audit
 from agentrl.store.tables import heartbeats
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 both = pytest.mark.parametrize("database_kind", KINDS)
 AGENT = """

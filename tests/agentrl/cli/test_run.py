@@ -19,7 +19,7 @@ from agentrl.client import Client
 from agentrl.engine.server_process import free_port
 from agentrl.store import Database, runs
 from agentrl.store.db.codec import hash_key
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 AGENT = "agent: agentrl.agents.reverse:ReverseAgent\ntasks: agentrl.agents.reverse:train_tasks\n"
 

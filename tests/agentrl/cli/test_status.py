@@ -22,7 +22,7 @@ from agentrl.errors import UserError
 from agentrl.location import Location
 from agentrl.proxy.app import Settings, create_app
 from agentrl.store import Database, events, runs
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 CONFIG = {
     "name": "test",

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from agentrl.console import Console
 from agentrl.doctor.report import Report, neighbourhood
 from agentrl.doctor.show import show
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 ADD = {
     "type": "function",

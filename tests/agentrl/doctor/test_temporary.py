@@ -18,7 +18,7 @@ from agentrl.launch.parts import Plan
 
 SERVE = """
 import sys, threading
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 print("loading weights", flush=True)
 FakeEngine(port=int(sys.argv[1])).start()
 threading.Event().wait()

@@ -13,7 +13,7 @@ import pytest
 from agentrl.doctor import report, trial
 from agentrl.doctor.report import Report
 from agentrl.errors import UserError
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 AGENT = """
 import json, os, urllib.request

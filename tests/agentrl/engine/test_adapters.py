@@ -18,7 +18,7 @@ from agentrl.domain.schemas import Json, VersionSpan
 from agentrl.engine.server_process import Server
 from agentrl.engine.sglang_client import Adapter, Chunk, EngineClient
 from agentrl.errors import EngineRejected, EngineUnavailable
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 PROMPT = [1, 87, 85, 71, 84, 201, 67, 68, 69, 70, 2, 201, 1, 67, 85, 85, 75, 85, 86, 67, 80, 86, 201]
 LONG: Json = {"max_new_tokens": 1000, "ignore_eos": True, "temperature": 1.0}

@@ -22,7 +22,7 @@ from agentrl.engine.server_process import Server
 from agentrl.engine.sglang_client import Chunk, EngineClient, Health
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.rendering import load_renderer
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 # <|im_start|>user\nabcd<|im_end|>\n<|im_start|>assistant\n with the tiny model's byte tokens
 PROMPT = [1, 87, 85, 71, 84, 201, 67, 68, 69, 70, 2, 201, 1, 67, 85, 85, 75, 85, 86, 67, 80, 86, 201]

@@ -19,7 +19,7 @@ from agentrl.engine.keyed_sglang import guard
 from agentrl.engine.sglang_client import EngineClient, Health
 from agentrl.environment import ENGINE_KEY, ENGINE_KEYS
 from agentrl.errors import ConfigError, EngineError
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 GPU = "http://gpu-3:30000"
 

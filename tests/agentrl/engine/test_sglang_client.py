@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from agentrl.engine.server_process import free_port
 from agentrl.engine.sglang_client import Chunk, EngineClient, Health
 from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
-from agentrl.testing.fake_engine import FakeEngine, Omission, Reply
+from agentrl.testing import FakeEngine, Omission, Reply
 
 
 @pytest.fixture

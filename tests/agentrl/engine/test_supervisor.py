@@ -20,10 +20,7 @@ from agentrl.engine.supervisor import MAX_QUICK_DEATHS, EngineSupervisor, Weight
 from agentrl.errors import EngineUnavailable, ModelFolderError, UserError
 from agentrl.processes import guard
 
-STAND_IN = (
-    "import sys, threading; from agentrl.testing.fake_engine import FakeEngine; "
-    "FakeEngine(port=int(sys.argv[1])).start(); "
-)
+STAND_IN = "import sys, threading; from agentrl.testing import FakeEngine; FakeEngine(port=int(sys.argv[1])).start(); "
 SERVE = STAND_IN + "threading.Event().wait()"
 
 

@@ -12,7 +12,7 @@ import pytest
 from agentrl.domain.schemas import VersionSpan
 from agentrl.engine.sglang_client import Chunk, EngineClient, Health
 from agentrl.errors import EngineDied, EngineUnavailable
-from agentrl.testing.fake_engine import FakeEngine, Reply, spans_of
+from agentrl.testing import FakeEngine, Reply, spans_of
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from agentrl.proxy.access.heavy_work import INLINE_BYTES, Heavy
 from agentrl.proxy.calls import prompt_lengths
 from agentrl.proxy.dialects import MESSAGES
 from agentrl.rendering.templates import chatml_renderer
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 LARGE = INLINE_BYTES
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 from databases import KINDS
 
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 LIMITED = {

@@ -360,7 +360,7 @@ def test_elsewhere_store_false_changes_nothing(proxy):
 
 
 def test_rewards_turn_by_turn_add_up_and_a_failed_call_gets_none(proxy):
-    from agentrl.testing.fake_engine import Reply
+    from agentrl.testing import Reply
 
     session = start(proxy)
     first = ask(proxy, session)

@@ -20,7 +20,7 @@ from agentrl.errors import StoreError
 from agentrl.proxy.calls import exchanges, recorded_answers
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import deliveries, interactions
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 BODY = {"messages": [{"role": "user", "content": "ab"}]}
 RETRY = {"x-stainless-retry-count": "1"}

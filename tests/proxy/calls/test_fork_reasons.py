@@ -18,7 +18,7 @@ from agentrl.rendering.divergence import leading_system
 from agentrl.store.audit import run_audit
 from agentrl.store.calls.conversations import Conversation
 from agentrl.store.training import returns
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 ADD = {
     "type": "function",

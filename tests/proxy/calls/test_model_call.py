@@ -13,7 +13,7 @@ from agentrl.proxy.calls import model_call, sweep
 from agentrl.proxy.state import ProxyState
 from agentrl.store.calls import interactions
 from agentrl.store.db.faults import OutcomeUnknown
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from agentrl.export.selection import Selection
 from agentrl.proxy.calls import upstreams
 from agentrl.store import Database, retention, runs
 from agentrl.store.audit import run_audit
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 HELLO = [{"role": "user", "content": "abcd"}]
 KEY = "sk-very-secret-key"

@@ -21,7 +21,7 @@ from agentrl.proxy.engines import adapters
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
-from agentrl.testing.fake_engine import FakeEngine, Reply
+from agentrl.testing import FakeEngine, Reply
 
 
 class Store:

@@ -22,7 +22,7 @@ from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines import updates
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
-from agentrl.testing.fake_engine import FakeEngine, Reply
+from agentrl.testing import FakeEngine, Reply
 
 
 class Store:

@@ -16,7 +16,7 @@ from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError
 from agentrl.proxy.engines.tensor_transfer import Transfer, verify
 from agentrl.store import events
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 BUCKETS = [{"names": [name], "dtypes": ["float32"], "shapes": [[2, 3]]} for name in ("a", "b")]

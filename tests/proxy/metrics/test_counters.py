@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agentrl.proxy.metrics import counters
 from agentrl.proxy.metrics.counters import STAGES, Metrics
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 RUN = {"Authorization": "Bearer run-key"}
 

@@ -8,7 +8,7 @@ import pytest
 from databases import KINDS
 from sqlalchemy import text
 
-from agentrl.testing.fake_engine import Reply
+from agentrl.testing import Reply
 
 HELLO = [{"role": "user", "content": "abcd"}]
 

@@ -14,7 +14,7 @@ from agentrl.store import runs
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
 from agentrl.store.training import steps
-from agentrl.testing.fake_engine import FakeEngine
+from agentrl.testing import FakeEngine
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 RUN = {"Authorization": "Bearer run-key"}
