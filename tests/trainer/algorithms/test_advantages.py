@@ -16,13 +16,16 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.presets import PRESETS
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.algorithms.advantages import (
+    overlong_penalties,
     overlong_penalty,
     penalized_advantages,
     token_advantages,
     turn_advantages,
+    whitened,
 )
 
 OF_RETURNS = [name for name in PRESETS if Algorithm(preset=name).estimator == "returns"]
+LARGE = 2.0**25
 GROUP_RELATIVE = [name for name in OF_RETURNS if Algorithm(preset=name).is_group_relative]
 
 
@@ -214,7 +217,9 @@ def test_an_empty_batch_and_one_without_loss_tokens(preset: str) -> None:
     algorithm = Algorithm(preset=preset)
     assert turn_advantages([], algorithm) == []
     silent = [dataclasses.replace(t, loss_mask=np.zeros_like(t.loss_mask)) for t in random_groups(0)]
-    assert all(np.isfinite(a).all() for a in turn_advantages(silent, algorithm))
+    found = turn_advantages(silent, algorithm)
+    assert all(np.isfinite(a).all() for a in found)
+    assert [len(a) for a in found] == [len(t.turn_returns) for t in silent]
 
 
 # -- what is compared with what ------------------------------------------------------------------------------------
@@ -248,6 +253,7 @@ def test_each_turn_is_measured_against_the_session_baseline_and_broadcast_on_its
     assert turns[0].tolist() == [0.25, 0.75]
     tokens = token_advantages(group[0], turns[0])
     assert tokens.tolist() == [0, 0, *[0.25] * 5, 0, 0, 0, *[0.75] * 5]
+    assert tokens.dtype == np.float32
 
 
 def test_with_trajectory_credit_every_turn_has_its_episodes_advantage() -> None:
@@ -263,6 +269,41 @@ def test_overlong_shaping(tokens: int, expected: float) -> None:
     algorithm = Algorithm(preset="dapo", overlong_tokens=80, overlong_buffer=20)
     assert overlong_penalty(tokens, algorithm) == pytest.approx(expected)
     assert overlong_penalty(tokens, Algorithm()) == 0
+
+
+def test_an_episode_that_sampled_nothing_is_not_too_long() -> None:
+    algorithm = Algorithm(preset="dapo", overlong_tokens=4, overlong_buffer=4)
+    silent = trajectory("g", "s0", 1.0)
+    silent = dataclasses.replace(silent, turn_ids=np.full_like(silent.turn_ids, -1))
+    assert overlong_penalties([silent], algorithm) == {"s0": 0.0}
+
+
+@pytest.mark.parametrize(("credit", "expected"), [("turn", [1.0, 1 + LARGE, 2 + LARGE]), ("trajectory", [1.0] * 3)])
+def test_costs_are_added_up_in_float64(credit: str, expected: list[float]) -> None:
+    """Near LARGE a float32 has no ones: added up in float32, the three together cost nothing."""
+    batch = [trajectory("g", "s0", 2.0, output=3)]
+    costs = np.zeros(len(batch[0].turn_ids), np.float32)
+    costs[batch[0].loss_mask] = [LARGE, 1.0, -LARGE]
+    algorithm = Algorithm(baseline="none", normalization="none", credit=credit)
+    (found,) = penalized_advantages(batch, algorithm, [costs])
+    assert found[batch[0].loss_mask].tolist() == pytest.approx(expected)
+
+
+def test_each_trajectory_needs_its_costs_and_its_counts() -> None:
+    batch = random_groups(0)[:2]
+    with pytest.raises(ValueError, match="shorter"):
+        penalized_advantages(batch, Algorithm(), [np.zeros(len(batch[0].turn_ids), np.float32)])
+    ones = np.ones(2)
+    for advantages, counts, compared in [([ones] * 2, [ones] * 2, [True]), ([ones], [ones] * 2, [True] * 2)]:
+        with pytest.raises(ValueError, match="shorter"):
+            whitened(advantages, counts, compared)
+
+
+def test_whitening_compares_turns_where_all_episodes_returned_the_same() -> None:
+    group = [trajectory("g", f"s{i}", 1.0, [turn, 1.0]) for i, turn in enumerate([0.0, 1.0, 2.0])]
+    found = turn_advantages(group, Algorithm(baseline="none", normalization="whiten"))
+    deviation = (2 / 6) ** 0.5
+    assert [a[0] for a in found] == pytest.approx([-1 / deviation, 0, 1 / deviation], abs=1e-5)
 
 
 ORDERS = [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1), (0.2, 0.1, 0.3), (0.3, 0.1, 0.2)]
