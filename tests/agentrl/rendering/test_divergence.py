@@ -31,8 +31,11 @@ SYSTEM, U1, A1, U2, A2, U3 = (
     says("assistant", "second"),
     says("user", "three"),
 )
+A3 = says("assistant", "third")
 TALK = [SYSTEM, U1, A1, U2, A2]
+LONGER = [*TALK, U3, A3]
 WORK = [SYSTEM, U1, calls({"a": 1}), result("2"), A2]
+SPOKEN = [SYSTEM, U1, calls({"a": 1}, content="I add."), result("2"), A2]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +60,19 @@ WORK = [SYSTEM, U1, calls({"a": 1}), result("2"), A2]
         (TALK, [U1, A1, U2, A2, U3], (0, ForkReason.HISTORY_EDITED)),  # the system prompt was left out
         (TALK, [SYSTEM, says("system", "it is late"), U1, A1, U2, A2, U3], (1, ForkReason.HISTORY_EDITED)),
         (TALK, [SYSTEM, says("system", "so far: …"), U2, A2, U3], (1, ForkReason.COMPACTED)),
+        (TALK, [SYSTEM, U3], (1, ForkReason.HISTORY_EDITED)),  # nothing of it is left
+        (TALK, [SYSTEM, U1, U2, A2, U3], (2, ForkReason.HISTORY_EDITED)),  # one answer was left out, and nothing else
+        (LONGER, [SYSTEM, U1, says("assistant", "1st"), U2, says("assistant", "2nd"), U3, A3],
+         (2, ForkReason.HISTORY_EDITED)),  # two answers were rewritten in their places
+        (LONGER, [SYSTEM, U3, A3, U1, A1, U2, A2], (1, ForkReason.HISTORY_EDITED)),  # moved, and nothing left out
+        (SPOKEN, [SYSTEM, U1, calls({"a": 1}), result("2"), A2, U3], (2, ForkReason.TEXT_DROPPED)),
+        (SPOKEN, [SYSTEM, U1, calls({"a": 1}, "x"), result("2", "x"), A2], (2, ForkReason.TEXT_DROPPED)),
+        (SPOKEN, [SYSTEM, U1, calls({"a": 2}), result("2"), A2, U3], (2, ForkReason.HISTORY_EDITED)),
+        (SPOKEN, [SYSTEM, U1, says("assistant", "I add."), U3], (2, ForkReason.HISTORY_EDITED)),  # the call was dropped
+        (WORK, [SYSTEM, U1, says("assistant", None), U3], (2, ForkReason.HISTORY_EDITED)),
+        (TALK, [SYSTEM, U1, says("assistant", ""), U2, A2, U3], (2, ForkReason.HISTORY_EDITED)),
     ],
-)
+)  # fmt: skip
 def test_the_cause(recorded, sent, expected):
     found = compare(plain(recorded), plain(sent))
     assert (found and (found.index, found.reason)) == expected
@@ -96,6 +110,26 @@ def test_a_summary_quotes_an_answer_that_is_long_enough():
     summary = [says("user", "ok then"), says("tool", long), says("user", f"So far:\n{long}\nGo on.")]
     assert quoting(answers, plain(summary)) == 2
     assert quoting(answers, plain(summary[:2])) is None
+
+
+def test_an_answer_is_quoted_from_20_characters_on_by_a_user_or_in_the_system_prompt():
+    exactly, shorter = says("assistant", "The sum is 1 plus 2."), says("assistant", "The sum is 1 plus 2")
+    assert quoting(plain([exactly]), plain([says("user", "It says: The sum is 1 plus 2.")])) == 0
+    assert quoting(plain([shorter]), plain([says("user", "It says: The sum is 1 plus 2")])) is None
+    assert quoting(plain([exactly]), plain([U1, says("system", "So far: The sum is 1 plus 2.")])) == 1
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    parts = [image, {"type": "text", "text": "So far:"}, {"type": "text", "text": "The sum is 1 plus 2."}]
+    assert quoting(plain([exactly]), plain([says("user", parts)])) == 0
+
+
+def test_the_words_of_a_system_prompt_that_stay_are_its_print():
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    parts = [{"type": "text", "text": "Be"}, image, {"type": "text", "text": "brief. It is 10:02."}]
+    assert fingerprint(plain([says("system", "Be  brief.\nIt is 10:02."), says("system", "")])) == [
+        "Be brief. It is",
+        "",
+    ]
+    assert fingerprint(plain([says("system", parts)])) == ["Be brief. It is"]
 
 
 def test_developer_messages_lead_too():

@@ -108,6 +108,14 @@ def test_a_token_that_m2po_masks_has_no_gradient_and_adds_nothing() -> None:
     assert gradient.tolist() == pytest.approx([0.0, math.exp(0.1) / 2])
 
 
+def test_a_token_that_m2po_masks_is_counted_as_masked_and_not_as_clipped() -> None:
+    tokens, _ = batch([(100.0, 0.0, 0.0, 1.0, 0), (0.1, 0.0, 0.0, 1.0, 0), (0.1, 0.0, 0.0, 1.0, 0)])
+    kept = dataclasses.replace(tokens, keep_S=torch.tensor([False, True, True]))
+    _, sums = policy_loss(kept, Totals(3.0, 1.0), Algorithm(preset="m2po"))
+    assert sums["masked_fraction"] == 1
+    assert sums["clip_fraction"] == 0
+
+
 @pytest.mark.parametrize("preset", ["grpo", "gspo", "sapo", "rloo", "dapo"])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_ratio_at_its_bound_has_no_gradient(preset: str, advantage: float) -> None:

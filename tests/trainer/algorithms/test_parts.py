@@ -13,7 +13,13 @@ from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.trainer.algorithms.aggregation import Totals
-from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
+from agentrl.trainer.algorithms.clipping import SURROGATES
+from agentrl.trainer.algorithms.corrections import (
+    behavior_weights,
+    interpolated_proximal,
+    second_moment_limit,
+    under_limit,
+)
 from agentrl.trainer.algorithms.gae import gae, value_losses
 from agentrl.trainer.algorithms.kl import kl_divergence
 from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
@@ -140,6 +146,45 @@ def test_metrics_count_what_the_bounds_changed() -> None:
     assert all(value > 0 for value in expected.values())
 
 
+@pytest.mark.parametrize("kl", ["loss", "reward"])
+def test_the_divergence_from_the_reference_is_reported_wherever_it_counts(kl: Any) -> None:
+    batch = random_batch(3)
+    _, sums = batch.loss(Algorithm(kl_coef=0.3, kl=kl, kl_estimator="k1"))
+    assert sums["kl_reference"].item() == pytest.approx((batch.logprobs - batch.reference)[batch.mask].sum().item())
+
+
+NEVER = [False] * 6
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        # (ratio, advantage):  (2, 1)  (.5, 1)  (.5, −1)  (2, −1)  (3, −1)  (4, −1)
+        ({"clip": "ppo"}, [True, False, True, False, False, False]),
+        ({"clip": "ppo", "dual_clip": 3.0}, [True, False, True, False, False, True]),
+        ({"clip": "cispo"}, [True] * 6),
+        ({"clip": "cispo", "clip_low": 0.6, "clip_high": 2.5}, [False, False, False, False, False, True]),
+        ({"clip": "sapo"}, NEVER),
+        ({"clip": "none"}, NEVER),
+    ],
+    ids=str,
+)
+def test_a_token_is_clipped_where_a_bound_changes_its_loss(parts: dict[str, Any], expected: list[bool]) -> None:
+    ratio, advantages = torch.tensor([2.0, 0.5, 0.5, 2.0, 3.0, 4.0]), torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
+    algorithm = Algorithm(**{"clip_low": 0.2, "clip_high": 0.2} | parts)
+    _, clipped = SURROGATES[algorithm.clip](ratio, torch.zeros(6), advantages, algorithm)
+    assert clipped.dtype == torch.bool
+    assert clipped.tolist() == expected
+
+
+def test_without_a_correction_no_token_is_weighted_or_out_of_bounds() -> None:
+    rows, proximal = Rows(torch.zeros(3, dtype=torch.int64), 1), torch.tensor([-1.0, -5.0, -30.0])
+    weights, outside = behavior_weights(proximal, torch.zeros(3), rows, rows, Algorithm(correction="none"))
+    assert weights.tolist() == [1.0, 1.0, 1.0]
+    assert outside.dtype == torch.bool
+    assert not outside.any()
+
+
 def test_on_policy_the_gradient_is_plain_policy_gradient_for_every_ratio() -> None:
     batch = random_batch(0, whole_trajectories=True)
     batch.proximal[:] = batch.behavior[:] = batch.logprobs.detach()
@@ -188,6 +233,8 @@ def test_interpolation_by_version() -> None:
     a_version_on = interpolated_proximal(current, behavior, ages, 1.0)
     assert a_version_on.tolist() == pytest.approx([-2, -1.5, -2 + 2 / 3, -1.25])  # (v_prox − v_b) / (v − v_b)
     assert not halfway.requires_grad
+    farther = interpolated_proximal(current, behavior - 1, ages, 1.0)
+    assert farther.tolist() == pytest.approx([-3, -2, -3 + 4 / 3, -1.5])
 
 
 # -- M2PO's mask ---------------------------------------------------------------------------------------------------
@@ -200,6 +247,7 @@ def test_the_second_moment_of_what_is_kept_is_under_the_threshold() -> None:
     assert second_moment_limit(ratios, 10.0) == math.inf
     assert not under_limit(ratios, second_moment_limit(ratios, 0.001)).any()
     assert second_moment_limit(torch.empty(0), 0.04) == math.inf
+    assert second_moment_limit(torch.tensor([0.5, 2.0]), 0.25) == 4.0  # a mean at the threshold stays
 
 
 def test_equal_tokens_stay_or_leave_together() -> None:
@@ -248,9 +296,18 @@ def test_gae_is_the_sum_of_discounted_errors(seed: int, gamma: float, lambda_: f
                 a += (gamma * lambda_) ** (k - i) * delta
             expected.append(a)
     assert advantages.tolist() == pytest.approx(expected, rel=1e-6)
+    assert advantages.dtype == values.dtype
     torch.testing.assert_close(targets, advantages + values[batch.mask])
     if gamma == lambda_ == 1:  # then the target is the return
         torch.testing.assert_close(targets[-1], rewards[batch.mask][-1])
+
+
+def test_gae_of_two_tokens_and_of_one() -> None:
+    rewards, values = torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.5])
+    together, apart = Rows(torch.tensor([0, 0]), 1), Rows(torch.tensor([0, 1]), 2)
+    assert gae(rewards, values, together, 0.9, 0.8)[0].tolist() == pytest.approx([0.45 - 0.5 + 0.72 * 0.5, 0.5])
+    assert gae(rewards, values, apart, 0.9, 0.8)[0].tolist() == pytest.approx([-0.5, 0.5])
+    assert gae(rewards[1:], values[1:], Rows(torch.tensor([0]), 1), 0.9, 0.8)[0].tolist() == pytest.approx([0.5])
 
 
 def test_gae_of_nothing() -> None:
@@ -267,3 +324,8 @@ def test_the_value_loss_by_hand() -> None:
     assert clipped.tolist() == pytest.approx([0.5, 0.5, 1.3**2 / 2])
     clipped.sum().backward()
     assert values.grad.tolist() == [-1.0, 1.0, 0.0]  # one that has moved too far towards its target stays
+
+
+def test_a_value_that_fell_too_far_from_its_old_one_is_clipped_too() -> None:
+    values, old, targets = torch.tensor([0.0, -1.0]), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 1.0])
+    assert value_losses(values, old, targets, 0.2).tolist() == pytest.approx([1.3**2 / 2, 2.0])  # near: 0.3 both
