@@ -1,6 +1,6 @@
-"""Run by torchrun, or alone: a step of several families. Rank 0 writes loss, gradient norms and how each was trained.
+"""Run by ranks.py, or alone: a step of several families. Rank 0 writes loss, gradient norms and how each was trained.
 
-torchrun … rank_families.py OUT FOLDER…
+rank_families.py OUT FOLDER…
 """
 
 from __future__ import annotations

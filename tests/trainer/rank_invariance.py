@@ -1,6 +1,6 @@
-"""Run by torchrun: steps of test_invariance.py on several ranks. Rank 0 writes what each computed.
+"""Run by ranks.py: steps of test_invariance.py on several ranks. Rank 0 writes what each computed.
 
-torchrun … rank_invariance.py MODEL REFERENCE OUT REPLICAS CHECKPOINT…
+rank_invariance.py MODEL REFERENCE OUT REPLICAS CHECKPOINT…
 
 first-ALGORITHM   the first step, for each algorithm of plain.py
 CASE              the second step, for each checkpoint `…/CASE/step-…` of one rank

@@ -1,6 +1,6 @@
-"""Run by torchrun: load each folder; rank 0 writes what differs from transformers, and every rank's share of elements.
+"""Run by ranks.py: load each folder; rank 0 writes what differs from transformers, and every rank's share of elements.
 
-torchrun … rank_load.py OUT REPLICAS FOLDER…
+rank_load.py OUT REPLICAS FOLDER…
 """
 
 from __future__ import annotations

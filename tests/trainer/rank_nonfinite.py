@@ -1,6 +1,6 @@
-"""Run by torchrun: an update whose second group is poisoned; every rank writes what it found.
+"""Run by ranks.py: an update whose second group is poisoned; every rank writes what it found.
 
-torchrun … rank_nonfinite.py MODEL OUT
+rank_nonfinite.py MODEL OUT
 """
 
 from __future__ import annotations

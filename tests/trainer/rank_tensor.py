@@ -1,6 +1,6 @@
-"""Run by torchrun: PPO with a reference and a critic on fixed batches; rank 0 writes losses and gradients.
+"""Run by ranks.py: PPO with a reference and a critic on fixed batches; rank 0 writes losses and gradients.
 
-torchrun … rank_tensor.py OUT REPLICAS TENSOR FOLDER:KIND…
+rank_tensor.py OUT REPLICAS TENSOR FOLDER:KIND…
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What the trainer's tests share: a small Qwen2, random groups of trajectories, several ranks."""
+"""What the trainer's tests share: a small Qwen2, random groups of trajectories."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -90,11 +88,3 @@ def random_samples(seed: int = 0, groups: int = 3, size: int = 4) -> list[Sample
             )
             samples.append(Sample(t, np.where(t.loss_mask, rng.normal(), 0).astype(np.float32)))
     return samples
-
-
-def torchrun(script: str, ranks: int, *arguments: object) -> None:
-    """Run a script of this folder on several ranks."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *launch, str(Path(__file__).parent / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr

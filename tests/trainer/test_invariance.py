@@ -19,9 +19,10 @@ import torch
 from folders import read_part
 from long_tailed import long_tailed, paid
 from plain import load_plain, padded_loss
+from ranks import run_ranks
 from safetensors.torch import load_file
 from steps import ALGORITHMS, ALLOWED, CASES, NO_CLIP, WHOLE, Computed, Run, apart, assert_close
-from support import save_tiny_model, torchrun
+from support import save_tiny_model
 from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
@@ -255,7 +256,7 @@ def test_several_ranks_make_the_step_of_one(
 ) -> None:
     cases = list(CASES) if replicas == 1 else ["kl-and-entropy-in-loss", LAST]
     checkpoints = [begun(case).saved.folder for case in cases]
-    torchrun("rank_invariance.py", ranks, tiny_model, other_model, tmp_path, replicas, *checkpoints)
+    run_ranks("rank_invariance.py", ranks, tiny_model, other_model, tmp_path, replicas, *checkpoints)
     for algorithm in ALGORITHMS:
         assert_same(read(tmp_path / f"first-{algorithm}"), expected[algorithm])
     for case in cases:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from loop_setup import Setup, same
 from poison import POISONED, poison_store, poisoned, repair_store
+from ranks import run_ranks
 from safetensors.torch import load_file
-from support import AGES, random_samples, torchrun
+from support import AGES, random_samples
 
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.errors import NonFiniteError
@@ -148,7 +149,7 @@ def test_an_update_stops_unless_told_otherwise(tiny_model: Path, world: World) -
 
 
 def test_ranks_agree_on_what_is_not_finite(tiny_model: Path, tmp_path: Path) -> None:
-    torchrun("rank_nonfinite.py", 2, tiny_model, tmp_path)
+    run_ranks("rank_nonfinite.py", 2, tiny_model, tmp_path)
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first["named"] == [[POISONED]]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from folders import KINDS, differing, save_kind
+from ranks import run_ranks
 from safetensors.torch import load_file, save_file
-from support import random_samples, torchrun
+from support import random_samples
 
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.distributed import World
@@ -46,7 +47,7 @@ def test_each_of_two_shards_reads_its_half(tmp_path: Path, ranks: int, replicas:
     folders = [save_kind(kind, tmp_path / kind) for kind in KINDS]
     folders.append(save_kind("qwen2-tied", tmp_path / "files", dtype=torch.bfloat16, shard="20KB"))
     out = tmp_path / "out.json"
-    torchrun("rank_load.py", ranks, out, replicas, *folders)
+    run_ranks("rank_load.py", ranks, out, replicas, *folders)
     found = json.loads(out.read_text())
     assert found.keys() == {f.name for f in folders}
     for name, report in found.items():

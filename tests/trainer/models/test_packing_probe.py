@@ -13,8 +13,9 @@ import pytest
 import torch
 from families import FAMILIES, PACKED, REFUSED, UNPACKED, save_family
 from rank_families import steps
+from ranks import run_ranks
 from steps import assert_close
-from support import VOCABULARY, random_trajectory, torchrun
+from support import VOCABULARY, random_trajectory
 from torch import Tensor
 
 from agentrl.errors import ModelFolderError, UnknownAttention
@@ -228,7 +229,7 @@ def attend(arguments: dict[str, Any], *, changed: bool = False) -> Tensor:
 def test_two_ranks_decide_alike_and_make_the_step_of_one(tmp_path: Path, world: World) -> None:
     folders = [save_family(name, tmp_path / name) for name in ("gpt-oss", "Gemma 2, no cap of logits", "LFM2")]
     alone = steps(folders, world)
-    torchrun("rank_families.py", 2, tmp_path / "out.json", *folders)
+    run_ranks("rank_families.py", 2, tmp_path / "out.json", *folders)
     both = json.loads((tmp_path / "out.json").read_text())
     for name, expected in alone.items():
         assert both[name].pop("unpacked") == expected.pop("unpacked")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rank_tensor import CONFIGS, Found, measured, start, updates
+from ranks import run_ranks
 from safetensors.torch import load_file
 
 from agentrl.configs.trainer_config import LoraConfig
@@ -78,16 +77,7 @@ def alone(root: Path, tmp_path_factory: pytest.TempPathFactory, world: World) ->
 def test_two_tensor_ranks_make_the_update_of_one(
     root: Path, alone: dict[tuple[str, str], Found], world: World, tmp_path: Path, ranks: int, replicas: int, cases: Any
 ) -> None:
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    script = str(Path(__file__).parents[1] / "rank_tensor.py")
-    chosen = [f"{root / name}:{kind}" for name, kind in cases]
-    done = subprocess.run(
-        [sys.executable, *launch, script, str(tmp_path), str(replicas), "2", *chosen],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks("rank_tensor.py", ranks, tmp_path, replicas, 2, *(f"{root / name}:{kind}" for name, kind in cases))
     for name, kind in cases:
         found = load_file(tmp_path / name / f"{kind}.safetensors")
         assert_same(found, alone[name, kind])

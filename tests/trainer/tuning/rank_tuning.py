@@ -1,6 +1,6 @@
-"""Run by torchrun: two steps of every method, the trained weights and metrics written by rank 0.
+"""Run by ranks.py: two steps of every method, the trained weights and metrics written by rank 0.
 
-torchrun … rank_tuning.py MODEL REFERENCE UNPACKED OUT
+rank_tuning.py MODEL REFERENCE UNPACKED OUT
 
 Pairs are trained with UNPACKED, too, a model whose sequences are not packed.
 """

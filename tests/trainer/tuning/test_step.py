@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from families import save_family
+from ranks import run_ranks
 from safetensors.torch import load_file
-from support import torchrun
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -120,7 +120,7 @@ def test_a_pair_shares_its_prompt(tiny_model: Path, other_model: Path, world: Wo
 def test_two_ranks_make_the_step_of_one(tiny_model: Path, other_model: Path, tmp_path: Path) -> None:
     unpacked = save_family("Phi-3, longrope", tmp_path / "unpacked")
     for ranks in (1, 2):
-        torchrun("tuning/rank_tuning.py", ranks, tiny_model, other_model, unpacked, tmp_path)
+        run_ranks("tuning/rank_tuning.py", ranks, tiny_model, other_model, unpacked, tmp_path)
     one, two = (json.loads((tmp_path / f"ranks-{n}.json").read_text()) for n in (1, 2))
     for a, b in zip(one, two, strict=True):
         for name in ("loss", "grad_norm", "tokens_trained", "packed"):
