@@ -1,4 +1,4 @@
-"""The arithmetic of a model, counted by hand."""
+"""The arithmetic of a model, counted by hand and by torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.models import tiny
 from agentrl.trainer.metrics.flops import Work, is_dense, matmul_flops, peak_flops, update_flops
 
 MODEL = {
@@ -38,6 +40,20 @@ def test_flops_are_those_of_the_weights() -> None:
 def test_a_backward_costs_what_is_trained(settings: dict[str, object], expected: float) -> None:
     work = Work(forward=(5, 4), backward=(3, 2))
     assert update_flops(MODEL, work, TrainerConfig(**settings)) == expected
+
+
+@pytest.mark.parametrize(("settings", "trains"), [({}, True), ({"lora": {"rank": 4}}, False)])
+def test_an_update_costs_what_torch_counts(settings: dict[str, object], trains: bool) -> None:
+    from transformers import Qwen2ForCausalLM
+
+    config = tiny.model_config()
+    model = Qwen2ForCausalLM(config).requires_grad_(trains)
+    embedded = torch.randn(1, 7, config.hidden_size, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        model(inputs_embeds=embedded).logits.sum().backward()
+    counts = counter.get_flop_counts()["Global"]
+    products = counts[torch.ops.aten.mm] + counts[torch.ops.aten.addmm]
+    assert products == update_flops(config.to_dict(), Work(forward=(7, 7), backward=(7, 7)), TrainerConfig(**settings))
 
 
 def test_models_with_experts_are_not_counted() -> None:
