@@ -17,11 +17,9 @@ from pathlib import Path
 from agentrl.environment import without_secrets
 from agentrl.errors import AgentRLError, UserError
 from agentrl.processes import guard, guarded
+from agentrl.processes.restarts import Backoff
 
 RESTART_WINDOW_S = 600.0
-LIVED_S = 5.0
-"""A part that lived this long before it died had started well: it is restarted at once."""
-BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 10.0
 USER_ERROR_STATUS = 2
 
 
@@ -62,7 +60,7 @@ async def keep_running(
     once when it ends as a wrong setting does.
     """
     deaths: deque[float] = deque(maxlen=max_restarts + 1)
-    quick_deaths = 0
+    backoff = Backoff()
     while True:
         log_start = part.log_file.stat().st_size if part.log_file.exists() else 0
         started = time.monotonic()
@@ -78,13 +76,7 @@ async def keep_running(
                 f"(see {part.log_file})"
             )
         await on_death(status)
-        quick_deaths = quick_deaths + 1 if deaths[-1] - started < LIVED_S else 0
-        await asyncio.sleep(backoff_s(quick_deaths))
-
-
-def backoff_s(quick_deaths: int) -> float:
-    """Seconds to wait after this many quick deaths in a row: none, 0.5, 1, 2, … at most BACKOFF_MAX_S."""
-    return min(BACKOFF_FIRST_S * 2.0 ** min(quick_deaths - 1, 30), BACKOFF_MAX_S) if quick_deaths else 0.0
+        await asyncio.sleep(backoff.after(deaths[-1] - started))
 
 
 async def _run_once(part: Part, on_start: Callable[[int], Awaitable[None]]) -> int:

@@ -3,9 +3,9 @@
     parent ── binds, starts, restarts, stops ──► worker 0 … N-1   (agentrl/proxy/serving/replica.py)
         └── a socket pair with each: the worker says that it serves; whoever dies, the other side sees it close
 
-A connection waits in the shared socket until any worker takes it, so one that dies takes only its own with it. A
-worker keeps its replica name over its restarts, and thereby finds what it left running. The parent loads nothing of
-the proxy: it is small and has no reason to die.
+A connection waits in the shared socket until a worker accepts it; a worker that dies loses only its own. A worker
+keeps its replica name over its restarts, and finds the calls that it left running by that name; `uvicorn --workers`
+gives its workers no names, and restarts them without back-off. The parent imports nothing of the proxy.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from dataclasses import asdict, dataclass, replace
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from agentrl.processes.restarts import Backoff
+
 log = logging.getLogger(__name__)
 
 GRACEFUL_S = 10
 """How long a worker that is told to stop goes on with the calls that run."""
 STOP_S = GRACEFUL_S + 5.0
 """A worker that still runs this long after it was told to stop is killed."""
-LIVED_S = 5.0
-"""A worker that lived this long had started well: it is restarted at once."""
-BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 10.0
 SERVES = b"s"
 
 
@@ -63,11 +62,6 @@ def supervise(job: Job, count: int, env: dict[str, str], serving: Callable[[], N
     with tempfile.TemporaryDirectory(prefix="agentrl-metrics-", ignore_cleanup_errors=True) as metrics:
         env = os.environ | env | {"PROMETHEUS_MULTIPROC_DIR": metrics}
         return asyncio.run(_Parent(job, count, env, serving).run())
-
-
-def backoff_s(quick_deaths: int) -> float:
-    """Seconds to wait after this many quick deaths in a row: none, 0.5, 1, 2, … at most BACKOFF_MAX_S."""
-    return min(BACKOFF_FIRST_S * 2.0 ** min(quick_deaths - 1, 30), BACKOFF_MAX_S) if quick_deaths else 0.0
 
 
 class _Parent:
@@ -111,7 +105,7 @@ class _Parent:
 
     async def _keep(self, index: int) -> None:
         """Run a worker again and again until we stop."""
-        quick_deaths = 0
+        backoff = Backoff()
         while not self._stopping.is_set():
             started = time.monotonic()
             status = await self._run_once(index)
@@ -120,8 +114,7 @@ class _Parent:
             if not self._served.is_set():
                 self._status = status if status > 0 else 1
                 return
-            quick_deaths = quick_deaths + 1 if time.monotonic() - started < LIVED_S else 0
-            pause_s = backoff_s(quick_deaths)
+            pause_s = backoff.after(time.monotonic() - started)
             log.warning(
                 "worker %d ended with status %d: starting it again%s",
                 index,

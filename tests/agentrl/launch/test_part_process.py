@@ -20,12 +20,13 @@ import pytest
 from agentrl.errors import UserError
 from agentrl.launch import part_process
 from agentrl.launch.part_process import Part, PartFailed, keep_running
+from agentrl.processes import restarts
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_process, "BACKOFF_FIRST_S", 0.01)
-    monkeypatch.setattr(part_process, "BACKOFF_MAX_S", 0.01)
+    monkeypatch.setattr(restarts, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(restarts, "BACKOFF_MAX_S", 0.01)
 
 
 def python(tmp_path: Path, code: str, *, done: bool = True) -> Part:
@@ -84,7 +85,7 @@ async def test_only_quick_deaths_in_a_row_are_spaced_out(tmp_path: Path, monkeyp
     pauses: list[float] = []
 
     async def run_once(_: Part, __: object) -> int:
-        lived_s = [1.0, 1.0, part_process.LIVED_S, 1.0, 1.0][len(pauses)]
+        lived_s = [1.0, 1.0, restarts.LIVED_S, 1.0, 1.0][len(pauses)]
         clock.append(clock[-1] + lived_s)
         return 1
 
@@ -92,8 +93,8 @@ async def test_only_quick_deaths_in_a_row_are_spaced_out(tmp_path: Path, monkeyp
         pauses.append(seconds)
 
     clock = [0.0]
-    monkeypatch.setattr(part_process, "BACKOFF_FIRST_S", 0.5)
-    monkeypatch.setattr(part_process, "BACKOFF_MAX_S", 10.0)
+    monkeypatch.setattr(restarts, "BACKOFF_FIRST_S", 0.5)
+    monkeypatch.setattr(restarts, "BACKOFF_MAX_S", 10.0)
     monkeypatch.setattr(part_process, "_run_once", run_once)
     monkeypatch.setattr(part_process, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
     monkeypatch.setattr(part_process.asyncio, "sleep", sleep)
@@ -102,13 +103,6 @@ async def test_only_quick_deaths_in_a_row_are_spaced_out(tmp_path: Path, monkeyp
     with pytest.raises(PartFailed):
         await keep_running(part, max_restarts=4)
     assert pauses == [0.5, 1.0, 0.0, 0.5]
-
-
-@pytest.mark.parametrize(("quick_deaths", "pause_s"), [(0, 0.0), (1, 0.5), (3, 2.0), (6, 10.0), (5000, 10.0)])
-def test_the_pause_grows_to_a_bound(monkeypatch: pytest.MonkeyPatch, quick_deaths: int, pause_s: float) -> None:
-    monkeypatch.setattr(part_process, "BACKOFF_FIRST_S", 0.5)
-    monkeypatch.setattr(part_process, "BACKOFF_MAX_S", 10.0)
-    assert part_process.backoff_s(quick_deaths) == pause_s
 
 
 SPAWNS = """

@@ -303,11 +303,6 @@ def test_a_scrape_of_any_worker_shows_all_of_them_and_no_call_is_forgotten_with_
             assert "agentrl_calls_in_flight 0.0" in text
 
 
-def test_quick_deaths_are_spaced_out():
-    assert [prefork.backoff_s(n) for n in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
-    assert prefork.backoff_s(10_000) == 10.0
-
-
 def test_a_job_survives_its_command_line():
     job = prefork.Job(run_name="a b", engine_urls=["http://x"], replica="h:1", log_level="info", listener=3)
     assert prefork.Job(**json.loads(job.argv()[-1])) == job

@@ -1,0 +1,24 @@
+"""How long to wait before a process that died is started again: not at all, unless it dies quickly several times."""
+
+from __future__ import annotations
+
+LIVED_S = 5.0
+"""A process that lived this long had started well: it is restarted at once."""
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 10.0
+
+
+class Backoff:
+    """Counts one process's quick deaths in a row."""
+
+    def __init__(self) -> None:
+        self._quick_deaths = 0
+
+    def after(self, lived_s: float) -> float:
+        """Seconds to wait after one more death: 0, or 0.5, 1, 2, … up to BACKOFF_MAX_S while deaths are quick."""
+        self._quick_deaths = self._quick_deaths + 1 if lived_s < LIVED_S else 0
+        return pause_s(self._quick_deaths)
+
+
+def pause_s(quick_deaths: int) -> float:
+    """Seconds to wait after so many quick deaths in a row."""
+    return min(BACKOFF_FIRST_S * 2.0 ** min(quick_deaths - 1, 30), BACKOFF_MAX_S) if quick_deaths else 0.0
