@@ -41,6 +41,7 @@ from agentrl.proxy.access.limits import Gate
 from agentrl.proxy.access.public_address import PublicAddress
 from agentrl.proxy.areal import areal_routes
 from agentrl.proxy.calls import upstreams
+from agentrl.proxy.calls.call_seeds import CallSeeds
 from agentrl.proxy.calls.engine_params import forced_sampling
 from agentrl.proxy.calls.sweep import sweep
 from agentrl.proxy.calls.token_tree import TreeCache
@@ -187,6 +188,7 @@ async def _running(
             pool=pool,
             limits=Limits.of(config),
             sampling=forced_sampling(config),
+            seeds=CallSeeds(run.seed, database) if config.engine.deterministic else None,
             request_timeout_s=config.proxy.request_timeout_s,
             max_body_bytes=config.proxy.max_body_bytes,
             body_timeout_s=config.proxy.body_timeout_s,

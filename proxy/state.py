@@ -29,6 +29,7 @@ from agentrl.store.sessions import sessions
 from agentrl.store.sessions.sessions import Limits
 
 if TYPE_CHECKING:
+    from agentrl.proxy.calls.call_seeds import CallSeeds
     from agentrl.proxy.calls.exchanges import Exchange
     from agentrl.proxy.calls.upstreams import Upstream
 
@@ -61,6 +62,7 @@ class ProxyState:
     pool: EnginePool
     limits: Limits
     sampling: Json  # forced on the sessions of programs, evaluations aside
+    seeds: CallSeeds | None  # of calls whose programs give none; None: engines do not sample by seeds
     request_timeout_s: float
     max_body_bytes: int
     body_timeout_s: float

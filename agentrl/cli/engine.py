@@ -31,6 +31,9 @@ def engine(
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**31 - 1, help="Seeds what it samples; default: random.")
     ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="For runs with engine.deterministic: sample by each call's seed.")
+    ] = False,
     lora_rank: Annotated[int, typer.Option(min=0, help="Take adapters up to this rank while it runs.")] = 0,
     lora_target: Annotated[
         list[str] | None, typer.Option(help="Last name of a linear layer that adapters may change; default: all.")
@@ -74,6 +77,7 @@ def engine(
         max_running_requests=max_running_requests,
         log_file=log_file,
         seed=seed,
+        deterministic=deterministic,
         lora_rank=lora_rank,
         lora_targets=tuple(lora_target or [ALL_LINEAR]),
         key=key_from(os.environ, ENGINE_KEY) or made_up_key(key_file),

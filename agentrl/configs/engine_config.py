@@ -26,6 +26,10 @@ class EngineConfig(Section):
     start_timeout_s: Seconds = 300.0
     """The run fails when any of the servers that it starts does not serve after this long, at each of its starts; of
     those in `urls`, when none does."""
+    deterministic: bool = False
+    """Sample every call by a seed of its own, made of the run's seed, the session's place in the run and the prompt:
+    the same weights then sample the same tokens, whatever else the engine samples. Slower. Servers in `urls` must have
+    been started for it (`agentrl engine --deterministic`)."""
     urls: list[str] = Field(default_factory=list)
     """Servers that already run; when given, none is started. Their keys are in AGENTRL_ENGINE_KEY."""
     extra_args: list[str] = Field(default_factory=list)

@@ -33,8 +33,10 @@ class RunConfig(Section):
     steps: NonNegative = 10
     """Optimizer steps of the whole run; with 0 nothing is trained, and any number of sessions is recorded."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
-    """Seeds task order, initialisation, and each engine that is started here (others: `agentrl engine --seed`). Calls
-    reach an engine in the order of the moment, so that two runs of one seed are alike, not equal."""
+    """Seeds the order of tasks, new weights, dropout, and each engine that is started here (others: `agentrl engine
+    --seed`). Calls reach an engine in the order of the moment, so that two runs of one seed are alike, not equal;
+    `engine.deterministic` makes samples independent of that order ([two runs of one
+    seed](asynchrony.md#two-runs-of-one-seed))."""
     runs_dir: Path = Path("runs")
     """Where run folders live."""
     database_url: str | None = None

@@ -53,6 +53,7 @@ class EngineSpec:
     max_running_requests: int = 64
     weight_version: int = 0
     seed: int | None = None  # of what it samples, 0 to 2³¹ − 1; None draws one
+    deterministic: bool = False  # a call's seed decides what is sampled, whatever is sampled beside it
     lora_rank: int = 0  # takes adapters up to this rank while it runs; 0 takes none
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # last names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
@@ -91,6 +92,8 @@ def argv(spec: EngineSpec) -> list[str]:
     ]
     if spec.dtype != "float32":
         flags.append("--enable-fp32-lm-head")  # as the trainer: logprobs of logits that are not rounded
+    if spec.deterministic:
+        flags.append("--enable-deterministic-inference")
     if spec.lora_rank:
         options["--max-lora-rank"] = str(spec.lora_rank)
         if spec.device == "cpu":
@@ -114,6 +117,8 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     if spec.device == "cpu":
         env |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
         env.pop("SGLANG_USE_CPU_ENGINE", None)
+        if spec.deterministic:
+            env["TORCHDYNAMO_DISABLE"] = "1"  # SGLang would compile its seeded sampling, in front of the first answer
     return env
 
 

@@ -89,6 +89,7 @@ def engines(plan: Plan) -> list[Part]:
             max_total_tokens=config.max_total_tokens,
             max_running_requests=config.max_running_requests,
             seed=engine_seed(plan.config.seed, index),
+            deterministic=config.deterministic,
             lora_rank=lora.rank if lora.publish == "adapter" else 0,
             lora_targets=tuple(lora.targets),
             extra_args=tuple(config.extra_args),

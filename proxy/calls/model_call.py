@@ -68,6 +68,12 @@ class Call:
     choice: int  # its place among the request's answers
     created_at: float  # seconds since the epoch, of the request
     trainable: bool  # as far as its session is concerned
+    own_seed: int | None = None  # the run's, for this call; null where its program gave one, or engines use none
+
+    @property
+    def recorded_params(self) -> Json:
+        """The parameters, with the run's seed."""
+        return self.params | ({} if self.own_seed is None else {"sampling_seed": self.own_seed})
 
 
 async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> tuple[Head, list[Call]]:
@@ -84,6 +90,9 @@ async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> t
     for index in range(request.choices):
         prompt = prompts[index // request.n]
         params = engine_params(state, session, request, prompt, index)
+        own_seed = None
+        if state.seeds is not None and "sampling_seed" not in params:
+            own_seed = await state.seeds.of(caller.session_id, prompt.token_ids.digest)
         calls.append(
             Call(
                 id=new_id(),
@@ -94,6 +103,7 @@ async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> t
                 choice=index,
                 created_at=created_at,
                 trainable=caller.trains and not session.is_eval,
+                own_seed=own_seed,
             )
         )
     return head_of(state, request, calls[0].id, created_at, sum(len(prompt.token_ids) for prompt in prompts)), calls
@@ -166,7 +176,7 @@ def _intent(state: ProxyState, caller: Caller, call: Call, first: Call) -> inter
         role=prompt.role,
         digest=caller.digest,
         replica=state.replica,
-        params=call.params,
+        params=call.recorded_params,
         temperature=call.params["temperature"],
         system=prompt.system,
         tools=prompt.tools,
@@ -303,6 +313,7 @@ class Attempt:
             rid=call.id,
             prompt_ids=call.prompt.token_ids,
             params=call.params,
+            own_seed=call.own_seed,
             deadline=deadline,
             top_logprobs=call.request.top_logprobs,
             whole=not call.request.stream,

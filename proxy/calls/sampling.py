@@ -151,18 +151,21 @@ async def sample(
     prompt_ids: TokenIds,
     params: Json,
     deadline: float,
+    own_seed: int | None = None,
     top_logprobs: int = 0,
     whole: bool = False,
 ) -> None:
     """Fill `sampled`, and `tell` of the new tokens of each event. `params` are SGLang's, with `max_new_tokens`.
 
-    A `whole` answer comes in fewer events. Raises RequestError: 400 when the engine refuses the request, 503 when no
+    A `whole` answer comes in fewer events. With `own_seed` an answer can still be continued: an engine draws a token
+    from the seed and the token's place alone. Raises RequestError: 400 when the engine refuses the request, 503 when no
     engine serves before `deadline` (monotonic seconds) or too many calls were sent again, 504 when the answer is not
     whole by then, 502 when the engine fails it or too many engines died under it. Raises Interrupted when it cannot be
     continued exactly. What callers are told names no engine; the log does.
     """
-    if whole:
-        params = params | {"stream_interval": WHOLE_INTERVAL}
+    sent = params | ({"stream_interval": WHOLE_INTERVAL} if whole else {})
+    if own_seed is not None:
+        sent["sampling_seed"] = own_seed
     fruitless = 0
     with pool.call():
         while fruitless < MAX_FRUITLESS:
@@ -172,7 +175,7 @@ async def sample(
             chunks = engine.client.generate(
                 rid=name,
                 input_ids=prompt_ids.extended(sampled.output_ids),
-                sampling_params=params | {"max_new_tokens": params["max_new_tokens"] - segment.start},
+                sampling_params=sent | {"max_new_tokens": params["max_new_tokens"] - segment.start},
                 routing_key=session_id,
                 timeout_s=max(deadline - time.monotonic(), 0.0) + BEHIND_DEADLINE_S,
                 top_logprobs=top_logprobs,
