@@ -45,7 +45,7 @@ _MODULES = {
     "RunConfig": "agentrl.configs.run_config",
     "Session": "agentrl.client",
     "UserError": "agentrl.errors",
-    "load_config": "agentrl.configs.run_config",
+    "load_config": "agentrl.configs.config_files",
 }
 """Where each public name is defined."""
 
