@@ -6,6 +6,7 @@ import time
 
 from sqlalchemy import Connection, and_, delete, or_, select, update
 
+from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.store import events
 from agentrl.store.db import codec, upsert
@@ -69,6 +70,11 @@ def is_whole(conn: Connection, run_id: str, url: str) -> bool:
     """Whether nobody changes an engine's weights, nor has begun to and left it."""
     row = select(engines.c.updater).where(engines.c.run_id == run_id, engines.c.url == url)
     return conn.scalars(row).one_or_none() is None
+
+
+def of_run(conn: Connection, run_id: str) -> list[Json]:
+    """The engines of the run with their state and version."""
+    return [dict(row._mapping) for row in conn.execute(select(engines).where(engines.c.run_id == run_id))]
 
 
 def drained(conn: Connection, run_id: str) -> set[str]:

@@ -167,6 +167,22 @@ def changed_of_sessions(conn: Connection, run_id: str, since: float) -> dict[str
     return {row.key_hash: _key(row) for row in conn.execute(select(keys).where(*changed))}
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed about the run's keys: all admin and run keys, and the sessions' keys that changed, by hash."""
+
+    read_at: float
+    of_everybody: dict[str, Key]
+    of_sessions: dict[str, Key]
+
+
+def changes(conn: Connection, run_id: str, since: float) -> Changes:
+    """Read what changed about the run's keys after `since` (seconds since the epoch)."""
+    now = time.time()
+    changed = changed_of_sessions(conn, run_id, since)
+    return Changes(now, of_everybody(conn, run_id), changed)
+
+
 def _of_run(conn: Connection, run_id: str) -> list[Json]:
     run = runs.get(conn, run_id)
     rows = conn.execute(

@@ -17,8 +17,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection
-
 from agentrl.domain.schemas import InteractionStatus, Json, Role
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.access.request_bounds import check_options
@@ -141,7 +139,7 @@ async def begin(state: ProxyState, caller: Caller, calls: Sequence[Call]) -> lis
         if len(intents) == 1:
             await state.write(interactions.begin, intents[0])
         else:
-            await state.write(_begin_all, intents)
+            await state.write(interactions.begin_all, intents)
     except BaseException:  # the rows may be there all the same: the sweep finds them
         state.serving.difference_update(ids)
         raise
@@ -155,13 +153,6 @@ async def count_tokens(state: ProxyState, session_id: str, request: ModelRequest
     _check_model(state, request.model)
     (prompt,) = await prompts_for(state, session_id, request, None)
     return len(prompt.token_ids)
-
-
-def _begin_all(conn: Connection, intents: list[interactions.Intent]) -> None:
-    """All of them or none."""
-    for result in interactions.begin_many(conn, [(intent,) for intent in intents]):
-        if result is not None:
-            raise result
 
 
 def _intent(state: ProxyState, caller: Caller, call: Call, first: Call) -> interactions.Intent:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, select
-
 from agentrl.domain.schemas import Json
 from agentrl.proxy.calls.model_call import head_of
 from agentrl.proxy.calls.prompts import opening_of, parser_after
@@ -14,8 +12,8 @@ from agentrl.proxy.calls.stop_strings import Delivered
 from agentrl.proxy.dialects.dialect import Answer, Head, ModelRequest, Piece, Tokens
 from agentrl.proxy.state import ProxyState
 from agentrl.rendering import Delta, ToolCallDelta
+from agentrl.store.calls import recorded_outputs
 from agentrl.store.db import codec
-from agentrl.store.tables import interaction_data, interactions
 
 
 async def load(
@@ -23,7 +21,7 @@ async def load(
 ) -> tuple[Head, list[tuple[int, Piece | Answer]]]:
     """What the client of `request` is to be sent, whose completed calls are `ids`, in the order of its choices."""
     tree = await state.trees.get(session_id, fresh=True)
-    rows = await state.read(_rows, ids)
+    rows = await state.read(recorded_outputs.of_calls, ids)
     events: list[tuple[int, Piece | Answer]] = []
     prompt_ids: list[int] = []
     prompt_tokens = 0
@@ -68,23 +66,3 @@ def _as_then(delta: Delta, message: Json) -> Delta:
     if isinstance(delta, ToolCallDelta) and delta.id is not None:
         return replace(delta, id=message["tool_calls"][delta.index]["id"])
     return delta
-
-
-def _rows(conn: Connection, ids: list[str]) -> dict[str, Any]:
-    rows = conn.execute(
-        select(
-            interactions.c.id,
-            interactions.c.created_at,
-            interactions.c.output_tokens,
-            interactions.c.cached_tokens,
-            interactions.c.finish_reason,
-            interaction_data.c.answer,
-            interaction_data.c.output_ids,
-            interaction_data.c.logprobs,
-            interaction_data.c.spans,
-            interaction_data.c.top_logprobs,
-        )
-        .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
-        .where(interactions.c.id.in_(ids))
-    )
-    return {str(row.id): row for row in rows.all()}

@@ -12,25 +12,20 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentrl.domain.schemas import InteractionStatus
 from agentrl.errors import StoreError
 from agentrl.proxy.calls import exchanges
 from agentrl.proxy.state import ProxyState
-from agentrl.store import events, heartbeats
+from agentrl.store import heartbeats, silence
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
 from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits
 
 log = logging.getLogger(__name__)
 EVERY_S = 2.0
 PAGE = 256  # sessions that are asked for at once
 TOGETHER = 8  # those of them that are looked at together share a commit
 PUT_OFF_S = 60.0  # a session that cannot be dealt with is looked at again after so long
-STUCK = "session_stuck"
-"""Kind of the events that say which session cannot be dealt with, and why."""
 FORGOTTEN_S = 5.0
 
 
@@ -84,8 +79,10 @@ async def sweep_once(state: ProxyState, ears: Ears) -> None:
     await exchanges.stop_orphans(state)
     silent_since = time.time() - state.limits.heartbeat_timeout_s
     if ears.since <= silent_since:
-        for replica in await state.read(_silent_serving, state.run_id, silent_since):
-            if lost := await state.write(_bury, state.run_id, replica, silent_since, ears.last + ears.gap_s):
+        for replica in await state.read(silence.silent_replicas, state.run_id, silent_since):
+            if lost := await state.write(
+                silence.declare_replica_lost, state.run_id, replica, silent_since, ears.last + ears.gap_s
+            ):
                 log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
     skip = 0
     while due := await state.read(sessions.due, state.run_id, skip=skip, limit=PAGE):  # what follows is due by now
@@ -110,7 +107,9 @@ async def close_forgotten(state: ProxyState) -> None:
 async def _look_at(state: ProxyState, session_id: str, ears: Ears) -> bool:
     """Whether a session was dealt with or put off; whatever is wrong with it keeps no other from its end."""
     try:
-        abandoned = await state.write(_look, session_id, state.limits, ears.since, ears.last + ears.gap_s)
+        abandoned = await state.write(
+            silence.check_session, session_id, state.limits, ears.since, ears.last + ears.gap_s
+        )
     except StoreError as error:
         log.error("session %s: %s", session_id, error)
         return False
@@ -126,36 +125,10 @@ async def _look_at(state: ProxyState, session_id: str, ears: Ears) -> bool:
 async def _put_off(state: ProxyState, session_id: str, why: str) -> bool:
     """Whether it could be stored that a session is stuck."""
     try:
-        await state.write(_record_stuck, state.run_id, session_id, codec.error_text(why), state.replica)
+        due_again_at = time.time() + PUT_OFF_S
+        stuck = (state.run_id, session_id, codec.error_text(why), state.replica, due_again_at)
+        await state.write(silence.record_stuck, *stuck)
     except StoreError as error:
         log.error("session %s: %s", session_id, error)
         return False
     return True
-
-
-def _record_stuck(conn: Connection, run_id: str, session_id: str, why: str, replica: str) -> None:
-    """In the timeline, once for each reason, and the session is left alone for PUT_OFF_S."""
-    fact = {"session_id": session_id, "error": why}
-    if all(event.data != fact for event in events.of_run(conn, run_id, STUCK)):
-        events.record(conn, run_id, STUCK, fact, replica)
-    sessions.put_off(conn, session_id, time.time() + PUT_OFF_S)
-
-
-def _silent_serving(conn: Connection, run_id: str, since: float) -> list[str]:
-    silent = set(heartbeats.silent(conn, run_id, "proxy", since))
-    return sorted(silent & interactions.serving_replicas(conn, run_id)) if silent else []
-
-
-def _bury(conn: Connection, run_id: str, replica: str, silent_since: float, valid_until: float) -> int:
-    """What a silent replica's calls had sampled is lost: their sessions need not wait for it.
-
-    Does nothing after `valid_until`: a decision that had to wait for the database is made anew.
-    """
-    if time.time() > valid_until or heartbeats.last(conn, run_id, "proxy", replica) >= silent_since:
-        return 0
-    return interactions.declare_lost(conn, run_id, replica)
-
-
-def _look(conn: Connection, session_id: str, limits: Limits, heard_since: float, valid_until: float) -> bool | None:
-    """`sessions.look`, but not after `valid_until`: then None."""
-    return None if time.time() > valid_until else sessions.look(conn, session_id, limits, heard_since=heard_since)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl.models import has_weights
-from agentrl.proxy.engines import publishing
 from agentrl.proxy.engines.weight_checks import WeightFolders
 from agentrl.store import Database, engine_turns, runs
 from agentrl.store.calls import interactions
+from agentrl.store.training import publishes
 
 if TYPE_CHECKING:
     from agentrl.proxy.engines.engine_state import Engine
@@ -30,8 +30,8 @@ class EngineRecords:
         self._folders = folders
 
     async def wanted(self, reported: int | None) -> int:
-        """The version that an engine should serve which reports `reported`: `publish.wanted`."""
-        return await self._read(publishing.wanted, self._run_id, reported)
+        """The version that an engine should serve which reports `reported`: `publishes.wanted`."""
+        return await self._read(publishes.wanted, self._run_id, reported)
 
     async def folder(self, version: int) -> str | None:
         """Where a version's tensors are: they are what the trainer recorded. None: engines keep what they have, in a
@@ -64,7 +64,7 @@ class EngineRecords:
 
     async def undone(self, version: int) -> bool:
         """Whether a version newer than this one was rolled back."""
-        return await self._read(publishing.undone, self._run_id, version)
+        return await self._read(publishes.undone, self._run_id, version)
 
     async def oldest_call(self) -> float | None:
         """When the oldest call under way began, at any replica."""

@@ -6,8 +6,6 @@ import asyncio
 import logging
 import time
 
-from sqlalchemy import Connection, select
-
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json, VersionState
 from agentrl.errors import EngineError, RequestError
@@ -15,10 +13,8 @@ from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.tensor_transfer import Broadcast
 from agentrl.proxy.engines.updates import BY_FOLDER, Delivery, Loaded
 from agentrl.proxy.state import ProxyState
-from agentrl.store import evaluation_episodes, events, runs
-from agentrl.store.tables import runs as runs_table
-from agentrl.store.tables import weight_versions
-from agentrl.store.training import steps
+from agentrl.store import evaluation_episodes, runs
+from agentrl.store.training import publishes, steps
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +63,7 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None, del
             "bytes": delivery.n_bytes,
             "bytes_per_s": _rate(delivery.n_bytes, time.time() - started),
         }
-        await state.write(_move, state.run_id, version, epoch, facts, started)
+        await state.write(publishes.complete, state.run_id, version, epoch, facts, started)
     return facts
 
 
@@ -76,43 +72,10 @@ async def resume(state: ProxyState, config: RunConfig) -> None:
 
     One that the trainer holds back until an evaluation is over has not begun: the trainer will ask for it.
     """
-    version = await state.read(_pending, state.run_id)
+    version = await state.read(publishes.pending, state.run_id)
     if version is not None and not await state.read(evaluation_episodes.holds, state.run_id, version, config):
         log.info("finishing the publish of version %d", version)
         await publish(state, version)
-
-
-def wanted(conn: Connection, run_id: str, reported: int | None) -> int:
-    """The version that an engine should serve which reports `reported`: the run's.
-
-    Or the reported one itself while it is being published, here or at another replica, which must not be undone: it is
-    newer and pending, or the run's was rolled back and an older one takes its place.
-    """
-    run = conn.execute(
-        select(runs_table.c.current_version, runs_table.c.published_step).where(runs_table.c.id == run_id)
-    ).one()
-    current = int(run.current_version)
-    theirs = None if reported is None or reported == current else runs.version(conn, run_id, reported)
-    if theirs is None:
-        return current
-    if theirs.state == VersionState.PENDING:
-        published = theirs.version > current and theirs.step >= run.published_step
-    else:
-        ours = runs.version(conn, run_id, current)
-        published = (
-            theirs.state == VersionState.PUBLISHED and ours is not None and ours.state == VersionState.ROLLED_BACK
-        )
-    return int(theirs.version) if published else current
-
-
-def undone(conn: Connection, run_id: str, version: int) -> bool:
-    """Whether a version newer than this one was rolled back: engines may have come back from it."""
-    newer = select(weight_versions.c.version).where(
-        weight_versions.c.run_id == run_id,
-        weight_versions.c.version > version,
-        weight_versions.c.state == VersionState.ROLLED_BACK,
-    )
-    return conn.execute(newer.limit(1)).first() is not None
 
 
 def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:
@@ -129,20 +92,3 @@ def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:
 def _rate(n_bytes: int | None, seconds: float) -> float | None:
     """Of the whole publish, engine after engine where they are not updated together."""
     return n_bytes / seconds if n_bytes and seconds > 0 else None
-
-
-def _move(conn: Connection, run_id: str, version: int, epoch: int | None, facts: Json, started: float) -> None:
-    steps.mark_published(conn, run_id, version, epoch)
-    events.record(conn, run_id, "publish", {**facts, "start": started, "end": time.time()}, "proxy")
-
-
-def _pending(conn: Connection, run_id: str) -> int | None:
-    """One that the run has not yet gone past: what a trainer published later makes an older one pointless."""
-    return conn.execute(
-        select(weight_versions.c.version)
-        .join(runs_table, runs_table.c.id == weight_versions.c.run_id)
-        .where(weight_versions.c.run_id == run_id, weight_versions.c.state == VersionState.PENDING)
-        .where(weight_versions.c.step >= runs_table.c.published_step)
-        .order_by(weight_versions.c.version.desc())
-        .limit(1)
-    ).scalar()

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
-from sqlalchemy import Connection, Row, select, text
 from starlette.responses import PlainTextResponse, Response
 
 from agentrl.domain.schemas import Json
-from agentrl.environment import masked
 from agentrl.errors import RequestError
 from agentrl.proxy.access import authentication
 from agentrl.proxy.access.request_bounds import MAX_INT32
 from agentrl.proxy.metrics import counters
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
 from agentrl.proxy.routes.large_answers import answer
-from agentrl.proxy.routes.session_routes import session_json
 from agentrl.proxy.state import ProxyState
-from agentrl.store import activity, evaluation_episodes, events, runs
-from agentrl.store.calls import interactions
-from agentrl.store.sessions import sessions
-from agentrl.store.tables import engines
-from agentrl.store.training import steps
+from agentrl.store import activity, engine_turns, evaluation_episodes, run_view
+from agentrl.store.sessions import session_view, sessions
+from agentrl.store.training import lineage
 
 router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
-NOT_SHOWN = frozenset({"key_hash", "worker_asked_at", "outside_asked_at", "outside_had_last"})
-"""Columns of a run that are the proxy's own business."""
 
 
 async def _authenticated(request: Request) -> ProxyState:
@@ -45,7 +38,7 @@ async def _of_run(request: Request, run_id: str) -> ProxyState:
     """For one run. An admin key reads every run of the database, a run's key its own. Raises RequestError 404."""
     state, caller = await _caller(request)
     if caller.power is not authentication.Power.ADMIN and run_id != state.run_id:
-        raise _no_run(run_id)
+        raise run_view.not_found(run_id)
     return state
 
 
@@ -80,7 +73,7 @@ async def status(request: Request, window_s: Annotated[float, Query(gt=0, le=600
 async def current_run(request: Request) -> Json:
     """The run that this proxy serves."""
     state = await _authenticated(request)
-    return await state.read(_run_by_id, state.run_id)
+    return await state.read(run_view.of_run, state.run_id)
 
 
 @router.get("/api/runs")
@@ -88,36 +81,36 @@ async def list_runs(request: Request) -> list[Json]:
     """The runs that the key may read, newest first: an admin's every run of the database, a run's its own."""
     state, caller = await _caller(request)
     if caller.power is not authentication.Power.ADMIN:
-        return [await state.read(_run_by_id, state.run_id)]
-    return await state.read(lambda conn: [_run_json(conn, row) for row in runs.all_runs(conn)])
+        return [await state.read(run_view.of_run, state.run_id)]
+    return await state.read(run_view.of_every_run)
 
 
 @router.get("/api/runs/{run_id}")
 async def get_run(run_id: str, request: Request) -> Json:
     """One run: status, versions, admission, groups and trajectories by state."""
     state = await _of_run(request, run_id)
-    return await state.read(_run_by_id, run_id)
+    return await state.read(run_view.of_run, run_id)
 
 
 @router.get("/api/runs/{run_id}/steps", response_model=list[Json])
 async def get_steps(run_id: str, request: Request, after: Annotated[int, Query(ge=0, le=MAX_INT32)] = 0) -> Response:
     """The run's optimizer steps behind step `after`, with metrics and staleness."""
     state = await _of_run(request, run_id)
-    return await answer(state, _steps_json, run_id, after)
+    return await answer(state, run_view.of_steps, run_id, after)
 
 
 @router.get("/api/runs/{run_id}/steps/{step}/lineage", response_model=list[Json])
 async def get_lineage(run_id: str, step: Annotated[int, Path(ge=0, le=MAX_INT32)], request: Request) -> Response:
     """What a step trained: its trajectories and calls with staleness, return and advantage."""
     state = await _of_run(request, run_id)
-    return await answer(state, _lineage_json, run_id, step)
+    return await answer(state, lineage.of_step, run_id, step)
 
 
 @router.get("/api/runs/{run_id}/events", response_model=list[Json])
 async def get_events(run_id: str, request: Request, kind: str | None = None) -> Response:
     """The run's timeline."""
     state = await _of_run(request, run_id)
-    return await answer(state, lambda conn: [_plain(row) for row in events.of_run(conn, run_id, kind)])
+    return await answer(state, run_view.of_events, run_id, kind)
 
 
 @router.get("/api/runs/{run_id}/evaluations")
@@ -142,51 +135,11 @@ async def get_session(session_id: str, request: Request) -> Response:
     state, caller = await _caller(request)
     if caller.power is not authentication.Power.ADMIN and await state.read(sessions.run_of, session_id) != state.run_id:
         raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
-    return await answer(state, _session_with_calls, session_id)
+    return await answer(state, session_view.with_calls, session_id)
 
 
 @router.get("/api/engines")
 async def get_engines(request: Request) -> list[Json]:
     """The engines of the run as the store knows them."""
     state = await _authenticated(request)
-    return await state.read(
-        lambda conn: [_plain(r) for r in conn.execute(select(engines).where(engines.c.run_id == state.run_id))]
-    )
-
-
-def _session_with_calls(conn: Connection, session_id: str) -> Json:
-    calls = interactions.of_session(conn, session_id)
-    return {**session_json(conn, session_id), "calls": [_plain(call) for call in calls]}
-
-
-def _plain(row: Row[Any]) -> Json:
-    return dict(row._mapping)
-
-
-def _run_by_id(conn: Connection, run_id: str) -> Json:
-    row = next((row for row in runs.all_runs(conn) if row.id == run_id), None)
-    if row is None:
-        raise _no_run(run_id)
-    return _run_json(conn, row)
-
-
-def _no_run(run_id: str) -> RequestError:
-    return RequestError(404, f"no run {run_id!r}", code="run_not_found")
-
-
-def _run_json(conn: Connection, row: Row[Any]) -> Json:
-    public = {k: v for k, v in _plain(row).items() if k not in NOT_SHOWN}
-    public["config"] = masked({k: v for k, v in row.config.items() if k != "database_url"})
-    return {**public, "steps": row.target_steps, **runs.state_counts(conn, row.id)}
-
-
-def _steps_json(conn: Connection, run_id: str, after: int) -> list[Json]:
-    return [_plain(step) for step in steps.of_run(conn, run_id, after)]
-
-
-def _lineage_json(conn: Connection, run_id: str, step: int) -> list[Json]:
-    query = text(
-        "SELECT * FROM lineage WHERE run_id = :run AND step = :step AND step_state != 'rolled_back' "
-        "ORDER BY trajectory_id, position"
-    )
-    return [dict(row._mapping) for row in conn.execute(query, {"run": run_id, "step": step})]
+    return await state.read(engine_turns.of_run, state.run_id)

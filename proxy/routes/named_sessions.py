@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 
-from sqlalchemy import Connection, or_, select
 from starlette.requests import Request
 
 from agentrl.errors import RequestError
@@ -18,8 +17,7 @@ from agentrl.proxy.access.authentication import Power
 from agentrl.proxy.access.request_bounds import LONGEST_KEY
 from agentrl.proxy.routes.admission import admitted
 from agentrl.proxy.state import ProxyState
-from agentrl.store.sessions import sessions
-from agentrl.store.tables import sessions as sessions_table
+from agentrl.store.sessions import session_names, sessions
 
 HEADER = "x-session-id"
 DONE_HEADER = "x-session-done"
@@ -36,7 +34,7 @@ async def resolve(request: Request, state: ProxyState, named: str, *, opens: boo
         await authentication.session_caller(request, state, named)
         return named
     mark = _mark(state.run_id, named)
-    known = state.session_keys.get(mark) or await state.read(_find, state.run_id, named)
+    known = state.session_keys.get(mark) or await state.read(session_names.find, state.run_id, named)
     if known is None and opens:
         known = await _open(state, named, mark)
     if known is None:
@@ -67,14 +65,6 @@ async def _open(state: ProxyState, name: str, mark: str) -> str:
         state, sessions.start_external, [mark], None, {}, outside=True, start_digest=mark[:32], name=name
     )
     return group.session_ids[0]
-
-
-def _find(conn: Connection, run_id: str, named: str) -> str | None:
-    """The run's session of this id or, if there is none, of this name."""
-    c = sessions_table.c
-    rows = conn.execute(select(c.id).where(c.run_id == run_id, or_(c.id == named, c.name == named)))
-    found = list(rows.scalars())
-    return named if named in found else next(iter(found), None)
 
 
 def _mark(run_id: str, name: str) -> str:

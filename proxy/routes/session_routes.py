@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from sqlalchemy import Connection, select
 from starlette.responses import Response
 
 from agentrl.configs.evaluation_config import EvalSampling
@@ -31,11 +30,10 @@ from agentrl.proxy.routes.admission import admitted
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
 from agentrl.proxy.routes.large_answers import answer
 from agentrl.proxy.state import ProxyState
-from agentrl.store import family, heartbeats
+from agentrl.store import heartbeats
 from agentrl.store.calls import interactions
 from agentrl.store.db.codec import hash_key
-from agentrl.store.sessions import sessions
-from agentrl.store.tables import groups
+from agentrl.store.sessions import session_view, sessions, worker_sessions
 from agentrl.store.training import rewards
 
 router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
@@ -215,7 +213,7 @@ async def abandon_groups(body: OwnerBody, request: Request) -> Json:
     """End the open sessions that other instances of a worker left when they died."""
     state = _state(request)
     authentication.require(await authentication.authenticate(request, state), Power.RUN, Power.ADMIN)
-    orphans = await state.read(_orphans, state.run_id, body.owner)
+    orphans = await state.read(worker_sessions.left_behind, state.run_id, body.owner)
     for first in range(0, len(orphans), TOGETHER):
         ends = [
             state.write(sessions.end, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", state.limits)
@@ -223,17 +221,6 @@ async def abandon_groups(body: OwnerBody, request: Request) -> Json:
         ]
         await asyncio.gather(*ends)
     return {"abandoned": len(orphans)}
-
-
-def _orphans(conn: Connection, run_id: str, owner: str) -> list[tuple[str, str]]:
-    """(session, its owner) of what is open under the name of `owner`, but not under its instance if it has one."""
-    name, _, instance = owner.rpartition("/")
-    name = name or instance
-    owners = conn.execute(
-        select(groups.c.owner).distinct().where(groups.c.run_id == run_id, groups.c.state == "running")
-    ).scalars()
-    others = [o for o in owners if o is not None and name in (o, o.rpartition("/")[0]) and (o != owner or o == name)]
-    return [(session_id, other) for other in others for session_id in sessions.open_of_owner(conn, run_id, other)]
 
 
 @router.post("/sessions", status_code=201)
@@ -280,7 +267,7 @@ async def get_session(session_id: str, request: Request) -> Json:
     """A session's status, calls and rewards."""
     state = _state(request)
     session_id = await named_sessions.resolve(request, state, session_id)
-    return await state.read(session_json, session_id)
+    return await state.read(session_view.of_session, session_id)
 
 
 @router.post("/sessions/{session_id}/reward")
@@ -345,11 +332,7 @@ async def trace(session_id: str, request: Request) -> Response:
     """Every call of the session with messages, token ids, logprobs and version spans."""
     state = _state(request)
     session_id = await named_sessions.resolve(request, state, session_id)
-    return await answer(state, _trace_json, session_id)
-
-
-def _trace_json(conn: Connection, session_id: str) -> Json:
-    return {**session_json(conn, session_id), "calls": interactions.trace(conn, session_id)}
+    return await answer(state, session_view.with_trace, session_id)
 
 
 @router.post("/admin/publish", tags=["admin"])
@@ -367,29 +350,3 @@ async def publish_members(request: Request) -> list[Json]:
     state = _state(request)
     authentication.require(await authentication.authenticate(request, state), Power.ADMIN)
     return await members([engine.client for engine in state.pool.engines])
-
-
-def session_json(conn: Any, session_id: str) -> Json:
-    """A session as people and programs see it. Raises RequestError 404."""
-    row = sessions.get(conn, session_id)
-    if row is None:
-        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
-    calls = interactions.of_session(conn, session_id)
-    return {
-        "session_id": row.id,
-        "run_id": row.run_id,
-        "group_id": row.group_id,
-        "parent_session_id": row.parent_session_id,
-        "children": family.children(conn, session_id),
-        "name": row.name,
-        "sample_index": row.sample_index,
-        "status": row.status,
-        "is_eval": row.is_eval,
-        "metadata": row.metadata,
-        "error": row.error,
-        "created_at": row.created_at,
-        "ended_at": row.ended_at,
-        "interactions": len(calls),
-        "forks": [call.fork_reason for call in calls if call.fork_reason],
-        "rewards": rewards.history(conn, session_id),
-    }

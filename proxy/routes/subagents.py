@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 
-from sqlalchemy import Connection
 from starlette.requests import Request
 
 from agentrl.errors import RequestError
@@ -16,7 +15,7 @@ from agentrl.proxy.access import authentication
 from agentrl.proxy.access.request_bounds import LONGEST_KEY
 from agentrl.proxy.routes import named_sessions
 from agentrl.proxy.state import ProxyState
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import session_names, sessions
 
 
 async def session_of_subagent(request: Request, state: ProxyState) -> str | None:
@@ -48,20 +47,13 @@ async def session_of_subagent(request: Request, state: ProxyState) -> str | None
 
 async def _session(state: ProxyState, parent_id: str, name: str) -> str:
     mark = _mark(parent_id, name)
-    known = state.session_keys.get(mark) or await state.read(_find, state.run_id, parent_id, name, mark)
+    known = state.session_keys.get(mark)
+    known = known or await state.read(session_names.find_child, state.run_id, parent_id, name, mark)
     if known is None:
         opened = await state.write(sessions.start_child, parent_id, state.limits, mark, {"name": name})
         known = opened.session_ids[0]
     state.session_keys[mark] = known
     return known
-
-
-def _find(conn: Connection, run_id: str, parent_id: str, name: str, mark: str) -> str | None:
-    """The sub-agent's session of this name, or of this id: one that was opened by `POST /sessions`."""
-    row = sessions.get(conn, name)
-    if row is not None and row.parent_session_id == parent_id:
-        return name
-    return sessions.by_key_hash(conn, run_id, mark)
 
 
 def _mark(parent_id: str, name: str) -> str:

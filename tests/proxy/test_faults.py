@@ -14,10 +14,10 @@ from sqlalchemy import select, text, update
 from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.proxy.calls import model_call, sweep
 from agentrl.proxy.engines import engine_records, publishing
-from agentrl.store import Database, engine_turns
+from agentrl.store import Database, engine_turns, silence
 from agentrl.store.sessions import sessions
 from agentrl.store.tables import runs
-from agentrl.store.training import steps
+from agentrl.store.training import publishes, steps
 
 RUN = {"Authorization": "Bearer run-key"}
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -66,9 +66,9 @@ def test_an_engine_that_comes_back_during_a_fault_serves_in_the_end(proxy, monke
     assert proxy.engine.version == "0"
 
 
-@pytest.mark.parametrize("part", ["beat", "due", "_look"])
+@pytest.mark.parametrize("part", ["beat", "due", "check_session"])
 def test_the_sweep_goes_on(proxy, monkeypatch, until, caplog, part):
-    module = {"beat": sweep.heartbeats, "due": sessions, "_look": sweep}[part]
+    module = {"beat": sweep.heartbeats, "due": sessions, "check_session": silence}[part]
     flaky = Flaky(getattr(module, part), *faults())
     monkeypatch.setattr(module, part, flaky)
     monkeypatch.setattr(sweep, "EVERY_S", 0.05)
@@ -105,8 +105,8 @@ def test_a_publish_that_a_dead_proxy_began_is_finished_after_a_fault(
 ):
     with database.write() as conn:
         conn.execute(text("UPDATE weight_versions SET state = 'pending'"))
-    pending = Flaky(publishing._pending, *faults())
-    monkeypatch.setattr(publishing, "_pending", pending)
+    pending = Flaky(publishes.pending, *faults())
+    monkeypatch.setattr(publishes, "pending", pending)
     with serve(store_url, [fake_engine.url], 0):
         until(lambda: published(database) == ["published"])
     assert pending.raised == 2
@@ -119,13 +119,13 @@ def test_what_is_held_back_for_an_evaluation_is_not_published_by_a_proxy_that_st
         run_id = conn.scalars(select(runs.c.id)).one()
     add_version(database, run_id, 1, tmp_path)
     seen: list[bool] = []
-    holds = publishing.evaluations.holds
+    holds = publishing.evaluation_episodes.holds
 
     def asked(*args: Any) -> bool:
         seen.append(holds(*args))
         return seen[-1]
 
-    monkeypatch.setattr(publishing.evaluations, "holds", asked)
+    monkeypatch.setattr(publishing.evaluation_episodes, "holds", asked)
     for hold in (True, False):
         with database.write() as conn:
             config = {**conn.scalars(select(runs.c.config)).one(), "evaluation": {"tasks": "t.jsonl", "hold": hold}}
@@ -148,9 +148,9 @@ def test_what_a_trainer_left_behind_is_not_published_again(proxy):
     """A pending version of a step that the run has gone past would be refused for ever."""
     with proxy.database.write() as conn:
         conn.execute(text("UPDATE weight_versions SET state = 'pending'"))
-        assert publishing._pending(conn, proxy.run_id) == 0
+        assert publishes.pending(conn, proxy.run_id) == 0
         conn.execute(text("UPDATE runs SET published_step = 2"))
-        assert publishing._pending(conn, proxy.run_id) is None
+        assert publishes.pending(conn, proxy.run_id) is None
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreError("disk is full")])

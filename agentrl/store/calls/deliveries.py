@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select, upd
 from agentrl.domain.schemas import Delivery, InteractionStatus, Role, SessionStatus
 from agentrl.errors import RequestError
 from agentrl.store import events
-from agentrl.store.calls.interactions import Intent, begin_many
+from agentrl.store.calls.interactions import Intent, begin_all
 from agentrl.store.db import bulk
 from agentrl.store.tables import interactions, sessions
 
@@ -128,9 +128,7 @@ def begin_once(conn: Connection, intents: list[Intent], repeat_key: str) -> Clai
     conn.execute(select(sessions.c.id).where(sessions.c.id == first.session_id).with_for_update(key_share=True))
     found = repeated(conn, first.session_id, repeat_key, first.digest, first.replica)
     if not found.ids:
-        for result in begin_many(conn, [(intent,) for intent in intents]):
-            if result is not None:
-                raise result
+        begin_all(conn, intents)
     return found
 
 

@@ -207,6 +207,13 @@ def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Excepti
     return results
 
 
+def begin_all(conn: Connection, intents: Sequence[Intent]) -> None:
+    """`begin` for all of them or for none. Raises RequestError as `begin` does."""
+    for result in begin_many(conn, [(intent,) for intent in intents]):
+        if result is not None:
+            raise result
+
+
 def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> list[int | Exception]:
     """`finish` for many calls at once, in four statements; one result per call, in order.
 

@@ -17,7 +17,7 @@ from agentrl.domain.tokens import TokenIds
 from agentrl.errors import RequestError, StoreUnavailable
 from agentrl.proxy.calls import sweep
 from agentrl.proxy.calls.sweep import Ears, beat, sweep_once
-from agentrl.store import Database, events, heartbeats, runs
+from agentrl.store import Database, events, heartbeats, runs, silence
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
 from agentrl.store.sessions import sessions
@@ -62,7 +62,7 @@ class Replica:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (sweep, sessions, heartbeats, interactions):
+    for module in (sweep, silence, sessions, heartbeats, interactions):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -161,7 +161,7 @@ async def test_an_outage_is_not_silence(replica, clock):
     assert statuses(replica, ids) == {"abandoned"}
 
 
-@pytest.mark.parametrize("held_up", [heartbeats.beat, sweep._look])
+@pytest.mark.parametrize("held_up", [heartbeats.beat, silence.check_session])
 async def test_a_decision_that_waited_for_the_database_is_made_anew(replica, clock, held_up):
     """The outage begins in the middle of a sweep, where what to do had been decided before it."""
     ids, ears = start(replica), Ears(TIMEOUT_S / 4)
@@ -272,7 +272,7 @@ async def test_whatever_one_session_fails_with_is_its_own_recorded_and_tried_aga
     assert looked.count(ids[0]) == 2, "and told of once"
     assert f"session {ids[0]} cannot be dealt with" in caplog.text
     with replica.database.read() as conn:
-        (event,) = events.of_run(conn, replica.run_id, sweep.STUCK)
+        (event,) = events.of_run(conn, replica.run_id, silence.STUCK)
     assert event.data == {"session_id": ids[0], "error": repr(failure)}
     monkeypatch.setattr(sessions, "look", look)
     await listen(replica, ears, clock, sweep.PUT_OFF_S)
@@ -283,7 +283,7 @@ async def test_a_database_that_is_away_is_asked_again(replica, clock, caplog):
     ids, ears = start(replica), Ears(TIMEOUT_S / 4)
 
     def away(unit: Any) -> None:
-        if unit is sweep._look:
+        if unit is silence.check_session:
             raise StoreUnavailable("away")
 
     replica.before_write = away

@@ -1,0 +1,49 @@
+"""A session as its clients and the dashboard see it."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from agentrl.domain.schemas import Json
+from agentrl.errors import RequestError
+from agentrl.store import family
+from agentrl.store.calls import interactions
+from agentrl.store.sessions import sessions
+from agentrl.store.training import rewards
+
+
+def of_session(conn: Connection, session_id: str) -> Json:
+    """A session's status, calls and rewards. Raises RequestError 404."""
+    row = sessions.get(conn, session_id)
+    if row is None:
+        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+    calls = interactions.of_session(conn, session_id)
+    return {
+        "session_id": row.id,
+        "run_id": row.run_id,
+        "group_id": row.group_id,
+        "parent_session_id": row.parent_session_id,
+        "children": family.children(conn, session_id),
+        "name": row.name,
+        "sample_index": row.sample_index,
+        "status": row.status,
+        "is_eval": row.is_eval,
+        "metadata": row.metadata,
+        "error": row.error,
+        "created_at": row.created_at,
+        "ended_at": row.ended_at,
+        "interactions": len(calls),
+        "forks": [call.fork_reason for call in calls if call.fork_reason],
+        "rewards": rewards.history(conn, session_id),
+    }
+
+
+def with_calls(conn: Connection, session_id: str) -> Json:
+    """`of_session`, with the row of every call. Raises RequestError 404."""
+    calls = interactions.of_session(conn, session_id)
+    return {**of_session(conn, session_id), "calls": [dict(call._mapping) for call in calls]}
+
+
+def with_trace(conn: Connection, session_id: str) -> Json:
+    """`of_session`, with every call's messages, token ids, logprobs and version spans. Raises RequestError 404."""
+    return {**of_session(conn, session_id), "calls": interactions.trace(conn, session_id)}

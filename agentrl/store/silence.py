@@ -1,0 +1,49 @@
+"""What a proxy replica decides about participants that stopped sending heartbeats, each in one transaction.
+
+A decision is valid until a given time: one that had to wait for the database longer than that is made again.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Connection
+
+from agentrl.store import events, heartbeats
+from agentrl.store.calls import interactions
+from agentrl.store.sessions import sessions
+from agentrl.store.sessions.sessions import Limits
+
+STUCK = "session_stuck"
+"""Kind of the events that name a session which cannot be ended, and why."""
+
+
+def silent_replicas(conn: Connection, run_id: str, since: float) -> list[str]:
+    """The proxy replicas with running calls whose last heartbeat is older than `since`."""
+    silent = set(heartbeats.silent(conn, run_id, "proxy", since))
+    return sorted(silent & interactions.serving_replicas(conn, run_id)) if silent else []
+
+
+def declare_replica_lost(conn: Connection, run_id: str, replica: str, silent_since: float, valid_until: float) -> int:
+    """Mark the running calls of a silent replica as lost, so that their sessions can end; how many there were.
+
+    Does nothing after `valid_until`, or when the replica has sent a heartbeat since.
+    """
+    if time.time() > valid_until or heartbeats.last(conn, run_id, "proxy", replica) >= silent_since:
+        return 0
+    return interactions.declare_lost(conn, run_id, replica)
+
+
+def check_session(
+    conn: Connection, session_id: str, limits: Limits, heard_since: float, valid_until: float
+) -> bool | None:
+    """`sessions.look` for a due session: whether it was abandoned. None, with nothing done, after `valid_until`."""
+    return None if time.time() > valid_until else sessions.look(conn, session_id, limits, heard_since=heard_since)
+
+
+def record_stuck(conn: Connection, run_id: str, session_id: str, why: str, replica: str, due_again_at: float) -> None:
+    """Record that a session cannot be ended, once for each reason, and leave it alone until `due_again_at`."""
+    fact = {"session_id": session_id, "error": why}
+    if all(event.data != fact for event in events.of_run(conn, run_id, STUCK)):
+        events.record(conn, run_id, STUCK, fact, replica)
+    sessions.put_off(conn, session_id, due_again_at)
