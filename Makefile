@@ -40,11 +40,12 @@ test: setup  ## Run all tests, with one real SGLang server; those of frameworks 
 test-coders: setup setup-coders  ## Run all tests of coding agents (Claude Code, Codex, …), those on real SGLang too: minutes
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest tests/coders -m ""  # those that teach a model too
 
-lint: setup  ## ruff, mypy --strict, import contracts
+lint: setup setup-lint  ## ruff, mypy --strict, import contracts, hadolint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy agentrl tests
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
+	.venv-lint/bin/hadolint Dockerfile Dockerfile.gpu
 
 docs: setup-docs  ## Build the documentation into site/ and check every link; open site/index.html, no network needed
 	@.venv-docs/bin/zensical build --clean --strict

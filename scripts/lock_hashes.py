@@ -1,7 +1,7 @@
 """Write the SHA-256 of every file that pip may take for each pin into lock files: `python scripts/lock_hashes.py`.
 
 Run it after changing a version; `make setup` refuses a file with another hash. The hashes are those that PyPI lists for
-Python 3.11 to 3.13 on Linux and macOS. torch has none: its CPU build comes from PyTorch's own index.
+Python 3.11 to 3.13 on Linux and macOS. cpu.lock has none for torch: its CPU build comes from PyTorch's own index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel
 
 LOCKS = sorted((Path(__file__).parent.parent / "requirements").glob("*.lock"))
 INDEX = "https://pypi.org/simple"
-WITHOUT = ("torch",)
+WITHOUT = {"cpu.lock": ("torch",)}
+"""Lock file → pins that have no hashes in it."""
 PYTHONS = re.compile(r"py3|py31[123]|cp31[123]")
 LIMITED = re.compile(r"cp3\d+")
 PLATFORMS = re.compile(r"any|(many|musl)linux.*|linux_.*|macosx_.*")
@@ -30,14 +31,14 @@ def main() -> None:
                 line.split(" \\")[0] for line in path.read_text().splitlines() if not line.startswith("    --hash")
             ]
             with ThreadPoolExecutor(8) as threads:
-                path.write_text("".join(threads.map(lambda line: locked(http, line), lines)))
+                path.write_text("".join(threads.map(lambda line: locked(http, line, WITHOUT.get(path.name, ())), lines)))
 
 
-def locked(http: httpx.Client, line: str) -> str:
-    """A line of a lock file, with hashes if it is a pin."""
+def locked(http: httpx.Client, line: str, without: tuple[str, ...]) -> str:
+    """A line of a lock file, with hashes if it is a pin and its package is not in `without`."""
     pin, _, comment = map(str.strip, line.partition("#"))
     name, _, version = pin.partition("==")
-    if not pin or name in WITHOUT:
+    if not pin or name in without:
         return f"{line}\n"
     answer = http.get(f"{INDEX}/{canonicalize_name(name)}/").raise_for_status()
     hashes = sorted({one["hashes"]["sha256"] for one in answer.json()["files"] if fits(one["filename"], version)})
