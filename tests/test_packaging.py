@@ -61,3 +61,13 @@ def test_the_lock_pins_everything_that_pyproject_asks_for() -> None:
     names = {normalized(re.split(r"[\[<>=]", line)[0]) for line in asked} - {"agentrl", *SERVICES}
     lock = (ROOT / "requirements" / "cpu.lock").read_text()
     assert names <= {normalized(line.split("==")[0]) for line in lock.splitlines() if "==" in line}
+
+
+def test_images_get_every_folder_with_code_and_every_lock_that_they_install() -> None:
+    taken = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
+    assert {*folders, "pyproject.toml", "requirements/*.lock"} <= taken
+    for name in ("Dockerfile", "Dockerfile.gpu"):
+        locks = [word for word in (ROOT / name).read_text().split() if word.endswith(".lock")]
+        assert locks
+        assert [lock for lock in locks if not (ROOT / lock).exists()] == []

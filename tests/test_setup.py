@@ -98,7 +98,7 @@ def test_pins_are_read_without_comments(environment: ModuleType) -> None:
 
 
 def test_every_pin_has_the_hashes_of_its_files_but_for_torch(environment: ModuleType) -> None:
-    for lock_file in environment.LOCKS.values():
+    for lock_file in (*environment.LOCKS.values(), SCRIPT.parent.parent / "requirements" / "gpu.lock"):
         for pin in environment.read_pins(lock_file.read_text()):
             assert re.fullmatch(r"torch==\S+|\S+==\S+( --hash=sha256:[0-9a-f]{64})+", pin), pin
 
