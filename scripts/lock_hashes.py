@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -30,8 +31,9 @@ def main() -> None:
             lines = [
                 line.split(" \\")[0] for line in path.read_text().splitlines() if not line.startswith("    --hash")
             ]
+            write = partial(locked, http, without=WITHOUT.get(path.name, ()))
             with ThreadPoolExecutor(8) as threads:
-                path.write_text("".join(threads.map(lambda line: locked(http, line, WITHOUT.get(path.name, ())), lines)))
+                path.write_text("".join(threads.map(write, lines)))
 
 
 def locked(http: httpx.Client, line: str, without: tuple[str, ...]) -> str:
