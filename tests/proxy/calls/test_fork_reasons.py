@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.domain.schemas import ForkReason, Role
-from agentrl.proxy.calls.fork_reasons import judge, judge_branch
+from agentrl.domain.tokens import TokenIds
+from agentrl.proxy.calls.fork_reasons import judge, judge_branch, raw_place
+from agentrl.proxy.calls.token_tree import Tree
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.divergence import leading_system
 from agentrl.store.audit import run_audit
 from agentrl.store.calls.conversations import Conversation
+from agentrl.store.calls.interactions import Node
 from agentrl.store.training import returns
 from agentrl.testing import Reply
 
@@ -72,6 +75,7 @@ WORKED = [
 TIMED = [recorded([says("system", "Be brief. It is Mon 10:02."), U1, A2, U2, A1], [ADD])]
 TEN_PAST = says("system", "Be brief. It is Tue 10:10.")
 OWN = "There are two books about apples."
+SAME = says("tool", "nothing new")
 CHECK = recorded([OTHER, says("user", "Is this right? second"), says("assistant", "yes")], role="side")
 SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
 
@@ -97,6 +101,14 @@ SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
         (WORKED, [S, U1, says("user", f"So far: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
         (
             [recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, says("tool", "x"), says("assistant", OWN)], [ADD])],
+            [S, says("user", f"1. {LONG} 2. {OWN}")],
+            [ADD],
+            (Role.MAIN, ForkReason.COMPACTED),
+        ),
+        # the summary comes before the task; and it quotes two answers that followed equal results of a tool
+        (MAIN, [S, says("user", f"So far: {LONG}"), U1], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+        (
+            [recorded([S, U1, SAME, A1], [ADD]), recorded([S, U1, SAME, A1, SAME, says("assistant", OWN)], [ADD])],
             [S, says("user", f"1. {LONG} 2. {OWN}")],
             [ADD],
             (Role.MAIN, ForkReason.COMPACTED),
@@ -199,6 +211,49 @@ def test_why_a_branch_extends_nothing_deeper(after, expected):
     ]
     beside = [recorded([S, U1, A1], [ADD]), recorded([S, U3, U4, A2], [ADD], id="4")]
     assert judge_branch([*beside, *below], [S, U1, A1, *after], 3, {"2", "3"}) == expected
+
+
+WORDS = {1: "a", 2: "b", 3: "ab", 4: "c", 5: "Say it: ", 6: ".", 9: ""}
+STOP = 9
+
+
+def spelled(ids: Any) -> str:
+    return "".join(WORDS[i] for i in ids)
+
+
+def raw_call(output: list[int], role: str = "main") -> Tree:
+    """A session with one call, whose prompt is token 5."""
+    tree = Tree()
+    tree.add(
+        Node(
+            id="raw", conversation_key=b"raw", parent=None, ids=TokenIds([5, *output]), n_delta=1, role=role,
+            system_hash=None, tools_hash=None, messages=0,
+        )
+    )  # fmt: skip
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("tree", "prompt", "expected"),
+    [
+        (Tree(), [5], (Role.MAIN, None)),
+        (raw_call([3, STOP], "side"), [4, 5], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+        (raw_call([3, STOP], "side"), [5], (Role.SIDE, None)),  # the same prompt once more
+        (raw_call([3, STOP], "side"), "Say it: ", (Role.SIDE, None)),
+        (raw_call([3, STOP], "side"), [5, 4, 6], (Role.SIDE, ForkReason.HISTORY_EDITED)),
+        (raw_call([3, STOP], "side"), "Say it: c.", (Role.SIDE, ForkReason.HISTORY_EDITED)),
+        # an answer that was cut off comes back as other tokens of the same text
+        (raw_call([3]), [5, 1, 2, 6], (Role.MAIN, ForkReason.TRUNCATED)),
+        (raw_call([3]), [5, 1, 6], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+        (raw_call([3]), [5, 4, 1, 2], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+        (raw_call([3, STOP]), [5, 1, 2, 6], (Role.MAIN, ForkReason.HISTORY_EDITED)),  # it had ended
+        (raw_call([]), [5, 6], (Role.MAIN, ForkReason.HISTORY_EDITED)),  # nothing was sampled
+        (raw_call([1, 3]), "Say it: ac", (Role.MAIN, ForkReason.HISTORY_EDITED)),
+    ],
+)
+def test_the_place_of_a_raw_prompt(tree, prompt, expected):
+    place = raw_place(tree, prompt, spelled, [STOP])
+    assert (place.role, place.reason) == expected
 
 
 def edits(draw: Any, talk: list[Any], start: int) -> tuple[list[Any], str]:

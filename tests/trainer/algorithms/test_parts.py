@@ -185,6 +185,23 @@ def test_without_a_correction_no_token_is_weighted_or_out_of_bounds() -> None:
     assert not outside.any()
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"correction": "truncate", "correction_cap": 1.0},
+        *({"correction": how, "correction_cap": 1.0, "correction_floor": 0.5} for how in ("mask", "reject")),
+        *({"correction": how, "correction_cap": 2.0, "correction_floor": 1.0} for how in ("mask", "reject")),
+    ],
+    ids=str,
+)
+def test_a_weight_at_a_bound_is_within_it(parts: dict[str, Any]) -> None:
+    """A weight on policy is 1."""
+    rows, logprobs = Rows(torch.zeros(2, dtype=torch.int64), 1), torch.tensor([-1.0, -2.0])
+    weights, outside = behavior_weights(logprobs, logprobs, rows, rows, Algorithm(**parts))
+    assert weights.tolist() == [1.0, 1.0]
+    assert not outside.any()
+
+
 def test_on_policy_the_gradient_is_plain_policy_gradient_for_every_ratio() -> None:
     batch = random_batch(0, whole_trajectories=True)
     batch.proximal[:] = batch.behavior[:] = batch.logprobs.detach()
