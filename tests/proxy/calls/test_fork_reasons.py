@@ -92,6 +92,16 @@ SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
         (MAIN, [S, U1, A1, U3], [FIND], (Role.MAIN, ForkReason.TOOLS_CHANGED)),
         (MAIN, [S, U1], None, (Role.MAIN, ForkReason.TOOLS_CHANGED)),
         (MAIN, [OTHER, U1, A1, U2], [FIND], (Role.MAIN, ForkReason.OTHER_AGENT)),  # a handoff
+        # other tools over an edited history, with another system prompt or without: the edit comes first
+        (MAIN, [OTHER, U3, A1, U2], [FIND], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+        (MAIN, [S, U3, A1, U2], [FIND], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+        # two questions before the first answer, of which one is another: nothing that was sampled is in it
+        (
+            [recorded([S, U1, U2, A2], [ADD]), recorded([U3, A2], role="side")],
+            [S, U1, U4],
+            [ADD],
+            (Role.MAIN, ForkReason.NEW_CONVERSATION),
+        ),
         (MAIN, [S, U2, A2, U3], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
         (SUMMED, [S, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
         (SUMMED, [S, says("user", "second, that is")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),  # too short

@@ -12,7 +12,7 @@ from padded import Padded, random_batch
 from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
-from agentrl.trainer.algorithms.aggregation import Totals
+from agentrl.trainer.algorithms.aggregation import Totals, token_weights
 from agentrl.trainer.algorithms.clipping import SURROGATES
 from agentrl.trainer.algorithms.corrections import (
     behavior_weights,
@@ -234,6 +234,13 @@ def test_a_long_trajectory_that_is_far_off_has_a_finite_loss(clip: str, advantag
     assert torch.isfinite(loss)
     assert torch.isfinite(logprobs.grad).all()
     assert sums["behavior_weight_capped"] == 500
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+def test_a_minibatch_of_one_token_has_that_tokens_loss(aggregation: Any) -> None:
+    algorithm, row = Algorithm(aggregation=aggregation), Rows(torch.tensor([0]), 1)
+    assert token_weights(torch.zeros(1), row, Totals(1.0, 1.0), algorithm).tolist() == [1.0]
+    assert token_weights(torch.zeros(0), Rows(row.of_S[:0], 0), Totals(0.0, 0.0), algorithm).tolist() == []
 
 
 # -- proximal logprobs ---------------------------------------------------------------------------------------------
