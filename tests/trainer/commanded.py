@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from forks import Command
 from proxy_stub import ADMIN_KEY, PublishStub, make_run
 
 from agentrl.models import resolve_model
@@ -29,17 +28,11 @@ class Run:
         trainer = {"groups_per_step": 1, "lr": 1e-3, "threads": 1} | trainer
         self.config.write_text(yaml.safe_dump(model | {"runs_dir": str(folder), "trainer": trainer}))
 
-    def start(self, *overrides: str) -> subprocess.Popen[str]:
+    def start(self, *overrides: str) -> Command:
         """The command."""
         env = os.environ | {
             "AGENTRL_DATABASE_URL": self.database.url,
             "AGENTRL_PROXY_URL": self.proxy.url,
             "AGENTRL_ADMIN_KEY": ADMIN_KEY,
         }
-        return subprocess.Popen(
-            [sys.executable, "-m", "agentrl", "trainer", "--config", str(self.config), *overrides],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return Command(["trainer", "--config", str(self.config), *overrides], env)

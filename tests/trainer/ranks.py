@@ -1,13 +1,10 @@
 """Runs a script of the tests on several ranks.
 
-The ranks are forked from a process that has imported PyTorch, transformers and the trainer: importing takes a rank
-seconds of a core, forking a hundredth of one. That process ends with the test session. The ranks meet at a store that
-the test's process keeps, as torchrun's do.
+The ranks are forked from one process (forks.py), and meet at a store that the test's process keeps, as torchrun's do.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import runpy
 import sys
@@ -15,20 +12,17 @@ import tempfile
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from forks import FORKS
 from torch.distributed import TCPStore
 
 HERE = Path(__file__).parent
 LIMIT_S = 500.0
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["torch", "torch.distributed.tensor.parallel", "transformers", "peft", "agentrl.trainer.loop", "agentrl.cli.main"]
-)
 
 
 def run_ranks(script: str, ranks: int, *arguments: object) -> None:
     """Run `script`, a file of this folder, on so many ranks; all of them must end with status 0."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    meet = {
+    meet = dict(os.environ) | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -61,6 +55,7 @@ def run_ranks(script: str, ranks: int, *arguments: object) -> None:
 
 def _run(script: Path, arguments: list[str], environment: dict[str, str], log: Path) -> None:
     """What a rank does."""
+    os.environ.clear()
     os.environ.update(environment)
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)

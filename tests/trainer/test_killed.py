@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from commanded import Run
+from forks import Command
 from proxy_stub import play_groups
 
 from agentrl.store.training import steps
@@ -43,10 +43,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, .
     return found
 
 
-def kill_at_random(process: subprocess.Popen[str], rng: random.Random, least: int) -> str:
+def kill_at_random(process: Command, rng: random.Random, least: int) -> str:
     """kill -9 at some moment after so many steps or one more; what it had said."""
     said, left = "", rng.randint(least, least + 1)
-    assert process.stdout is not None
     for line in process.stdout:
         said += line
         if line.startswith("step "):

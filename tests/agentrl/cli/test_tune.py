@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from forks import Command
 from history import History
 from safetensors.torch import load_file
 
@@ -36,10 +36,9 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def start(*args: object) -> subprocess.Popen[str]:
+def start(*args: object) -> Command:
     env = {name: value for name, value in os.environ.items() if name != "AGENTRL_DATABASE_URL"}
-    command = [sys.executable, "-m", "agentrl", *map(str, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    return Command([*map(str, args)], env)
 
 
 def test_two_ranks_imitate_a_file(config: Path, tmp_path: Path) -> None:
@@ -53,7 +52,6 @@ def test_two_ranks_imitate_a_file(config: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_finishes_the_step_and_the_same_command_goes_on(config: Path, tmp_path: Path) -> None:
     process = start("sft", config, "steps=100000")
-    assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step 1/"):
             break
