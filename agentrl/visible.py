@@ -2,7 +2,8 @@
 
 Field names, paths, messages, reward names and engines' errors come from outside. An escape sequence in one of them
 could move the operator's cursor, change the window's title or fill the clipboard. What prints goes through `say`, the
-console of `agentrl.console` or `LogFormatter`; all of them call `visible`.
+console of `agentrl.console` or `LogFormatter`; all of them call `visible`. rich alone removes five control characters,
+and lets escape sequences through.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bounded memory of what was looked up."""
+"""A bounded memory of what was looked up: five lines, for which cachetools would be a dependency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reads configurations: YAML, `section.key=value` overrides, errors that name the field and the nearest valid key."""
+"""Reads configurations: YAML, `section.key=value` overrides, errors that name the field and the nearest valid key.
+
+Overrides are applied here because OmegaConf would interpolate `${…}` in values, and pydantic-settings knows no presets.
+"""
 
 from __future__ import annotations
 

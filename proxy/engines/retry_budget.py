@@ -1,4 +1,7 @@
-"""How many calls may be sent to an engine again because another one failed them."""
+"""How many calls may be sent to an engine again because another one failed them.
+
+Retry libraries bound the attempts of one call; this bounds those of the whole process.
+"""
 
 from __future__ import annotations
 

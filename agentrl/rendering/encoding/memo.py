@@ -1,4 +1,8 @@
-"""What was rendered last, so that a conversation's next turn need not render its beginning again."""
+"""What was rendered last, so that a conversation's next turn need not render its beginning again.
+
+Both memories are bounded by the characters of their texts; cachetools bounds values alone, and refuses one that is
+larger than the bound.
+"""
 
 from __future__ import annotations
 
