@@ -14,21 +14,21 @@ from functools import cached_property
 from tokenizers import Tokenizer
 
 from agentrl.domain.schemas import ForkReason, Json
-from agentrl.rendering.encoding.longest import longest_text
 from agentrl.rendering.encoding.memo import EncodedTexts
-from agentrl.rendering.encoding.text_decoding import TextParser, decode, text_decoder
+from agentrl.rendering.encoding.text_decoding import text_decoder
 from agentrl.rendering.encoding.units import units_encode
 from agentrl.rendering.messages import function_of, role_of, text_of
 from agentrl.rendering.options import known_options
 from agentrl.rendering.parsing.call_syntax import CallReader, Signature, call_tag, signatures, tools_line, write_call
 from agentrl.rendering.renderer import Bridge, ContentDelta, Delta, Opening, OutputParser, ToolCallDelta, new_call_id
 from agentrl.rendering.templates.openings import chosen_names
+from agentrl.rendering.templates.tokenizer_renderer import TokenizerRenderer
 
 START = "<|im_start|>"
 END = "<|im_end|>"
 
 
-class ChatMLRenderer:
+class ChatMLRenderer(TokenizerRenderer):
     """Renders and parses ChatML with nothing but a tokenizer.
 
     Special tokens stand at both ends of every turn and a tokenizer never merges across them, so the ids of a
@@ -49,17 +49,13 @@ class ChatMLRenderer:
     ) -> None:
         """`default_system` is what the model's template puts first when a conversation brings no system message."""
         tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer, [special_id(tokenizer, END)], vocab_size, max_context)
         self._encode = EncodedTexts(units_encode(tokenizer))
         self._default_system = default_system
         self._start = special_id(tokenizer, START)
-        self._end = special_id(tokenizer, END)
+        (self._end,) = self.stop_token_ids
         self._newline = self._encode("\n")
         self._generation_prompt = [self._start, *self._encode("assistant\n")]
-        self.stop_token_ids = [self._end]
-        self.vocab_size = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
-        self.max_context = max_context
-        self.max_chars = longest_text(tokenizer, max_context)
 
     def with_options(self, options: Json) -> ChatMLRenderer:
         """There are none: the format has no reasoning that could be switched off."""
@@ -87,10 +83,6 @@ class ChatMLRenderer:
         """A parser that knows the call syntax of `tools`."""
         return CallParser(self._tokenizer, self.stop_token_ids, signatures(tools))
 
-    def text_parser(self) -> OutputParser:
-        """A parser that reads no calls."""
-        return TextParser(self._tokenizer, self.stop_token_ids)
-
     def opening(self, tools: list[Json], name: str | None) -> Opening:
         """Nothing: the grammar is of the whole call."""
         names = chosen_names(tools, name)
@@ -100,10 +92,6 @@ class ChatMLRenderer:
     def encode(self, text: str) -> list[int]:
         """A raw prompt: special tokens spelled in it count."""
         return self._raw_tokenizer.encode(text).ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens included."""
-        return decode(self._tokenizer, ids)
 
     @cached_property
     def _raw_tokenizer(self) -> Tokenizer:

@@ -11,8 +11,6 @@ from tokenizers import Tokenizer
 
 from agentrl.domain.schemas import ForkReason, Json
 from agentrl.errors import RequestError
-from agentrl.rendering.encoding.longest import longest_text
-from agentrl.rendering.encoding.text_decoding import TextParser, decode
 from agentrl.rendering.encoding.units import units_encode
 from agentrl.rendering.messages import function_of
 from agentrl.rendering.options import CAPACITY, known_options, spelled, thinking_option
@@ -21,6 +19,7 @@ from agentrl.rendering.renderer import Bridge, Opening, OutputParser
 from agentrl.rendering.templates.chat_template import for_template
 from agentrl.rendering.templates.model_folder import ModelFolder
 from agentrl.rendering.templates.openings import Openings
+from agentrl.rendering.templates.tokenizer_renderer import TokenizerRenderer
 
 _TALK: list[Json] = [{"role": "user", "content": "x"}]
 TAIL = 8  # tokens: more than a prompt has behind the marker that opens its reasoning
@@ -37,7 +36,7 @@ Make = Callable[[Json], "FamilyRenderer"]
 _REFUSALS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
 
 
-class FamilyRenderer:
+class FamilyRenderer(TokenizerRenderer):
     """One family. Bridging follows the library, and where that declines, what the library itself writes."""
 
     def __init__(
@@ -54,14 +53,10 @@ class FamilyRenderer:
 
         `make` makes the family with options, of which `known` are those that it has.
         """
+        super().__init__(tokenizer, inner.get_stop_token_ids(), folder.vocab_size, folder.max_context)
         self.name = name
-        self.stop_token_ids: list[int] = inner.get_stop_token_ids()
-        self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
-        self.max_context = folder.max_context
-        self.max_chars = longest_text(tokenizer, folder.max_context)
         self._inner = inner
         self._keeping = keeping
-        self._tokenizer = tokenizer
         self._generation_prompt = self.render(_TALK, None)[len(self._write(_TALK, None)) :]
         self._reads = FAMILIES[name]
         self._opens_reasoning = self._in_reasoning(self._generation_prompt)
@@ -124,21 +119,9 @@ class FamilyRenderer:
             self._reads, self._tokenizer, self.stop_token_ids, tools, prompt_ids, in_reasoning=opened, trims=True
         )
 
-    def text_parser(self) -> OutputParser:
-        """A parser that reads no markup."""
-        return TextParser(self._tokenizer, self.stop_token_ids)
-
     def opening(self, tools: list[Json], name: str | None) -> Opening:
         """What the family writes before a call's name, or before its arguments."""
         return self._openings.of(tools, name)
-
-    def encode(self, text: str) -> list[int]:
-        """A raw prompt, with what the tokenizer puts first."""
-        return self._tokenizer.encode(text).ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens included."""
-        return decode(self._tokenizer, ids)
 
     def _write(self, messages: list[Json], tools: list[Json] | None, *, generation_prompt: bool = False) -> list[int]:
         try:

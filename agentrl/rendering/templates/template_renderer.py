@@ -10,9 +10,7 @@ from typing import Any
 
 from agentrl.domain.schemas import ForkReason, Json
 from agentrl.errors import RequestError
-from agentrl.rendering.encoding.longest import longest_text
 from agentrl.rendering.encoding.memo import RenderedTexts
-from agentrl.rendering.encoding.text_decoding import TextParser, decode
 from agentrl.rendering.encoding.units import units_encode
 from agentrl.rendering.messages import parse_arguments, role_of
 from agentrl.rendering.options import CAPACITY, known_options, spelled, thinking_option
@@ -22,6 +20,7 @@ from agentrl.rendering.renderer import Bridge, Opening, OutputParser
 from agentrl.rendering.templates.format_probing import find_format
 from agentrl.rendering.templates.model_folder import ModelFolder
 from agentrl.rendering.templates.openings import Openings
+from agentrl.rendering.templates.tokenizer_renderer import TokenizerRenderer
 
 _TALK: list[Json] = [{"role": "user", "content": "x"}]
 
@@ -31,7 +30,7 @@ UNSETTLED = 4  # tokens at the end of a text that more text may change
 REWROTE = Bridge(None, ForkReason.TEMPLATE_REWROTE)
 
 
-class TemplateRenderer:
+class TemplateRenderer(TokenizerRenderer):
     """Renders with the folder's own template. Special tokens spelled in messages count, as the template's do.
 
     Outputs are parsed in the format that reads back what the template writes. Where there is none, tools are refused,
@@ -44,13 +43,11 @@ class TemplateRenderer:
         """`folder` must have a chat template."""
         assert folder.template is not None
         self._template = folder.template
-        self._tokenizer = tokenizer = folder.tokenizer()
-        self._encode = units_encode(tokenizer)
+        tokenizer = folder.tokenizer()
         eos = tokenizer.token_to_id(folder.special_tokens.get("eos_token", ""))
-        self.stop_token_ids = sorted({*folder.eos_token_ids, *([] if eos is None else [eos])})
-        self.vocab_size = folder.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
-        self.max_context = folder.max_context
-        self.max_chars = longest_text(tokenizer, folder.max_context)
+        stop_token_ids = sorted({*folder.eos_token_ids, *([] if eos is None else [eos])})
+        super().__init__(tokenizer, stop_token_ids, folder.vocab_size, folder.max_context)
+        self._encode = units_encode(tokenizer)
         found = find_format(folder.template, tokenizer, self.stop_token_ids)
         self.reads_calls = found is not None
         self._reads = found or HERMES
@@ -139,21 +136,9 @@ class TemplateRenderer:
         """A parser for what the template writes."""
         return self._parser(tools, prompt_ids)
 
-    def text_parser(self) -> OutputParser:
-        """A parser that reads no markup."""
-        return TextParser(self._tokenizer, self.stop_token_ids)
-
     def opening(self, tools: list[Json], name: str | None) -> Opening:
         """What the template writes before a call's name, or before its arguments."""
         return self._openings.of(tools, name)
-
-    def encode(self, text: str) -> list[int]:
-        """A raw prompt, with what the tokenizer puts first."""
-        return self._tokenizer.encode(text).ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens included."""
-        return decode(self._tokenizer, ids)
 
     def _generation_prompt_of(self, head: str, history: list[Json], tools: list[Json] | None) -> str:
         if self._usual_generation_prompt and head.endswith(self._usual_generation_prompt):

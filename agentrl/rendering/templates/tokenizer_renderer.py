@@ -1,0 +1,36 @@
+"""What every renderer over a tokenizer shares: sizes, raw text, and a parser that reads no markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from agentrl.rendering.encoding.longest import longest_text
+from agentrl.rendering.encoding.text_decoding import TextParser, decode
+from agentrl.rendering.renderer import OutputParser
+
+
+class TokenizerRenderer:
+    """The base of the renderers. A subclass renders, bridges and parses."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_token_ids: list[int], vocab_size: int | None, max_context: int | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.stop_token_ids = stop_token_ids
+        self.vocab_size = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
+        self.max_context = max_context
+        self.max_chars = longest_text(tokenizer, max_context)
+
+    def text_parser(self) -> OutputParser:
+        """A parser that reads no markup."""
+        return TextParser(self._tokenizer, self.stop_token_ids)
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt, with what the tokenizer puts first; special tokens spelled in it count."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        return decode(self._tokenizer, ids)
