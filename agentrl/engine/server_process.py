@@ -27,9 +27,8 @@ from agentrl.engine.sglang_client import EngineClient, Health
 from agentrl.environment import ENGINE_KEY, is_loopback, without_secrets
 from agentrl.errors import EngineUnavailable, UserError
 from agentrl.models import check_model_folder, linear_layers
-from agentrl.processes import guard
+from agentrl.processes import children
 
-STOP_TIMEOUT_S = guard.GRACE_S + 10
 POLL_S = 0.25
 FIRST_PORT = 10_240
 USUALLY_GIVEN_FROM = 32_768
@@ -134,14 +133,7 @@ def launch(spec: EngineSpec) -> Server:
     spec.log_file.parent.mkdir(parents=True, exist_ok=True)
     with spec.log_file.open("ab") as log:
         log_start = log.tell()
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, *argv(spec)],
-            env=environment(spec),
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = children.start_blocking(argv(spec), env=environment(spec), output=log)
     return Server(spec, process, log_start)
 
 
@@ -188,9 +180,7 @@ class Server:
 
     def stop(self) -> None:
         """End the server and everything it started; returns when all of it is gone."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()  # what the guard waits for
-        self._process.wait(STOP_TIMEOUT_S)
+        children.stop_blocking(self._process)
 
     def log_tail(self, n: int) -> list[str]:
         """The last `n` non-empty lines that this server wrote."""

@@ -32,7 +32,7 @@ from agentrl.launch.part_process import Part, keep_running
 from agentrl.launch.parts import Plan
 from agentrl.launch.starts import Starts
 from agentrl.models import resolve_model
-from agentrl.processes.guarded import kill_tree
+from agentrl.processes.children import kill_tree
 from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.held_out import settings_of
 from agentrl.store import Database, engine_turns, events, runs

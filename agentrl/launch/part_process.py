@@ -1,8 +1,4 @@
-"""One process of a run: started behind a guard, restarted when it dies, ended with everything that it started.
-
-The guard (agentrl/processes/guard.py) holds the other end of a pipe: it ends the process when we close the pipe, and
-also when we die without a word.
-"""
+"""Runs one part of a run: starts it behind a guard, restarts it when it dies, and ends it with all that it started."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from pathlib import Path
 
 from agentrl.environment import without_secrets
 from agentrl.errors import AgentRLError, UserError
-from agentrl.processes import guard, guarded
+from agentrl.processes import children, guard
 from agentrl.processes.restarts import Backoff
 
 RESTART_WINDOW_S = 600.0
@@ -29,9 +25,9 @@ class PartFailed(AgentRLError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """How to start a process. It is done when it exits with status 0 and `done()` agrees; a service never is.
+    """How to start a process. It is finished when it exits with status 0 and `done()` is true.
 
-    It inherits our environment, secrets left out: those that it needs are in `env`.
+    It inherits this process's environment without its secrets; `env` holds the secrets that it needs.
     """
 
     name: str
@@ -39,11 +35,11 @@ class Part:
     env: dict[str, str] = field(default_factory=dict)
     log_file: Path
     done: Callable[[], bool] = lambda: False
-    grace_s: float = guard.GRACE_S  # from being told to end until it is killed
+    grace_s: float = guard.GRACE_S  # from SIGTERM to SIGKILL
 
 
 async def _ignore(_: int) -> None:
-    """Nobody wants to know."""
+    """The default callback: does nothing."""
 
 
 async def keep_running(
@@ -53,11 +49,11 @@ async def keep_running(
     on_start: Callable[[int], Awaitable[None]] = _ignore,
     on_death: Callable[[int], Awaitable[None]] = _ignore,
 ) -> None:
-    """Run `part` until it is done, restarting it when it dies. Cancelled: end it and leave nothing behind.
+    """Run `part` until it is finished; restart it when it dies. When cancelled, end it and all that it started.
 
-    `on_start` gets the guard's process id; `on_death` the exit status, before the restart. Quick deaths in a row are
-    spaced out. Raises PartFailed when the part dies more than `max_restarts` times in RESTART_WINDOW_S, UserError at
-    once when it ends as a wrong setting does.
+    `on_start` gets the guard's process id. `on_death` gets the exit status, before the restart. Quick deaths in a row
+    are followed by a pause. Raises PartFailed when the part dies more than `max_restarts` times in RESTART_WINDOW_S,
+    and UserError at once when it exits with USER_ERROR_STATUS.
     """
     deaths: deque[float] = deque(maxlen=max_restarts + 1)
     backoff = Backoff()
@@ -83,17 +79,17 @@ async def _run_once(part: Part, on_start: Callable[[int], Awaitable[None]]) -> i
     part.log_file.parent.mkdir(parents=True, exist_ok=True)
     with part.log_file.open("ab") as log:
         env = without_secrets(os.environ) | part.env
-        process = await guarded.start(part.argv, env=env, stdout=log, stderr=log)
+        process = await children.start(part.argv, env=env, stdout=log, stderr=log)
     try:
         await on_start(process.pid)
         return await process.wait()
     finally:
         if process.returncode is None:
-            await asyncio.shield(guarded.stop(process, part.grace_s))
+            await asyncio.shield(children.stop(process, part.grace_s))
 
 
 def _last_line(part: Part, start: int) -> str:
-    """The last line that this attempt wrote."""
+    """The last line of the log that this attempt wrote."""
     with part.log_file.open("rb") as log:
         log.seek(start)
         lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]

@@ -1,9 +1,9 @@
 """Runs one command that never outlives its parent: `python guard.py COMMAND…`.
 
-The parent holds the other end of our stdin. When that closes, because the parent asks or because it died in whatever
-way, the command gets SIGTERM, some seconds to comply, then SIGKILL, with everything it started: as many seconds as the
-parent has written before, else GRACE_S. The exit status is the command's (128 + N after signal N). Standard library
-only: it starts in milliseconds.
+The parent holds the other end of the guard's stdin. When that end closes, the guard sends SIGTERM to the command,
+waits, and sends SIGKILL to the command and everything it started. The end closes when the parent closes it or dies.
+The wait lasts as many seconds as the parent has written to the pipe, else GRACE_S. The exit status is the command's
+(128 + N after signal N). The guard uses the standard library only, so it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(command: list[str]) -> int:
-    """Run `command` in a process group of its own until it ends or our stdin closes; leave nothing of it behind."""
+    """Run `command` in a process group of its own until it ends or stdin closes; then kill the group."""
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_guard)
     threading.Thread(target=_end_with_parent, args=(child,), daemon=True).start()
     status = child.wait()
@@ -30,18 +30,18 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_parent(child: subprocess.Popen[bytes]) -> None:
-    said = b""
-    while part := os.read(0, 4096):  # ends when the parent's end is closed
-        said += part
+    grace_s = b""
+    while part := os.read(0, 4096):  # ends when the parent closes the pipe
+        grace_s += part
     child.terminate()
     try:
-        child.wait(float(said or GRACE_S))
+        child.wait(float(grace_s or GRACE_S))
     except subprocess.TimeoutExpired:
         _kill_group(child.pid)
 
 
 def _die_with_guard() -> None:
-    """On Linux the kernel kills the command should the guard itself be killed."""
+    """On Linux: ask the kernel to kill the command when the guard dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

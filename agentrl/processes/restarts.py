@@ -1,9 +1,9 @@
-"""How long to wait before a process that died is started again: not at all, unless it dies quickly several times."""
+"""How long to wait before a process that died is started again."""
 
 from __future__ import annotations
 
 LIVED_S = 5.0
-"""A process that lived this long had started well: it is restarted at once."""
+"""A process that lived this long has started well: when it dies it is restarted at once."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 10.0
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from agentrl.domain.schemas import Json
 from agentrl.environment import PROXY_URL, RUN_KEY, without_secrets
 from agentrl.errors import AgentRLError, UserError
-from agentrl.processes import guarded
+from agentrl.processes import children
 from agentrl.visible import LINES, visible
 
 LONGEST_TASK_BYTES = 65_536
@@ -115,7 +115,7 @@ async def _play(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, st
     reading = asyncio.create_task(_follow(ours, tail))
     try:
         try:
-            process = await guarded.start(command, env=env, stdout=None, stderr=its)
+            process = await children.start(command, env=env, stdout=None, stderr=its)
         finally:
             os.close(its)
         try:
@@ -123,7 +123,7 @@ async def _play(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, st
             await asyncio.wait([reading], timeout=DRAIN_TIMEOUT_S)
         finally:
             if process.returncode is None:
-                await asyncio.shield(guarded.stop(process))
+                await asyncio.shield(children.stop(process))
     finally:
         reading.cancel()
     return status, tail.decode(errors="replace").strip()
