@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +52,7 @@ def create(
     """Make a run, so that `agentrl proxy` can serve it to programs that agentrl does not start.
 
     Without a config file it only records. The run's key is printed as a shell's `export`, here and never again: only
-    its hash is stored. So is the database's URL where it is the run's own file; everything else goes to stderr.
+    its hash is stored. Everything else goes to stderr.
     """
     from agentrl.configs import cautions
     from agentrl.domain.schemas import Power
@@ -61,9 +62,8 @@ def create(
 
     settings = _config(config or [], {"name": name, "model": model, "database_url": database_url})
     key = key_from({RUN_KEY: key or ""}, RUN_KEY) or new_key(Power.RUN)
-    url = create_run(settings, key)
-    own_file = settings.database_url is None and not os.environ.get(DATABASE_URL)
-    _print_exports({RUN_KEY: key} | ({DATABASE_URL: url} if own_file else {}))
+    create_run(settings, key)
+    say(f"export {RUN_KEY}={shlex.quote(key)}")
     for caution in cautions.of(settings):
         say(caution, err=True)
     say(
@@ -136,10 +136,3 @@ def _config(args: list[str], flags: dict[str, str | None]) -> RunConfig:
     for item in [*args, *overrides]:
         apply_override(data, item)
     return parse_config(data)
-
-
-def _print_exports(variables: dict[str, str]) -> None:
-    import shlex
-
-    for name, value in variables.items():
-        say(f"export {name}={shlex.quote(value)}")

@@ -112,7 +112,8 @@ def from_proxy(address: str, key: str, window_s: float) -> Json:
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise UserError(f"--proxy {address} is no address: {error}") from error
     except httpx.TransportError as error:
-        raise UserError(f"no proxy answers at {address}: {error or type(error).__name__}") from error
+        why = str(error) or type(error).__name__
+        raise UserError(f"no proxy answers at {address}: {why}; --run NAME reads the run's database instead") from error
     try:
         found = answer.json()
         if answer.status_code == 200 and "run" in found:

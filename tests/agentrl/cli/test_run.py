@@ -17,6 +17,7 @@ import pytest
 
 from agentrl.client import Client
 from agentrl.engine.server_process import free_port
+from agentrl.location import locate
 from agentrl.store import Database, runs
 from agentrl.store.db.codec import hash_key
 from agentrl.testing import FakeEngine
@@ -54,7 +55,8 @@ def test_two_commands_record_a_program_of_somebody_elses(
     made = agentrl("run", "create", "--name", "rec", "--model", str(tiny_model), cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     env = exports(made.stdout)
-    assert env["AGENTRL_DATABASE_URL"] == f"sqlite:///{tmp_path}/runs/rec/agentrl.db"
+    assert list(env) == ["AGENTRL_RUN_KEY"]
+    assert locate("rec", None, {}, tmp_path / "runs").database_url == f"sqlite:///{tmp_path}/runs/rec/agentrl.db"
     assert "agentrl proxy --run rec --engine" in made.stderr
     assert env["AGENTRL_RUN_KEY"] not in made.stderr
     with serving(tmp_path, env, fake_engine) as url, Client(url, env["AGENTRL_RUN_KEY"], timeout_s=20) as client:
@@ -106,7 +108,7 @@ def test_a_config_makes_the_run_that_train_would(tmp_path: Path, tiny_model: Pat
     (tmp_path / "a.yaml").write_text(f"name: a\nmodel: {tiny_model}\nsteps: 3\n{AGENT}")
     made = agentrl("run", "create", "a.yaml", "seed=5", "--name", "b", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    database = Database(exports(made.stdout)["AGENTRL_DATABASE_URL"])
+    database = Database(locate("b", None, {}, tmp_path / "runs").database_url)
     with database.read() as conn:
         run = runs.by_name(conn, "b")
         assert (run.seed, run.target_steps) == (5, 3)
@@ -146,7 +148,7 @@ def test_train_says_what_such_a_run_lacks(tmp_path: Path) -> None:
 def test_a_run_that_has_failed_is_reopened_by_its_name(tmp_path: Path, tiny_model: Path) -> None:
     made = agentrl("run", "create", "--name", "rec", "--model", str(tiny_model), cwd=tmp_path)
     env = exports(made.stdout)
-    database = Database(env["AGENTRL_DATABASE_URL"])
+    database = Database(locate("rec", None, {}, tmp_path / "runs").database_url)
     with database.write() as conn:
         runs.set_status(conn, runs.by_name(conn, "rec").id, "failed", "9 sessions in a row failed")
     done = agentrl("run", "reopen", "rec", cwd=tmp_path, **env)
