@@ -33,13 +33,12 @@ import httpx
 import openai
 import psutil
 import sqlalchemy as sa
-from proxied import RUN, until_healthy
+from proxied import RUN, create_run, until_healthy
 
-from agentrl.configs.run_config import RunConfig
 from agentrl.engine.server_process import free_port
 from agentrl.models import resolve_model
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.store import Database, runs
+from agentrl.store import Database
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import conversations
 from agentrl.store.tables import interactions
@@ -105,18 +104,7 @@ async def one_run(folder: Path, url: str, options: Any) -> tuple[dict[str, int],
     rng = random.Random(options.seed)
     database = Database(url)
     database.upgrade()
-    config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
-    with database.write() as conn:
-        run_id = runs.create(
-            conn,
-            name="bench",
-            config=config.model_dump(mode="json"),
-            task_data=[{}],
-            base_model=str(model),
-            key="run-key",
-            seed=0,
-            steps=1,
-        )
+    run_id = create_run(database, model)
     port = free_port()
     with FakeEngine(answers(renderer), token_delay_s=TOKEN_DELAY_S) as engine:
         proxy = start(folder, url, engine.url, port, options.workers)

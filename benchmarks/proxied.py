@@ -19,20 +19,11 @@ from agentrl.store import Database, runs
 RUN = {"Authorization": "Bearer run-key"}
 
 
-def start_proxy(
-    folder: Path,
-    engine_urls: list[str],
-    port: int,
-    model: Path,
-    program: tuple[str, ...] = ("-m", "agentrl"),
-    more: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """The real command, or a `program` that takes its arguments, on a database of its own; with `more` variables."""
+def create_run(database: Database, model: Path) -> str:
+    """The run `bench`, of which the proxy serves `model`; returns its id."""
     config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
-    database = Database(f"sqlite:///{folder}/bench.db")
-    database.upgrade()
     with database.write() as conn:
-        runs.create(
+        return runs.create(
             conn,
             name="bench",
             config=config.model_dump(mode="json"),
@@ -42,6 +33,20 @@ def start_proxy(
             seed=0,
             steps=1,
         )
+
+
+def start_proxy(
+    folder: Path,
+    engine_urls: list[str],
+    port: int,
+    model: Path,
+    program: tuple[str, ...] = ("-m", "agentrl"),
+    more: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """The real command, or a `program` that takes its arguments, on a database of its own; with `more` variables."""
+    database = Database(f"sqlite:///{folder}/bench.db")
+    database.upgrade()
+    create_run(database, model)
     database.close()
     argv = ["proxy", "--run", "bench", "--port", str(port), "--log-level", "warning"]
     argv += [word for url in engine_urls for word in ("--engine", url)]

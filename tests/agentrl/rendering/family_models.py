@@ -13,7 +13,6 @@ from unittest.mock import patch
 from tokenizers import Tokenizer
 
 from agentrl.rendering import load_renderer
-from agentrl.rendering.renderer import Renderer
 from agentrl.rendering.templates.families import family_names
 from agentrl.rendering.templates.family_renderer import FamilyRenderer
 from agentrl.rendering.templates.openings import behind_prompt
@@ -148,8 +147,3 @@ def _stop(renderer: FamilyRenderer, message: dict[str, Any]) -> int:
     """Families whose turns end where the next one begins stop with the role that they expect."""
     expected = renderer.encode("<|observation|>" if message.get("tool_calls") else "<|user|>")
     return expected[0] if expected[0] in renderer.stop_token_ids else renderer.stop_token_ids[0]
-
-
-def end_of_prompt(renderer: Renderer) -> str:
-    """The last characters of a prompt, for messages of tests."""
-    return renderer.decode(renderer.render([{"role": "user", "content": "x"}], None)[-12:])

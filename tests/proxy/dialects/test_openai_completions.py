@@ -12,7 +12,6 @@ from agentrl.rendering import ContentDelta
 
 DIALECT = OpenAICompletions()
 HEAD = Head(id="0" * 32, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)))
-NOTHING = Tokens([], [])
 
 
 def decode(**fields):
