@@ -37,6 +37,9 @@ demo-quick: setup  ## The same with a tiny model and an easier task: a few minut
 test: setup  ## Run all tests, with one real SGLang server; those of frameworks and coding agents where setup-agents and setup-coders were run
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4  # byte code: tests start hundreds of processes
 
+test-thorough: setup  ## Run the property tests with many times as many examples, drawn at random: an hour
+	@AGENTRL_TEST_THOROUGH=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 --timeout 3600 -m "hypothesis or searches"
+
 test-coders: setup setup-coders  ## Run all tests of coding agents (Claude Code, Codex, …), those on real SGLang too: minutes
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest tests/coders -m ""  # those that teach a model too
 
@@ -73,4 +76,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 mutants: setup setup-mutants  ## Change the pure modules in small ways; count the changes that no test notices (an hour; GROUPS="credit forks" for some)
 	@$(PY) scripts/mutants.py $(GROUPS)
 
-.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-coders lint docs bench crash kill-proxy mutants
+.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-thorough test-coders lint docs bench crash kill-proxy mutants

@@ -17,6 +17,7 @@ import uvicorn.server
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import databases` and so on
 
+import thoroughness  # noqa: F401 - chooses the profile of property tests
 from absences import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - hooks
 from databases import KINDS, Databases
 from serving import ENGINE_KEY, serving

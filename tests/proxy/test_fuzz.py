@@ -17,15 +17,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from sqlalchemy import text
+from thoroughness import examples
 
 from agentrl.store.audit import run_audit
 from agentrl.testing import Reply
 
 fuzzed = partial(
     settings,
-    derandomize=True,
-    database=None,
-    deadline=None,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
@@ -148,7 +146,7 @@ ODD = [
 ]
 PIECES = ["calc(ab)", "calc(", "calc(ab", ")", "abcd", ".", "<tool_call>", "</tool_call>", '{"x": "a', "<think>", "\n"]
 REFUSED = (400, 403, 404, 409, 413)
-EXAMPLES = 60
+EXAMPLES = examples(30)
 PLACE = b"@@HERE@@"
 RESPONSE_EVENT = TypeAdapter(openai.types.responses.ResponseStreamEvent)
 MESSAGE_EVENT = TypeAdapter(anthropic.types.RawMessageStreamEvent)
@@ -321,6 +319,7 @@ WHOLE: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("path", BODIES)
+@pytest.mark.searches
 def test_a_body_with_something_odd_in_it(fuzz, path):
     valid = BODIES[path]
     assert fuzz.well(path, fuzz.send(path, json.dumps(valid)))
@@ -336,6 +335,7 @@ def test_a_body_with_something_odd_in_it(fuzz, path):
 
 
 @pytest.mark.parametrize("path", BODIES)
+@pytest.mark.searches
 def test_a_body_that_is_damaged(fuzz, path):
     valid = json.dumps(BODIES[path]).encode()
 
@@ -416,6 +416,7 @@ STOP = {"/chat/completions": "stop", "/completions": "stop", "/messages": "stop_
 
 
 @pytest.mark.parametrize("path", ASKED)
+@pytest.mark.searches
 def test_whatever_the_engine_says(fuzz, path):
     proxy = fuzz.proxy
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(suppress_health_check=[HealthCheck.too_slow])
 """Property tests judge results, never the speed of a busy machine."""
 
 SMOLLM2_TEMPLATE = (

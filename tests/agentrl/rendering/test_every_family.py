@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 from tokenizers import Tokenizer
 
 from agentrl.domain.schemas import ForkReason
@@ -21,7 +22,7 @@ from .conftest import byte_tokenizer, patient, write_folder
 from .family_models import FAMILIES, NO_TEXT_BESIDE_CALLS, ONE_CALL, TOOLS, load_model, reply, sample, special_tokens
 from .outputs import check_splits, delivered, follow_up, parse
 
-quick = settings(patient, max_examples=15)
+quick = settings(patient, max_examples=examples(10))
 
 HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from agentrl.domain.schemas import ForkReason
 from agentrl.rendering import Renderer, load_renderer
@@ -17,7 +18,7 @@ from .conftest import patient, published_template, tool, write_folder
 from .outputs import check_splits, delivered, follow_up, parse
 from .qwen_vocabulary import MARKERS, SPECIAL, qwen_tokenizer, text_tokenizer
 
-quick = settings(patient, max_examples=30)
+quick = settings(patient, max_examples=examples(15))
 
 TOOLS = [tool("calc", expression="string"), tool("look_up", word="string", n="integer")]
 HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from play import call, open_group
 from sqlalchemy import event, func, insert, select
+from thoroughness import examples
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError
@@ -123,7 +124,7 @@ def test_above_and_below_are_what_following_parents_finds(parents):
         assert [depth[int(j)] for j in below] == sorted(depth[int(j)] for j in below)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parents=trees,
     reward=st.sampled_from([None, 0, 3]),

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 from model import FAILED, Call, Group, Model, Reward, Session, Step
 from play import Clock, begin_call, facts, outcome
 from sqlalchemy import Connection, select
+from thoroughness import examples
 
 from agentrl.domain.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, VersionSpan
 from agentrl.errors import FencedError, RequestError, StoreError
@@ -673,6 +674,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert sessions.due(conn, self.run_id) == []
 
 
+@pytest.mark.searches
 def test_the_store_agrees_with_a_simple_model(fast_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     clock.install(monkeypatch)
@@ -680,10 +682,8 @@ def test_the_store_agrees_with_a_simple_model(fast_db: Database, monkeypatch: py
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=examples(15),
             stateful_step_count=30,
-            deadline=None,
-            print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
     )

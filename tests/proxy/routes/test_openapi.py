@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 from starlette.routing import Route
+from thoroughness import examples
 
 from agentrl.proxy.app import routes
 from agentrl.store.audit import run_audit
@@ -28,7 +29,6 @@ CHECKS = [
     ignored_auth,
     unsupported_method,
 ]
-EXAMPLES = 15
 
 
 def test_every_model_route_is_described():
@@ -53,6 +53,7 @@ def api(proxy):
     return schemathesis.openapi.from_url(proxy.url + "/openapi.json")
 
 
+@pytest.mark.searches
 def test_every_route_answers_as_it_is_described(proxy, api):
     for operation in (found.ok() for found in api.get_all_operations()):
         _examine(proxy, operation)
@@ -65,10 +66,7 @@ def _examine(proxy, operation):
     named = "{session_id}" in operation.path
 
     @settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
-        database=None,
-        deadline=None,
+        max_examples=examples(8),
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from padded import random_batch
+from thoroughness import examples
 from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
@@ -63,7 +64,7 @@ def batch(drawn: list[tuple[float, float, float, float, int]]) -> tuple[LossToke
     ), logprobs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20))
 @given(tokens_of_a_batch)
 @example([(100.0, 0.0, 0.0, 1.0, 0), (0.1, 0.0, 0.0, 1.0, 0)])
 @example([(100.0, 0.0, -12.0, -1.0, 0)])
@@ -84,7 +85,7 @@ def test_losses_gradients_and_metrics_are_finite(drawn: list[tuple[float, float,
         assert all(torch.isfinite(value) for value in sums.values()), (parts, sums)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20))
 @given(st.lists(gaps, min_size=1, max_size=12))
 def test_figures_and_losses_of_pairs_are_finite(drawn: list[float]) -> None:
     gap = torch.tensor(drawn)

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from play import OUTPUT, outcome
 from sqlalchemy import select, update
+from thoroughness import examples
 
 from agentrl.domain.schemas import Delivery
 from agentrl.domain.tokens import TokenIds
@@ -189,6 +191,7 @@ class Retries(RuleBasedStateMachine):
             assert found == {call_id: a.delivery for a in self.answers for call_id in a.ids}
 
 
+@pytest.mark.searches
 def test_retries_get_what_a_model_of_their_clients_says(fast_db: Database) -> None:
     with fast_db.write() as conn:
         run_id = runs.create(
@@ -198,10 +201,8 @@ def test_retries_get_what_a_model_of_their_clients_says(fast_db: Database) -> No
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=examples(20),
             stateful_step_count=12,
-            deadline=None,
-            print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
     )
