@@ -168,3 +168,37 @@ def test_what_cannot_be_bridged_says_why(qwen3: Renderer) -> None:
     invented = {"role": "assistant", "content": "never sampled"}
     ended = [*prompt, *encode("hm<|im_end|>")]
     assert qwen3.bridge(ended, [invented, user], None).reason is ForkReason.HISTORY_EDITED
+
+
+class Declines:
+    """A family of the library that extends no turn."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def bridge_to_next_turn(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def test_where_the_library_declines_what_follows_the_replys_end_is_the_bridge(
+    qwen3: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("_inner", "_keeping"):
+        monkeypatch.setattr(qwen3, part, Declines(getattr(qwen3, part)))
+    prompt = qwen3.render(HISTORY, [CALC])
+    reply = {"role": "assistant", "content": "Let me see.", "reasoning_content": "hm", "tool_calls": [
+        call("calc", '{"expression": "é"}', "x")]}  # fmt: skip
+    result, question = {"role": "tool", "tool_call_id": "x", "content": "47"}, {"role": "user", "content": "and?"}
+    written = prompt + encode(REPLY + "<|im_end|>")
+    otherwise = prompt + encode("<think>hm</think>Let me see." + REPLY.partition("see.")[2] + "<|im_end|>")
+    delta = "\n<|im_start|>user\n<tool_response>\n47\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    for previous in (written, otherwise):
+        bridge = qwen3.bridge(previous, [result], [CALC], messages_before=[*HISTORY, reply])
+        assert bridge.delta_ids is not None
+        assert qwen3.decode(bridge.delta_ids) == delta
+        forked = qwen3.bridge(previous, [question], [CALC], messages_before=[*HISTORY, reply])
+        assert forked.reason is ForkReason.TEMPLATE_REWROTE  # it drops the reasoning of earlier turns
+    assert qwen3.bridge(otherwise, [result], [CALC]).reason is ForkReason.TEMPLATE_REWROTE

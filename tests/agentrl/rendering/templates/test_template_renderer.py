@@ -147,6 +147,22 @@ def test_a_reply_spelled_differently_is_kept_as_sampled(stable: Renderer) -> Non
     assert stable.decode(bridge.delta_ids) == "\n<|im_start|>tool\n1<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", "a"),
+        ("<think>x</think> \n b", "b"),
+        ("<think>x</think> b", "b"),
+        ("a<think>x</think> b<think>y</think>c", "abc"),
+        ("<think></think>a", "a"),
+        ("</think>a<think>x</think>b", "</think>ab"),
+        ("a<think>never closed", "a<think>never closed"),
+    ],
+)
+def test_a_text_without_its_reasoning(tmp_path: Path, text: str, expected: str) -> None:
+    assert load(tmp_path, FORGETFUL)._no_reasoning(text) == expected
+
+
 def parse(renderer: Renderer, prompt: list[int], sampled: list[int]) -> Any:
     parser = renderer.parser([CALC], prompt)
     parser.push(sampled)
@@ -167,6 +183,15 @@ def test_dropped_reasoning_forks_even_if_the_agent_dropped_it_too(tmp_path: Path
     plain = prompt + sample(renderer, "yes")
     reply = {"role": "assistant", "content": "yes"}
     assert renderer.bridge(plain, after, None, messages_before=[*HISTORY, reply]).delta_ids is not None
+
+
+def test_a_template_that_rewrites_more_than_reasoning_has_that_reason(tmp_path: Path) -> None:
+    renderer = load(tmp_path, "{{ messages | length }}" + FORGETFUL)
+    prompt, reply = renderer.render(HISTORY, None), {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    sampled = sample(renderer, "<think>hm</think>yes")
+    after = [{"role": "user", "content": "and?"}]
+    bridge = renderer.bridge(prompt + sampled, after, None, messages_before=[*HISTORY, reply])
+    assert bridge.reason is ForkReason.TEMPLATE_REWROTE
 
 
 def test_the_qwen3_template_forks_exactly_where_it_drops_reasoning(tmp_path: Path) -> None:
