@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl.domain.schemas import ForkReason, Role
 from agentrl.domain.tokens import TokenIds
-from agentrl.proxy.calls.fork_reasons import judge, judge_branch, raw_place
+from agentrl.proxy.calls.fork_evidence import Evidence
+from agentrl.proxy.calls.fork_rules import RULES, deciding_rule, judge, judge_branch, raw_place
 from agentrl.proxy.calls.token_tree import Tree
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.divergence import leading_system
@@ -80,122 +81,128 @@ CHECK = recorded([OTHER, says("user", "Is this right? second"), says("assistant"
 SUB = recorded([says("system", "search"), U1, A2], [FIND], role="subagent")
 
 
-@pytest.mark.parametrize(
-    ("history", "sent", "tools", "expected"),
-    [
-        (MAIN, [S, U1], [ADD], (Role.MAIN, None)),  # the same prompt again
-        (MAIN, [S, U1, says("assistant", "edited"), U2], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),
-        (MAIN, [S, says("user", "1"), A1, U2], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),
-        (MAIN, [says("system", "it is 10:02"), U1, A1, U2], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),
-        (MAIN, [S, U1, A1, U2], [FIND], (Role.MAIN, ForkReason.TOOLS_CHANGED)),
-        (MAIN, [S, U1, A1, U2, A2, U3], None, (Role.MAIN, ForkReason.TOOLS_CHANGED)),
-        (MAIN, [S, U1, A1, U3], [FIND], (Role.MAIN, ForkReason.TOOLS_CHANGED)),
-        (MAIN, [S, U1], None, (Role.MAIN, ForkReason.TOOLS_CHANGED)),
-        (MAIN, [OTHER, U1, A1, U2], [FIND], (Role.MAIN, ForkReason.OTHER_AGENT)),  # a handoff
-        # other tools over an edited history, with another system prompt or without: the edit comes first
-        (MAIN, [OTHER, U3, A1, U2], [FIND], (Role.MAIN, ForkReason.HISTORY_EDITED)),
-        (MAIN, [S, U3, A1, U2], [FIND], (Role.MAIN, ForkReason.HISTORY_EDITED)),
-        # two questions before the first answer, of which one is another: nothing that was sampled is in it
-        (
-            [recorded([S, U1, U2, A2], [ADD]), recorded([U3, A2], role="side")],
-            [S, U1, U4],
-            [ADD],
-            (Role.MAIN, ForkReason.NEW_CONVERSATION),
-        ),
-        (MAIN, [S, U2, A2, U3], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
-        (SUMMED, [S, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
-        (SUMMED, [S, says("user", "second, that is")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),  # too short
-        # a second task that quotes the result of the first; and the first task once more
-        (MAIN, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
-        (WORKED, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
-        (WORKED, [S, U1, says("user", f"So far: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
-        (
-            [recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, says("tool", "x"), says("assistant", OWN)], [ADD])],
-            [S, says("user", f"1. {LONG} 2. {OWN}")],
-            [ADD],
-            (Role.MAIN, ForkReason.COMPACTED),
-        ),
-        # the summary comes before the task; and it quotes two answers that followed equal results of a tool
-        (MAIN, [S, says("user", f"So far: {LONG}"), U1], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
-        (
-            [recorded([S, U1, SAME, A1], [ADD]), recorded([S, U1, SAME, A1, SAME, says("assistant", OWN)], [ADD])],
-            [S, says("user", f"1. {LONG} 2. {OWN}")],
-            [ADD],
-            (Role.MAIN, ForkReason.COMPACTED),
-        ),
-        (
-            [recorded([S, U1, A1], [ADD]), recorded([S, U2, says("assistant", OWN)], [ADD])],
-            [S, says("user", f"1. {LONG} 2. {OWN}")],
-            [ADD],
-            (Role.MAIN, ForkReason.NEW_CONVERSATION),
-        ),
-        (MAIN, [S, says("user", "anew")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
-        (
-            MAIN,
-            [S, says("user", "e.g."), says("assistant", "an example"), U3],
-            [ADD],
-            (Role.MAIN, ForkReason.NEW_CONVERSATION),
-        ),
-        (MAIN, [OTHER, says("user", f"A title for: {LONG}")], None, (Role.SIDE, ForkReason.OTHER_AGENT)),
-        (MAIN, [OTHER, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
-        (MAIN, [S, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
-        # a system prompt that tells the time is the same agent's
-        (TIMED, [TEN_PAST, says("user", "anew")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
-        (TIMED, [TEN_PAST, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
-        (TIMED, [TEN_PAST, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
-        (TIMED, [TEN_PAST, says("user", "go")], None, (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
-        (BARE, [OTHER, says("user", "go")], None, (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
-        (BARE, [OTHER, says("user", "go")], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),  # the title came first
-        ([*MAIN, SUB], [says("system", "search"), U3], [FIND], (Role.SUBAGENT, ForkReason.NEW_CONVERSATION)),
-        (
-            [*MAIN, SUB],
-            [says("system", "search"), U1, says("assistant", "edited"), U3],
-            [FIND],
-            (Role.SUBAGENT, ForkReason.HISTORY_EDITED),
-        ),
-        ([recorded([U1, A1], role="side")], [U2], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
-        ([recorded([U1, A1]), recorded([U2, A1], role="side")], [U3], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
-        # no call was main yet: those before said of themselves that they are not
-        ([recorded([OTHER, U1, A1], role="side")], [S, U1], None, (Role.MAIN, ForkReason.OTHER_AGENT)),
-        ([SUB], [S, U1], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),
-        # a check, once for each answer, quotes them; nothing of its own was compacted
-        (
-            [*MAIN, CHECK],
-            [OTHER, says("user", f"Is this right? {LONG}")],
-            None,
-            (Role.SIDE, ForkReason.NEW_CONVERSATION),
-        ),
-        (
-            [*BARE, recorded([OTHER, U3, A2], role="subagent")],
-            [OTHER, says("user", f"Improve: {LONG}")],
-            None,
-            (Role.SUBAGENT, ForkReason.NEW_CONVERSATION),
-        ),
-        (
-            [*MAIN, recorded([says("system", "search"), U1, A2, U2, says("assistant", OWN)], [FIND], role="subagent")],
-            [says("system", "search"), says("user", f"So far: {OWN}")],
-            [FIND],
-            (Role.SUBAGENT, ForkReason.COMPACTED),
-        ),
-        # what another agent summed up for the main one
-        (
-            [*MAIN, recorded([OTHER, says("user", f"Sum up: {LONG}"), says("assistant", OWN)], role="side")],
-            [S, says("user", f"So far: {OWN}")],
-            [ADD],
-            (Role.MAIN, ForkReason.COMPACTED),
-        ),
-        # what another agent found out for it
-        (
-            [*MAIN, recorded([OTHER, U3, says("assistant", OWN)], role="side")],
-            [S, says("user", f"Known: {OWN}")],
-            [ADD],
-            (Role.MAIN, ForkReason.NEW_CONVERSATION),
-        ),
-    ],
-)
+PLACES = [
+    (MAIN, [S, U1], [ADD], (Role.MAIN, None)),  # the same prompt again
+    (MAIN, [S, U1, says("assistant", "edited"), U2], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+    (MAIN, [S, says("user", "1"), A1, U2], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+    (MAIN, [says("system", "it is 10:02"), U1, A1, U2], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+    (MAIN, [S, U1, A1, U2], [FIND], (Role.MAIN, ForkReason.TOOLS_CHANGED)),
+    (MAIN, [S, U1, A1, U2, A2, U3], None, (Role.MAIN, ForkReason.TOOLS_CHANGED)),
+    (MAIN, [S, U1, A1, U3], [FIND], (Role.MAIN, ForkReason.TOOLS_CHANGED)),
+    (MAIN, [S, U1], None, (Role.MAIN, ForkReason.TOOLS_CHANGED)),
+    (MAIN, [OTHER, U1, A1, U2], [FIND], (Role.MAIN, ForkReason.OTHER_AGENT)),  # a handoff
+    # other tools over an edited history, with another system prompt or without: the edit comes first
+    (MAIN, [OTHER, U3, A1, U2], [FIND], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+    (MAIN, [S, U3, A1, U2], [FIND], (Role.MAIN, ForkReason.HISTORY_EDITED)),
+    # two questions before the first answer, of which one is another: nothing that was sampled is in it
+    (
+        [recorded([S, U1, U2, A2], [ADD]), recorded([U3, A2], role="side")],
+        [S, U1, U4],
+        [ADD],
+        (Role.MAIN, ForkReason.NEW_CONVERSATION),
+    ),
+    (MAIN, [S, U2, A2, U3], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+    (SUMMED, [S, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+    (SUMMED, [S, says("user", "second, that is")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),  # too short
+    # a second task that quotes the result of the first; and the first task once more
+    (MAIN, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+    (WORKED, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+    (WORKED, [S, U1, says("user", f"So far: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+    (
+        [recorded([S, U1, A1], [ADD]), recorded([S, U1, A1, says("tool", "x"), says("assistant", OWN)], [ADD])],
+        [S, says("user", f"1. {LONG} 2. {OWN}")],
+        [ADD],
+        (Role.MAIN, ForkReason.COMPACTED),
+    ),
+    # the summary comes before the task; and it quotes two answers that followed equal results of a tool
+    (MAIN, [S, says("user", f"So far: {LONG}"), U1], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+    (
+        [recorded([S, U1, SAME, A1], [ADD]), recorded([S, U1, SAME, A1, SAME, says("assistant", OWN)], [ADD])],
+        [S, says("user", f"1. {LONG} 2. {OWN}")],
+        [ADD],
+        (Role.MAIN, ForkReason.COMPACTED),
+    ),
+    (
+        [recorded([S, U1, A1], [ADD]), recorded([S, U2, says("assistant", OWN)], [ADD])],
+        [S, says("user", f"1. {LONG} 2. {OWN}")],
+        [ADD],
+        (Role.MAIN, ForkReason.NEW_CONVERSATION),
+    ),
+    (MAIN, [S, says("user", "anew")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+    (
+        MAIN,
+        [S, says("user", "e.g."), says("assistant", "an example"), U3],
+        [ADD],
+        (Role.MAIN, ForkReason.NEW_CONVERSATION),
+    ),
+    (MAIN, [OTHER, says("user", f"A title for: {LONG}")], None, (Role.SIDE, ForkReason.OTHER_AGENT)),
+    (MAIN, [OTHER, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+    (MAIN, [S, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+    # a system prompt that tells the time is the same agent's
+    (TIMED, [TEN_PAST, says("user", "anew")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+    (TIMED, [TEN_PAST, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
+    (TIMED, [TEN_PAST, says("user", "go")], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+    (TIMED, [TEN_PAST, says("user", "go")], None, (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+    (BARE, [OTHER, says("user", "go")], None, (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+    (BARE, [OTHER, says("user", "go")], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),  # the title came first
+    ([*MAIN, SUB], [says("system", "search"), U3], [FIND], (Role.SUBAGENT, ForkReason.NEW_CONVERSATION)),
+    (
+        [*MAIN, SUB],
+        [says("system", "search"), U1, says("assistant", "edited"), U3],
+        [FIND],
+        (Role.SUBAGENT, ForkReason.HISTORY_EDITED),
+    ),
+    ([recorded([U1, A1], role="side")], [U2], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+    ([recorded([U1, A1]), recorded([U2, A1], role="side")], [U3], None, (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+    # no call was main yet: those before said of themselves that they are not
+    ([recorded([OTHER, U1, A1], role="side")], [S, U1], None, (Role.MAIN, ForkReason.OTHER_AGENT)),
+    ([SUB], [S, U1], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),
+    # a check, once for each answer, quotes them; nothing of its own was compacted
+    (
+        [*MAIN, CHECK],
+        [OTHER, says("user", f"Is this right? {LONG}")],
+        None,
+        (Role.SIDE, ForkReason.NEW_CONVERSATION),
+    ),
+    (
+        [*BARE, recorded([OTHER, U3, A2], role="subagent")],
+        [OTHER, says("user", f"Improve: {LONG}")],
+        None,
+        (Role.SUBAGENT, ForkReason.NEW_CONVERSATION),
+    ),
+    (
+        [*MAIN, recorded([says("system", "search"), U1, A2, U2, says("assistant", OWN)], [FIND], role="subagent")],
+        [says("system", "search"), says("user", f"So far: {OWN}")],
+        [FIND],
+        (Role.SUBAGENT, ForkReason.COMPACTED),
+    ),
+    # what another agent summed up for the main one
+    (
+        [*MAIN, recorded([OTHER, says("user", f"Sum up: {LONG}"), says("assistant", OWN)], role="side")],
+        [S, says("user", f"So far: {OWN}")],
+        [ADD],
+        (Role.MAIN, ForkReason.COMPACTED),
+    ),
+    # what another agent found out for it
+    (
+        [*MAIN, recorded([OTHER, U3, says("assistant", OWN)], role="side")],
+        [S, says("user", f"Known: {OWN}")],
+        [ADD],
+        (Role.MAIN, ForkReason.NEW_CONVERSATION),
+    ),
+]
+
+
+@pytest.mark.parametrize(("history", "sent", "tools", "expected"), PLACES)
 def test_the_place_of_a_call(history, sent, tools, expected):
     place = judge(history, sent, tools)
     assert (place.role, place.reason) == expected
+
+
+def test_every_rule_decides_some_row() -> None:
+    deciding = [deciding_rule(Evidence(history, sent, tools, ())) for history, sent, tools, _ in PLACES]
+    deciding += [deciding_rule(Evidence([], [S, U1], [ADD], under_way)) for under_way in ([], MAIN)]
+    assert set(deciding) == set(RULES)
 
 
 @pytest.mark.parametrize(
