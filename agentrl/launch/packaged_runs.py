@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from agentrl.console import Console
 from agentrl.domain.evaluation import Label, figure
 from agentrl.domain.schemas import Json
 from agentrl.launch import curve, run_folder, summary
+from agentrl.location import RUNS_DIR
 from agentrl.store import Database, evaluation_episodes, runs
 from agentrl.store.calls import interactions
 
@@ -65,6 +67,18 @@ def show_results(config: RunConfig, result: Json, console: Console) -> None:
     for name in ("summary.json", "curve.png", "agentrl.db", "config.yaml", "model", "logs"):
         if (config.run_dir / name).exists():
             console.print(f"  {config.run_dir / name}", soft_wrap=True)
+    console.print("look at it:", *(f"  {command}" for command in next_commands(config)), sep="\n", soft_wrap=True)
+
+
+def next_commands(config: RunConfig) -> list[str]:
+    """Commands that show what a finished run did; they find it from the current folder."""
+    run = config.name if config.runs_dir == RUNS_DIR else str(config.run_dir)
+    run = shlex.quote(run)
+    return [
+        f"agentrl status --run {run}",
+        f"agentrl replay --run {run} --steps 1..",
+        f"agentrl export --run {run} --out data/",
+    ]
 
 
 def before_after(result: Json) -> Table:

@@ -172,3 +172,13 @@ def test_a_finished_demo_starts_anew_and_a_stopped_one_goes_on(tmp_path: Path) -
     (tmp_path / "demo" / "summary.json").touch()
     assert packaged_runs.free_name("demo", 0, tmp_path) == "demo-2"
     assert packaged_runs.free_name("demo", 7, tmp_path) == "demo-seed7"
+
+
+def test_the_commands_that_come_next_find_the_run_by_name_or_folder() -> None:
+    assert packaged_runs.next_commands(CONFIG) == [
+        "agentrl status --run r",
+        "agentrl replay --run r --steps 1..",
+        "agentrl export --run r --out data/",
+    ]
+    elsewhere = CONFIG.model_copy(update={"runs_dir": Path("/my runs")})
+    assert packaged_runs.next_commands(elsewhere)[0] == "agentrl status --run '/my runs/r'"
