@@ -71,18 +71,7 @@ def proxy(
     app = create_app(settings)
     say(where)
     connections.keep_what_is_loaded()
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http=connections.BoundedHttp,
-            log_config=None,
-            log_level=log_level,
-            access_log=False,
-            timeout_graceful_shutdown=10,
-            **connections.TIMEOUTS,
-        )
-    )
+    server = uvicorn.Server(connections.server_config(app, log_level))
     server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Connections that nobody can hold for nothing: `uvicorn.Config(app, http=BoundedHttp, **TIMEOUTS)`.
+"""How the proxy is served: uvicorn, whose connections nobody can hold for nothing.
 
 Uvicorn waits for ever for the headers of a request, of any size, and for a client that does not read its answer. Each
 connection has one timer here, which looks every LOOK_EVERY_S; nothing is added to the path of a call.
@@ -10,7 +10,11 @@ import asyncio
 import gc
 from typing import Any
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from agentrl.proxy.serving.prefork import GRACEFUL_S
 
 LOOK_EVERY_S = 5.0
 HEADERS_S = 20.0
@@ -18,7 +22,7 @@ HEADERS_S = 20.0
 STALLED_S = 120.0
 """For a client to read something of an answer that waits for it."""
 MAX_HEADER_BYTES = 65_536
-TIMEOUTS: dict[str, Any] = {"timeout_keep_alive": 30}
+KEEP_ALIVE_S = 30
 """Seconds that a connection without a request stays open: more than the 5 of SDKs' pools."""
 
 
@@ -91,6 +95,20 @@ class BoundedHttp(HttpToolsProtocol):
 def _ends_headers(data: bytes) -> bool:
     """Whether the headers end in these bytes: what follows may be a body of any size."""
     return b"\r\n\r\n" in data
+
+
+def server_config(app: ASGIApp, log_level: str) -> uvicorn.Config:
+    """What a process that serves the proxy hands to uvicorn."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=BoundedHttp,
+        log_config=None,
+        log_level=log_level,
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACEFUL_S,
+    )
 
 
 def keep_what_is_loaded() -> None:

@@ -20,7 +20,7 @@ from types import FrameType
 import uvicorn
 
 from agentrl.errors import AgentRLError
-from agentrl.proxy.serving.prefork import GRACEFUL_S, SERVES, Job
+from agentrl.proxy.serving.prefork import SERVES, Job
 from agentrl.visible import log_to_stderr, say
 
 ORPHAN_S = 3.0
@@ -74,18 +74,8 @@ def main() -> int:
     except AgentRLError as error:
         say(f"agentrl: {error}", err=True)
         return 2
-    config = uvicorn.Config(
-        app,
-        loop="uvloop",
-        http=connections.BoundedHttp,
-        log_config=None,
-        log_level=job.log_level,
-        access_log=False,
-        timeout_graceful_shutdown=GRACEFUL_S,
-        **connections.TIMEOUTS,
-    )
     connections.keep_what_is_loaded()
-    server = _Server(config, parent)
+    server = _Server(connections.server_config(app, job.log_level), parent)
     server.run(sockets=[socket.socket(fileno=job.listener)])
     return 0 if server.started else 1
 

@@ -54,7 +54,12 @@ def port(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(connections, "HEADERS_S", 0.3)
     monkeypatch.setattr(connections, "STALLED_S", 0.3)
     config = uvicorn.Config(
-        app, port=0, http=connections.BoundedHttp, log_level="warning", lifespan="off", **connections.TIMEOUTS
+        app,
+        port=0,
+        http=connections.BoundedHttp,
+        log_level="warning",
+        lifespan="off",
+        timeout_keep_alive=connections.KEEP_ALIVE_S,
     )
     server = uvicorn.Server(config)
     listener = socket.socket()
