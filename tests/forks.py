@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TextIO
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["torch", "torch.distributed.tensor.parallel", "transformers", "peft", "agentrl.trainer.loop", "agentrl.cli.main"]
-)
+IMPORTED = ("torch", "torch.distributed.tensor.parallel", "transformers", "peft", "agentrl.trainer.loop")
+FORKS.set_forkserver_preload([*IMPORTED, "agentrl.proxy.app", "agentrl.cli.main"])
 
 
 class Command:
     """`agentrl ARGUMENTS` in a process of its own, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, arguments: list[str], env: Mapping[str, str]) -> None:
+    def __init__(self, arguments: list[str], env: Mapping[str, str], folder: Path | None = None) -> None:
         (out, its_out), (err, its_err) = FORKS.Pipe(duplex=False), FORKS.Pipe(duplex=False)
         self._process = FORKS.Process(
-            target=_command, args=(arguments, dict(env), os.getcwd(), its_out, its_err), daemon=True
+            target=_command, args=(arguments, dict(env), str(folder or Path.cwd()), its_out, its_err), daemon=True
         )
         self._process.start()
         its_out.close()
@@ -74,3 +75,11 @@ def _command(arguments: list[str], env: dict[str, str], folder: str, out: Connec
     from agentrl.cli.main import main
 
     main()
+
+
+def ran(arguments: list[str], env: Mapping[str, str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`agentrl ARGUMENTS`, to its end."""
+    command = Command(arguments, env, folder)
+    out, err = command.communicate(timeout=120)
+    assert command.returncode is not None
+    return subprocess.CompletedProcess(["agentrl", *arguments], command.returncode, out, err)

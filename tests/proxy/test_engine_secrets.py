@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from forks import ran
 
 from agentrl.testing import FakeEngine, Reply
 
@@ -81,7 +82,7 @@ def test_the_key_of_an_engine_is_sent_and_shown_nowhere(store_url, tmp_path, unt
 def test_a_password_in_an_engines_url_is_refused_unseen(store_url):
     command = ["proxy", "--run", "test", "--engine", "http://me:hunter2@127.0.0.1:1", "--database-url", store_url]
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-m", "agentrl", *command], env=env, capture_output=True, text=True)
+    done = ran(command, env)
     assert done.returncode == 2
     assert "AGENTRL_ENGINE_KEY" in done.stderr
     assert "hunter2" not in done.stderr + done.stdout

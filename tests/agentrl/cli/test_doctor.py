@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import ran
 
 _spec = importlib.util.spec_from_file_location("doctor_conftest", Path(__file__).parents[1] / "doctor" / "conftest.py")
 assert _spec is not None
@@ -34,11 +35,10 @@ print("played")
 """
 
 
-def doctor(*args: str, columns: str | None = "80", **options: Any) -> subprocess.CompletedProcess[str]:
+def doctor(*args: str, columns: str | None = "80") -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRL_") and k != "COLUMNS"}
     env |= {"COLUMNS": columns} if columns else {}
-    command = [sys.executable, "-m", "agentrl", "doctor", *args]
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False, **options)
+    return ran(["doctor", *args], env)
 
 
 def play(proxy: Any, program: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import ran
 
 from agentrl.cli.engine import made_up_key
 
 
 def agentrl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "agentrl", *arguments], capture_output=True, text=True, check=False)
+    return ran([*arguments], os.environ)
 
 
 @pytest.mark.parametrize(

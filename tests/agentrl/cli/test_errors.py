@@ -2,11 +2,10 @@
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import ran
 
 from agentrl.store import Database
 
@@ -17,9 +16,7 @@ CONFIG = (
 
 def agentrl(*args: str, cwd: Path) -> tuple[int, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRL_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrl", *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=120
-    )
+    done = ran([*args], env, cwd)
     return done.returncode, done.stderr
 
 
@@ -49,7 +46,7 @@ def taken_port():
         (["train", "config.yaml", "agent=agentrl.agents.reverse:ReverseAgnt"], "did you mean 'ReverseAgent'?"),
         (["train", "config.yaml", "tasks=nope.jsonl"], "cannot read nope.jsonl"),
         (["train", "config.yaml", "database_url=mysql://x/y"], "only sqlite and postgresql are supported"),
-        (["engine", "--model", "/no/such/folder"], "model folder /no/such/folder does not exist"),
+        (["engine", "--model", "/no/such/folder", "--port", "0"], "model folder /no/such/folder does not exist"),
         (
             [
                 "proxy",

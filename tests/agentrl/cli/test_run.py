@@ -14,6 +14,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from forks import ran
 
 from agentrl.client import Client
 from agentrl.engine.server_process import free_port
@@ -27,8 +28,7 @@ AGENT = "agent: agentrl.agents.reverse:ReverseAgent\ntasks: agentrl.agents.rever
 
 def agentrl(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("AGENTRL_") or k == "AGENTRL_CACHE"}
-    command = [sys.executable, "-m", "agentrl", *args]
-    return subprocess.run(command, cwd=cwd, env=clean | {"COLUMNS": "200"} | env, capture_output=True, text=True)
+    return ran([*args], clean | {"COLUMNS": "200"} | env, cwd)
 
 
 def exports(text: str) -> dict[str, str]:
