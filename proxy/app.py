@@ -70,7 +70,7 @@ from agentrl.proxy.state import ProxyState
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, engine_turns, heartbeats, runs
 from agentrl.store.calls import interactions
-from agentrl.store.sessions.sessions import Limits
+from agentrl.store.sessions.session_limits import Limits
 from agentrl.version import __version__
 from agentrl.weights_folder import ADAPTER, TENSORS
 

@@ -25,8 +25,8 @@ from agentrl.store import Database, family
 from agentrl.store.calls import deliveries
 from agentrl.store.db.codec import hash_key
 from agentrl.store.key_records import Key
-from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits
+from agentrl.store.sessions import session_lookup
+from agentrl.store.sessions.session_limits import Limits
 
 if TYPE_CHECKING:
     from agentrl.proxy.calls.call_seeds import CallSeeds
@@ -136,7 +136,7 @@ class ProxyState:
         """
         session = self.sessions.get(session_id)
         if session is None:
-            row = await self.read(sessions.get, session_id)
+            row = await self.read(session_lookup.get, session_id)
             if row is None or row.run_id != self.run_id:
                 raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
             session = Session(row.key_hash, row.is_eval, row.sampling, family.root_of(row))

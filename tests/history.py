@@ -10,11 +10,11 @@ from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database, heartbeats, runs
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, sealing, session_limits
 from agentrl.store.training import rewards, steps
 
 TOOLS = [{"type": "function", "function": {"name": "calculator"}}]
-LIMITS = sessions.Limits(
+LIMITS = session_limits.Limits(
     group_size=2,
     min_group_size=2,
     max_concurrent_groups=10_000,
@@ -122,25 +122,27 @@ class History:
             rewards.add(conn, session_id, value=self.random.random(), discount=0.9, interaction_id=parent, name="turn")
         return root
 
-    def group(self, *, versions=None, reward=True, status=SessionStatus.COMPLETED, tools=None) -> sessions.NewGroup:
+    def group(self, *, versions=None, reward=True, status=SessionStatus.COMPLETED, tools=None) -> group_starts.NewGroup:
         """A finished group of two."""
         with self.db.write() as conn:
-            new = sessions.start_group(conn, self.run_id, LIMITS, [codec.new_id() for _ in range(2)])
+            new = group_starts.start_group(conn, self.run_id, LIMITS, [codec.new_id() for _ in range(2)])
             for session_id in new.session_ids:
                 self.play(conn, session_id, versions=versions, reward=reward, tools=tools)
-                sessions.end(conn, session_id, status, None, LIMITS)
+                sealing.end(conn, session_id, status, None, LIMITS)
         return new
 
-    def rejected(self, **kwargs) -> sessions.NewGroup:
+    def rejected(self, **kwargs) -> group_starts.NewGroup:
         """A group that will never be trained."""
         return self.group(status=SessionStatus.FAILED, **kwargs)
 
-    def evaluation(self, metadata=None, **kwargs) -> sessions.NewGroup:
+    def evaluation(self, metadata=None, **kwargs) -> group_starts.NewGroup:
         """An evaluation episode."""
         with self.db.write() as conn:
-            new = sessions.start_evaluation(conn, self.run_id, LIMITS, [codec.new_id()], {"q": 1}, metadata or {}, None)
+            new = group_starts.start_evaluation(
+                conn, self.run_id, LIMITS, [codec.new_id()], {"q": 1}, metadata or {}, None
+            )
             self.play(conn, new.session_ids[0], **kwargs)
-            sessions.end(conn, new.session_ids[0], SessionStatus.COMPLETED, None, LIMITS)
+            sealing.end(conn, new.session_ids[0], SessionStatus.COMPLETED, None, LIMITS)
         return new
 
     def lease(self, max_staleness: int = 1) -> Batch | None:

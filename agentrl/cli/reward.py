@@ -30,15 +30,15 @@ def reward(
     from agentrl.configs.run_config import RunConfig
     from agentrl.errors import RequestError
     from agentrl.store import runs
-    from agentrl.store.sessions import sessions
+    from agentrl.store.sessions import session_limits, session_lookup, session_rewards
     from agentrl.store.training.rewards import RewardAnswer
 
     def unit(conn: Any, repeat_key: str) -> RewardAnswer:
-        run_id = sessions.run_of(conn, session)
+        run_id = session_lookup.run_of(conn, session)
         if run_id is None:
             raise RequestError(404, f"no session {session!r}", code="session_not_found")
-        limits = sessions.Limits.of(RunConfig.model_validate(runs.get(conn, run_id).config))
-        return sessions.reward(
+        limits = session_limits.Limits.of(RunConfig.model_validate(runs.get(conn, run_id).config))
+        return session_rewards.reward(
             conn,
             session,
             limits,

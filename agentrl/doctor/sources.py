@@ -14,7 +14,7 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.store import Database, events, family, runs
 from agentrl.store.calls import interactions
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import session_lookup
 from agentrl.store.training import rewards
 
 
@@ -32,14 +32,14 @@ async def from_proxy(client: AsyncClient, session_id: str) -> Session:
 
 
 def _from_store(conn: Connection, session_id: str) -> tuple[Session, str]:
-    row = sessions.get(conn, session_id)
+    row = session_lookup.get(conn, session_id)
     if row is None:
         raise UserError(f"--session: the database holds no session {session_id!r}")
     return _session(conn, session_id), str(runs.get(conn, row.run_id).base_model)
 
 
 def _session(conn: Connection, session_id: str) -> Session:
-    row = sessions.get(conn, session_id)
+    row = session_lookup.get(conn, session_id)
     assert row is not None
     summary: Json = {
         "session_id": row.id,

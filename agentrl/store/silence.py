@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 
 from agentrl.store import events, heartbeats
 from agentrl.store.calls import interactions
-from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits
+from agentrl.store.sessions import due_times, liveness
+from agentrl.store.sessions.session_limits import Limits
 
 STUCK = "session_stuck"
 """Kind of the events that name a session which cannot be ended, and why."""
@@ -37,8 +37,10 @@ def declare_replica_lost(conn: Connection, run_id: str, replica: str, silent_sin
 def check_session(
     conn: Connection, session_id: str, limits: Limits, heard_since: float, valid_until: float
 ) -> bool | None:
-    """`sessions.look` for a due session: whether it was abandoned. None, with nothing done, after `valid_until`."""
-    return None if time.time() > valid_until else sessions.look(conn, session_id, limits, heard_since=heard_since)
+    """`liveness.check_due_session` for a due session: whether it was abandoned. None, with nothing done, after `valid_until`."""
+    if time.time() > valid_until:
+        return None
+    return liveness.check_due_session(conn, session_id, limits, heard_since=heard_since)
 
 
 def record_stuck(conn: Connection, run_id: str, session_id: str, why: str, replica: str, due_again_at: float) -> None:
@@ -46,4 +48,4 @@ def record_stuck(conn: Connection, run_id: str, session_id: str, why: str, repli
     fact = {"session_id": session_id, "error": why}
     if all(event.data != fact for event in events.of_run(conn, run_id, STUCK)):
         events.record(conn, run_id, STUCK, fact, replica)
-    sessions.put_off(conn, session_id, due_again_at)
+    due_times.postpone(conn, session_id, due_again_at)

@@ -12,7 +12,7 @@ import harness
 
 from agentrl.store import Database, runs
 from agentrl.store.calls import interactions
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, session_limits
 from storage import calls
 from storage.calls import Call
 
@@ -154,7 +154,7 @@ class _Raw:
 
 
 def _open_sessions(database: Database) -> tuple[str, list[str]]:
-    limits = sessions.Limits(
+    limits = session_limits.Limits(
         group_size=SESSIONS,
         min_group_size=1,
         max_concurrent_groups=10,
@@ -171,5 +171,5 @@ def _open_sessions(database: Database) -> tuple[str, list[str]]:
         run_id = runs.create(
             conn, name="record", config={}, task_data=[{}], base_model="none", key="k", seed=0, steps=1
         )
-        group = sessions.start_group(conn, run_id, limits, [f"key-{i}" for i in range(SESSIONS)])
+        group = group_starts.start_group(conn, run_id, limits, [f"key-{i}" for i in range(SESSIONS)])
     return run_id, group.session_ids

@@ -22,7 +22,7 @@ from agentrl.proxy.access.request_bounds import LONGEST_KEY
 from agentrl.proxy.state import ProxyState
 from agentrl.store import key_records as store
 from agentrl.store.db.codec import hash_key
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import session_lookup
 
 PARENT_HEADER = "x-parent-session-id"
 REUSABLE = "areal"
@@ -124,6 +124,6 @@ async def session_caller(request: Request, state: ProxyState, session_id: str) -
     if caller.power is Power.SESSION:
         if caller.session_id != session_id:
             raise RequestError(403, "this key belongs to another session", code="forbidden")
-    elif await state.read(sessions.run_of, session_id) != state.run_id:
+    elif await state.read(session_lookup.run_of, session_id) != state.run_id:
         raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
     return caller

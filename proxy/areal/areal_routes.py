@@ -41,7 +41,7 @@ from agentrl.proxy.routes.large_answers import answer
 from agentrl.proxy.routes.session_routes import Body
 from agentrl.proxy.state import ProxyState
 from agentrl.store.db.codec import hash_key
-from agentrl.store.sessions import areal_sessions, sessions
+from agentrl.store.sessions import areal_sessions, group_admission, session_lookup
 from agentrl.store.sessions.areal_sessions import Path
 
 router = APIRouter(tags=["areal"], route_class=GuardedRoute)
@@ -109,7 +109,7 @@ def with_detail(body: bytes) -> bytes:
 async def grant_capacity(request: Request) -> Json:
     """How many sessions admission would take now. It grants nothing: no permit can outrun the bound on staleness."""
     state = await _of_runner(request)
-    return {"capacity": await state.read(sessions.room, state.run_id, state.limits)}
+    return {"capacity": await state.read(group_admission.free_slots, state.run_id, state.limits)}
 
 
 @router.post("/rl/start_session")
@@ -220,7 +220,7 @@ def _exported(conn: Connection, body: ExportBody, session_id: str) -> Json:
 
 async def _is_ready(request: Request, state: ProxyState, body: ExportBody, session_id: str) -> bool:
     """Whether a session of a group has a reward. With `remove_session` it ends here: given up, if it has none."""
-    row = await state.read(sessions.get, session_id)
+    row = await state.read(session_lookup.get, session_id)
     if row is None or row.run_id != state.run_id:
         return False
     rewarded = await state.read(areal_sessions.is_rewarded, session_id)
@@ -236,7 +236,7 @@ async def _ended(request: Request, state: ProxyState, session_id: str) -> str:
     await authentication.session_caller(request, state, session_id)
     deadline, pause_s = time.monotonic() + state.request_timeout_s, FIRST_POLL_S
     while True:
-        row = await state.read(sessions.get, session_id)
+        row = await state.read(session_lookup.get, session_id)
         assert row is not None, "sessions are never deleted"
         if row.status not in (SessionStatus.OPEN, SessionStatus.CLOSING):
             return str(row.status)

@@ -8,7 +8,7 @@ from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.calls import exchanges
 from agentrl.proxy.state import ProxyState
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import sealing
 
 log = logging.getLogger(__name__)
 
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 async def end(
     state: ProxyState, session_id: str, status: SessionStatus = SessionStatus.COMPLETED, error: str | None = None
 ) -> str:
-    """Seal a session, and stop its calls that no client waits for; its status. Raises as `sessions.end` does."""
-    result = await state.write(sessions.end, session_id, status, error, state.limits)
+    """Seal a session, and stop its calls that no client waits for; its status. Raises as `sealing.end` does."""
+    result = await state.write(sealing.end, session_id, status, error, state.limits)
     state.forget(session_id)
     await exchanges.stop_orphans(state)
     return result

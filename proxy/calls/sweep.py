@@ -19,7 +19,7 @@ from agentrl.proxy.state import ProxyState
 from agentrl.store import heartbeats, silence
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import liveness
 
 log = logging.getLogger(__name__)
 EVERY_S = 2.0
@@ -85,7 +85,7 @@ async def sweep_once(state: ProxyState, ears: Ears) -> None:
             ):
                 log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
     skip = 0
-    while due := await state.read(sessions.due, state.run_id, skip=skip, limit=PAGE):  # what follows is due by now
+    while due := await state.read(liveness.due, state.run_id, skip=skip, limit=PAGE):  # what follows is due by now
         for first in range(0, len(due), TOGETHER):
             looks = [_look_at(state, session_id, ears) for session_id in due[first : first + TOGETHER]]
             skip += (await asyncio.gather(*looks)).count(False)  # they stay in front of the others

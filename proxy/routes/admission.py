@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from agentrl.errors import RequestError
 from agentrl.proxy.state import ProxyState
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_admission
 
 T = TypeVar("T")
 
@@ -20,6 +20,6 @@ async def admitted(state: ProxyState, unit: Callable[..., T], *args: Any, outsid
     try:
         return await state.write(unit, state.run_id, state.limits, *args, **kwargs)
     except RequestError as error:
-        if error.code == sessions.NO_CAPACITY:
-            await state.write(sessions.wait, state.run_id, outside=outside)
+        if error.code == group_admission.NO_CAPACITY:
+            await state.write(group_admission.note_waiting, state.run_id, outside=outside)
         raise

@@ -16,7 +16,7 @@ from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
 from agentrl.proxy.routes.large_answers import answer
 from agentrl.proxy.state import ProxyState
 from agentrl.store import activity, engine_turns, evaluation_episodes, run_view
-from agentrl.store.sessions import session_view, sessions
+from agentrl.store.sessions import session_lookup, session_view
 from agentrl.store.training import lineage
 
 router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
@@ -133,7 +133,10 @@ async def get_evaluation_episodes(
 async def get_session(session_id: str, request: Request) -> Response:
     """A session and its calls."""
     state, caller = await _caller(request)
-    if caller.power is not authentication.Power.ADMIN and await state.read(sessions.run_of, session_id) != state.run_id:
+    if (
+        caller.power is not authentication.Power.ADMIN
+        and await state.read(session_lookup.run_of, session_id) != state.run_id
+    ):
         raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
     return await answer(state, session_view.with_calls, session_id)
 

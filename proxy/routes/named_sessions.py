@@ -17,7 +17,7 @@ from agentrl.proxy.access.authentication import Power
 from agentrl.proxy.access.request_bounds import LONGEST_KEY
 from agentrl.proxy.routes.admission import admitted
 from agentrl.proxy.state import ProxyState
-from agentrl.store.sessions import session_names, sessions
+from agentrl.store.sessions import group_starts, session_names
 
 HEADER = "x-session-id"
 DONE_HEADER = "x-session-done"
@@ -62,7 +62,7 @@ async def _open(state: ProxyState, name: str, mark: str) -> str:
             param="X-Session-ID",
         )
     group = await admitted(
-        state, sessions.start_external, [mark], None, {}, outside=True, start_digest=mark[:32], name=name
+        state, group_starts.start_external, [mark], None, {}, outside=True, start_digest=mark[:32], name=name
     )
     return group.session_ids[0]
 

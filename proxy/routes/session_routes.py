@@ -33,7 +33,15 @@ from agentrl.proxy.state import ProxyState
 from agentrl.store import heartbeats
 from agentrl.store.calls import interactions
 from agentrl.store.db.codec import hash_key
-from agentrl.store.sessions import session_view, sessions, worker_sessions
+from agentrl.store.sessions import (
+    child_sessions,
+    group_starts,
+    liveness,
+    sealing,
+    session_rewards,
+    session_view,
+    worker_sessions,
+)
 from agentrl.store.training import rewards
 
 router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
@@ -175,7 +183,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
         if body.task is None:
             raise RequestError(422, "an evaluation group brings its own task", code="invalid_parameter", param="task")
         group = await state.write(
-            sessions.start_evaluation,
+            group_starts.start_evaluation,
             state.run_id,
             state.limits,
             hashes,
@@ -187,7 +195,12 @@ async def start_group(body: GroupBody, request: Request) -> Json:
         )
     else:
         group = await admitted(
-            state, sessions.start_group, hashes, outside=body.owner is None, owner=body.owner, start_digest=start.digest
+            state,
+            group_starts.start_group,
+            hashes,
+            outside=body.owner is None,
+            owner=body.owner,
+            start_digest=start.digest,
         )
     opened = list(zip(group.session_ids, new_keys, strict=True))
     for session_id, key in opened if group.new else ():
@@ -216,7 +229,7 @@ async def abandon_groups(body: OwnerBody, request: Request) -> Json:
     orphans = await state.read(worker_sessions.left_behind, state.run_id, body.owner)
     for first in range(0, len(orphans), TOGETHER):
         ends = [
-            state.write(sessions.end, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", state.limits)
+            state.write(sealing.end, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", state.limits)
             for session_id, owner in orphans[first : first + TOGETHER]
         ]
         await asyncio.gather(*ends)
@@ -242,11 +255,11 @@ async def start_session(body: SessionBody, request: Request) -> Json:
             raise RequestError(
                 422, "a sub-agent's session has its parent's task", code="invalid_parameter", param="task"
             )
-        group = await state.write(sessions.start_child, parent_id, state.limits, hash_key(key), body.metadata)
+        group = await state.write(child_sessions.start_child, parent_id, state.limits, hash_key(key), body.metadata)
     else:
         group = await admitted(
             state,
-            sessions.start_external,
+            group_starts.start_external,
             [hash_key(key)],
             body.task,
             body.metadata,
@@ -276,7 +289,7 @@ async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
     state = _state(request)
     session_id = await named_sessions.resolve(request, state, session_id)
     answer = await state.write(
-        sessions.reward,
+        session_rewards.reward,
         session_id,
         state.limits,
         value=body.value,
@@ -302,7 +315,7 @@ async def session_heartbeat(session_id: str, request: Request) -> Json:
     """The session is still used, though it makes no call. Answers its status."""
     state = _state(request)
     session_id = await named_sessions.resolve(request, state, session_id)
-    return {"status": await state.write(sessions.touch, session_id)}
+    return {"status": await state.write(liveness.touch, session_id)}
 
 
 @router.post("/sessions/{session_id}/end")

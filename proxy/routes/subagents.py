@@ -15,7 +15,7 @@ from agentrl.proxy.access import authentication
 from agentrl.proxy.access.request_bounds import LONGEST_KEY
 from agentrl.proxy.routes import named_sessions
 from agentrl.proxy.state import ProxyState
-from agentrl.store.sessions import session_names, sessions
+from agentrl.store.sessions import child_sessions, session_names
 
 
 async def session_of_subagent(request: Request, state: ProxyState) -> str | None:
@@ -50,7 +50,7 @@ async def _session(state: ProxyState, parent_id: str, name: str) -> str:
     known = state.session_keys.get(mark)
     known = known or await state.read(session_names.find_child, state.run_id, parent_id, name, mark)
     if known is None:
-        opened = await state.write(sessions.start_child, parent_id, state.limits, mark, {"name": name})
+        opened = await state.write(child_sessions.start_child, parent_id, state.limits, mark, {"name": name})
         known = opened.session_ids[0]
     state.session_keys[mark] = known
     return known

@@ -15,7 +15,7 @@ from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.proxy.calls import model_call, sweep
 from agentrl.proxy.engines import engine_records, publishing
 from agentrl.store import Database, engine_turns, silence
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import liveness
 from agentrl.store.tables import runs
 from agentrl.store.training import publishes, steps
 
@@ -68,7 +68,7 @@ def test_an_engine_that_comes_back_during_a_fault_serves_in_the_end(proxy, monke
 
 @pytest.mark.parametrize("part", ["beat", "due", "check_session"])
 def test_the_sweep_goes_on(proxy, monkeypatch, until, caplog, part):
-    module = {"beat": sweep.heartbeats, "due": sessions, "check_session": silence}[part]
+    module = {"beat": sweep.heartbeats, "due": liveness, "check_session": silence}[part]
     flaky = Flaky(getattr(module, part), *faults())
     monkeypatch.setattr(module, part, flaky)
     monkeypatch.setattr(sweep, "EVERY_S", 0.05)

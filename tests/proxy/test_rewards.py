@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from agentrl.configs.config_files import parse_config
 from agentrl.domain.schemas import SessionStatus
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import session_limits, session_rewards
 from agentrl.store.tables import sessions as sessions_table
 from agentrl.store.training import returns, rewards, steps
 
@@ -152,11 +152,11 @@ def test_a_reward_and_the_end_of_the_wait_are_one(proxy, run_config, monkeypatch
     def crash(*_: Any) -> str:
         raise Crash
 
-    limits = sessions.Limits.of(parse_config(run_config))
+    limits = session_limits.Limits.of(parse_config(run_config))
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "settle", crash)
+        patch.setattr(session_rewards, "settle", crash)
         with pytest.raises(Crash):
-            proxy.database.transact(sessions.reward, session["session_id"], limits, value=1.0)
+            proxy.database.transact(session_rewards.reward, session["session_id"], limits, value=1.0)
     with proxy.database.read() as conn:
         assert rewards.history(conn, session["session_id"]) == []
     give(proxy, session, 1.0)

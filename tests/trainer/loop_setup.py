@@ -17,7 +17,7 @@ from agentrl.domain.evaluation import Episode, Label
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store import Database
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, sealing, session_limits
 from agentrl.store.training import rewards, steps
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
@@ -67,16 +67,16 @@ class Setup:
 
     def evaluate(self, step: int, version: int, episodes: int = 2, reward: float | None = None) -> None:
         """Some episodes of an evaluation of two."""
-        limits = sessions.Limits.of(self.config)
+        limits = session_limits.Limits.of(self.config)
         for index in range(episodes):
             label = Label(step, version, Episode("s", index, 0), 2)
 
             def unit(conn: Any, metadata: Any = label.metadata) -> None:
-                group = sessions.start_evaluation(conn, self.run_id, limits, [codec.new_id()], {}, metadata, None)
+                group = group_starts.start_evaluation(conn, self.run_id, limits, [codec.new_id()], {}, metadata, None)
                 (session_id,) = group.session_ids
                 if reward is not None:
                     rewards.add(conn, session_id, value=reward, discount=1.0)
-                sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+                sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
 
             self.database.transact(unit)
 

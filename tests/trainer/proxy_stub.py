@@ -17,7 +17,7 @@ from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database, runs
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, sealing, session_limits
 from agentrl.store.training import rewards, steps
 
 ADMIN_KEY = "admin-key"
@@ -93,7 +93,7 @@ def play_groups(
     values: tuple[float, ...] = (0.0, 1.0, 2.0),
 ) -> None:
     """`count` groups of three two-turn sessions, rewarded with `values`."""
-    limits = sessions.Limits(
+    limits = session_limits.Limits(
         group_size=3,
         min_group_size=2,
         max_concurrent_groups=100,
@@ -110,12 +110,12 @@ def play_groups(
     for _ in range(count):
         prompt = rng.integers(3, VOCABULARY, 6).tolist()
         with database.write() as conn:
-            new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in range(3)])
+            new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(3)])
             for value, session_id in zip(values, new.session_ids, strict=True):
                 first = _call(conn, run_id, session_id, None, prompt, rng, version)
                 _call(conn, run_id, session_id, first, rng.integers(3, VOCABULARY, 2).tolist(), rng, version)
                 rewards.add(conn, session_id, value=value, discount=1.0)
-                sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+                sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
 
 
 def _call(conn, run_id, session_id, parent, delta, rng, version):

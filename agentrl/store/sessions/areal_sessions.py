@@ -11,8 +11,9 @@ from sqlalchemy import Connection, literal, select, update
 from agentrl.domain.schemas import Role, SessionStatus, TrajectoryTokens
 from agentrl.errors import RequestError
 from agentrl.store.calls.interactions import OF_THE_POLICY, STORE
-from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits, NewGroup
+from agentrl.store.sessions import group_starts, session_rewards
+from agentrl.store.sessions.group_starts import NewGroup
+from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, interaction_data, interactions, rewards
 from agentrl.store.tables import sessions as sessions_table
 from agentrl.store.training import returns, trajectories
@@ -54,7 +55,7 @@ def start(
             .where(*with_key, sessions_table.c.status != SessionStatus.OPEN)
             .values(key_hash=literal("reused:") + sessions_table.c.id)
         )
-    group = sessions.start_external(
+    group = group_starts.start_external(
         conn, run_id, limits, key_hashes, {"task_id": task_id}, {}, start_digest=start_digest
     )
     # The run is locked now, so that of two starts with one key the second sees the first.
@@ -92,7 +93,7 @@ def reward(
     """Append a reward to a call; without one, to the last delivered call that is no side call, if there is such a one.
 
     A later reward of a call takes the place of the earlier one. Raises RequestError: 400 before the first delivered
-    call, else as `sessions.reward` does.
+    call, else as `session_rewards.reward` does.
     """
     known = delivered(conn, session_id)
     if interaction_id is None:
@@ -100,7 +101,7 @@ def reward(
             raise RequestError(400, "the session has no interaction that could be rewarded", code="no_interactions")
         interaction_id = next((call.id for call in reversed(known) if call.role != Role.SIDE), known[-1].id)
     first = not is_rewarded(conn, session_id)
-    answer = sessions.reward(
+    answer = session_rewards.reward(
         conn, session_id, limits, value=value, interaction_id=interaction_id, idempotency_key=idempotency_key
     )
     return Rewarded(answer.applied, len(known), first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, or_, select
 
-from agentrl.store.sessions import sessions as session_records
+from agentrl.store.sessions import session_lookup
 from agentrl.store.tables import sessions
 
 
@@ -19,7 +19,7 @@ def find(conn: Connection, run_id: str, named: str) -> str | None:
 
 def find_child(conn: Connection, run_id: str, parent_id: str, name: str, key_hash: str) -> str | None:
     """The sub-agent's session under `parent_id` that has this id, or that was opened with this key hash."""
-    row = session_records.get(conn, name)
+    row = session_lookup.get(conn, name)
     if row is not None and row.parent_session_id == parent_id:
         return name
-    return session_records.by_key_hash(conn, run_id, key_hash)
+    return session_lookup.by_key_hash(conn, run_id, key_hash)

@@ -8,13 +8,13 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.store import family
 from agentrl.store.calls import interactions
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import session_lookup
 from agentrl.store.training import rewards
 
 
 def of_session(conn: Connection, session_id: str) -> Json:
     """A session's status, calls and rewards. Raises RequestError 404."""
-    row = sessions.get(conn, session_id)
+    row = session_lookup.get(conn, session_id)
     if row is None:
         raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
     calls = interactions.of_session(conn, session_id)

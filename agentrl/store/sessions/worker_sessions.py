@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import session_lookup
 from agentrl.store.tables import groups
 
 
@@ -19,4 +19,4 @@ def left_behind(conn: Connection, run_id: str, owner: str) -> list[tuple[str, st
         select(groups.c.owner).distinct().where(groups.c.run_id == run_id, groups.c.state == "running")
     ).scalars()
     others = [o for o in owners if o is not None and name in (o, o.rpartition("/")[0]) and (o != owner or o == name)]
-    return [(session_id, other) for other in others for session_id in sessions.open_of_owner(conn, run_id, other)]
+    return [(session_id, other) for other in others for session_id in session_lookup.open_of_owner(conn, run_id, other)]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from agentrl.cli.main import app
 from agentrl.configs.config_files import parse_config
 from agentrl.store import Database, runs
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, session_limits
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_a_session_is_rewarded_without_naming_its_database(here: Path) -> None:
     database = Database(f"sqlite:///{here}/runs/second/agentrl.db")
     with database.write() as conn:
         run = runs.by_name(conn, "second")
-        limits = sessions.Limits.of(parse_config(run.config))
-        (session_id,) = sessions.start_external(conn, run.id, limits, ["hash"], {}, {}).session_ids
+        limits = session_limits.Limits.of(parse_config(run.config))
+        (session_id,) = group_starts.start_external(conn, run.id, limits, ["hash"], {}, {}).session_ids
     database.close()
     done = call("store", "reward", "--session", session_id, "--value", "1")
     assert json.loads(done.stdout)["applied"] is True, done.exception

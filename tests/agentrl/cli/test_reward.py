@@ -14,7 +14,7 @@ from agentrl.cli.main import app
 from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError
 from agentrl.store import Database, runs
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, sealing, session_limits
 from agentrl.store.tables import groups
 from agentrl.store.tables import sessions as sessions_table
 from agentrl.store.training import rewards
@@ -41,13 +41,13 @@ def session_id(db: Database) -> str:
     """A session that ended without a reward, and waits for one."""
     from agentrl.configs.config_files import parse_config
 
-    limits = sessions.Limits.of(parse_config(CONFIG))
+    limits = session_limits.Limits.of(parse_config(CONFIG))
     with db.write() as conn:
         run_id = runs.create(
             conn, name="test", config=CONFIG, task_data=[{}], base_model="tiny", key="k", seed=0, steps=1
         )
-        (made,) = sessions.start_group(conn, run_id, limits, ["hash"]).session_ids
-        sessions.end(conn, made, SessionStatus.COMPLETED, None, limits)
+        (made,) = group_starts.start_group(conn, run_id, limits, ["hash"]).session_ids
+        sealing.end(conn, made, SessionStatus.COMPLETED, None, limits)
     return made
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import event
 sys.path.insert(0, str(Path(__file__).parent))  # for `import play`
 
 from agentrl.store import Database, runs
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import session_limits
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def fast_db(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def limits() -> sessions.Limits:
-    return sessions.Limits(
+def limits() -> session_limits.Limits:
+    return session_limits.Limits(
         group_size=2,
         min_group_size=2,
         max_concurrent_groups=100,

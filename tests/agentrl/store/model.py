@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agentrl.store.sessions.sessions import Limits
+from agentrl.store.sessions.session_limits import Limits
 
 FAILED = ("failed", "abandoned")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import Connection
 
+import agentrl.store
 from agentrl.domain.schemas import (
     Batch,
     InteractionStatus,
@@ -19,12 +22,13 @@ from agentrl.domain.schemas import (
     VersionSpan,
 )
 from agentrl.domain.tokens import TokenIds
-from agentrl.store import Database, heartbeats, runs
+from agentrl.store import Database
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits, NewGroup
-from agentrl.store.training import rewards, steps, trajectories
+from agentrl.store.sessions import group_starts, sealing
+from agentrl.store.sessions.group_starts import NewGroup
+from agentrl.store.sessions.session_limits import Limits
+from agentrl.store.training import rewards, steps
 
 DELTA = (1, 2)
 OUTPUT = (3, 4)
@@ -41,9 +45,11 @@ class Clock:
         return self.now
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Every module of the store that looks at the time looks at this clock."""
-        for module in (heartbeats, interactions, rewards, runs, sessions, steps, trajectories):
-            patch.setattr(module, "time", self)
+        """Every module of the store that reads the time reads this clock; the database's own waits stay real."""
+        for found in pkgutil.walk_packages(agentrl.store.__path__, "agentrl.store."):
+            module = importlib.import_module(found.name)
+            if getattr(module, "time", None) is time and not found.name.startswith("agentrl.store.db."):
+                patch.setattr(module, "time", self)
 
 
 def begin_call(
@@ -139,13 +145,13 @@ def call(
 def open_group(db: Database, run_id: str, limits: Limits, size: int = 2) -> NewGroup:
     """A group of open sessions without calls."""
     with db.write() as conn:
-        return sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in range(size)])
+        return group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(size)])
 
 
 def end(db: Database, session_id: str, limits: Limits, status: SessionStatus = SessionStatus.COMPLETED) -> str:
     """End a session."""
     with db.write() as conn:
-        return sessions.end(conn, session_id, status, None, limits)
+        return sealing.end(conn, session_id, status, None, limits)
 
 
 def group(
@@ -153,12 +159,12 @@ def group(
 ) -> NewGroup:
     """A whole rewarded group, two bridged calls a session."""
     with db.write() as conn:
-        new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in values])
+        new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in values])
         for session_id, value in zip(new.session_ids, values, strict=True):
             first = call(conn, run_id, session_id, version=version)
             call(conn, run_id, session_id, parent=first, delta=(5,), output=(6, 7, 8), version=version)
             rewards.add(conn, session_id, value=value, discount=1.0)
-            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
     return new
 
 

@@ -6,7 +6,7 @@ from play import begin, call, group, open_group, take
 from sqlalchemy import select
 
 from agentrl.domain.schemas import SessionStatus
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import sealing
 from agentrl.store.tables import trajectories
 from agentrl.store.training import rewards
 
@@ -25,7 +25,7 @@ def test_a_late_reward_makes_a_side_call_trainable_and_the_row_says_so(db, run_i
             main = call(conn, run_id, session_id, version=1)
             side = call(conn, run_id, session_id, output=(8, 9, 10), version=0, role="side")
             rewards.add(conn, session_id, value=1.0, discount=1.0)
-            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
     before = rows(db, session_id)
     assert [(t.leaf_id, t.state, t.reason) for t in before] == [
         (main, "ready", None),
@@ -45,7 +45,7 @@ def test_a_late_reward_of_an_inner_side_call_widens_the_versions_of_its_path(db,
             side = call(conn, run_id, session_id, version=0, role="side")
             call(conn, run_id, session_id, parent=side, delta=(5,), output=(6,), version=1)
             rewards.add(conn, session_id, value=1.0, discount=1.0)
-            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
         rewards.add(conn, session_id, value=0.5, discount=1.0, interaction_id=side)
     (path,) = rows(db, session_id)
     assert (path.trainable_tokens, path.min_version, path.max_version) == (3, 0, 1)

@@ -8,24 +8,24 @@ from agentrl.domain.schemas import InteractionStatus, SessionStatus
 from agentrl.store import evaluation_episodes
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import child_sessions, group_starts, sealing
 
 
 def test_a_failed_episode_is_a_fault_where_the_policy_did_not_answer(db, run_id, limits):
     def play(*calls: InteractionStatus, status: SessionStatus = SessionStatus.FAILED, below: bool = False) -> str:
         with db.write() as conn:
-            new = sessions.start_evaluation(conn, run_id, limits, [codec.new_id()], {}, {}, None)
+            new = group_starts.start_evaluation(conn, run_id, limits, [codec.new_id()], {}, {}, None)
             (session_id,) = new.session_ids
             caller = session_id
             if below:
-                (caller,) = sessions.start_child(conn, session_id, limits, codec.new_id(), {}).session_ids
+                (caller,) = child_sessions.start_child(conn, session_id, limits, codec.new_id(), {}).session_ids
             for ended_as in calls:
                 if ended_as == InteractionStatus.COMPLETE:
                     call(conn, run_id, caller)
                 else:
                     call_id = begin_call(conn, run_id, caller)
                     interactions.finish(conn, call_id, caller, outcome(status=ended_as))
-            sessions.end(conn, session_id, status, "boom", limits)
+            sealing.end(conn, session_id, status, "boom", limits)
         return session_id
 
     answered, failed = InteractionStatus.COMPLETE, InteractionStatus.FAILED

@@ -24,8 +24,8 @@ from agentrl.store import Database, family, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.db import codec
 from agentrl.store.family import Family
-from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits
+from agentrl.store.sessions import child_sessions, liveness, sealing, settling
+from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, trajectories
 from agentrl.store.tables import sessions as sessions_table
 from agentrl.store.training import returns, rewards
@@ -37,7 +37,7 @@ trees = st.integers(1, 24).flatmap(lambda n: st.tuples(*(st.integers(0, max(0, i
 
 def child(db: Database, parent_id: str, limits: Limits) -> str:
     with db.write() as conn:
-        return sessions.start_child(conn, parent_id, limits, codec.new_id(), {}).session_ids[0]
+        return child_sessions.start_child(conn, parent_id, limits, codec.new_id(), {}).session_ids[0]
 
 
 def grown(db: Database, run_id: str, limits: Limits, parents: tuple[int, ...]) -> list[str]:
@@ -89,14 +89,14 @@ def counted(db: Database) -> Iterator[SimpleNamespace]:
 
 def sweep_to_the_end(db: Database, run_id: str, limits: Limits, seen: SimpleNamespace | None = None) -> None:
     """Look at what is due, each session in a transaction of its own; no transaction does more than its share."""
-    while due := db.query(sessions.due, run_id):
+    while due := db.query(liveness.due, run_id):
         for session_id in due:
             if seen is not None:
                 seen.statements = seen.built = 0
-            db.transact(sessions.look, session_id, limits, heard_since=0.0)
+            db.transact(liveness.check_due_session, session_id, limits, heard_since=0.0)
             if seen is not None:
-                assert seen.built <= sessions.MOST_SETTLED
-                assert seen.statements <= 20 * sessions.MOST_SETTLED
+                assert seen.built <= settling.MOST_SETTLED
+                assert seen.statements <= 20 * settling.MOST_SETTLED
 
 
 @given(parents=trees)
@@ -134,7 +134,7 @@ def test_any_tree_ends_as_the_rules_say_however_few_are_settled_at_once(
     databases: Databases, monkeypatch, parents, ends, reward
 ):
     """The model: what is open takes the end of the nearest session above it that ends; all is built in the end."""
-    monkeypatch.setattr(sessions, "MOST_SETTLED", 3)
+    monkeypatch.setattr(settling, "MOST_SETTLED", 3)
     limits = LIMITS
     with databases.lent("sqlite") as url:
         db = Database(url)
@@ -156,7 +156,7 @@ def test_any_tree_ends_as_the_rules_say_however_few_are_settled_at_once(
                 rewards.add(conn, ids[min(reward, len(ids) - 1)], value=1.0, discount=1.0)
         for i, how in [(i % len(ids), how) for i, how in ends if i % len(ids)] + [(0, "completed")]:
             end_all(i, how)
-            db.transact(sessions.end, ids[i], SessionStatus(how), None, limits)
+            db.transact(sealing.end, ids[i], SessionStatus(how), None, limits)
         sweep_to_the_end(db, run_id, limits)
         with db.read() as conn:
             rows = {row.id: row for row in conn.execute(select(sessions_table))}
@@ -214,7 +214,7 @@ def test_of_a_thousand_sub_agents_a_run_takes_as_many_as_it_says_by_default(db, 
         parent = root
         for _ in range(1000):
             try:
-                (below,) = sessions.start_child(conn, parent, limits, codec.new_id(), {}).session_ids
+                (below,) = child_sessions.start_child(conn, parent, limits, codec.new_id(), {}).session_ids
             except RequestError as refused:
                 refusals.append(refused.code)
             else:
@@ -242,12 +242,12 @@ def test_a_tree_of_an_older_version_is_swept_without_recursion_and_in_small_tran
 def test_the_end_of_a_large_tree_seals_all_of_it_and_settles_a_few(db, run_id, limits):
     ids = old_tree(db, run_id, limits, [0] * 1000)
     with counted(db) as seen:
-        assert db.transact(sessions.end, ids[0], SessionStatus.COMPLETED, None, limits) == "completed"
-    assert seen.built == sessions.MOST_SETTLED
+        assert db.transact(sealing.end, ids[0], SessionStatus.COMPLETED, None, limits) == "completed"
+    assert seen.built == settling.MOST_SETTLED
     assert seen.statements < 200
     with db.read() as conn:
         assert set(conn.execute(select(sessions_table.c.status)).scalars()) == {"completed"}
-    assert len(db.query(sessions.due, run_id, limit=2000)) == 1001 - sessions.MOST_SETTLED
+    assert len(db.query(liveness.due, run_id, limit=2000)) == 1001 - settling.MOST_SETTLED
     with pytest.raises(RequestError, match="sealed"):
         child(db, ids[1], limits)
 
@@ -255,21 +255,23 @@ def test_the_end_of_a_large_tree_seals_all_of_it_and_settles_a_few(db, run_id, l
 def test_what_is_left_of_a_tree_is_locked_before_the_group(db, run_id, limits):
     """A reward of a session that is left holds it, and then needs the group: a builder that has that must not wait."""
     patient = replace(limits, reward_timeout_s=3600.0)
-    ids = old_tree(db, run_id, limits, [0] * (sessions.MOST_SETTLED + 2))
+    ids = old_tree(db, run_id, limits, [0] * (settling.MOST_SETTLED + 2))
     with db.write() as conn:
         call(conn, run_id, ids[0])
-        assert sessions.end(conn, ids[0], SessionStatus.COMPLETED, None, patient) == "completed"
+        assert sealing.end(conn, ids[0], SessionStatus.COMPLETED, None, patient) == "completed"
         conn.execute(sessions_table.update().values(due_at=0.0))
     with ThreadPoolExecutor(1) as pool:
         with db.write() as conn:
             conn.execute(select(sessions_table.c.id).where(sessions_table.c.id == ids[-1]).with_for_update()).all()
-            builder = pool.submit(db.transact, lambda conn: sessions.look(conn, ids[0], limits, heard_since=0.0))
+            builder = pool.submit(
+                db.transact, lambda conn: liveness.check_due_session(conn, ids[0], limits, heard_since=0.0)
+            )
             sleep(LET_IT_WAIT_S)
             conn.execute(select(groups.c.id).with_for_update(nowait=True)).all()  # refused where somebody has it
         assert builder.result() is False
     with db.read() as conn:
         built = select(func.count()).select_from(sessions_table).where(sessions_table.c.built)
-        assert conn.execute(built).scalar_one() == sessions.MOST_SETTLED
+        assert conn.execute(built).scalar_one() == settling.MOST_SETTLED
 
 
 def new_run(db: Database) -> str:

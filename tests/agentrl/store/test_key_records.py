@@ -12,8 +12,9 @@ from agentrl.domain.schemas import Power, SessionStatus
 from agentrl.errors import RequestError
 from agentrl.store import key_records, retention
 from agentrl.store.db.codec import hash_key
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, sealing, session_lookup
 from agentrl.store.tables import keys as table
+from agentrl.store.tables import sessions as sessions_table
 
 
 def opens(db, run_id, key):
@@ -27,7 +28,7 @@ def valid(db, run_id, key):
 
 @pytest.fixture
 def session_id(db, run_id, limits):
-    return db.transact(sessions.start_group, run_id, limits, [hash_key("s0"), hash_key("s1")]).session_ids[0]
+    return db.transact(group_starts.start_group, run_id, limits, [hash_key("s0"), hash_key("s1")]).session_ids[0]
 
 
 def test_a_key_says_what_it_is_and_only_its_hash_is_kept(db, run_id):
@@ -138,7 +139,7 @@ def test_a_session_gets_another_key_and_every_older_one_ends(db, run_id, session
 
 
 def test_a_sealed_session_gets_no_key(db, run_id, session_id, limits):
-    db.transact(sessions.end, session_id, SessionStatus.FAILED, None, limits)
+    db.transact(sealing.end, session_id, SessionStatus.FAILED, None, limits)
     with pytest.raises(RequestError) as refused:
         db.transact(key_records.rotate_session, run_id, session_id)
     assert (refused.value.status, refused.value.code) == (409, "session_sealed")
@@ -159,9 +160,9 @@ def test_a_key_opens_nothing_in_another_run(db, run_id):
 def test_keys_of_sessions_go_with_them(db, run_id, session_id, limits):
     db.transact(key_records.rotate_session, run_id, session_id)
     db.transact(key_records.create, run_id, Power.RUN, "ci")
-    group = db.query(sessions.get, session_id).group_id
-    for sid in db.query(lambda conn: list(conn.execute(select(sessions.sessions.c.id)).scalars())):
-        db.transact(sessions.end, sid, SessionStatus.ABANDONED, None, limits)
+    group = db.query(session_lookup.get, session_id).group_id
+    for sid in db.query(lambda conn: list(conn.execute(select(sessions_table.c.id)).scalars())):
+        db.transact(sealing.end, sid, SessionStatus.ABANDONED, None, limits)
     pruned = retention.prune(db, run_id, time.time() + 60)
     assert pruned.rows["groups"] == 1, group
     assert pruned.rows["keys"] == 2

@@ -369,7 +369,8 @@ def test_sub_agents_of_the_first_revision_get_their_roots_however_deep_they_stan
 STARTER = """
 import sys
 from sqlalchemy import event
-from agentrl.store import Database, sqlite_file
+from agentrl.store import Database
+from agentrl.store.db import sqlite_file
 url = sys.argv[1]
 print("ready", flush=True)
 sys.stdin.readline()

@@ -30,8 +30,9 @@ from agentrl.store import Database, heartbeats, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits, NewGroup
+from agentrl.store.sessions import child_sessions, group_starts, liveness, sealing, session_rewards
+from agentrl.store.sessions.group_starts import NewGroup
+from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, trajectories, weight_versions
 from agentrl.store.tables import rewards as rewards_table
 from agentrl.store.tables import sessions as sessions_table
@@ -157,18 +158,18 @@ class StoreMachine(RuleBasedStateMachine):
         keys, digest = [codec.new_id() for _ in range(size)], digest and f"{digest} {kind}"
         if kind == "own":
             group = Group("", False, size, owner=owner, digest=digest)
-            self._start(partial(sessions.start_group, owner=owner), group, keys)
+            self._start(partial(group_starts.start_group, owner=owner), group, keys)
         elif kind == "external":
-            self._start(sessions.start_external, Group("", False, 1, digest=digest), keys[:1], {"n": 1}, {})
+            self._start(group_starts.start_external, Group("", False, 1, digest=digest), keys[:1], {"n": 1}, {})
         else:
             group = Group("", True, size, digest=digest)
-            self._start(sessions.start_evaluation, group, keys, {"n": 1}, {}, None, counted=False)
+            self._start(group_starts.start_evaluation, group, keys, {"n": 1}, {}, None, counted=False)
 
     @precondition(lambda self: self.model.sessions)
     @rule(pick=picks)
     def start_child(self, pick):
         parent = self._session(pick)
-        new = self._try(lambda conn: sessions.start_child(conn, parent.id, self.model.limits, codec.new_id(), {}))
+        new = self._try(lambda conn: child_sessions.start_child(conn, parent.id, self.model.limits, codec.new_id(), {}))
         refusal = self.model.refuses_child(parent)
         if isinstance(new, Exception):
             assert _code(new) == refusal
@@ -186,7 +187,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _end(self, session: Session, status: SessionStatus) -> None:
         self.model.end(session, status.value)
         with self.db.write() as conn:
-            assert sessions.end(conn, session.id, status, None, self.model.limits) == session.status
+            assert sealing.end(conn, session.id, status, None, self.model.limits) == session.status
 
     @rule(
         size=st.integers(1, 2),
@@ -337,10 +338,10 @@ class StoreMachine(RuleBasedStateMachine):
         ask = {"value": value, "interaction_id": call.id if call else None, "scope": scope, "name": name}
         if earlier is None and call is not None and call not in session.complete:
             with pytest.raises(RequestError, match="not delivered"), self.db.write() as conn:
-                sessions.reward(conn, session.id, self.model.limits, **ask, idempotency_key=key)
+                session_rewards.reward(conn, session.id, self.model.limits, **ask, idempotency_key=key)
             return
         with self.db.write() as conn:
-            answer = sessions.reward(conn, session.id, self.model.limits, **ask, idempotency_key=key)
+            answer = session_rewards.reward(conn, session.id, self.model.limits, **ask, idempotency_key=key)
         if earlier is not None:
             assert (answer.reward_id, answer.applied) == (earlier.id, earlier.applied)
         else:
@@ -372,16 +373,16 @@ class StoreMachine(RuleBasedStateMachine):
                 heartbeats.beat(conn, self.run_id, "worker", "worker")
                 self.model.beats["worker"] = self.model.now
             else:
-                assert sessions.touch(conn, session.id) == session.status
+                assert liveness.touch(conn, session.id) == session.status
                 session.seen = self.model.now
 
     def _sweep(self) -> int:
         with self.db.read() as conn:
-            due = sessions.due(conn, self.run_id)
+            due = liveness.due(conn, self.run_id)
         by_id = {s.id: s for s in self.model.sessions}
         for session_id in due:
             with self.db.write() as conn:
-                sessions.look(conn, session_id, self.model.limits, heard_since=self.model.heard_since)
+                liveness.check_due_session(conn, session_id, self.model.limits, heard_since=self.model.heard_since)
             if not by_id[session_id].built:
                 self.model.look(by_id[session_id])
         return len(due)
@@ -671,7 +672,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.agrees()
         assert all(s.built for s in self.model.sessions)
         with self.db.read() as conn:
-            assert sessions.due(conn, self.run_id) == []
+            assert liveness.due(conn, self.run_id) == []
 
 
 @pytest.mark.searches

@@ -12,7 +12,7 @@ from agentrl.errors import RequestError, UserError
 from agentrl.store import Database, events, retention, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts
 from agentrl.store.tables import contents, groups, heartbeats, metadata, trajectories
 from agentrl.store.tables import events as events_table
 from agentrl.store.tables import runs as runs_table
@@ -117,7 +117,7 @@ def test_ready_running_and_other_runs_groups_stay(db) -> None:
     history = History(db, seed=1)
     ready = history.group()
     with db.write() as conn:
-        running = sessions.start_group(conn, history.run_id, LIMITS, [codec.new_id(), codec.new_id()])
+        running = group_starts.start_group(conn, history.run_id, LIMITS, [codec.new_id(), codec.new_id()])
     retention.prune(db, history.run_id, later())
     assert group_states(history) == {ready.group_id: "ready", running.group_id: "running"}
     assert group_states(other) == {others.group_id: "rejected"}

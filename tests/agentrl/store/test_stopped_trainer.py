@@ -16,7 +16,8 @@ OLD_TRAINER = """
 import sys
 from agentrl.errors import FencedError
 from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory
-from agentrl.store import Database, steps
+from agentrl.store import Database
+from agentrl.store.training import steps
 
 url, run_id = sys.argv[1:]
 db = Database(url)

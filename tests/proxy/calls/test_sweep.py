@@ -20,7 +20,15 @@ from agentrl.proxy.calls.sweep import Ears, beat, sweep_once
 from agentrl.store import Database, events, heartbeats, runs, silence
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import (
+    child_sessions,
+    group_starts,
+    liveness,
+    sealing,
+    session_limits,
+    session_locks,
+    settling,
+)
 from agentrl.store.tables import interactions as interactions_table
 from agentrl.store.tables import sessions as sessions_table
 
@@ -41,7 +49,7 @@ class Clock:
 class Replica:
     """What the sweep needs of a proxy; `before_write` runs before each write, as a database that makes it wait."""
 
-    def __init__(self, database: Database, run_id: str, limits: sessions.Limits, replica: str = "me") -> None:
+    def __init__(self, database: Database, run_id: str, limits: session_limits.Limits, replica: str = "me") -> None:
         self.database, self.run_id, self.limits, self.replica = database, run_id, limits, replica
         self.serving: set[str] = set()
         self.exchanges: dict[str, Any] = {}
@@ -62,7 +70,7 @@ class Replica:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (sweep, silence, sessions, heartbeats, interactions):
+    for module in (sweep, silence, group_starts, liveness, sealing, settling, heartbeats, interactions):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -72,13 +80,13 @@ def replica(store_url: str, run_config: dict[str, Any]) -> Iterator[Replica]:
     database = Database(store_url)
     with database.read() as conn:
         run_id = runs.by_name(conn, "test").id
-    yield Replica(database, run_id, sessions.Limits.of(parse_config(run_config)))
+    yield Replica(database, run_id, session_limits.Limits.of(parse_config(run_config)))
     database.close()
 
 
 def start(replica: Replica, owner: str | None = "worker") -> list[str]:
     group = replica.database.transact(
-        sessions.start_group, replica.run_id, replica.limits, [codec.new_id(), codec.new_id()], owner=owner
+        group_starts.start_group, replica.run_id, replica.limits, [codec.new_id(), codec.new_id()], owner=owner
     )
     return group.session_ids
 
@@ -236,14 +244,14 @@ async def test_the_calls_of_another_run_are_not_touched(replica, clock):
 
 async def test_one_bad_session_does_not_keep_the_others_from_their_end(replica, clock, monkeypatch, caplog):
     ids, ears = start(replica), Ears(TIMEOUT_S / 4)
-    look = sessions.look
+    look = liveness.check_due_session
 
     def bad(conn: Any, session_id: str, *args: Any, **kwargs: Any) -> bool:
         if session_id == ids[0]:
-            sessions._locked(conn, "nobody")  # 404
+            session_locks.lock(conn, "nobody")  # 404
         return look(conn, session_id, *args, **kwargs)
 
-    monkeypatch.setattr(sessions, "look", bad)
+    monkeypatch.setattr(liveness, "check_due_session", bad)
     with caplog.at_level(logging.ERROR):
         await listen(replica, ears, clock, TIMEOUT_S + 20)
     assert statuses(replica, ids[1:]) == {"abandoned"}
@@ -256,7 +264,7 @@ async def test_whatever_one_session_fails_with_is_its_own_recorded_and_tried_aga
     replica, clock, monkeypatch, caplog, failure
 ):
     ids, ears = start(replica), Ears(TIMEOUT_S / 4)
-    look, looked = sessions.look, []
+    look, looked = liveness.check_due_session, []
 
     def bad(conn: Any, session_id: str, *args: Any, **kwargs: Any) -> bool:
         looked.append(session_id)
@@ -264,7 +272,7 @@ async def test_whatever_one_session_fails_with_is_its_own_recorded_and_tried_aga
             raise failure
         return look(conn, session_id, *args, **kwargs)
 
-    monkeypatch.setattr(sessions, "look", bad)
+    monkeypatch.setattr(liveness, "check_due_session", bad)
     await listen(replica, ears, clock, TIMEOUT_S + 20)
     assert statuses(replica, ids[1:]) == {"abandoned"}
     assert looked.count(ids[0]) == 1, "it is put off"
@@ -274,7 +282,7 @@ async def test_whatever_one_session_fails_with_is_its_own_recorded_and_tried_aga
     with replica.database.read() as conn:
         (event,) = events.of_run(conn, replica.run_id, silence.STUCK)
     assert event.data == {"session_id": ids[0], "error": repr(failure)}
-    monkeypatch.setattr(sessions, "look", look)
+    monkeypatch.setattr(liveness, "check_due_session", look)
     await listen(replica, ears, clock, sweep.PUT_OFF_S)
     assert statuses(replica, ids) == {"abandoned"}
 
@@ -308,13 +316,13 @@ async def test_many_overdue_sessions_are_all_looked_at(replica, clock):
 async def test_one_pass_settles_a_tree_that_takes_many_transactions(replica, clock):
     """What a transaction leaves is due at once."""
     (root, *_), limits = start(replica, owner=None), replica.limits
-    for _ in range(3 * sessions.MOST_SETTLED):
-        replica.database.transact(sessions.start_child, root, limits, codec.new_id(), {})
-    replica.database.transact(sessions.end, root, SessionStatus.COMPLETED, None, limits)
+    for _ in range(3 * settling.MOST_SETTLED):
+        replica.database.transact(child_sessions.start_child, root, limits, codec.new_id(), {})
+    replica.database.transact(sealing.end, root, SessionStatus.COMPLETED, None, limits)
     tree = sessions_table.c.root_session_id == root
     unbuilt = select(func.count()).select_from(sessions_table).where(tree, sessions_table.c.built.is_(False))
     with replica.database.read() as conn:
-        assert conn.scalar(unbuilt) == 2 * sessions.MOST_SETTLED + 1
+        assert conn.scalar(unbuilt) == 2 * settling.MOST_SETTLED + 1
     await beat_and_sweep(replica, Ears(TIMEOUT_S / 4))
     with replica.database.read() as conn:
         assert conn.scalar(unbuilt) == 0
@@ -325,18 +333,18 @@ async def test_a_sub_agent_at_work_keeps_its_parent(replica, clock, busy):
     """And its own silence is its parent's business: it ends with it."""
     (parent, *_), ears = start(replica, owner=None), Ears(TIMEOUT_S / 4)
     limits = replica.limits
-    (sub,) = replica.database.transact(sessions.start_child, parent, limits, codec.new_id(), {}).session_ids
-    (idle,) = replica.database.transact(sessions.start_child, parent, limits, codec.new_id(), {}).session_ids
+    (sub,) = replica.database.transact(child_sessions.start_child, parent, limits, codec.new_id(), {}).session_ids
+    (idle,) = replica.database.transact(child_sessions.start_child, parent, limits, codec.new_id(), {}).session_ids
     if busy == "a running call":
         running_call(replica, sub, "me")
     for _ in range(int(2 * limits.session_timeout_s / 30)):
         if busy == "a call":
             replica.database.transact(interactions.fail, running_call(replica, sub, "me"), "aborted", "went away")
         elif busy == "a heartbeat":
-            replica.database.transact(sessions.touch, sub)
+            replica.database.transact(liveness.touch, sub)
         await listen(replica, ears, clock, 30)
     assert statuses(replica, [parent, sub, idle]) == {"open"}
-    replica.database.transact(sessions.end, parent, SessionStatus.COMPLETED, None, limits)
+    replica.database.transact(sealing.end, parent, SessionStatus.COMPLETED, None, limits)
     assert statuses(replica, [sub, idle]) <= {"completed", "closing"}
 
 
@@ -347,13 +355,13 @@ async def test_one_pass_deals_with_every_session_that_is_due_and_asks_for_bad_on
         conn.execute(sessions_table.update().values(created_at=0.0, due_at=1.0))
         conn.execute(sessions_table.update().where(sessions_table.c.id.in_(bad)).values(due_at=0.0))
     monkeypatch.setattr(sweep, "PAGE", 2)
-    look, looked = sessions.look, []
+    look, looked = liveness.check_due_session, []
 
     def some_are_bad(conn: Any, session_id: str, *args: Any, **kwargs: Any) -> bool:
         looked.append(session_id)
         return look(conn, "nobody" if session_id in bad else session_id, *args, **kwargs)
 
-    monkeypatch.setattr(sessions, "look", some_are_bad)
+    monkeypatch.setattr(liveness, "check_due_session", some_are_bad)
     await beat_and_sweep(replica, Ears(TIMEOUT_S / 4))
     assert sorted(looked) == sorted(ids)
     assert statuses(replica, [i for i in ids if i not in bad]) == {"failed"}
@@ -363,7 +371,7 @@ async def test_one_pass_deals_with_every_session_that_is_due_and_asks_for_bad_on
 async def test_a_session_that_another_replica_has_just_looked_at_is_left_to_it(replica, clock):
     (session_id, *_) = start(replica)
     with replica.database.write() as conn:
-        assert not sessions.look(conn, session_id, replica.limits, heard_since=0.0)  # not due
+        assert not liveness.check_due_session(conn, session_id, replica.limits, heard_since=0.0)  # not due
         conn.execute(sessions_table.update().values(created_at=0.0))
-        assert not sessions.look(conn, session_id, replica.limits, heard_since=0.0)
+        assert not liveness.check_due_session(conn, session_id, replica.limits, heard_since=0.0)
     assert statuses(replica, [session_id]) == {"open"}

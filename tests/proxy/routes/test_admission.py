@@ -15,7 +15,7 @@ from databases import KINDS
 from agentrl.client import Client
 from agentrl.errors import RequestError
 from agentrl.store.audit import run_audit
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_admission
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 RUN = {"Authorization": "Bearer run-key"}
@@ -68,7 +68,7 @@ def test_a_program_that_will_not_wait_is_told_when_to_come_back(proxy):
 
 @pytest.mark.parametrize("path", ["/sessions", "/groups", "/rl/start_session"])
 def test_a_worker_leaves_the_next_place_to_a_program_that_waits(proxy, path, monkeypatch):
-    monkeypatch.setattr(sessions, "WAITS_S", 1e6)
+    monkeypatch.setattr(group_admission, "WAITS_S", 1e6)
     worker, key = {"owner": "w/1"}, {"Authorization": "Bearer admin-key"}
     body = {"task_id": "t"} if path.startswith("/rl") else {}
     groups = [proxy.post("/groups", worker).json() for _ in range(CONCURRENT)]

@@ -13,8 +13,8 @@ from databases import KINDS
 from sqlalchemy import select
 
 from agentrl.store.audit import run_audit
-from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits
+from agentrl.store.sessions import liveness
+from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups
 from agentrl.store.tables import sessions as sessions_table
 
@@ -135,7 +135,7 @@ def test_one_that_falls_silent_has_come_to_its_end(proxy):
 
     def silent(conn: Any) -> None:
         conn.execute(sessions_table.update().values(last_seen_at=time.time() - 10_000, due_at=0.0))
-        sessions.look(conn, session_id, limits, heard_since=0.0)
+        liveness.check_due_session(conn, session_id, limits, heard_since=0.0)
 
     proxy.database.transact(silent)
     assert proxy.get("/sessions/a")["status"] == "completed"

@@ -22,8 +22,8 @@ from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits
+from agentrl.store.sessions import child_sessions, group_starts, sealing
+from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.training import rewards, steps
 
 LIMITS = Limits(
@@ -107,7 +107,7 @@ class Healthy:
                 rewards.add(conn, session_id, value=0.2, discount=0.5, interaction_id=self.fork[1], scope="branch")
             interactions.declare_lost(conn, self.run, "dead")
             for session_id in new.session_ids:
-                sessions.end(conn, session_id, SessionStatus.COMPLETED, None, LIMITS)
+                sealing.end(conn, session_id, SessionStatus.COMPLETED, None, LIMITS)
         self.forked_session, self.tools = new.session_ids[1], codec.content_hash(codec.pack_json([{"name": "f"}]))
 
     def _lease(self, epoch: int) -> None:
@@ -120,7 +120,7 @@ class Healthy:
                 call(conn, self.run, session_id, version=3)
                 call(conn, self.run, session_id, version=0)
                 rewards.add(conn, session_id, value=1.0, discount=0.5)
-                sessions.end(conn, session_id, SessionStatus.COMPLETED, None, LIMITS)
+                sealing.end(conn, session_id, SessionStatus.COMPLETED, None, LIMITS)
         group(self.db, self.run, LIMITS, version=3)
         batch = take(self.db, self.run, epoch, 3, discount=0.5)
         self.started_step = batch.step_id
@@ -133,17 +133,17 @@ class Healthy:
         new = open_group(self.db, self.run, LIMITS)
         self.running_group, (self.parent, self.open_session) = new.group_id, new.session_ids
         with self.db.write() as conn:
-            (self.child,) = sessions.start_child(conn, self.parent, LIMITS, "child", {}).session_ids
+            (self.child,) = child_sessions.start_child(conn, self.parent, LIMITS, "child", {}).session_ids
             self.child_call = call(conn, self.run, self.child)
             self.running_call = begin_call(conn, self.run, self.parent)
 
     def _evaluation(self) -> None:
         with self.db.write() as conn:
-            ended = sessions.start_evaluation(conn, self.run, LIMITS, ["e"], {"n": 1}, {}, None)
+            ended = group_starts.start_evaluation(conn, self.run, LIMITS, ["e"], {"n": 1}, {}, None)
             self.evaluation, (self.eval_session,) = ended.group_id, ended.session_ids
             self.eval_call = call(conn, self.run, self.eval_session, trainable=False)
             rewards.add(conn, self.eval_session, value=1.0, discount=0.5)
-            sessions.end(conn, self.eval_session, SessionStatus.COMPLETED, None, LIMITS)
+            sealing.end(conn, self.eval_session, SessionStatus.COMPLETED, None, LIMITS)
 
     def _rejected(self) -> None:
         """A group with too few good sessions."""
@@ -152,8 +152,8 @@ class Healthy:
         with self.db.write() as conn:
             call(conn, self.run, good)
             rewards.add(conn, good, value=1.0, discount=0.5)
-            sessions.end(conn, good, SessionStatus.COMPLETED, None, LIMITS)
-            sessions.end(conn, self.failed_session, SessionStatus.FAILED, "boom", LIMITS)
+            sealing.end(conn, good, SessionStatus.COMPLETED, None, LIMITS)
+            sealing.end(conn, self.failed_session, SessionStatus.FAILED, "boom", LIMITS)
 
 
 @pytest.fixture(scope="module", params=("sqlite", "postgresql"))

@@ -18,8 +18,8 @@ from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database, events, runs
 from agentrl.store.calls import deliveries, interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
-from agentrl.store.sessions.sessions import Limits
+from agentrl.store.sessions import group_starts
+from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import interactions as interactions_table
 
 LIMITS = Limits(
@@ -59,7 +59,7 @@ class Retries(RuleBasedStateMachine):
     def begin(self, n):
         self.n = n
         with self.db.write() as conn:
-            (self.session,) = sessions.start_group(conn, self.run_id, LIMITS, [codec.new_id()]).session_ids
+            (self.session,) = group_starts.start_group(conn, self.run_id, LIMITS, [codec.new_id()]).session_ids
         self.tries: list[int] = []  # of each client's request: how often it was sent
         self.answers: list[Answer] = []
 

@@ -13,8 +13,8 @@ from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError, UserError
 from agentrl.store import Database, events, runs
 from agentrl.store.db import codec
-from agentrl.store.sessions import failures, sessions
-from agentrl.store.sessions.sessions import Limits
+from agentrl.store.sessions import failures, group_starts, sealing
+from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import sessions as sessions_table
 
 Fail = Callable[..., list[str]]
@@ -32,9 +32,9 @@ def fail(db: Database, run_id: str, limits: Limits) -> Fail:
     def play(error: str = "boom", owner: str | None = None, status: SessionStatus = SessionStatus.FAILED) -> list[str]:
         with db.write() as conn:
             keys = [codec.new_id() for _ in range(2)]
-            new = sessions.start_group(conn, run_id, limits, keys, owner=owner)
+            new = group_starts.start_group(conn, run_id, limits, keys, owner=owner)
             for session_id in new.session_ids:
-                sessions.end(conn, session_id, status, error, limits)
+                sealing.end(conn, session_id, status, error, limits)
         return new.session_ids
 
     return play
@@ -55,9 +55,9 @@ def test_the_run_fails_and_says_which_session_and_why(db, run_id, limits, fail):
     (event,) = db.query(events.of_run, run_id, failures.STOPPED)
     assert event.data == {"failures": 6, "session_id": last, "error": why}
     for start in (
-        lambda conn: sessions.start_group(conn, run_id, limits, ["a", "b"]),
-        lambda conn: sessions.start_external(conn, run_id, limits, "c", {}, {}),
-        lambda conn: sessions.start_evaluation(conn, run_id, limits, ["d"], {}, {}, None),
+        lambda conn: group_starts.start_group(conn, run_id, limits, ["a", "b"]),
+        lambda conn: group_starts.start_external(conn, run_id, limits, "c", {}, {}),
+        lambda conn: group_starts.start_evaluation(conn, run_id, limits, ["d"], {}, {}, None),
     ):
         with pytest.raises(RequestError, match="run test is failed: 6 sessions in a row failed") as refused:
             db.transact(start)
@@ -69,8 +69,8 @@ def test_who_watches_the_run_sees_that_its_sessions_fail(db, run_id, limits, fai
     with db.write() as conn:
         for number in range(failures.LOOKED_AT):
             assert failures.seen(conn, run_id) is None
-            new = sessions.start_evaluation(conn, run_id, limits, [str(number)], {}, {}, None)
-            sessions.end(conn, new.session_ids[0], SessionStatus.FAILED, f"boom {number}", limits)
+            new = group_starts.start_evaluation(conn, run_id, limits, [str(number)], {}, {}, None)
+            sealing.end(conn, new.session_ids[0], SessionStatus.FAILED, f"boom {number}", limits)
         assert failures.seen(conn, run_id) == f"boom {failures.LOOKED_AT - 1}"
     group(db, run_id, limits)
     assert db.query(failures.seen, run_id) is None
@@ -82,8 +82,8 @@ def test_failures_of_several_workers_and_of_evaluations_count_together(db, run_i
     for name in ("e", "f"):
         assert status(db, run_id) == ("running", None)
         with db.write() as conn:
-            new = sessions.start_evaluation(conn, run_id, limits, [name], {}, {}, None, owner="two/1")
-            sessions.end(conn, new.session_ids[0], SessionStatus.FAILED, "boom", limits)
+            new = group_starts.start_evaluation(conn, run_id, limits, [name], {}, {}, None, owner="two/1")
+            sealing.end(conn, new.session_ids[0], SessionStatus.FAILED, "boom", limits)
     assert status(db, run_id)[0] == "failed"
 
 
@@ -95,8 +95,8 @@ def test_one_session_that_succeeds_begins_the_count_anew(db, run_id, limits, fai
     fail()
     new = open_group(db, run_id, limits)
     with db.write() as conn:  # a group that fails in part
-        sessions.end(conn, new.session_ids[0], SessionStatus.COMPLETED, None, limits)
-        sessions.end(conn, new.session_ids[1], SessionStatus.FAILED, "boom", limits)
+        sealing.end(conn, new.session_ids[0], SessionStatus.COMPLETED, None, limits)
+        sealing.end(conn, new.session_ids[1], SessionStatus.FAILED, "boom", limits)
     for _ in range(2):
         fail()
     assert status(db, run_id) == ("running", None)
@@ -104,13 +104,13 @@ def test_one_session_that_succeeds_begins_the_count_anew(db, run_id, limits, fai
 
 def test_a_session_from_before_that_a_worker_still_plays_may_yet_succeed(db, run_id, limits, fail):
     with db.write() as conn:
-        slow = sessions.start_group(conn, run_id, limits, ["s", "t"], owner="slow/1")
+        slow = group_starts.start_group(conn, run_id, limits, ["s", "t"], owner="slow/1")
     for _ in range(5):
         fail(owner="broken/1")
     assert status(db, run_id) == ("running", None)
     with db.write() as conn:  # it does: the failures around it are not all there is
         for session_id in slow.session_ids:
-            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
     fail(owner="broken/1")
     for _ in range(2):
         assert status(db, run_id) == ("running", None)
@@ -121,18 +121,18 @@ def test_a_session_from_before_that_a_worker_still_plays_may_yet_succeed(db, run
 def test_a_session_of_a_worker_whose_newest_has_not_failed_may_yet_succeed(db, run_id, limits, fail):
     fail(owner="broken/1")
     with db.write() as conn:  # begun after the first failure, so none of them is from before the row
-        slow = sessions.start_group(conn, run_id, limits, ["s", "t"], owner="slow/1")
-        own = sessions.start_group(conn, run_id, limits, ["u", "v"], owner="broken/1")
+        slow = group_starts.start_group(conn, run_id, limits, ["s", "t"], owner="slow/1")
+        own = group_starts.start_group(conn, run_id, limits, ["u", "v"], owner="broken/1")
     for _ in range(4):
         fail(owner="broken/1")
     assert status(db, run_id) == ("running", None)
     with db.write() as conn:
         for session_id in slow.session_ids:
-            sessions.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
+            sealing.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
     assert status(db, run_id) == ("running", None)  # those of its own may, while they are from before
     with db.write() as conn:
         for session_id in own.session_ids:
-            sessions.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
+            sealing.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
     assert status(db, run_id)[0] == "failed"
 
 
@@ -168,8 +168,8 @@ def test_a_run_that_is_reopened_counts_anew(db, run_id, limits, fail):
 
 def test_a_run_may_ask_not_to_be_stopped(db, run_id, limits):
     with db.write() as conn:
-        new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in range(2)])
+        new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(2)])
         for session_id in new.session_ids:
-            sessions.end(conn, session_id, SessionStatus.FAILED, "boom", replace(limits, max_failures_in_a_row=None))
+            sealing.end(conn, session_id, SessionStatus.FAILED, "boom", replace(limits, max_failures_in_a_row=None))
         assert conn.execute(select(sessions_table.c.status).distinct()).scalars().all() == ["failed"]
     assert status(db, run_id) == ("running", None)

@@ -18,7 +18,17 @@ from agentrl.errors import RequestError
 from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import interactions
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import (
+    child_sessions,
+    due_times,
+    group_admission,
+    group_starts,
+    liveness,
+    sealing,
+    session_limits,
+    session_lookup,
+    settling,
+)
 from agentrl.store.tables import groups, trajectories
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.training import rewards
@@ -47,15 +57,15 @@ def state(db: Database, group_id: str) -> str:
         return str(conn.execute(select(groups.c.state).where(groups.c.id == group_id)).scalar_one())
 
 
-def child_of(db: Database, parent_id: str, limits: sessions.Limits) -> str:
+def child_of(db: Database, parent_id: str, limits: session_limits.Limits) -> str:
     with db.write() as conn:
-        (child_id,) = sessions.start_child(conn, parent_id, limits, f"key of {parent_id}", {}).session_ids
+        (child_id,) = child_sessions.start_child(conn, parent_id, limits, f"key of {parent_id}", {}).session_ids
     return child_id
 
 
 def test_a_repeated_start_gets_the_same_group_and_takes_one_place(db, run_id, limits):
     def start(conn):
-        return sessions.start_group(conn, run_id, limits, ["a", "b"], start_digest="d")
+        return group_starts.start_group(conn, run_id, limits, ["a", "b"], start_digest="d")
 
     first, second = meanwhile(db, start, start)
     assert first == second
@@ -64,7 +74,7 @@ def test_a_repeated_start_gets_the_same_group_and_takes_one_place(db, run_id, li
 
 def test_a_repeated_evaluation_gets_the_same_group(db, run_id, limits):
     def start(conn):
-        return sessions.start_evaluation(conn, run_id, limits, ["a"], {"n": 1}, {}, None, start_digest="d")
+        return group_starts.start_evaluation(conn, run_id, limits, ["a"], {"n": 1}, {}, None, start_digest="d")
 
     first, second = meanwhile(db, start, start)
     assert first == second
@@ -80,10 +90,10 @@ def test_nothing_of_a_failed_session_s_sub_agents_is_trained(db, run_id, limits)
         for session_id in (root, child, grandchild):
             call(conn, run_id, session_id)
             rewards.add(conn, session_id, value=1.0, discount=1.0)
-        sessions.end(conn, grandchild, SessionStatus.COMPLETED, None, limits)
-        sessions.end(conn, child, SessionStatus.COMPLETED, None, limits)
-        sessions.end(conn, root, SessionStatus.FAILED, "boom", limits)
-        sessions.end(conn, other, SessionStatus.FAILED, "boom", limits)
+        sealing.end(conn, grandchild, SessionStatus.COMPLETED, None, limits)
+        sealing.end(conn, child, SessionStatus.COMPLETED, None, limits)
+        sealing.end(conn, root, SessionStatus.FAILED, "boom", limits)
+        sealing.end(conn, other, SessionStatus.FAILED, "boom", limits)
     with db.read() as conn:
         assert runs.state_counts(conn, run_id) == {"groups": {"rejected": 1}, "trajectories": {}}
 
@@ -93,11 +103,11 @@ def test_a_session_that_waits_for_its_reward_can_still_be_given_up(db, run_id, l
     first, second = open_group(db, run_id, limits).session_ids
     with db.write() as conn:
         call(conn, run_id, first)
-        assert sessions.end(conn, first, SessionStatus.COMPLETED, None, patient) == "completed"
-        assert sessions.end(conn, first, SessionStatus.ABANDONED, None, patient) == "abandoned"
+        assert sealing.end(conn, first, SessionStatus.COMPLETED, None, patient) == "completed"
+        assert sealing.end(conn, first, SessionStatus.ABANDONED, None, patient) == "abandoned"
         assert not rewards.add(conn, first, value=1.0, discount=1.0).applied
-        assert sessions.end(conn, first, SessionStatus.COMPLETED, None, patient) == "abandoned"
-        sessions.end(conn, second, SessionStatus.ABANDONED, None, patient)
+        assert sealing.end(conn, first, SessionStatus.COMPLETED, None, patient) == "abandoned"
+        sealing.end(conn, second, SessionStatus.ABANDONED, None, patient)
     with db.read() as conn:
         assert runs.state_counts(conn, run_id) == {"groups": {"rejected": 1}, "trajectories": {}}
 
@@ -110,13 +120,13 @@ def test_a_reward_of_the_parent_reaches_a_child_that_is_built_meanwhile(db, run_
         call(conn, run_id, root)
         begin_call(conn, run_id, child, replica="dead")
         call(conn, run_id, child)
-        sessions.end(conn, root, SessionStatus.COMPLETED, None, limits)  # built; the child waits for its running call
+        sealing.end(conn, root, SessionStatus.COMPLETED, None, limits)  # built; the child waits for its running call
         interactions.declare_lost(conn, run_id, "dead")
 
     def reward(conn):
         return rewards.add(conn, root, value=1.0, discount=1.0)
 
-    meanwhile(db, reward, lambda conn: sessions.settle(conn, child, limits))
+    meanwhile(db, reward, lambda conn: settling.settle(conn, child, limits))
     with db.read() as conn:
         found = conn.execute(
             select(trajectories.c.state, trajectories.c["return"]).where(trajectories.c.session_id == child)
@@ -161,7 +171,7 @@ def test_two_replicas_settle_the_sessions_of_groups_through_their_group_commits(
         """Every session is ended by both replicas, in different orders."""
         together.wait()
         mine = everybody[i // 2 :: 4][:: 1 if i % 2 else -1]
-        ends = [replicas[i % 2].submit(sessions.end, sid, SessionStatus.COMPLETED, None, many) for sid in mine]
+        ends = [replicas[i % 2].submit(sealing.end, sid, SessionStatus.COMPLETED, None, many) for sid in mine]
         return [one.result() for one in ends]
 
     with ThreadPoolExecutor(8) as pool:
@@ -180,25 +190,25 @@ def test_a_call_that_begins_while_its_session_is_looked_at_keeps_it(db, run_id, 
     impatient = replace(limits, session_timeout_s=0.0)
 
     def look(conn):
-        return sessions.look(conn, session_id, impatient, heard_since=0.0)
+        return liveness.check_due_session(conn, session_id, impatient, heard_since=0.0)
 
-    db.transact(sessions._look_again, session_id, 0.0)  # due
+    db.transact(due_times.check_at, session_id, 0.0)  # due
     _, abandoned = meanwhile(db, lambda conn: begin_call(conn, run_id, session_id), look)
     assert not abandoned
     with db.read() as conn:
-        assert sessions.get(conn, session_id).status == SessionStatus.OPEN
+        assert session_lookup.get(conn, session_id).status == SessionStatus.OPEN
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the test is, who was refused still waits."""
-    monkeypatch.setattr(sessions, "WAITS_S", 1e6)
+    monkeypatch.setattr(group_admission, "WAITS_S", 1e6)
 
 
 class Turns:
     """Workers and outside programs that ask for the places of a run."""
 
-    def __init__(self, db: Database, run_id: str, limits: sessions.Limits, places: int) -> None:
+    def __init__(self, db: Database, run_id: str, limits: session_limits.Limits, places: int) -> None:
         self.db, self.run_id = db, run_id
         self.limits = replace(limits, max_concurrent_groups=places, groups_per_step=100, group_size=1)
         self.had: list[tuple[str, str]] = []  # who plays, and the session
@@ -208,22 +218,22 @@ class Turns:
         outside = who == "outside"
         try:
             new = self.db.transact(
-                sessions.start_group,
+                group_starts.start_group,
                 self.run_id,
                 self.limits,
                 [f"key {len(self.had)}"],
                 owner=None if outside else "worker",
             )
         except RequestError as error:
-            if error.code != sessions.NO_CAPACITY:
+            if error.code != group_admission.NO_CAPACITY:
                 raise
-            self.db.transact(sessions.wait, self.run_id, outside=outside)
+            self.db.transact(group_admission.note_waiting, self.run_id, outside=outside)
             return False
         self.had.append((who, new.session_ids[0]))
         return True
 
     def free(self, which: int = -1) -> None:
-        self.db.transact(sessions.end, self.had[which][1], SessionStatus.ABANDONED, None, self.limits)
+        self.db.transact(sealing.end, self.had[which][1], SessionStatus.ABANDONED, None, self.limits)
 
 
 @pytest.mark.usefixtures("patient")
@@ -261,13 +271,15 @@ def test_who_does_not_come_back_waits_no_more(db, run_id, limits):
     turns.free()
     assert not turns.ask("worker")
     with db.write() as conn:
-        conn.execute(update(runs_table).values(outside_asked_at=runs_table.c.outside_asked_at - sessions.WAITS_S))
+        conn.execute(
+            update(runs_table).values(outside_asked_at=runs_table.c.outside_asked_at - group_admission.WAITS_S)
+        )
     assert turns.ask("worker")
 
 
 def test_a_run_that_stops_admits_nobody(db, run_id, limits):
     db.transact(runs.set_status, run_id, "stopping")
     with pytest.raises(RequestError) as caught, db.write() as conn:
-        sessions.admit(conn, run_id, limits, outside=False)
+        group_admission.admit(conn, run_id, limits, outside=False)
     assert (caught.value.status, caught.value.code) == (409, "run_stopping")
     assert counters(db, run_id) == (0, 0, 0)

@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, sealing
 from agentrl.store.training import batch_facts, rewards
 
 
@@ -19,7 +19,7 @@ def found(db, batch):
 
 def test_a_sessions_rewards_are_summed_by_name_and_the_newest_counts(db, run_id, limits):
     with db.write() as conn:
-        new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in range(2)])
+        new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(2)])
         for i, session_id in enumerate(new.session_ids):
             first = call(conn, run_id, session_id)
             second = call(conn, run_id, session_id, parent=first, delta=(5,), output=(6,))
@@ -27,7 +27,7 @@ def test_a_sessions_rewards_are_summed_by_name_and_the_newest_counts(db, run_id,
                 rewards.add(conn, session_id, value=0.25, discount=1.0, interaction_id=called, name="turn")
             rewards.add(conn, session_id, value=9.0, discount=1.0, name="exact")
             rewards.add(conn, session_id, value=float(i), discount=1.0, name="exact")
-            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
     group(db, run_id, limits, values=(3.0, 5.0))
     left = group(db, run_id, limits, values=(100.0, 200.0))
     batch = take(db, run_id, begin(db, run_id), 1)
@@ -67,13 +67,13 @@ def test_a_tasks_source_is_text(db, run_id, limits, data, source):
 
 def test_calls_that_were_cut_off_count_once_however_many_paths_share_them(db, run_id, limits):
     with db.write() as conn:
-        new = sessions.start_group(conn, run_id, limits, [codec.new_id() for _ in range(2)])
+        new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(2)])
         for session_id in new.session_ids:
             root = call(conn, run_id, session_id)
             for _ in range(2):
                 call(conn, run_id, session_id, parent=root, delta=(5,), output=(6,))
             rewards.add(conn, session_id, value=1.0, discount=1.0)
-            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
         conn.execute(text("UPDATE interactions SET finish_reason = 'length' WHERE id = :id"), {"id": root})
     facts = found(db, take(db, run_id, begin(db, run_id), 1, n_groups=1))
     assert (facts.calls, facts.truncated_calls) == (6, 1)

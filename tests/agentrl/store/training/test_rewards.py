@@ -14,14 +14,14 @@ from agentrl.errors import RequestError
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, session_rewards
 from agentrl.store.training import returns, rewards
 
 
 @pytest.fixture
 def session_id(db, run_id, limits) -> str:
     with db.write() as conn:
-        return sessions.start_group(conn, run_id, limits, ["a", "b"]).session_ids[0]
+        return group_starts.start_group(conn, run_id, limits, ["a", "b"]).session_ids[0]
 
 
 def test_a_later_value_supersedes_and_history_stays(db, session_id):
@@ -46,7 +46,7 @@ def test_values_must_be_finite_and_within_the_bound(db, session_id, limits, valu
         pytest.raises(RequestError, match=r"of at most ±1e\+06 \(proxy.max_reward\)"),
         db.write() as conn,
     ):
-        sessions.reward(conn, session_id, limits, value=value)
+        session_rewards.reward(conn, session_id, limits, value=value)
     with db.read() as conn:
         assert rewards.history(conn, session_id) == []
 
@@ -54,10 +54,10 @@ def test_values_must_be_finite_and_within_the_bound(db, session_id, limits, valu
 def test_a_run_chooses_its_bound(db, session_id, limits):
     wide, narrow = replace(limits, max_reward=1e9), replace(limits, max_reward=1.0)
     with db.write() as conn:
-        sessions.reward(conn, session_id, wide, value=-1e9)
+        session_rewards.reward(conn, session_id, wide, value=-1e9)
         with pytest.raises(RequestError, match="±1 "):
-            sessions.reward(conn, session_id, narrow, value=1.1)
-        sessions.reward(conn, session_id, narrow, value=1.0)
+            session_rewards.reward(conn, session_id, narrow, value=1.1)
+        session_rewards.reward(conn, session_id, narrow, value=1.0)
 
 
 def test_unknown_sessions_are_404(db):

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from agentrl.domain.schemas import SessionStatus, TrainedBatch
 from agentrl.errors import FencedError, RequestError, StoreError
 from agentrl.store import runs
-from agentrl.store.sessions import sessions
+from agentrl.store.sessions import group_starts, sealing
 from agentrl.store.training import rewards, steps
 
 
@@ -44,9 +44,9 @@ def test_admission_is_bounded_by_staleness_and_resumes_after_a_publish(db, run_i
 
 def test_a_group_with_too_few_good_sessions_gives_its_place_back(db, run_id, limits):
     with db.write() as conn:
-        new = sessions.start_group(conn, run_id, limits, ["a", "b"])
+        new = group_starts.start_group(conn, run_id, limits, ["a", "b"])
         for session_id in new.session_ids:
-            sessions.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
+            sealing.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
         run = runs.get(conn, run_id)
     assert (run.admitted, run.returned, run.running) == (1, 1, 0)
 
@@ -127,13 +127,13 @@ def test_completing_with_other_trajectories_is_refused(db, run_id, limits):
 
 def test_shared_outputs_belong_to_one_trajectory(db, run_id, limits):
     with db.write() as conn:
-        new = sessions.start_group(conn, run_id, limits, ["a", "b"])
+        new = group_starts.start_group(conn, run_id, limits, ["a", "b"])
         for session_id in new.session_ids:
             root = call(conn, run_id, session_id)
             call(conn, run_id, session_id, parent=root, delta=(5,), output=(6,))
             call(conn, run_id, session_id, parent=root, delta=(5,), output=(7,))
             rewards.add(conn, session_id, value=1.0, discount=1.0)
-            sessions.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
     group(db, run_id, limits)
     batch = take(db, run_id, begin(db, run_id), 1)
     forked = [t for t in batch.trajectories if t.group_id == new.group_id]

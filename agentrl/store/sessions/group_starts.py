@@ -1,0 +1,222 @@
+"""Starts groups: inserts the group and one open session per key."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, insert, select
+
+from agentrl.domain.schemas import Json, SessionStatus
+from agentrl.errors import RequestError
+from agentrl.store import heartbeats, runs
+from agentrl.store.db.codec import new_id
+from agentrl.store.sessions.due_times import first_check_at
+from agentrl.store.sessions.group_admission import admit, closed_run
+from agentrl.store.sessions.session_limits import Limits
+from agentrl.store.tables import groups, sessions, tasks
+from agentrl.store.tables import runs as runs_table
+
+
+@dataclass(frozen=True, slots=True)
+class NewGroup:
+    """A group with its task's data: `new`, or one that an earlier request like this one has started for `owner`."""
+
+    group_id: str
+    task_id: str | None
+    task: Json | None
+    session_ids: list[str]
+    new: bool = field(default=True, compare=False)
+    owner: str | None = field(default=None, compare=False)
+
+
+def start_group(
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    *,
+    owner: str | None = None,
+    start_digest: str | None = None,
+) -> NewGroup:
+    """Admit a group for the run's next task: one session per key hash. Raises as `admit` does.
+
+    A `start_digest` that was used before gets the group that it started, and takes no new place.
+    """
+    if (earlier := _started(conn, run_id, start_digest)) is not None:
+        return earlier
+    cursor, seed = admit(conn, run_id, limits, outside=owner is None)
+    task = runs.task_at(conn, run_id, cursor, seed)
+    return _insert_group(
+        conn,
+        _GroupRequest(
+            run_id=run_id,
+            limits=limits,
+            key_hashes=key_hashes,
+            task_id=task.id,
+            cursor=cursor,
+            data=task.data,
+            owner=owner,
+            start_digest=start_digest,
+        ),
+    )
+
+
+def start_external(
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    task: Json | None,
+    metadata: Json,
+    *,
+    start_digest: str | None = None,
+    name: str | None = None,
+) -> NewGroup:
+    """Admit a group for an outside program that brings its own task: one session per key hash, the only one of `name`.
+
+    Raises as `admit` does.
+    """
+    if (earlier := _started(conn, run_id, start_digest)) is not None:
+        return earlier
+    cursor, _ = admit(conn, run_id, limits, outside=True)
+    return _insert_group(
+        conn,
+        _GroupRequest(
+            run_id=run_id,
+            limits=limits,
+            key_hashes=key_hashes,
+            cursor=cursor,
+            task=task,
+            data=task,
+            metadata=metadata,
+            external=True,
+            start_digest=start_digest,
+            name=name,
+        ),
+    )
+
+
+def start_evaluation(
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    task: Json,
+    metadata: Json,
+    sampling: Json | None,
+    *,
+    owner: str | None = None,
+    start_digest: str | None = None,
+) -> NewGroup:
+    """Create a group that is never trained and never counted.
+
+    Raises RequestError: 409 `claimed` when the `start_digest` was used before by another owner, 409 `run_failed`.
+    """
+    if (earlier := _started(conn, run_id, start_digest)) is not None:
+        if earlier.owner != owner:
+            raise RequestError(409, f"{earlier.owner} plays it, or has played it", code="claimed")
+        return earlier
+    run = runs.get(conn, run_id)
+    if run.status == "failed":
+        raise closed_run(run)
+    return _insert_group(
+        conn,
+        _GroupRequest(
+            run_id=run_id,
+            limits=limits,
+            key_hashes=key_hashes,
+            task=task,
+            data=task,
+            metadata=metadata,
+            is_eval=True,
+            sampling=sampling,
+            owner=owner,
+            start_digest=start_digest,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _GroupRequest:
+    """A group to insert. Its task comes from the run (`task_id`, `cursor`) or with the request (`task`)."""
+
+    run_id: str
+    limits: Limits
+    key_hashes: list[str]  # one session per key
+    task_id: str | None = None
+    cursor: int | None = None
+    task: Json | None = None
+    data: Json | None  # the task's data, for the answer
+    metadata: Json | None = None
+    is_eval: bool = False
+    external: bool = False
+    sampling: Json | None = None
+    owner: str | None = None
+    start_digest: str | None = None
+    name: str | None = None
+
+
+def _insert_group(conn: Connection, request: _GroupRequest) -> NewGroup:
+    now, group_id = time.time(), new_id()
+    conn.execute(
+        insert(groups).values(
+            id=group_id,
+            run_id=request.run_id,
+            task_id=request.task_id,
+            cursor=request.cursor,
+            task=request.task,
+            size=len(request.key_hashes),
+            is_eval=request.is_eval,
+            external=request.external,
+            state="running",
+            sampling=request.sampling,
+            owner=request.owner,
+            start_digest=request.start_digest,
+            created_at=now,
+        )
+    )
+    session_ids = [new_id() for _ in request.key_hashes]
+    conn.execute(
+        insert(sessions),
+        [
+            {
+                "id": session_id,
+                "run_id": request.run_id,
+                "group_id": group_id,
+                "sample_index": i,
+                "key_hash": key_hash,
+                "status": SessionStatus.OPEN,
+                "seq": 0,
+                "is_eval": request.is_eval,
+                "built": False,
+                "metadata": request.metadata or {},
+                "name": request.name,
+                "created_at": now,
+                "last_seen_at": now,
+                "due_at": first_check_at(request.limits, request.owner, now),
+            }
+            for i, (session_id, key_hash) in enumerate(zip(session_ids, request.key_hashes, strict=True))
+        ],
+    )
+    if request.owner is not None:  # a worker that starts a group is alive, even before its first heartbeat
+        heartbeats.beat(conn, request.run_id, "worker", request.owner)
+    return NewGroup(group_id, request.task_id, request.data, session_ids)
+
+
+def _started(conn: Connection, run_id: str, start_digest: str | None) -> NewGroup | None:
+    """The group that this idempotency key started before. The run's lock keeps two repetitions apart."""
+    if start_digest is None:
+        return None
+    conn.execute(select(runs_table.c.id).where(runs_table.c.id == run_id).with_for_update(key_share=True))
+    group = conn.execute(
+        select(groups, tasks.c.data)
+        .outerjoin(tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.run_id == run_id, groups.c.start_digest == start_digest)
+    ).first()
+    if group is None:
+        return None
+    of_group = select(sessions.c.id).where(sessions.c.group_id == group.id, sessions.c.parent_session_id.is_(None))
+    ids = list(conn.execute(of_group.order_by(sessions.c.sample_index)).scalars())
+    data = group.data if group.task_id else group.task
+    return NewGroup(group.id, group.task_id, data, ids, new=False, owner=group.owner)

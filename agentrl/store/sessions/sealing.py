@@ -1,0 +1,57 @@
+"""Ends sessions: seals a session together with every session below it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, update
+
+from agentrl.domain.schemas import GONE, InteractionStatus, SessionStatus
+from agentrl.store import family
+from agentrl.store.db import codec
+from agentrl.store.sessions.session_limits import Limits
+from agentrl.store.sessions.session_locks import lock_all, lock_in_tree
+from agentrl.store.sessions.settling import settle
+from agentrl.store.tables import interactions, sessions
+
+PARENT_ENDED = "its parent session ended"
+"""The error of a sub-agent's session that was open then."""
+
+
+def end(conn: Connection, session_id: str, status: SessionStatus, error: str | None, limits: Limits) -> str:
+    """Seal a session and its sub-agents': new calls get 409, running ones may still commit; returns the status.
+
+    Ending twice is harmless: the first end stands, except that a session which waits for calls or a reward can still be
+    given up. Raises RequestError 404 for an unknown session.
+    """
+    row = lock_in_tree(conn, session_id)
+    given_up = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
+    if row.status != SessionStatus.OPEN and not given_up:
+        return str(row.status)
+    below = [member.id for member in family.load(conn, family.root_of(row)).below(session_id)]
+    lock_all(conn, below)
+    error = None if error is None else codec.error_text(error)
+    _seal(conn, [session_id], status, error, due_in_s=0.0)
+    if below:
+        _seal(conn, below, status, PARENT_ENDED, due_in_s=limits.silence_s(None))
+    return settle(conn, session_id, limits)
+
+
+def _seal(conn: Connection, session_ids: list[str], status: SessionStatus, error: str | None, due_in_s: float) -> None:
+    """Seal those of some locked sessions that are open, or with ABANDONED those that are not built."""
+    takes: ColumnElement[bool] = sessions.c.status == SessionStatus.OPEN
+    final: Any = status
+    if status == SessionStatus.ABANDONED:
+        takes = and_(sessions.c.built.is_(False), sessions.c.status.not_in(GONE))
+    elif status == SessionStatus.COMPLETED:
+        runs_still = exists().where(
+            interactions.c.session_id == sessions.c.id, interactions.c.status == InteractionStatus.RUNNING
+        )
+        final = case((runs_still, SessionStatus.CLOSING.value), else_=SessionStatus.COMPLETED.value)
+    now = time.time()
+    conn.execute(
+        update(sessions)
+        .where(sessions.c.id.in_(session_ids), takes)
+        .values(status=final, error=error, ended_at=now, due_at=now + due_in_s)
+    )

@@ -1,0 +1,121 @@
+"""Settles ended sessions: builds their trajectories, then moves their group out of `running`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select, update
+
+from agentrl.domain.schemas import GONE, InteractionStatus, SessionStatus, TrajectoryState
+from agentrl.store import family
+from agentrl.store.calls import deliveries
+from agentrl.store.family import Family
+from agentrl.store.sessions import failures, roles
+from agentrl.store.sessions.due_times import check_at
+from agentrl.store.sessions.session_limits import Limits
+from agentrl.store.sessions.session_locks import lock, lock_all, lock_group, lock_ids
+from agentrl.store.tables import groups, interactions, sessions
+from agentrl.store.tables import runs as runs_table
+from agentrl.store.tables import trajectories as trajectories_table
+from agentrl.store.training import returns, trajectories
+
+MOST_SETTLED = 8
+"""Sessions of a tree whose trajectories are built in one transaction: no other commit waits for more."""
+
+
+def settle(conn: Connection, session_id: str, limits: Limits) -> str:
+    """Build the trajectories of an ended session once nothing more can arrive; returns its status.
+
+    Until then it sets the next check (`due_at`): when its running calls have had their grace, or its reward its time.
+    A sub-agent's session waits for its parent, from which it may inherit a reward. So the sessions below one that
+    is built follow, MOST_SETTLED together; those that are left are due at once.
+    """
+    row = lock(conn, session_id)
+    if row.built or row.status == SessionStatus.OPEN:
+        return str(row.status)
+    tree = family.load(conn, family.root_of(row))
+    unbuilt = [member for member in tree.below(session_id) if not member.built]
+    below, left = [member.id for member in unbuilt[: MOST_SETTLED - 1]], unbuilt[MOST_SETTLED - 1 :]
+    built: list[str] = []
+    members = {session_id: row} | {member.id: member for member in lock_all(conn, below)}
+    lock_ids(conn, [member.id for member in left if member.parent_session_id in members])  # before the group
+    for member in members.values():
+        follows = member.parent_session_id in built
+        if (follows or member.id == session_id) and _build(conn, member, tree, limits, parent_is_built=follows):
+            built.append(member.id)
+    next_ones = [member.id for member in left if member.parent_session_id in built]
+    if next_ones:
+        of_them = (sessions.c.id.in_(next_ones), sessions.c.built.is_(False))
+        conn.execute(update(sessions).where(*of_them).values(due_at=time.time()))
+    if built:
+        _settle_group(conn, row.group_id, limits)
+    return str(conn.execute(select(sessions.c.status).where(sessions.c.id == session_id)).scalar_one())
+
+
+def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, parent_is_built: bool) -> bool:
+    """Build the trajectories of a locked session that has ended, if nothing more can arrive; whether that is done."""
+    session_id, now = row.id, time.time()
+    status = SessionStatus(row.status)
+    if status == SessionStatus.CLOSING:
+        if running_calls(conn, session_id) and now < row.ended_at + limits.end_grace_s:
+            check_at(conn, session_id, row.ended_at + limits.end_grace_s)
+            return False
+        status = SessionStatus.COMPLETED
+        conn.execute(update(sessions).where(sessions.c.id == session_id).values(status=status))
+    if row.parent_session_id is not None:
+        if not (parent_is_built or tree.is_built(row.parent_session_id)):
+            check_at(conn, session_id, now + limits.silence_s(None))
+            return False
+        # A reward of a session above is either seen now, or waits for this lock and then finds the trajectories.
+        lock_group(conn, row.group_id)
+    roles.judge(conn, session_id)
+    is_below_gone = any(member.status in GONE for member in tree.above(session_id))
+    if not row.is_eval and status == SessionStatus.COMPLETED and not is_below_gone:
+        rewarded = returns.of_sessions(conn, [session_id], limits.turn_discount)[session_id].rewarded
+        if not rewarded and now < row.ended_at + limits.reward_timeout_s:
+            check_at(conn, session_id, row.ended_at + limits.reward_timeout_s)
+            return False
+        deliveries.demote_unread(conn, session_id)
+        trajectories.build(conn, row, limits.turn_discount)
+    conn.execute(update(sessions).where(sessions.c.id == session_id).values(built=True))
+    return True
+
+
+def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
+    group = lock_group(conn, group_id)
+    unbuilt = conn.execute(
+        select(func.count()).select_from(sessions).where(sessions.c.group_id == group_id, sessions.c.built.is_(False))
+    ).scalar_one()
+    if unbuilt or group.state != "running":
+        return
+    now = time.time()
+    if group.is_eval:
+        conn.execute(update(groups).where(groups.c.id == group_id).values(state="evaluated", finished_at=now))
+        failures.stop_if_all_fail(conn, group.run_id, group_id, limits.max_failures_in_a_row)
+        return
+    of_group = (trajectories_table.c.group_id == group_id, trajectories_table.c.state == TrajectoryState.READY)
+    trainable = list(conn.execute(select(trajectories_table.c.session_id).distinct().where(*of_group)).scalars())
+    episodes = set(family.roots(conn, trainable).values())
+    ready = len(episodes) >= limits.min_group_size
+    conn.execute(
+        update(groups).where(groups.c.id == group_id).values(state="ready" if ready else "rejected", finished_at=now)
+    )
+    if not ready:
+        conn.execute(
+            update(trajectories_table).where(*of_group).values(state=TrajectoryState.REJECTED, reason="group_too_small")
+        )
+    conn.execute(
+        update(runs_table)
+        .where(runs_table.c.id == group.run_id)
+        .values(running=runs_table.c.running - 1, returned=runs_table.c.returned + (0 if ready else 1))
+    )
+    failures.stop_if_all_fail(conn, group.run_id, group_id, limits.max_failures_in_a_row)
+
+
+def running_calls(conn: Connection, *session_ids: str) -> int:
+    return conn.execute(
+        select(func.count())
+        .select_from(interactions)
+        .where(interactions.c.session_id.in_(session_ids), interactions.c.status == InteractionStatus.RUNNING)
+    ).scalar_one()
