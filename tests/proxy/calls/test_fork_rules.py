@@ -157,6 +157,15 @@ PLACES = [
     # no call was main yet: those before said of themselves that they are not
     ([recorded([OTHER, U1, A1], role="side")], [S, U1], None, (Role.MAIN, ForkReason.OTHER_AGENT)),
     ([SUB], [S, U1], [ADD], (Role.MAIN, ForkReason.OTHER_AGENT)),
+    # fewer questions than were asked before the first answer: nothing that was sampled is in it
+    ([recorded([S, U1, U2, A2], [ADD])], [S, U1], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
+    # a check that repeats the agent's task goes on with nothing of its own either
+    (
+        [*MAIN, CHECK],
+        [OTHER, U1, says("user", f"Is this right? {LONG}")],
+        None,
+        (Role.SIDE, ForkReason.NEW_CONVERSATION),
+    ),
     # a check, once for each answer, quotes them; nothing of its own was compacted
     (
         [*MAIN, CHECK],
@@ -219,6 +228,7 @@ def test_every_rule_decides_some_row() -> None:
         ([U2, says("assistant", OWN), U4], ForkReason.HISTORY_EDITED),  # what stood between was dropped
         ([U2, U3], ForkReason.HISTORY_EDITED),  # the answer was dropped
         ([U2, A2, U3, says("assistant", OWN), U4], ForkReason.TRUNCATED),
+        ([U2, A2, U3, says("assistant", OWN)], None),  # the same once more, its answer included
     ],
 )
 def test_why_a_branch_extends_nothing_deeper(after, expected):
@@ -228,6 +238,35 @@ def test_why_a_branch_extends_nothing_deeper(after, expected):
     ]
     beside = [recorded([S, U1, A1], [ADD]), recorded([S, U3, U4, A2], [ADD], id="4")]
     assert judge_branch([*beside, *below], [S, U1, A1, *after], 3, {"2", "3"}) == expected
+
+
+def test_a_branch_that_quotes_an_answer_behind_a_tools_result_is_compacted():
+    worked = recorded([*WORKED[0].system, *WORKED[0].messages[:-1], says("assistant", OWN)], [ADD], id="2")
+    sent = [*WORKED[0].system, *WORKED[0].messages[:2], says("user", f"So far: {OWN}")]
+    assert judge_branch([worked], sent, 3, {"2"}) == ForkReason.COMPACTED
+    assert judge_branch([worked], [*sent[:3], U4], 3, {"2"}) is None
+
+
+def test_the_call_that_wrote_the_summary_is_named():
+    first, summary = recorded([S, U1, A2], [ADD], id="1"), recorded([S, U1, A2, U2, A1], [ADD], id="2")
+    place = judge([first, summary], [S, says("user", f"Summary: {LONG}")], [ADD])
+    assert (place.reason, place.summary) == (ForkReason.COMPACTED, "2")
+    place = judge(WORKED, [S, says("user", f"So far: {LONG}"), U1], [ADD])  # an answer, and no summary
+    assert (place.reason, place.summary) == (ForkReason.COMPACTED, None)
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "expected"),
+    [
+        ([S, U2], [ADD], (Role.MAIN, None)),  # another call of the same agent
+        ([S, U1], [ADD], (Role.MAIN, None)),
+        ([OTHER, U1], None, (Role.SIDE, ForkReason.OTHER_AGENT)),
+        ([OTHER, U1], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
+    ],
+)
+def test_calls_beside_the_first_one_have_its_role_or_another(messages, tools, expected):
+    place = judge([], messages, tools, [recorded([S, U1], [ADD])])
+    assert (place.role, place.reason) == expected
 
 
 WORDS = {1: "a", 2: "b", 3: "ab", 4: "c", 5: "Say it: ", 6: ".", 9: ""}
