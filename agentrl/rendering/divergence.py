@@ -177,7 +177,7 @@ def _cause(before: Json, now: Json) -> ForkReason:
     if same and now["role"] == "tool":
         return ForkReason.CALL_IDS_CHANGED
     calls, calls_now = before.get("tool_calls", []), now.get("tool_calls", [])
-    if same and [call["name"] for call in calls] == [call["name"] for call in calls_now]:
+    if same and calls and [call["name"] for call in calls] == [call["name"] for call in calls_now]:
         bare = without_ids(before) == without_ids(now)
         return ForkReason.CALL_IDS_CHANGED if bare else ForkReason.ARGUMENTS_CHANGED
     if calls and before.get("content") and mark(textless(before)) == mark(now):

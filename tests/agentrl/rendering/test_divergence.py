@@ -71,6 +71,7 @@ SPOKEN = [SYSTEM, U1, calls({"a": 1}, content="I add."), result("2"), A2]
         (SPOKEN, [SYSTEM, U1, says("assistant", "I add."), U3], (2, ForkReason.HISTORY_EDITED)),  # the call was dropped
         (WORK, [SYSTEM, U1, says("assistant", None), U3], (2, ForkReason.HISTORY_EDITED)),
         (TALK, [SYSTEM, U1, says("assistant", ""), U2, A2, U3], (2, ForkReason.HISTORY_EDITED)),
+        (TALK, [SYSTEM, U1 | {"name": "ann"}, A1, U2, A2, U3], (1, ForkReason.HISTORY_EDITED)),  # another speaker
     ],
 )  # fmt: skip
 def test_the_cause(recorded, sent, expected):
