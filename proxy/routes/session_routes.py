@@ -253,7 +253,10 @@ async def start_session(body: SessionBody, request: Request) -> Json:
         parent_id = await named_sessions.resolve(request, state, parent_id)
         if body.task is not None:
             raise RequestError(
-                422, "a sub-agent's session has its parent's task", code="invalid_parameter", param="task"
+                422,
+                "a sub-agent's session has its parent's task: leave `task` out (a session's key opens only such)",
+                code="invalid_parameter",
+                param="task",
             )
         group = await state.write(child_sessions.start_child, parent_id, state.limits, hash_key(key), body.metadata)
     else:
