@@ -22,7 +22,8 @@ from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.access.request_bounds import check_options
 from agentrl.proxy.calls.engine_params import engine_params, is_greedy, modifies_distribution, replaced
 from agentrl.proxy.calls.prompts import Prompt, parser_after, prompts_for
-from agentrl.proxy.calls.sampling import Interrupted, Sampled, sample
+from agentrl.proxy.calls.sample_segment import Interrupted, Sampled
+from agentrl.proxy.calls.sampling import SampleRequest, sample
 from agentrl.proxy.calls.stop_strings import Delivered
 from agentrl.proxy.dialects.dialect import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
 from agentrl.proxy.dialects.model_names import is_policy
@@ -300,14 +301,16 @@ class Attempt:
             self._state.pool,
             self.sampled,
             self._take,
-            session_id=call.session_id,
-            rid=call.id,
-            prompt_ids=call.prompt.token_ids,
-            params=call.params,
-            own_seed=call.own_seed,
-            deadline=deadline,
-            top_logprobs=call.request.top_logprobs,
-            whole=not call.request.stream,
+            SampleRequest(
+                session_id=call.session_id,
+                rid=call.id,
+                prompt_ids=call.prompt.token_ids,
+                params=call.params,
+                own_seed=call.own_seed,
+                deadline=deadline,
+                top_logprobs=call.request.top_logprobs,
+                whole=not call.request.stream,
+            ),
         )
 
     def _take(self, tokens: Tokens) -> None:

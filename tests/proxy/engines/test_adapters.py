@@ -16,7 +16,8 @@ from serving import add_version
 from agentrl.domain.tokens import TokenIds
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError
-from agentrl.proxy.calls.sampling import Sampled, sample
+from agentrl.proxy.calls.sample_segment import Sampled
+from agentrl.proxy.calls.sampling import SampleRequest, sample
 from agentrl.proxy.engines import adapters
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.engine_state import Engine, EngineState
@@ -118,11 +119,13 @@ async def answer(pool: EnginePool, session_id: str = "s") -> Sampled:
         pool,
         sampled,
         lambda tokens: None,
-        session_id=session_id,
-        rid="r" * 32,
-        prompt_ids=TokenIds([1]),
-        params={"max_new_tokens": 10, "temperature": 1.0, "stop_token_ids": [2]},
-        deadline=time.monotonic() + 10,
+        SampleRequest(
+            session_id=session_id,
+            rid="r" * 32,
+            prompt_ids=TokenIds([1]),
+            params={"max_new_tokens": 10, "temperature": 1.0, "stop_token_ids": [2]},
+            deadline=time.monotonic() + 10,
+        ),
     )
     return sampled
 

@@ -17,7 +17,8 @@ from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import TokenIds
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
-from agentrl.proxy.calls.sampling import WHOLE_INTERVAL, Interrupted, Sampled, sample
+from agentrl.proxy.calls.sample_segment import Interrupted, Sampled
+from agentrl.proxy.calls.sampling import WHOLE_INTERVAL, SampleRequest, sample
 from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines import updates
 from agentrl.proxy.engines.engine_state import Engine, EngineState
@@ -520,12 +521,14 @@ async def answer(pool: EnginePool, **options: Any) -> Sampled:
         pool,
         sampled,
         lambda tokens: told.extend(tokens.ids),
-        session_id="s",
-        rid="r" * 32,
-        prompt_ids=TokenIds([1]),
-        params=PARAMS,
-        deadline=soon(),
-        **options,
+        SampleRequest(
+            session_id="s",
+            rid="r" * 32,
+            prompt_ids=TokenIds([1]),
+            params=PARAMS,
+            deadline=soon(),
+            **options,
+        ),
     )
     assert told == sampled.output_ids
     return sampled

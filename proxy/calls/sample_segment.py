@@ -1,0 +1,135 @@
+"""One segment of an answer: a request to an engine, and which weight version sampled each of its tokens.
+
+SGLang reports exact version spans with a segment's last event. Earlier events name only the version that the engine
+serves when it sends them. So the tokens of a segment that broke off are known to be of version v only if the engine
+served v when the request was sent and every event named v. A segment that names an adapter is of the adapter's version
+as a whole.
+
+Where updates keep the engines' caches (pause mode `in_place`), a request may reuse cache entries of its own version
+only. A segment that newer weights continued has keys and values of older ones: `kv_mixed`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from agentrl.domain.schemas import VersionSpan
+from agentrl.engine.sglang_client import Chunk
+from agentrl.errors import EngineError, EngineUnavailable
+from agentrl.proxy.dialects.dialect import Tokens, TopLogprobs
+from agentrl.proxy.engines.engine_state import Engine
+from agentrl.proxy.engines.pool import EnginePool
+
+
+class Interrupted(EngineError):
+    """The answer broke off and cannot be continued exactly. It may be sampled again if nothing was delivered."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The answer so far. When a segment has ended, `spans` cover `output_ids`."""
+
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    top: TopLogprobs | None = None  # as long as `output_ids`, where the call asks for them
+    finish_reason: str | None = None
+    cached_tokens: int | None = None
+    first_token_at: float | None = None
+    engine_url: str = ""
+    kv_mixed: bool = False  # some tokens were sampled with keys and values that older weights computed
+    resumed: bool = False  # a later segment continued it, with the tokens so far as prompt
+
+    @property
+    def tokens(self) -> Tokens:
+        """The sampled tokens so far."""
+        return Tokens(self.output_ids, self.logprobs, self.top)
+
+    def keep(self, count: int) -> None:
+        """Keep the first `count` tokens, as if the engine had stopped there."""
+        if count == len(self.output_ids):
+            return
+        for values in (self.output_ids, self.logprobs, self.top or []):
+            del values[count:]
+        self.spans = [replace(span, end=min(span.end, count)) for span in self.spans if span.start < count]
+        self.finish_reason = "stop"
+
+
+@dataclass(slots=True)
+class Segment:
+    """One request to an engine, and what is known of it while it runs."""
+
+    engine: Engine
+    start: int  # how many tokens of the answer came before it
+    before: list[VersionSpan]  # of those tokens
+    version: int | None  # the version that the engine served when the request was sent
+    keeps_cache: bool = False  # after an update the engine continues with the keys and values of older weights
+    versions: set[int] = field(default_factory=set)  # every version that computed part of it
+    n_known: int = 0  # tokens known to be sampled by `version`
+    checked: bool = False
+    ended: bool = False  # the engine sent its last event
+
+    def cache_key(self, name: str) -> str | None:
+        """The cache namespace of the request: entries of its own version; `name`, which is new, where that is unknown.
+
+        A request that reaches the engine after an update may still hit entries of the older version; `versions` records
+        that.
+        """
+        if not self.keeps_cache:
+            return None
+        return name if self.version is None else f"v{self.version}"
+
+    async def check(self, chunk: Chunk, pool: EnginePool) -> None:
+        """Raises EngineUnavailable when the engine restarted with other weights than the run's."""
+        if not chunk.output_ids:
+            return
+        self.checked = True
+        label = chunk.version_label
+        if label is not None and label != self.version and not await pool.serves_rightly(label):
+            raise EngineUnavailable(f"{self.engine.url} serves version {label}: it has restarted")
+
+    def read(self, chunk: Chunk, sampled: Sampled) -> None:
+        """Append a chunk to the answer."""
+        if chunk.output_ids and sampled.first_token_at is None:
+            sampled.first_token_at = time.time()
+        if sampled.cached_tokens is None:
+            sampled.cached_tokens = chunk.cached_tokens
+        sampled.output_ids += chunk.output_ids
+        sampled.logprobs += chunk.logprobs
+        if chunk.top_logprobs is not None:
+            sampled.top = sampled.top or []
+            sampled.top += chunk.top_logprobs
+        if chunk.version_label == self.version:  # otherwise the last event tells, for this chunk and the rest
+            self.n_known += len(chunk.output_ids)
+        else:
+            self.version = None
+        if chunk.versions is not None:
+            sampled.spans = extend_spans(self.before, self.start, chunk.versions)
+            self.versions |= {span.version for span in chunk.versions}
+            sampled.kv_mixed |= self.keeps_cache and len(self.versions) > 1
+        if chunk.finish_reason is not None:
+            self.ended = True
+            sampled.finish_reason = chunk.finish_reason
+
+    async def account(self, sampled: Sampled, pool: EnginePool) -> None:
+        """Attribute the tokens of a segment that broke off to a version. Raises Interrupted when it is not known."""
+        n_tokens = len(sampled.output_ids) - self.start
+        if n_tokens == 0:
+            return
+        if self.version is None or self.n_known < n_tokens or not await pool.never_left(self.version):
+            raise Interrupted("the engine died before it reported which weights sampled these tokens")
+        span = VersionSpan(version=self.version, start=0, end=n_tokens)
+        sampled.spans = extend_spans(self.before, self.start, [span])
+
+
+def extend_spans(before: list[VersionSpan], start: int, spans: list[VersionSpan]) -> list[VersionSpan]:
+    """`before`, then `spans` shifted by `start`; adjacent spans of one version become one."""
+    merged = list(before)
+    for span in spans:
+        shifted = VersionSpan(version=span.version, start=span.start + start, end=span.end + start)
+        if merged and merged[-1].version == shifted.version:
+            merged[-1] = VersionSpan(version=shifted.version, start=merged[-1].start, end=shifted.end)
+        else:
+            merged.append(shifted)
+    return merged
