@@ -40,7 +40,7 @@ class RunConfig(Section):
     runs_dir: Path = Path("runs")
     """Where run folders live."""
     database_url: str | None = None
-    """SQLAlchemy URL; null takes AGENTRL_DATABASE_URL, else SQLite in the run's folder."""
+    """SQLAlchemy URL; null takes AGENTRL_DATABASE_URL, else that of the last start, else SQLite in the run's folder."""
     max_restarts: NonNegative = 5
     """A part (engine, proxy, trainer, rollout worker) that dies more often than this in ten minutes fails the run."""
     engine: EngineConfig = EngineConfig()

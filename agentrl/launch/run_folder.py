@@ -18,7 +18,7 @@ from agentrl.configs.config_files import parse_config
 from agentrl.configs.run_config import RunConfig
 from agentrl.configs.trainer_config import CHANGEABLE_OF_TRAINER
 from agentrl.domain.schemas import Json
-from agentrl.environment import without_password
+from agentrl.environment import DATABASE_URL, without_password
 from agentrl.errors import ConfigError, UserError
 
 CHANGEABLE = (
@@ -62,9 +62,15 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def database_url(config: RunConfig) -> str:
-    """The config's, else AGENTRL_DATABASE_URL, else SQLite in the run's folder."""
-    default = f"sqlite:///{config.run_dir.resolve() / location.SQLITE_FILE}"
-    return config.database_url or os.environ.get("AGENTRL_DATABASE_URL") or default
+    """The config's, else AGENTRL_DATABASE_URL, else the one that the run was started with, else SQLite in its folder.
+
+    Raises UserError when the password of the one that it was started with is unknown.
+    """
+    if url := config.database_url or os.environ.get(DATABASE_URL):
+        return url
+    if location.has_database(config.run_dir):
+        return location.database_in(config.run_dir, os.environ)
+    return f"sqlite:///{config.run_dir.resolve() / location.SQLITE_FILE}"
 
 
 def remember_database(run_dir: Path, url: str) -> None:

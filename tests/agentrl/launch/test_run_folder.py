@@ -75,6 +75,9 @@ def test_the_database_is_the_configs_the_environments_or_the_folders(
 ) -> None:
     monkeypatch.delenv("AGENTRL_DATABASE_URL", raising=False)
     assert run_folder.database_url(config(runs_dir=str(tmp_path))) == f"sqlite:///{tmp_path}/r/agentrl.db"
+    (tmp_path / "r").mkdir()
+    run_folder.remember_database(tmp_path / "r", "postgresql://me@db/runs")
+    assert run_folder.database_url(config(runs_dir=str(tmp_path))) == "postgresql://me@db/runs"
     monkeypatch.setenv("AGENTRL_DATABASE_URL", "sqlite:///env.db")
     assert run_folder.database_url(config()) == "sqlite:///env.db"
     assert run_folder.database_url(config(database_url="sqlite:///own.db")) == "sqlite:///own.db"
