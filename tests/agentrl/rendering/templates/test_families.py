@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agentrl.domain.schemas import ForkReason
 from agentrl.errors import ModelFolderError
 from agentrl.rendering import ContentDelta, Delta, ParsedOutput, ReasoningDelta, Renderer, load_renderer
+from agentrl.rendering.templates.family_renderer import FamilyRenderer
 
 from .. import outputs
 from ..conftest import CHATML_TOKENS, byte_tokenizer, call, patient, published_template, tool, write_folder
@@ -202,3 +203,40 @@ def test_where_the_library_declines_what_follows_the_replys_end_is_the_bridge(
         forked = qwen3.bridge(previous, [question], [CALC], messages_before=[*HISTORY, reply])
         assert forked.reason is ForkReason.TEMPLATE_REWROTE  # it drops the reasoning of earlier turns
     assert qwen3.bridge(otherwise, [result], [CALC]).reason is ForkReason.TEMPLATE_REWROTE
+
+
+def result(id: str, **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": "1", **more}
+
+
+def asks(*calls: tuple[str, str]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [call(name, "{}", id) for name, id in calls]}
+
+
+@pytest.mark.parametrize(
+    ("before", "messages", "expected"),
+    [
+        ([asks(("a", "1")), asks(("b", "2"))], [result("2"), result("1")], ["b", "a"]),
+        ([asks(("a", "1"))], [result("9"), result("1", name="own")], ["tool", "own"]),
+        ([asks(("a", "1"), ("b", "1"))], [result("1")], ["a"]),  # one id twice: the first
+        ([asks(("a", "1"))], [result("1"), asks(("b", "1")), result("1")], ["a", None, "b"]),  # the last call before
+        ([asks(("a", "1"))], [asks(("b", "2")), result("2"), result("1")], [None, "b", "a"]),
+        ([], [asks(("a", "1")), asks(("b", "2")), result("1"), {"role": "user", "content": "x"}],
+         [None, None, "a", None]),
+    ],
+)  # fmt: skip
+def test_a_tools_result_has_the_name_of_the_tool_that_was_called(
+    qwen3: Renderer, before: list[Any], messages: list[Any], expected: list[str | None]
+) -> None:
+    assert isinstance(qwen3, FamilyRenderer)
+    assert [message.get("name") for message in qwen3._plain(messages, before)] == expected
+
+
+def test_the_last_turn_is_what_follows_the_last_generation_prompt(qwen3: Renderer) -> None:
+    assert isinstance(qwen3, FamilyRenderer)
+    asked = encode("<|im_start|>assistant\n")
+    prompt, output = qwen3.render(HISTORY, None), encode("Let me see.<|im_end|>")
+    assert qwen3._last_turn(prompt + output) == (asked, output)
+    assert qwen3._last_turn(asked + output) == (asked, output)
+    assert qwen3._last_turn(prompt + output + prompt + output[1:]) == (asked, output[1:])
+    assert qwen3._last_turn(output) == (output[:1], output[1:])
