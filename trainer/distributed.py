@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from agentrl.errors import UserError
 
@@ -145,6 +146,11 @@ def keep_freed_memory() -> None:
         return
     mallopt(M_MMAP_MAX, 0)
     mallopt(M_TRIM_THRESHOLD, -1)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole tensor of a sharded one, on the CPU. Collective."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
 
 
 def _mesh(kind: str, size: int, replicas: int, tensor_parallel: int) -> Mesh:

@@ -26,7 +26,7 @@ from agentrl.store.db.codec import new_id
 from agentrl.store.tables import weight_versions
 from agentrl.store.training import batch_facts, steps
 from agentrl.store.training.batch_facts import BatchFacts
-from agentrl.trainer.checkpoint import Ignored, StepRecord
+from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
 from agentrl.trainer.packing import Sample
 from agentrl.weights_folder import version_of
 

@@ -14,15 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
-from agentrl.configs.trainer_config import TrainerConfig, UpdateConfig
+from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import interpolated_proximal, second_moment_limit, under_limit
 from agentrl.trainer.algorithms.gae import value_losses
@@ -34,8 +31,9 @@ from agentrl.trainer.metrics.flops import Work, is_dense, update_flops
 from agentrl.trainer.metrics.step_stats import Tally, mean
 from agentrl.trainer.models.critic import Critic, Learner, explained_variance
 from agentrl.trainer.models.policy import Body, Policy
-from agentrl.trainer.models.sharding import accumulate, reshard
+from agentrl.trainer.models.sharding import backward, reshard
 from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, Seen, culprits, stop
+from agentrl.trainer.optimizer import clip_gradients
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
 
 PASSES = ("forward_tokens", "forward_predictions", "backward_tokens", "backward_predictions")
@@ -55,32 +53,6 @@ class Step:
         """Count a `forward` or `backward` of the policy."""
         self.passes[f"{kind}_tokens"] += len(m.input_ids_N)
         self.passes[f"{kind}_predictions"] += len(m.sources_P)
-
-
-def make_optimizer(model: Body, config: UpdateConfig, lr: float | None = None) -> torch.optim.AdamW:
-    """AdamW over the trained parameters, at the configured learning rate if none is given."""
-    groups: Any = [{"params": group} for group in by_mesh(model)]
-    return torch.optim.AdamW(
-        groups, lr=lr or config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
-    )
-
-
-def by_mesh(model: Body) -> list[list[nn.Parameter]]:
-    """The trained parameters, together where the same ranks share them: loops over tensors take one mesh."""
-    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-    for _, parameter in model.trainable():
-        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    return list(groups.values())
-
-
-def clip_gradients(model: Body, limit: float) -> float:
-    """Scale the gradients so that their norm is at most `limit`; the norm before. Collective."""
-    groups = [[p for p in group if p.grad is not None] for group in by_mesh(model)]
-    norms = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
-    norm = torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm()
-    for group in groups:
-        nn.utils.clip_grads_with_norm_(group, limit, norm)
-    return float(norm)
 
 
 def update_policy(
@@ -175,15 +147,6 @@ def _flops(policy: Policy, step: Step, config: TrainerConfig, world: World) -> M
         return {}
     passes = ((done[f"{kind}_tokens"], done[f"{kind}_predictions"]) for kind in ("forward", "backward"))
     return {"flops": update_flops(model, Work(*passes), config)}
-
-
-def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
-    """Of this rank's share of a loss: FSDP averages over data ranks. Collective.
-
-    While `more` follow before the update, gradients are not reduced, and gathered weights stay.
-    """
-    accumulate(model, more)
-    (loss * world.data_size).backward()  # type: ignore[no-untyped-call]
 
 
 def _teaching_groups(samples: Sequence[Sample], algorithm: Algorithm) -> set[str]:

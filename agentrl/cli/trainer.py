@@ -58,8 +58,10 @@ def trainer(
     from agentrl.store import Database
     from agentrl.trainer.distributed import join_world
     from agentrl.trainer.lineage import Lineage
-    from agentrl.trainer.loop import Stop, engine_dtype, train
+    from agentrl.trainer.loop import train
     from agentrl.trainer.publish.publish_client import Publisher
+    from agentrl.trainer.run.saved_step import engine_dtype
+    from agentrl.trainer.stop import Stop
     from agentrl.trainer.torchrun import told
 
     stop = Stop()
@@ -95,7 +97,7 @@ def _check_resume(run: RunConfig, from_base: bool) -> None:
     from agentrl.launch.run_folder import database_url
     from agentrl.store import Database
     from agentrl.trainer.lineage import Lineage
-    from agentrl.trainer.loop import find_checkpoint
+    from agentrl.trainer.run.resume import find_checkpoint
 
     database = Database(database_url(run))
     try:

@@ -60,7 +60,7 @@ def _tune(config: AnyConfig) -> None:
     from agentrl.configs import tuning_config
     from agentrl.launch.run_folder import locked
     from agentrl.trainer.distributed import join_world
-    from agentrl.trainer.loop import Stop
+    from agentrl.trainer.stop import Stop
     from agentrl.trainer.tuning.tuning_loop import tune
 
     stop = Stop()

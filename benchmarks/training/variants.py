@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import TrainerConfig
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.update import update_policy
 
 from .batches import rows_within, split
 

@@ -20,14 +20,15 @@ from agentrl.configs.tuning_config import AnyConfig, DpoConfig, SftConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.engine.server_process import Server
 from agentrl.engine.sglang_client import EngineClient
-from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_reader
+from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS
 from agentrl.trainer.distributed import World
-from agentrl.trainer.loop import CHECKPOINTS, Stop
 from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.stop import Stop
 from agentrl.trainer.tuning.methods import method_of
 from agentrl.trainer.tuning.source import load_data
 from agentrl.trainer.tuning.tuning_loop import tune
-from agentrl.trainer.update import make_optimizer
 
 pytestmark = pytest.mark.engine
 
@@ -51,9 +52,9 @@ def run(kind: str, base: Path, root: Path, world: World) -> tuple[AnyConfig, Pol
     assert tune(config, base, load_data(config, base), world, Stop())
     policy = method_of(config).load(base, config, world)
     assert isinstance(policy, Policy)
-    found, _ = checkpoint.newest(config.run_dir / CHECKPOINTS)
+    found, _ = checkpoint_folders.newest(config.run_dir / CHECKPOINTS)
     assert found is not None
-    checkpoint.load(found, policy, make_optimizer(policy, config.trainer), world)
+    checkpoint_reader.load(found, policy, make_optimizer(policy, config.trainer), world)
     return config, policy
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from agentrl.trainer import checkpoint
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.checkpoints import checkpoint_reader
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -86,6 +85,6 @@ def differing(policy: Policy, folder: Path) -> list[str]:
 
 def read_part(folder: Path, part: str, world: World) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint's part."""
-    tensors = {name: torch.empty(size) for name, size in checkpoint.shapes(folder, part).items()}
-    checkpoint.fill(folder, part, tensors, world)
+    tensors = {name: torch.empty(size) for name, size in checkpoint_reader.shapes(folder, part).items()}
+    checkpoint_reader.fill(folder, part, tensors, world)
     return tensors

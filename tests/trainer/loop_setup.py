@@ -21,8 +21,9 @@ from agentrl.store.sessions import group_starts, sealing, session_limits
 from agentrl.store.training import rewards, steps
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
-from agentrl.trainer.loop import Stop, train
+from agentrl.trainer.loop import train
 from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.stop import Stop
 
 
 class Died(Exception):

@@ -17,7 +17,7 @@ from long_tailed import long_tailed, paid
 from safetensors.torch import save_file
 from steps import ALGORITHMS, CASES, NO_CLIP, Computed, Run
 
-from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.distributed import World, join_world
 
 BUDGET = 300  # tokens: each rank has several microbatches
@@ -41,7 +41,7 @@ def main(model: Path, reference: Path, out: Path, replicas: int, checkpoints: li
         for folder in checkpoints:
             case = folder.parent.name
             run = Run(model, world, reference, **CASES[case], **carried_out)
-            run.restore(checkpoint.read(folder))
+            run.restore(checkpoint_folders.read(folder))
             write(out / case, run.step(second), world)
         run.save(out / "saved")
         write(out / "third", run.step(first), world)

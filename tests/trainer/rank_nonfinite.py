@@ -15,11 +15,11 @@ from support import AGES, random_samples
 
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.errors import NonFiniteError
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import join_world
+from agentrl.trainer.distributed import full, join_world
 from agentrl.trainer.models.sharding import load_policy
 from agentrl.trainer.nonfinite import NonFinite
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.update import update_policy
 
 
 def main(model: Path, out: Path) -> None:

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
-from agentrl.trainer import checkpoint
-from agentrl.trainer.checkpoint import StepRecord, full
-from agentrl.trainer.distributed import World, join_world
+from agentrl.trainer.checkpoints import checkpoint_writer
+from agentrl.trainer.checkpoints.checkpoint import StepRecord
+from agentrl.trainer.distributed import World, full, join_world
 from agentrl.trainer.models import run_models
 from agentrl.trainer.models.policy import Body
 from agentrl.trainer.models.run_models import Models, make_models
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.scoring import make_samples
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.update import update_policy
 
 CONFIGS = {
     name: TrainerConfig(
@@ -70,7 +71,7 @@ def measured(folder: Path, kind: str, out: Path, world: World) -> Found:
     found = {f"1/{name}": tensor for name, tensor in updates(made, optimizer, config, 1, world).items()}
     batch = TrainedBatch(step_id=kind, digest="d", estimator="ppo", wasted_tokens=0, trained=[])
     record = StepRecord(step=1, version=1, batch=batch, metrics={})
-    checkpoint.begin(out, record, run_models.parts(made, optimizer, config), world, wait=True).finish()
+    checkpoint_writer.begin(out, record, run_models.parts(made, optimizer, config), world, wait=True).finish()
     return found | {f"2/{name}": tensor for name, tensor in updates(made, optimizer, config, 2, world).items()}
 
 

@@ -18,14 +18,16 @@ from agentrl.configs.presets import PRESETS
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.batching import build_tree, line_up
 from agentrl.domain.schemas import TrainedBatch, TrajectoryTokens
-from agentrl.trainer import checkpoint, packing
-from agentrl.trainer.checkpoint import Checkpoint, StepRecord, full
-from agentrl.trainer.distributed import World
+from agentrl.trainer import packing
+from agentrl.trainer.checkpoints import checkpoint_writer
+from agentrl.trainer.checkpoints.checkpoint import Checkpoint, StepRecord
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models import mechanisms, run_models
 from agentrl.trainer.models.policy import Body
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.scoring import make_samples
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.update import update_policy
 
 ALLOWED = 1e-5
 """How far two ways of computing loss and gradients may be apart, relative, in float32."""
@@ -116,7 +118,7 @@ class Run:
         moments: dict[str, Tensor] = {}
         weights: dict[str, Tensor] = {}
         for prefix, model, optimizer in self._learners():
-            moments |= {prefix + name: full(t).clone() for name, t in checkpoint.moments(model, optimizer).items()}
+            moments |= {prefix + name: full(t).clone() for name, t in optimizer.moments(model, optimizer).items()}
             weights |= {prefix + name: full(p).clone() for name, p in model.trainable()}
         return Computed(metrics, gradients, moments, weights)
 
@@ -124,7 +126,7 @@ class Run:
         """All that moves."""
         record = StepRecord(step=1, version=1, batch=FACTS, metrics={})
         parts = run_models.parts(self.models, self.optimizer, self.config)
-        return checkpoint.begin(folder, record, parts, self.world, wait=True).finish()
+        return checkpoint_writer.begin(folder, record, parts, self.world, wait=True).finish()
 
     def restore(self, saved: Checkpoint) -> None:
         """Be the run that was saved."""

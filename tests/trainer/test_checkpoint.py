@@ -19,12 +19,16 @@ from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import StoreError, UserError
 from agentrl.store.training import steps
-from agentrl.trainer import checkpoint, loop
-from agentrl.trainer.checkpoint import StepRecord, Writing
+from agentrl.trainer import loop
+from agentrl.trainer.checkpoints import checkpoint, checkpoint_folders, checkpoint_reader, checkpoint_writer
+from agentrl.trainer.checkpoints.checkpoint import StepRecord
+from agentrl.trainer.checkpoints.checkpoint_writer import Writing
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_policy
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.run.trainer_state import Trainer
+from agentrl.trainer.update import update_policy
 
 FACTS = TrainedBatch(step_id="s", digest="d", estimator="grpo", wasted_tokens=0, trained=[])
 RECORD = StepRecord(step=1, version=1, batch=FACTS, metrics={})
@@ -43,11 +47,11 @@ class Run:
         update_policy(self.policy, self.optimizer, random_samples(), 1, AGES, CONFIG, self.world)
 
     def begin(self, root: Path, *, wait: bool) -> Writing:
-        parts = checkpoint.state_of("policy", self.policy, self.optimizer)
-        return checkpoint.begin(root, RECORD, parts, self.world, wait=wait)
+        parts = checkpoint_writer.state_of("policy", self.policy, self.optimizer)
+        return checkpoint_writer.begin(root, RECORD, parts, self.world, wait=wait)
 
     def state(self) -> dict[str, torch.Tensor]:
-        parts = checkpoint.state_of("policy", self.policy, self.optimizer)
+        parts = checkpoint_writer.state_of("policy", self.policy, self.optimizer)
         return {f"{part}/{name}": t.detach().clone() for part, tensors in parts.items() for name, t in tensors.items()}
 
 
@@ -70,7 +74,7 @@ def test_it_holds_what_was_when_it_was_begun(
     saved = writing.finish()
     assert not list(tmp_path.glob(".*"))
     other = Run(tiny_model, world)
-    checkpoint.load(checkpoint.read(saved.folder), other.policy, other.optimizer, world)
+    checkpoint_reader.load(checkpoint_folders.read(saved.folder), other.policy, other.optimizer, world)
     found = other.state()
     assert found.keys() == before.keys()
     assert all(torch.equal(found[name], before[name]) for name in before)
@@ -81,8 +85,8 @@ def test_until_it_is_finished_there_is_none(run: Run, tmp_path: Path) -> None:
     writing = run.begin(tmp_path, wait=False)
     assert writing.future is not None
     writing.future.result()
-    assert checkpoint.newest(tmp_path) == (None, [])
-    assert writing.finish() == checkpoint.newest(tmp_path)[0]
+    assert checkpoint_folders.newest(tmp_path) == (None, [])
+    assert writing.finish() == checkpoint_folders.newest(tmp_path)[0]
 
 
 @contextmanager
@@ -100,14 +104,14 @@ def full_disk(at_bytes: int) -> Iterator[None]:
 def test_one_that_cannot_be_written_is_an_error_and_leaves_none(run: Run, tmp_path: Path, wait: bool) -> None:
     with full_disk(100_000), pytest.raises(StoreError, match=r"step-000001-s cannot be written \(rank 0: .*too large"):
         run.begin(tmp_path, wait=wait).finish()
-    assert checkpoint.newest(tmp_path) == (None, [])
+    assert checkpoint_folders.newest(tmp_path) == (None, [])
 
 
 def test_a_file_that_is_no_state_is_named(run: Run, tmp_path: Path) -> None:
     folder = run.begin(tmp_path, wait=True).finish().folder
     (folder / checkpoint.STATE / ".metadata").write_bytes(b"\x80no pickle")
     with pytest.raises(StoreError, match=r"state is damaged"):
-        checkpoint.shapes(folder, "policy")
+        checkpoint_reader.shapes(folder, "policy")
 
 
 @pytest.mark.parametrize(
@@ -116,24 +120,24 @@ def test_a_file_that_is_no_state_is_named(run: Run, tmp_path: Path) -> None:
 def test_the_newest_stay_and_the_best(run: Run, tmp_path: Path, asked: str | None, kept: list[int]) -> None:
     for number, reward in enumerate([0.1, 0.9, 0.2, 0.9 - 1e-9, 0.3], 1):
         record = StepRecord(step=number, version=number, batch=FACTS, metrics={"reward_mean": reward, "loss": number})
-        made = checkpoint.begin(tmp_path, record, {}, run.world, wait=True).finish()
-        checkpoint.remove_older(made, CONFIG.model_copy(update={"keep_best": asked}))
+        made = checkpoint_writer.begin(tmp_path, record, {}, run.world, wait=True).finish()
+        checkpoint_folders.remove_older(made, CONFIG.model_copy(update={"keep_best": asked}))
     assert [int(folder.name[5:11]) for folder in sorted(tmp_path.iterdir())] == kept
 
 
 def test_a_step_without_the_metric_is_not_the_best(run: Run, tmp_path: Path) -> None:
     for number, metrics in enumerate([{"reward/name/correct": 0.5}, {}, {"reward/name/correct": 0.4}, {}], 1):
         record = StepRecord(step=number, version=number, batch=FACTS, metrics=metrics)
-        made = checkpoint.begin(tmp_path, record, {}, run.world, wait=True).finish()
-        checkpoint.remove_older(made, CONFIG.model_copy(update={"keep_best": "reward/name/correct"}))
+        made = checkpoint_writer.begin(tmp_path, record, {}, run.world, wait=True).finish()
+        checkpoint_folders.remove_older(made, CONFIG.model_copy(update={"keep_best": "reward/name/correct"}))
     assert [int(folder.name[5:11]) for folder in sorted(tmp_path.iterdir())] == [1, 3, 4]
 
 
 def test_an_unknown_metric_deletes_nothing(run: Run, tmp_path: Path) -> None:
     record = StepRecord(step=1, version=1, batch=FACTS, metrics={"reward_mean": 1.0})
-    made = checkpoint.begin(tmp_path, record, {}, run.world, wait=True).finish()
+    made = checkpoint_writer.begin(tmp_path, record, {}, run.world, wait=True).finish()
     with pytest.raises(UserError, match=r"keep_best: steps have no metric 'reward'; did you mean 'reward_mean'"):
-        checkpoint.remove_older(made, CONFIG.model_copy(update={"keep_best": "-reward"}))
+        checkpoint_folders.remove_older(made, CONFIG.model_copy(update={"keep_best": "-reward"}))
 
 
 # -- in the loop ---------------------------------------------------------------------------------------------------
@@ -168,7 +172,7 @@ def test_steps_go_on_while_one_is_written(setup: Setup, monkeypatch: pytest.Monk
     known: list[list[float]] = []
     real = loop.publish
 
-    def publish(t: loop.Trainer, version: int, tensors: Any) -> None:
+    def publish(t: Trainer, version: int, tensors: Any) -> None:
         real(t, version, tensors)
         known.append(checkpointed(setup))
 
@@ -189,7 +193,7 @@ def test_who_dies_while_one_is_written_goes_on_from_the_one_before(
     whole.database.close()
     real = loop.train_step
 
-    def train_step(t: loop.Trainer, batch: Any, waited_s: float) -> None:
+    def train_step(t: Trainer, batch: Any, waited_s: float) -> None:
         if batch.step == 5:
             assert t.writing is not None
             assert t.writing.future is not None

@@ -12,8 +12,9 @@ from loop_setup import Died, Setup, until
 
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.store import evaluation_episodes, runs
-from agentrl.trainer import evaluation_hold, loop
 from agentrl.trainer.distributed import World
+from agentrl.trainer.run import evaluation_hold, publishing
+from agentrl.trainer.stop import Stop
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_version_is_published_when_the_one_before_it_is_evaluated(setup: Setup
 
 def test_a_trainer_that_dies_while_it_waits_waits_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "wait_for_evaluation", lambda t, version: (_ for _ in ()).throw(Died))
+        patch.setattr(publishing, "wait_for_evaluation", lambda *_: (_ for _ in ()).throw(Died))
         with pytest.raises(Died):
             setup.train()
     assert (published(setup), states(setup)) == (0, [(1, "trained")])
@@ -104,7 +105,7 @@ def test_a_trainer_that_is_stopped_does_not_wait_and_the_next_one_publishes(setu
     assert (published(setup), states(setup)) == (0, [(1, "trained")])
     setup.evaluate(0, 0)
     setup.evaluate(2, 2)
-    setup.stop = loop.Stop()
+    setup.stop = Stop()
     assert setup.train()
     assert published(setup) == 3
 

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.schemas import TrajectoryTokens
-from agentrl.trainer import checkpoint
-from agentrl.trainer.checkpoint import Checkpoint
+from agentrl.trainer.checkpoints import checkpoint_folders
+from agentrl.trainer.checkpoints.checkpoint import Checkpoint
 from agentrl.trainer.distributed import World
 from agentrl.trainer.packing import Sample
 
@@ -263,5 +263,5 @@ def test_several_ranks_make_the_step_of_one(
         assert_alike(read(tmp_path / case), begun(case).then)
     alone = start(**CASES[LAST])
     (saved,) = (tmp_path / "saved").iterdir()
-    alone.restore(checkpoint.read(saved))
+    alone.restore(checkpoint_folders.read(saved))
     assert_alike(alone.step(batches[0]), read(tmp_path / "third"))

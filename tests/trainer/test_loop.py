@@ -17,11 +17,11 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.errors import AgentRLError, FencedError
 from agentrl.store import events, runs
 from agentrl.store.training import steps
-from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoints import checkpoint, checkpoint_folders, checkpoint_reader, checkpoint_writer
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
-from agentrl.trainer.loop import Stop
 from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.stop import Stop
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_death_at_any_point_of_a_step_changes_nothing(
         raise Died
 
     owner, name = {
-        "before checkpoint": (checkpoint, "begin"),
+        "before checkpoint": (checkpoint_writer, "begin"),
         "after checkpoint": (Lineage, "complete"),
         "after complete": (Publisher, "publish"),
     }[point]
@@ -145,7 +145,7 @@ def test_stopping_checkpoints_a_step_that_was_not_due(setup: Setup, monkeypatch:
 
     monkeypatch.setattr(Lineage, "next_version", stop_in_step_two)
     assert not setup.train(checkpoint_every=3)
-    found, ignored = checkpoint.newest(setup.config.run_dir / "checkpoints")
+    found, ignored = checkpoint_folders.newest(setup.config.run_dir / "checkpoints")
     assert found is not None
     assert (found.record.step, ignored) == (2, [])
 
@@ -276,4 +276,4 @@ def test_the_divergence_from_a_named_reference_is_a_metric(setup: Setup, tmp_pat
         far = [s.metrics["kl_reference"] for s in steps.of_run(conn, setup.run_id)]
     assert min(far) > 0.1  # with the base model as reference the first step has none
     for folder in (setup.config.run_dir / "checkpoints").iterdir():
-        assert not checkpoint.shapes(folder, "reference")  # it does not move
+        assert not checkpoint_reader.shapes(folder, "reference")  # it does not move

@@ -23,9 +23,10 @@ from agentrl.store.training import steps
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.run_models import Models, make_models
 from agentrl.trainer.nonfinite import NonFinite
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.scoring import make_samples
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.update import update_policy
 
 
 class Learning:

@@ -21,10 +21,12 @@ from agentrl.configs.trainer_config import LoraConfig
 from agentrl.errors import FencedError, UserError
 from agentrl.store import runs
 from agentrl.store.training import steps
-from agentrl.trainer import checkpoint, loop
+from agentrl.trainer import loop
+from agentrl.trainer.checkpoints import checkpoint, checkpoint_writer
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.run.trainer_state import Trainer
 from agentrl.weights_folder import ADAPTER, TENSORS, checksum
 
 STEPS = 8
@@ -49,7 +51,7 @@ def die_before(monkeypatch: pytest.MonkeyPatch, setup: Setup, step: int, **setti
     """Train until `step` has its batch; then the trainer is gone."""
     real = loop.train_step
 
-    def train_step(t: loop.Trainer, batch: Any, waited_s: float) -> None:
+    def train_step(t: Trainer, batch: Any, waited_s: float) -> None:
         if batch.step == step:
             raise Died
         real(t, batch, waited_s)
@@ -71,7 +73,9 @@ def weights_of(setup: Setup, state: str = "published") -> dict[int, tuple[Path, 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written behind the next steps is there when they look."""
-    monkeypatch.setattr(checkpoint.Writing, "done", lambda self: self.future is None or self.future.exception() is None)
+    monkeypatch.setattr(
+        checkpoint_writer.Writing, "done", lambda self: self.future is None or self.future.exception() is None
+    )
 
 
 def folders(root: Path) -> list[str]:
@@ -179,14 +183,14 @@ def test_a_trainer_that_was_stopped_before_it_saved_leaves_its_successors_weight
 def test_an_overtaken_trainer_deletes_no_checkpoint_of_its_successor(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = checkpoint.begin
+    real = checkpoint_writer.begin
 
     def overtaken(*args: Any, **kwargs: Any) -> Any:
         monkeypatch.undo()
         die_before(monkeypatch, setup, 4)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(checkpoint, "begin", overtaken)
+    monkeypatch.setattr(checkpoint_writer, "begin", overtaken)
     with pytest.raises(FencedError):
         setup.train()
     with setup.database.read() as conn:

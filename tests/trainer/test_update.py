@@ -11,12 +11,12 @@ import torch
 from support import AGES, random_samples
 
 from agentrl.configs.trainer_config import TrainerConfig
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Microbatch, Sample, collate, make_units
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.update import update_policy
 
 TIGHT = {"clip_low": 1e-4, "clip_high": 1e-4}
 

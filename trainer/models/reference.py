@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ModelFolderError
-from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoints import checkpoint, checkpoint_reader
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import loading, tensor_naming
 from agentrl.trainer.models.policy import Policy
@@ -38,8 +38,8 @@ class Reference:
         """
         reshard(self._policy)
         if (folder / checkpoint.STATE).is_dir():
-            taken = self._own(checkpoint.shapes(folder, "policy"), folder)
-            checkpoint.fill(folder, "policy", taken, world)
+            taken = self._own(checkpoint_reader.shapes(folder, "policy"), folder)
+            checkpoint_reader.fill(folder, "policy", taken, world)
         else:
             lm, files = self._policy.lm, _tensor_files(folder)
             names = tensor_naming.match(lm, files, loading.known_names(lm))

@@ -14,14 +14,14 @@ import torch
 
 from agentrl.configs.trainer_config import TrainerConfig, UpdateConfig
 from agentrl.errors import StoreError
-from agentrl.trainer import checkpoint
-from agentrl.trainer.checkpoint import Checkpoint, Parts
+from agentrl.trainer.checkpoints import checkpoint_reader, checkpoint_writer
+from agentrl.trainer.checkpoints.checkpoint import Checkpoint, Parts
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.critic import Critic, Learner
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.reference import Reference
 from agentrl.trainer.models.sharding import AnyBody, load_sharded
-from agentrl.trainer.update import make_optimizer
+from agentrl.trainer.optimizer import make_optimizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +71,11 @@ def after_step(models: Models, step: int, config: TrainerConfig) -> None:
 
 def parts(models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> Parts:
     """What a checkpoint holds: the policy, its optimizer, and what else moves."""
-    found = dict(checkpoint.state_of("policy", models.policy, optimizer))
+    found = dict(checkpoint_writer.state_of("policy", models.policy, optimizer))
     if models.reference and config.algorithm.kl_refresh_steps:
         found["reference"] = models.reference.tensors
     if models.critic:
-        found |= checkpoint.state_of("critic", models.critic.critic, models.critic.optimizer)
+        found |= checkpoint_writer.state_of("critic", models.critic.critic, models.critic.optimizer)
     return found
 
 
@@ -84,10 +84,10 @@ def restore(
 ) -> None:
     """Bring back `parts` and random states. Collective. Raises StoreError where one that is needed was not saved."""
     for name in parts(models, optimizer, config):
-        if not name.endswith("_optimizer") and not checkpoint.shapes(found.folder, name):
+        if not name.endswith("_optimizer") and not checkpoint_reader.shapes(found.folder, name):
             raise StoreError(f"checkpoint {found.folder} has no {name}: trainer.algorithm changed")
-    checkpoint.load(found, models.policy, optimizer, world)
+    checkpoint_reader.load(found, models.policy, optimizer, world)
     if models.reference and config.algorithm.kl_refresh_steps:
-        checkpoint.fill(found.folder, "reference", models.reference.tensors, world)
+        checkpoint_reader.fill(found.folder, "reference", models.reference.tensors, world)
     if models.critic:
-        checkpoint.restore(found, "critic", models.critic.critic, models.critic.optimizer, world)
+        checkpoint_reader.restore(found, "critic", models.critic.critic, models.critic.optimizer, world)

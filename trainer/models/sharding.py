@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
-from agentrl.trainer.distributed import Mesh
+from agentrl.trainer.distributed import Mesh, World
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel
 from agentrl.trainer.models.policy import Body, Policy, decoder
 
@@ -103,6 +103,15 @@ def accumulate(model: Body, more: bool) -> None:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(not more)
         model.set_reshard_after_backward(not more)
+
+
+def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
+    """Of this rank's share of a loss: FSDP averages over data ranks. Collective.
+
+    While `more` follow before the update, gradients are not reduced, and gathered weights stay.
+    """
+    accumulate(model, more)
+    (loss * world.data_size).backward()  # type: ignore[no-untyped-call]
 
 
 def reshard(model: Body) -> None:

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from agentrl.configs.trainer_config import AdapterConfig, LoraConfig
 from agentrl.files import atomic_folder
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models import lora
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.models.tensor_naming import Names

@@ -20,8 +20,7 @@ from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.domain.schemas import PROMPT_VERSION
 from agentrl.errors import ModelFolderError
 from agentrl.files import atomic_folder
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models import lora
 from agentrl.trainer.models.loading import stored_name
 from agentrl.trainer.models.policy import Body

@@ -14,11 +14,11 @@ from agentrl.domain.schemas import Float32
 from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import set_learning_rate
 from agentrl.trainer.models.policy import Body
-from agentrl.trainer.models.sharding import reshard
+from agentrl.trainer.models.sharding import backward, reshard
+from agentrl.trainer.optimizer import clip_gradients
 from agentrl.trainer.packing import Microbatch, Sample, collate_share, plan
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.methods import Method
-from agentrl.trainer.update import backward, clip_gradients
 
 Work = list[tuple[list[Sample], Microbatch]]
 """Microbatches of one rank, each with its samples in their order."""

@@ -30,16 +30,16 @@ from agentrl.configs.tuning_config import AnyConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import UserError
 from agentrl.files import remove_drafts
-from agentrl.trainer import checkpoint
-from agentrl.trainer.checkpoint import Checkpoint, StepRecord
+from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_reader, checkpoint_writer
+from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Checkpoint, StepRecord
 from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate
-from agentrl.trainer.loop import CHECKPOINTS, Stop
 from agentrl.trainer.models.policy import Body
+from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.stop import Stop
 from agentrl.trainer.tuning.items import Data, Item
 from agentrl.trainer.tuning.methods import Dpo, Method, method_of
 from agentrl.trainer.tuning.step import score, train, with_reference
-from agentrl.trainer.update import make_optimizer
 
 HELD_OUT = "held_out/"
 Progress = Callable[[int, int], None]
@@ -93,7 +93,7 @@ def tune(
         say(t, "computing the base model's log-probabilities")
         t.data = Data(reference_of(t, prepared.train), reference_of(t, prepared.held_out))
     if found:
-        checkpoint.load(found, model, optimizer, world)
+        checkpoint_reader.load(found, model, optimizer, world)
         t.step = found.record.step
         say(t, f"resuming after step {t.step}")
     keep_lines(t)
@@ -115,9 +115,9 @@ def find_checkpoint(t: Tuning) -> Checkpoint | None:
     found: Checkpoint | None = None
     if t.world.leads:
         remove_drafts(t.checkpoints)
-        found, ignored = checkpoint.newest(t.checkpoints)
+        found, ignored = checkpoint_folders.newest(t.checkpoints)
         for unusable in ignored:
-            aside = checkpoint.set_aside(unusable)
+            aside = checkpoint_folders.set_aside(unusable)
             say(t, f"ignoring checkpoint {unusable.folder}: {unusable.why} (set aside as {aside.name})")
     found = t.world.share(found)
     if found and found.record.batch.digest != t.digest:
@@ -181,10 +181,10 @@ def save(t: Tuning, metrics: dict[str, float]) -> None:
         step_id=t.config.method, digest=t.digest, estimator=t.config.method, wasted_tokens=0, trained=[]
     )
     record = StepRecord(step=t.step, version=t.step, batch=facts, metrics=metrics)
-    parts = checkpoint.state_of("policy", t.model, t.optimizer)
-    made = checkpoint.begin(t.checkpoints, record, parts, t.world, wait=True).finish()
+    parts = checkpoint_writer.state_of("policy", t.model, t.optimizer)
+    made = checkpoint_writer.begin(t.checkpoints, record, parts, t.world, wait=True).finish()
     if t.world.leads:
-        checkpoint.remove_older(made, t.config.trainer)
+        checkpoint_folders.remove_older(made, t.config.trainer)
 
 
 def keep_lines(t: Tuning) -> None:

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 from agentrl.configs.presets import PRESETS
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.schemas import TrajectoryTokens
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.run_models import make_models
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.scoring import make_samples
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.update import update_policy
 
 GROUPS, SIZE, STEPS = 4, 12, 12
 REWARDED = torch.arange(VOCABULARY) % 3 == 0

@@ -20,6 +20,7 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.metrics import evaluation_metrics, metric_sinks
 from agentrl.trainer.metrics.evaluation_metrics import Evaluated, metrics
+from agentrl.trainer.stop import Stop
 
 Got = list[tuple[int, dict[str, float]]]
 
@@ -88,7 +89,7 @@ def test_a_resumed_trainer_sends_what_may_not_have_arrived(
             setup.train()
     setup.stop.set()  # nor does a stopped trainer wait
     assert not setup.train()
-    setup.stop = loop.Stop()
+    setup.stop = Stop()
     threading.Thread(target=lambda: (until(lambda: finished(setup)), setup.evaluate(3, 3))).start()
     assert setup.train()
     assert [step for step, _ in got] == [0, 0, 3]

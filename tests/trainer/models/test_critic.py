@@ -16,8 +16,7 @@ from support import AGES, random_samples, random_trajectory
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.schemas import TrajectoryTokens
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.critic import Critic, Learner, explained_variance, gae_advantages, token_rewards
 from agentrl.trainer.models.loading import owned
 from agentrl.trainer.models.run_models import Models

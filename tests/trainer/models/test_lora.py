@@ -14,15 +14,16 @@ from support import AGES, random_samples
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import UserError
-from agentrl.trainer import checkpoint
-from agentrl.trainer.checkpoint import StepRecord, full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.checkpoints import checkpoint_reader, checkpoint_writer
+from agentrl.trainer.checkpoints.checkpoint import StepRecord
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.critic import Critic
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_policy, load_sharded
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Microbatch, collate, make_units
 from agentrl.trainer.publish import weights
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.update import update_policy
 from agentrl.weights_folder import ADAPTER as ADAPTER_TENSORS
 from agentrl.weights_folder import TENSORS, checksum
 
@@ -168,11 +169,11 @@ def test_a_checkpoint_holds_the_adapter_alone_and_restores_it(
     policy, optimizer = trained
     batch = TrainedBatch(step_id="s", digest="d", estimator="grpo", wasted_tokens=0, trained=[])
     record = StepRecord(step=1, version=1, batch=batch, metrics={})
-    parts = checkpoint.state_of("policy", policy, optimizer)
-    saved = checkpoint.begin(tmp_path, record, parts, world, wait=True).finish()
-    assert checkpoint.shapes(saved.folder, "policy").keys() == {name for name, _ in policy.trainable()}
+    parts = checkpoint_writer.state_of("policy", policy, optimizer)
+    saved = checkpoint_writer.begin(tmp_path, record, parts, world, wait=True).finish()
+    assert checkpoint_reader.shapes(saved.folder, "policy").keys() == {name for name, _ in policy.trainable()}
     fresh = load_policy(base, world.mesh, adapter=ADAPTER)
-    checkpoint.load(saved, fresh, make_optimizer(fresh, CONFIG), world)
+    checkpoint_reader.load(saved, fresh, make_optimizer(fresh, CONFIG), world)
     assert torch.equal(logprobs(fresh), logprobs(policy))
 
 

@@ -15,16 +15,17 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import ModelFolderError
-from agentrl.trainer import checkpoint
-from agentrl.trainer.checkpoint import StepRecord, full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.checkpoints import checkpoint_writer
+from agentrl.trainer.checkpoints.checkpoint import StepRecord
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.reference import Reference
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Microbatch, collate, make_units
 from agentrl.trainer.scoring import make_samples
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.update import update_policy
 
 TRAJECTORIES = [s.tokens for s in random_samples()]
 TRAINED: dict[str, dict[str, Any]] = {
@@ -101,10 +102,10 @@ def test_a_folder_with_a_part_of_the_tensors_is_the_base_with_them(
 def test_a_checkpoint(tiny_model: Path, world: World, tmp_path: Path, how: str) -> None:
     policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
     step(policy, world)
-    parts = checkpoint.state_of("policy", policy, make_optimizer(policy, TrainerConfig()))
+    parts = checkpoint_writer.state_of("policy", policy, make_optimizer(policy, TrainerConfig()))
     batch = TrainedBatch(step_id="s", digest="d", estimator="grpo", wasted_tokens=0, trained=[])
     record = StepRecord(step=1, version=1, batch=batch, metrics={})
-    saved = checkpoint.begin(tmp_path, record, parts, world, wait=True).finish()
+    saved = checkpoint_writer.begin(tmp_path, record, parts, world, wait=True).finish()
     fresh = load_policy(tiny_model, world.mesh, **TRAINED[how])
     reference = Reference(fresh)
     assert not torch.equal(logprobs(fresh), logprobs(policy))

@@ -9,8 +9,7 @@ import torch
 from support import random_samples
 
 from agentrl.errors import UserError
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_policy
 from agentrl.trainer.packing import Microbatch, collate, make_units

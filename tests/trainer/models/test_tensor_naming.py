@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.errors import ModelFolderError
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.reference import Reference
 from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import collate, make_units
 from agentrl.trainer.publish import weights
-from agentrl.trainer.update import make_optimizer, update_policy
+from agentrl.trainer.update import update_policy
 from agentrl.weights_folder import TENSORS, checksum
 
 KINDS = ("qwen3-experts", "mixtral")

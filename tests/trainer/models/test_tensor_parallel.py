@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from agentrl.configs.trainer_config import LoraConfig
 from agentrl.errors import UserError
-from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import loading, lora, run_models
 from agentrl.trainer.models.tensor_parallel import parallelize
@@ -88,7 +88,7 @@ def test_two_tensor_ranks_make_the_update_of_one(
 def goes_on_alone(folder: Path, kind: str, checkpoints: Path, expected: Found, world: World) -> None:
     """One rank makes the second step from the checkpoint that several made of the first."""
     made, optimizer = start(folder, CONFIGS[kind], world)
-    saved = checkpoint.read(checkpoints / f"step-000001-{kind}")
+    saved = checkpoint_folders.read(checkpoints / f"step-000001-{kind}")
     run_models.restore(saved, made, optimizer, CONFIGS[kind], world)
     found = {f"2/{name}": tensor for name, tensor in updates(made, optimizer, CONFIGS[kind], 2, world).items()}
     assert_same(found, {name: tensor for name, tensor in expected.items() if name.startswith("2/")})

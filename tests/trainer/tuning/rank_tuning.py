@@ -17,10 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tuning_setup import KINDS, config_of, prepared, random_items
 
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import join_world
+from agentrl.trainer.distributed import full, join_world
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.tuning import step
-from agentrl.trainer.update import make_optimizer
 
 
 def main(folder: Path, reference: Path, unpacked: Path, out: Path) -> None:

@@ -16,7 +16,7 @@ from tuning_setup import config_of
 from agentrl.configs.tuning_config import PairDataConfig, SftDataConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.distributed import World
-from agentrl.trainer.loop import Stop
+from agentrl.trainer.stop import Stop
 from agentrl.trainer.tuning import recorded
 from agentrl.trainer.tuning.items import Data, Item
 from agentrl.trainer.tuning.tuning_loop import tune

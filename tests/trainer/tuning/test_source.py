@@ -16,7 +16,7 @@ from agentrl.errors import StoreError, UserError
 from agentrl.models import resolve_model
 from agentrl.store import Database
 from agentrl.trainer.distributed import World
-from agentrl.trainer.loop import Stop
+from agentrl.trainer.stop import Stop
 from agentrl.trainer.tuning.source import load_data
 from agentrl.trainer.tuning.tuning_loop import tune
 

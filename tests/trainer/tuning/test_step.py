@@ -17,12 +17,11 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from tuning_setup import KINDS, config_of, prepared, random_items
 
-from agentrl.trainer.checkpoint import full
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.tuning import step
 from agentrl.trainer.tuning.items import Item
-from agentrl.trainer.update import make_optimizer
 
 BETA = 0.1
 

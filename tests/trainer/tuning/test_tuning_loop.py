@@ -16,13 +16,13 @@ from tuning_setup import config_of, prepared, random_items
 
 from agentrl.configs.tuning_config import AnyConfig
 from agentrl.errors import UserError
-from agentrl.trainer import checkpoint
+from agentrl.trainer.checkpoints import checkpoint, checkpoint_folders, checkpoint_reader
 from agentrl.trainer.distributed import World
-from agentrl.trainer.loop import Stop
+from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.stop import Stop
 from agentrl.trainer.tuning import step
 from agentrl.trainer.tuning.items import Data, split
 from agentrl.trainer.tuning.tuning_loop import batch_of, tune
-from agentrl.trainer.update import make_optimizer
 
 KINDS = ("sft", "dpo", "reward-model")
 
@@ -140,9 +140,9 @@ def test_the_reward_model_is_a_classifier_of_transformers(
     assert model.config.num_labels == 1
     assert all(torch.equal(p, tensors[name]) for name, p in model.named_parameters())
     method, ours, items = prepared(made, random_items("reward-model", 1, seed=5), tiny_model, world)
-    found, _ = checkpoint.newest(tmp_path / "test" / "checkpoints")
+    found, _ = checkpoint_folders.newest(tmp_path / "test" / "checkpoints")
     assert found is not None
-    checkpoint.load(found, ours, make_optimizer(ours, made.trainer), world)
+    checkpoint_reader.load(found, ours, make_optimizer(ours, made.trainer), world)
     score = step.score(ours, items, method, made.trainer, world)
     with torch.no_grad():
         ids = [torch.from_numpy(s.tokens.input_ids[:-1]).long() for s in items[0]]

@@ -7,12 +7,9 @@ derived from the store's rows, so nothing is locked: a trainer that is killed me
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from agentrl.store import evaluation_episodes
-
-if TYPE_CHECKING:
-    from agentrl.trainer.loop import Trainer
+from agentrl.trainer.run.trainer_state import Trainer
 
 POLL_S = 1.0
 

@@ -1,0 +1,71 @@
+"""A step's checkpoint on disk: `checkpoints/step-000012-STEP_ID/`, complete or absent.
+
+    meta.json    what the step was: ids, version, trained trajectories, metrics, and the sizes of the files
+    state/       tensors in the format of torch.distributed.checkpoint: every rank writes and reads its own part, so
+                 a run may resume on another number of ranks
+
+Tensors are named PART/NAME:
+
+    policy                              its trained parameters, float32, by their Hugging Face names
+    policy_optimizer                    AdamW's moments of them
+    reference                           the reference policy, where it is refreshed
+    critic, critic_optimizer            where the algorithm has a critic
+    rng                                 each rank's random state
+
+    WRITING (a hidden draft folder) ──► COMPLETE (renamed) ──► removed by a newer one, or set aside as `stray-step-…`
+
+With `checkpoint_every: 1` the trainer waits for a checkpoint before it completes the step in the store. With more, the
+checkpoint is written from a copy while the next steps go on (`Writing`). It holds all that completing its step needs.
+The step id in the folder's name keeps an overtaken trainer from replacing its successor's checkpoint of the same step.
+Older checkpoints are deleted only after the step is in the store.
+
+When a trainer starts, each folder that is newer than the checkpoint it resumes from was damaged, rolled back or made
+with another database. The trainer renames it to `stray-step-…`, so that it cannot become the newest one later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from agentrl.domain.schemas import TrainedBatch
+
+FORMAT = 3
+
+
+STATE = "state"
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's checkpoints, in the run's folder."""
+
+
+Parts = Mapping[str, Mapping[str, Tensor]]
+"""Tensors by part and name, as sharded as they are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """What `store.steps.complete` needs to know of a step."""
+
+    step: int
+    version: int  # the weights that the step made
+    batch: TrainedBatch
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    folder: Path
+    record: StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A folder that cannot be resumed from."""
+
+    folder: Path
+    why: str

@@ -1,0 +1,90 @@
+"""Saves a step: its checkpoint, when one is due, and the weights that engines load."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_writer
+from agentrl.trainer.checkpoints.checkpoint import Checkpoint, StepRecord
+from agentrl.trainer.lineage import CHECKPOINTED
+from agentrl.trainer.models.run_models import parts
+from agentrl.trainer.publish import weights
+from agentrl.trainer.publish.weights import Published
+from agentrl.trainer.run.trainer_state import Trainer, weights_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A step on disk: its record, the folder that engines load, and the checkpoint, if one was due."""
+
+    record: StepRecord
+    published: Published
+    checkpoint: Checkpoint | None
+
+
+def publishable(t: Trainer, folder: Path, trained: dict[str, torch.Tensor]) -> Published:
+    """What the run's engines load."""
+    dtype = engine_dtype(t.config)
+    return weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora, dtype)
+
+
+def engine_dtype(config: RunConfig) -> torch.dtype:
+    """What engines keep matrices in."""
+    dtype: torch.dtype = getattr(torch, config.engine.dtype)
+    return dtype
+
+
+def save(t: Trainer, record: StepRecord) -> Saved:
+    """Checkpoint when it is due (or the last chance), and write what engines load. Collective.
+
+    With `checkpoint_every: 1` no step is completed before its checkpoint is durable. With more, steps without one are
+    trained again after a crash anyway, and a checkpoint is written while the next steps go on.
+    """
+    start = time.time()
+    every = t.config.trainer.checkpoint_every
+    if t.lineage:
+        t.lineage.check()
+    last_chance = t.stop.is_set() or (t.lineage is not None and t.lineage.is_stopping())
+    last = t.world.share(last_chance or record.step == t.config.steps)
+    due, wait = last or record.step % every == 0, last or every == 1
+    record = replace(record, metrics=record.metrics | {CHECKPOINTED: float(due and wait)})
+    collect(t, wait=due)
+    made: Checkpoint | None = None
+    if due:
+        everything = parts(t.models, t.optimizer, t.config.trainer)
+        writing = checkpoint_writer.begin(t.checkpoints, record, everything, t.world, wait=wait)
+        if wait:
+            made, t.checkpointed = writing.finish(), record.step
+        else:
+            t.writing = writing
+    trained = weights.trainable(t.policy, t.world)
+    if not t.lineage:
+        return Saved(record, Published(Path(), "", {}), made)
+    published = publishable(t, weights_folder(t, record), trained)
+    record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
+    return Saved(record, published, made)
+
+
+def collect(t: Trainer, *, wait: bool) -> None:
+    """Finish the checkpoint that is being written, if it is ready or is to be waited for; older ones go."""
+    if t.writing is None or not (wait or t.writing.done()):
+        return
+    made, t.writing = t.writing.finish(), None
+    t.checkpointed = made.record.step
+    if t.lineage:
+        t.lineage.checkpointed(made.record)
+        checkpoint_folders.remove_older(made, t.config.trainer)
+
+
+def remove_old(t: Trainer, made: Checkpoint | None) -> None:
+    """Delete checkpoints and weights that a completed step makes superfluous."""
+    assert t.lineage is not None
+    if made:
+        checkpoint_folders.remove_older(made, t.config.trainer)
+    weights.remove(t.weights, partial(t.lineage.unneeded, strangers=False))

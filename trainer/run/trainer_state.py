@@ -1,0 +1,70 @@
+"""What a rank of the trainer holds during a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agentrl import visible
+from agentrl.configs.run_config import RunConfig
+from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, StepRecord
+from agentrl.trainer.checkpoints.checkpoint_writer import Writing
+from agentrl.trainer.distributed import World
+from agentrl.trainer.lineage import Lineage
+from agentrl.trainer.metrics.evaluation_metrics import Evaluated
+from agentrl.trainer.metrics.metric_sinks import Sinks
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.run_models import Models
+from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.stop import Stop
+from agentrl.weights_folder import folder_name
+
+
+@dataclass(slots=True)
+class Trainer:
+    """What the loop holds. `lineage`, `publisher`, `sinks`, `evaluated` exist on rank 0 only."""
+
+    config: RunConfig
+    base_model: Path
+    world: World
+    models: Models
+    optimizer: torch.optim.Optimizer
+    lineage: Lineage | None
+    publisher: Publisher | None
+    stop: Stop
+    from_base: bool = False
+    step: int = 0
+    version: int = 0
+    checkpointed: int = 0  # the step of the newest checkpoint
+    writing: Writing | None = None  # a checkpoint on its way to the disk
+    publish_s: float = 0.0
+    sinks: Sinks | None = None
+    evaluated: Evaluated | None = None  # where evaluations have sinks to go to
+
+    @property
+    def policy(self) -> Policy:
+        """What is trained."""
+        return self.models.policy
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.config.run_dir / CHECKPOINTS
+
+    @property
+    def weights(self) -> Path:
+        """Folder of what engines load."""
+        return self.config.run_dir / "weights"
+
+
+def weights_folder(t: Trainer, record: StepRecord) -> Path:
+    """Where the version that a step makes goes."""
+    return t.weights / folder_name(record.version, record.batch.step_id)
+
+
+def say(t: Trainer, text: str) -> None:
+    """Print on rank 0."""
+    if t.world.leads:
+        visible.say(text)
