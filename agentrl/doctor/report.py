@@ -34,7 +34,7 @@ class Report:
 
     def advice(self, fork: Fork) -> Advice:
         """Why a fork is there."""
-        return advice.of(fork)
+        return advice.advise(fork)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

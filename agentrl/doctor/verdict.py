@@ -101,7 +101,7 @@ def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list
         example = next(fork for fork in costly if fork.reason == cause)
         found.append(
             f"only {figures.extending} of {figures.continuing} calls extend an earlier one; {cause.replace('_', ' ')} "
-            f"{n} times, first at call {example.call.number}: {advice.of(example).cause}"
+            f"{n} times, first at call {example.call.number}: {advice.advise(example).cause}"
         )
     if figures.lost:
         found.append(f"{count(figures.lost, 'answer')} lost: a proxy died while it served")

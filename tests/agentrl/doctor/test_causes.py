@@ -83,7 +83,7 @@ def test_a_system_prompt_that_was_of_the_first_call_alone(proxy, examine):
     sdk(session).responses.create(model="test", input="two", previous_response_id=first.id)
     report = examine(session)
     advice = report.advice(the_fork(report, "history_edited"))
-    assert (advice.cause, advice.certain) == ("the client left the system message out that was message 1", True)
+    assert (advice.cause, advice.certain) == ("the client left out the system message that was message 1", True)
     assert "instructions, which do not carry over" in advice.todo
 
 
@@ -93,7 +93,7 @@ def test_an_edited_answer(proxy, ask, examine):
     ask(session, [U1, says("assistant", "padded"), U2])
     report = examine(session)
     cause = report.advice(the_fork(report, "history_edited")).cause
-    assert "message 2 (assistant), which reads otherwise than it was sampled: “ padded ” became “padded”" in cause
+    assert "message 2 (assistant): it is not what was sampled: “ padded ” became “padded”" in cause
 
 
 def test_changed_arguments(proxy, ask, examine):
@@ -156,7 +156,10 @@ def test_raw_ids_of_a_truncated_answer(proxy, examine):
     ("sent", "cause"),
     [
         ([U1, "a1", "a2", U3], "the client dropped message 3 (user): “two”"),
-        ([U1, "a1", U2, says("user", "mind"), "a2", U3], "the client put a new message in at message 4 (user): “mind”"),
+        (
+            [U1, "a1", U2, says("user", "mind"), "a2", U3],
+            "the client inserted a new message at message 4 (user): “mind”",
+        ),
         ([U2, "a1", U1, "a2", U3], "the client moved message 1 (user): “one”"),
         ([U1, U2, "a2", U3], "the client dropped message 2 (assistant): “first answer”"),
     ],
@@ -275,7 +278,7 @@ def test_a_branch_is_no_fault_and_parallel_calls_are_no_forks(proxy, ask, examin
     fork = the_fork(report, None)
     assert fork.kind == "branch"
     assert re.search(r"└ 4 .* branch *\n", on_screen(report))
-    assert "went on from call 1 a second time" in report.advice(fork).cause
+    assert "continued call 1 a second time" in report.advice(fork).cause
     assert (fork.cost_tokens, report.figures.merge_rate, report.figures.trajectories) == (0, 1.0, 3)
 
 
@@ -313,14 +316,14 @@ def test_a_raw_prompt_that_leaves_out_the_end_of_the_answer_or_changes_it(proxy,
     assert [fork.kind for fork in report.forks] == ["history_edited", "history_edited", "new_conversation"]
     left_out, changed, _ = report.forks
     cause = report.advice(left_out).cause
-    assert cause == "a raw prompt goes on from call 1 without the token that ended its answer"
+    assert cause == "a raw prompt continues call 1 without the token that ended its answer"
     assert cause in on_screen(report)
     assert (neighbourhood(report, left_out).theirs[1], left_out.cost_tokens) == (
         "<|im_end|>",
         len(report.session.calls[0].sequence) - 1,
     )
     cause = report.advice(changed).cause
-    assert cause == "a raw prompt begins with that of call 1, and goes on otherwise than it was answered"
+    assert cause == "a raw prompt begins with the prompt of call 1, and then differs from its answer"
 
 
 def call_without_text(proxy: Any, session: Any, turns: int, *others: Any) -> None:
