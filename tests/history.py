@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import time
 
+from run_records import create_run
+
 from agentrl.domain.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
 from agentrl.domain.tokens import TokenIds
-from agentrl.store import Database, heartbeats, runs
+from agentrl.store import Database, heartbeats
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, sealing, session_limits
@@ -45,14 +47,13 @@ class History:
         self.step, self.version, self.batches = 0, 0, dict[int, Batch]()
         tasks = [{"n": i} for i in range(5)]
         with db.write() as conn:
-            self.run_id = runs.create(
+            self.run_id = create_run(
                 conn,
                 name=name,
                 config=CONFIG,
                 task_data=tasks,
                 base_model=base_model,
                 key=f"run-key-{name}",
-                seed=0,
                 steps=1000,
             )
             self.epoch = steps.begin_epoch(conn, self.run_id)

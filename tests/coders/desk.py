@@ -14,6 +14,7 @@ from typing import Any
 import apprentice
 import httpx
 import uvicorn
+from run_records import create_run
 
 from agentrl.doctor import report, sources
 from agentrl.doctor.report import Report
@@ -21,7 +22,7 @@ from agentrl.domain.schemas import Json
 from agentrl.engine.server_process import free_port
 from agentrl.proxy.app import Settings, create_app
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.store import Database, runs
+from agentrl.store import Database
 
 NAME = "coders"
 RUN_KEY = {"Authorization": "Bearer run-key"}
@@ -107,9 +108,7 @@ def at_work(database_url: str, model: Path, engine_url: str, rollout: Json | Non
     }
     database = Database(database_url)
     with database.write() as conn:
-        runs.create(
-            conn, name=NAME, config=config, task_data=[{}], base_model=str(model), key="run-key", seed=0, steps=1
-        )
+        create_run(conn, name=NAME, config=config, base_model=model)
     port = free_port()
     proxy = Settings(
         database_url=database_url, run_name=NAME, engine_urls=[engine_url], admin_key="admin-key", replica="r"

@@ -22,6 +22,7 @@ from adapters import write_adapter
 from borrowed import proxy_fixtures
 from databases import Databases
 from peft import PeftModel
+from run_records import create_run
 from serving import ENGINE_KEY, add_version
 from transformers import AutoModelForCausalLM
 
@@ -131,16 +132,7 @@ async def test_calls_keep_the_version_that_they_began_with_and_the_trainer_agree
     with databases.lent("sqlite") as url:
         database = Database(url)
         with database.write() as conn:
-            run_id = runs.create(
-                conn,
-                name="test",
-                config=config,
-                task_data=[{}],
-                base_model=str(tiny_model),
-                key="run-key",
-                seed=0,
-                steps=4,
-            )
+            run_id = create_run(conn, config=config, base_model=tiny_model, steps=4)
         port = free_port()
         with proxy.serve_proxy(url, [sglang_for_adapters.url], port, key=ENGINE_KEY):
             run = Versions(f"http://127.0.0.1:{port}", database, run_id, tiny_model, tmp_path)

@@ -13,13 +13,14 @@ import openai
 import pytest
 from borrowed import proxy_fixtures
 from databases import Databases
+from run_records import create_run
 from sampling import ASKED, CLOSE, gaps, sampled
 from serving import serving
 from sqlalchemy import select
 
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.engine.server_process import Server, free_port
-from agentrl.store import Database, runs
+from agentrl.store import Database
 from agentrl.store.tables import trajectories as trajectory_rows
 from agentrl.store.training import trajectories
 from agentrl.trainer.distributed import Mesh, World
@@ -77,16 +78,7 @@ async def test_the_temperature_is_honoured_and_another_distribution_kept_out_of_
     with databases.lent("sqlite") as url:
         database = Database(url)
         with database.write() as conn:
-            runs.create(
-                conn,
-                name="test",
-                config=config,
-                task_data=[{}],
-                base_model=str(tiny_model),
-                key="run-key",
-                seed=0,
-                steps=1,
-            )
+            create_run(conn, config=config, base_model=tiny_model)
         port = free_port()
         with proxy.serve_proxy(url, [sglang_engine.url], port):
             found, calls = await play(f"http://127.0.0.1:{port}", database)

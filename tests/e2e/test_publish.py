@@ -16,6 +16,7 @@ import pytest
 import torch
 from borrowed import proxy_fixtures
 from databases import Databases
+from run_records import create_run
 from sampling import CLOSE, gaps, sampled
 from serving import add_version, serving
 
@@ -24,7 +25,7 @@ from agentrl.configs.trainer_config import LoraConfig
 from agentrl.domain.schemas import Json, TrajectoryTokens
 from agentrl.engine.server_process import EngineSpec, Server, free_port, launch
 from agentrl.engine.sglang_client import EngineClient
-from agentrl.store import Database, events, runs
+from agentrl.store import Database, events
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_policy
@@ -116,18 +117,7 @@ async def run(
     }
     with databases.lent("sqlite") as url:
         database = Database(url)
-        run_id = database.transact(
-            lambda conn: runs.create(
-                conn,
-                name="test",
-                config=config,
-                task_data=[{}],
-                base_model=str(tiny_model),
-                key="run-key",
-                seed=0,
-                steps=9,
-            )
-        )
+        run_id = database.transact(lambda conn: create_run(conn, config=config, base_model=tiny_model, steps=9))
         port = free_port()
         with proxy.serve_proxy(url, engines, port):
             yield Run(f"http://127.0.0.1:{port}", engines, database, run_id, tiny_model, tmp_path, world)

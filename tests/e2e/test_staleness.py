@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import uvicorn
 from openai import AsyncOpenAI
+from run_records import create_run
 from sqlalchemy import JSON, Connection, text
 
 from agentrl.configs.run_config import RunConfig
@@ -189,15 +190,8 @@ async def test_no_trained_token_is_older_than_the_bound(
     )
     database = Database(database_url)
     with database.write() as conn:
-        run_id = runs.create(
-            conn,
-            name="test",
-            config=config.model_dump(mode="json"),
-            task_data=tasks(),
-            base_model=str(tiny_model),
-            key="run-key",
-            seed=0,
-            steps=config.steps,
+        run_id = create_run(
+            conn, config=config.model_dump(mode="json"), task_data=tasks(), base_model=tiny_model, steps=config.steps
         )
     answer = load_renderer(tiny_model).stop_token_ids[:1]
     stop = threading.Event()

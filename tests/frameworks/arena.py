@@ -15,13 +15,14 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from run_records import create_run
 from sqlalchemy import select
 
 from agentrl.domain.schemas import Json, TrajectoryTokens
 from agentrl.engine.server_process import free_port
 from agentrl.engine.sglang_client import Chunk, EngineClient
 from agentrl.proxy.app import Settings, create_app
-from agentrl.store import Database, runs
+from agentrl.store import Database
 from agentrl.store.tables import trajectories as trajectory_rows
 from agentrl.store.training import trajectories
 
@@ -152,16 +153,7 @@ def serve(database_url: str, model: Path, engine_url: str) -> Iterator[Arena]:
     }
     database = Database(database_url)
     with database.write() as conn:
-        run_id = runs.create(
-            conn,
-            name="frameworks",
-            config=config,
-            task_data=[{}],
-            base_model=str(model),
-            key="run-key",
-            seed=0,
-            steps=1,
-        )
+        run_id = create_run(conn, name="frameworks", config=config, base_model=model)
     port = free_port()
     settings = Settings(
         database_url=database_url, run_name="frameworks", engine_urls=[engine_url], admin_key="admin-key", replica="r"

@@ -17,6 +17,7 @@ import openai
 import pytest
 import uvicorn
 from databases import Databases
+from run_records import create_run
 
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.engine.server_process import free_port
@@ -142,16 +143,7 @@ def store_url(databases: Databases, database_kind: str, run_config: dict[str, An
     with databases.lent(database_kind) as url:
         database = Database(url)
         with database.write() as conn:
-            runs.create(
-                conn,
-                name="test",
-                config=run_config,
-                task_data=[{"n": i} for i in range(4)],
-                base_model=str(tiny_model),
-                key="run-key",
-                seed=0,
-                steps=10,
-            )
+            create_run(conn, config=run_config, task_data=[{"n": i} for i in range(4)], base_model=tiny_model, steps=10)
         database.close()
         yield url
 

@@ -20,6 +20,7 @@ import httpx
 import pytest
 import yaml
 from databases import KINDS, Databases
+from run_records import create_run
 from serving import add_version
 from sqlalchemy import Connection, select
 
@@ -115,14 +116,11 @@ class Run:
         self.database, self.config, self.engine, self.folder = Database(url), config, engine, folder
         self.url = f"http://127.0.0.1:{free_port()}"
         with self.database.write() as conn:
-            self.id = runs.create(
+            self.id = create_run(
                 conn,
-                name="test",
                 config=config.model_dump(mode="json"),
                 task_data=[{"n": n} for n in range(4)],
-                base_model=str(model),
-                key="run-key",
-                seed=0,
+                base_model=model,
                 steps=config.steps,
             )
             self.epoch = steps.begin_epoch(conn, self.id)

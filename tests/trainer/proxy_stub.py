@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from run_records import create_run
 from support import VOCABULARY
 
 from agentrl.domain.schemas import InteractionStatus, SessionStatus, VersionSpan
 from agentrl.domain.tokens import TokenIds
-from agentrl.store import Database, runs
+from agentrl.store import Database
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, sealing, session_limits
@@ -71,16 +72,7 @@ class PublishStub:
 def make_run(database: Database, *, steps: int) -> str:
     """A run called `test`."""
     with database.write() as conn:
-        return runs.create(
-            conn,
-            name="test",
-            config={},
-            task_data=[{"n": i} for i in range(5)],
-            base_model="tiny",
-            key="run-key",
-            seed=0,
-            steps=steps,
-        )
+        return create_run(conn, task_data=[{"n": i} for i in range(5)], steps=steps)
 
 
 def play_groups(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
+from run_records import create_run
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
@@ -22,7 +23,7 @@ Run = Callable[..., str]
 def db(database_url: str) -> Iterator[Database]:
     database = Database(database_url)
     with database.write() as conn:
-        runs.create(conn, name="test", config={}, task_data=[{}], base_model="tiny", key="k", seed=0, steps=1)
+        create_run(conn, key="k")
     yield database
     database.close()
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from run_records import create_run
 from sqlalchemy import select
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
 from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError
-from agentrl.store import Database, runs
+from agentrl.store import Database
 from agentrl.store.sessions import group_starts, sealing, session_limits
 from agentrl.store.tables import groups
 from agentrl.store.tables import sessions as sessions_table
@@ -43,9 +44,7 @@ def session_id(db: Database) -> str:
 
     limits = session_limits.Limits.of(parse_config(CONFIG))
     with db.write() as conn:
-        run_id = runs.create(
-            conn, name="test", config=CONFIG, task_data=[{}], base_model="tiny", key="k", seed=0, steps=1
-        )
+        run_id = create_run(conn, config=CONFIG, key="k")
         (made,) = group_starts.start_group(conn, run_id, limits, ["hash"]).session_ids
         sealing.end(conn, made, SessionStatus.COMPLETED, None, limits)
     return made

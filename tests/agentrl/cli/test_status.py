@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from run_records import create_run
 from typer.testing import CliRunner
 
 from agentrl.cli import status
@@ -21,7 +22,7 @@ from agentrl.engine.server_process import free_port
 from agentrl.errors import UserError
 from agentrl.location import Location
 from agentrl.proxy.app import Settings, create_app
-from agentrl.store import Database, events, runs
+from agentrl.store import Database, events
 from agentrl.testing import FakeEngine
 
 CONFIG = {
@@ -40,16 +41,7 @@ NO_ENV = dict.fromkeys(("AGENTRL_PROXY_URL", "AGENTRL_RUN_KEY", "AGENTRL_ADMIN_K
 def run_id(database_url: str, tiny_model: Path) -> str:
     database = Database(database_url)
     with database.write() as conn:
-        made = runs.create(
-            conn,
-            name="test",
-            config=CONFIG,
-            task_data=[{"n": 0}],
-            base_model=str(tiny_model),
-            key="run-key",
-            seed=0,
-            steps=10,
-        )
+        made = create_run(conn, config=CONFIG, task_data=[{"n": 0}], base_model=tiny_model, steps=10)
         events.record(conn, made, "publish", {"version": 3, "stall_s": {"http://e": 0.25}}, "proxy")
     database.close()
     return made
@@ -158,9 +150,7 @@ def test_the_screen_fits_into_80_columns(proxy: str) -> None:
 def test_the_newest_run_is_shown_unless_one_is_named(database_url: str, run_id: str, tiny_model: Path) -> None:
     database = Database(database_url)
     with database.write() as conn:
-        runs.create(
-            conn, name="later", config=CONFIG, task_data=[{}], base_model=str(tiny_model), key="k", seed=0, steps=1
-        )
+        create_run(conn, name="later", config=CONFIG, base_model=tiny_model, key="k")
     database.close()
     assert json.loads(ask("--database-url", database_url, "--json").stdout)["run"]["name"] == "later"
     named = ask("--database-url", database_url, "--run", "test", "--json")

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_records import create_run
 from sqlalchemy import event
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import play`
 
-from agentrl.store import Database, runs
+from agentrl.store import Database
 from agentrl.store.sessions import session_limits
 
 
@@ -56,13 +57,4 @@ def limits() -> session_limits.Limits:
 @pytest.fixture
 def run_id(db: Database) -> str:
     with db.write() as conn:
-        return runs.create(
-            conn,
-            name="test",
-            config={},
-            task_data=[{"n": i} for i in range(5)],
-            base_model="tiny",
-            key="run-key",
-            seed=0,
-            steps=10,
-        )
+        return create_run(conn, task_data=[{"n": i} for i in range(5)], steps=10)

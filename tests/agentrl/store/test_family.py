@@ -15,12 +15,13 @@ from databases import KINDS, Databases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from play import call, open_group
+from run_records import create_run
 from sqlalchemy import event, func, insert, select
 from thoroughness import examples
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError
-from agentrl.store import Database, family, runs
+from agentrl.store import Database, family
 from agentrl.store.audit import run_audit
 from agentrl.store.db import codec
 from agentrl.store.family import Family
@@ -276,7 +277,7 @@ def test_what_is_left_of_a_tree_is_locked_before_the_group(db, run_id, limits):
 
 def new_run(db: Database) -> str:
     with db.write() as conn:
-        return runs.create(conn, name="r", config={}, task_data=[{"n": 1}], base_model="tiny", key="k", seed=0, steps=5)
+        return create_run(conn, name="r", task_data=[{"n": 1}], key="k", steps=5)
 
 
 LIMITS = Limits(

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 from model import FAILED, Call, Group, Model, Reward, Session, Step
 from play import Clock, begin_call, facts, outcome
+from run_records import create_run
 from sqlalchemy import Connection, select
 from thoroughness import examples
 
@@ -113,15 +114,8 @@ class StoreMachine(RuleBasedStateMachine):
         name = codec.new_id()
         config = {"rollout": {"turn_discount": limits.turn_discount}}
         with self.db.write() as conn:
-            self.run_id = runs.create(
-                conn,
-                name=name,
-                config=config,
-                task_data=[{"n": i} for i in range(3)],
-                base_model="tiny",
-                key=name,
-                seed=0,
-                steps=TARGET_STEPS,
+            self.run_id = create_run(
+                conn, name=name, config=config, task_data=[{"n": i} for i in range(3)], key=name, steps=TARGET_STEPS
             )
         for step in range(trained):
             for _ in range(per_step):

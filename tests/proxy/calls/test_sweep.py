@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from databases import KINDS
+from run_records import create_run
 from sqlalchemy import func, select
 
 from agentrl.configs.config_files import parse_config
@@ -230,9 +231,7 @@ async def test_a_replica_that_could_not_be_heard_is_not_buried(replica, clock):
 
 async def test_the_calls_of_another_run_are_not_touched(replica, clock):
     def other_run(conn: Any) -> str:
-        return runs.create(
-            conn, name="other", config={}, task_data=[{}], base_model="tiny", key="other-key", seed=0, steps=1
-        )
+        return create_run(conn, name="other", key="other-key")
 
     (session_id, *_) = start(replica, owner=None)
     call = running_call(replica, session_id, "me")

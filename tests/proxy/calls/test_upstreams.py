@@ -14,6 +14,7 @@ import openai
 import orjson
 import pytest
 from aiohttp import web
+from run_records import create_run
 from sqlalchemy import text
 
 from agentrl.configs.config_files import parse_config
@@ -567,14 +568,9 @@ def test_another_run_of_ours_can_be_the_judge(proxy, databases, tiny_model, serv
         database = Database(url)
         known = {"judge": {"base_url": proxy.url + "/v1", "model": "default", "api_key_env": "FIRST_KEY"}}
         with database.write() as conn:
-            runs.create(
+            create_run(
                 conn,
-                name="test",
-                base_model=str(tiny_model),
-                key="run-key",
-                task_data=[{}],
-                seed=0,
-                steps=1,
+                base_model=tiny_model,
                 config={"name": "test", "model": "tiny", "agent": "a:B", "tasks": "t", "proxy": {"upstreams": known}},
             )
         first = proxy.session()

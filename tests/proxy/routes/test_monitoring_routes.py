@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-
-from agentrl.store import runs
+from run_records import create_run
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 RUN = {"Authorization": "Bearer run-key"}
@@ -21,14 +20,13 @@ def run_config(run_config: dict[str, Any]) -> dict[str, Any]:
 def other_run(proxy: Any) -> str:
     """A second run of the same database, with a session."""
     with proxy.database.write() as conn:
-        return runs.create(
+        return create_run(
             conn,
             name="other",
             config={"name": "other", "agent_args": {"secret": PASSWORD}},
             task_data=[],
             base_model="m",
             key="other-key",
-            seed=0,
             steps=0,
         )
 

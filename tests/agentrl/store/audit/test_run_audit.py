@@ -13,6 +13,7 @@ import pytest
 import yaml
 from databases import Databases
 from play import begin, begin_call, call, finish, group, open_group, outcome, take
+from run_records import create_run
 from sqlalchemy import make_url, text
 from typer.testing import CliRunner
 
@@ -49,15 +50,8 @@ class Healthy:
         self.garbage, self.infinite = b"garbage", math.inf
         self.high, self.nan = (codec.pack_logprobs([-0.5, value]) for value in (0.5, math.nan))
         with db.write() as conn:
-            self.run = runs.create(
-                conn,
-                name="test",
-                config={"rollout": {"turn_discount": 0.5}},
-                task_data=[{"n": 1}],
-                base_model="tiny",
-                key="key",
-                seed=0,
-                steps=10,
+            self.run = create_run(
+                conn, config={"rollout": {"turn_discount": 0.5}}, task_data=[{"n": 1}], key="key", steps=10
             )
         epoch = begin(db, self.run)
         for step in (1, 2):  # 2 is rolled back and trained again: versions 2 and 3

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from play import OUTPUT, outcome
+from run_records import create_run
 from sqlalchemy import select, update
 from thoroughness import examples
 
 from agentrl.domain.schemas import Delivery
 from agentrl.domain.tokens import TokenIds
-from agentrl.store import Database, events, runs
+from agentrl.store import Database, events
 from agentrl.store.calls import deliveries, interactions
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts
@@ -194,9 +195,7 @@ class Retries(RuleBasedStateMachine):
 @pytest.mark.searches
 def test_retries_get_what_a_model_of_their_clients_says(fast_db: Database) -> None:
     with fast_db.write() as conn:
-        run_id = runs.create(
-            conn, name="test", config={}, task_data=[{"n": 0}], base_model="tiny", key="k", seed=0, steps=10**6
-        )
+        run_id = create_run(conn, task_data=[{"n": 0}], key="k", steps=10**6)
     machine = type("Machine", (Retries,), {"db": fast_db, "run_id": run_id})
     run_state_machine_as_test(
         machine,
