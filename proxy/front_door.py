@@ -1,7 +1,7 @@
-"""The way that every model call takes: straight to its handler, past the layers that serve everything else.
+"""The ASGI application: model calls go straight to their handler, past the layers of FastAPI.
 
 POST /v1/…, /sessions/ID/v1/… ─► handler
-all else ─────────────────────► FastAPI, which knows the same routes for OpenAPI and for its 404 and 405
+all other requests ────────────► FastAPI, which also has these routes, for OpenAPI and for its 404 and 405
 """
 
 from __future__ import annotations
@@ -18,22 +18,35 @@ Handler = Callable[[Request], Awaitable[Any]]
 OF_SESSION = "/sessions/"
 
 
-class KnownHeaders(Headers):
-    """Headers that are looked up; Starlette's are searched, each time anew."""
+class IndexedHeaders(Headers):
+    """Headers with an index by name; Starlette's are searched from the start at every look-up."""
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)
-        self._known = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
+        self._by_name = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
 
     def __getitem__(self, key: str) -> str:
-        return self._known[key.lower()]
+        return self._by_name[key.lower()]
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.lower() in self._known
+        return isinstance(key, str) and key.lower() in self._by_name
 
     def get(self, key: str, default: Any = None) -> Any:
         """The first header of this name."""
-        return self._known.get(key.lower(), default)
+        return self._by_name.get(key.lower(), default)
+
+
+class IndexedRequest(Request):
+    """A request whose headers are indexed."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope, receive, send)
+        self._indexed = IndexedHeaders(scope["headers"])
+
+    @property
+    def headers(self) -> Headers:
+        """The request's headers."""
+        return self._indexed
 
 
 class FrontDoor:
@@ -54,19 +67,18 @@ class FrontDoor:
             handler = self._handlers.get(path)
             if handler is not None and params.get("session_id") != "":
                 scope["app"], scope["path_params"] = self.app, params
-                request = Request(scope, receive, send)
-                request._headers = KnownHeaders(scope["headers"])
-                return await self._answer(handler, request)
+                return await self._answer(handler, scope, receive, send)
         await self.app(scope, receive, send)
 
-    async def _answer(self, handler: Handler, request: Request) -> None:
+    async def _answer(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+        request = IndexedRequest(scope, receive, send)
         try:
             response = await handler(request)
-            await response(request.scope, request.receive, request._send)
+            await response(scope, receive, send)
         except Exception as error:
             known: Mapping[Any, Any] = self.app.exception_handlers
-            told = next((known[kind] for kind in type(error).__mro__ if kind in known), None)
-            if told is None:
+            handle = next((known[kind] for kind in type(error).__mro__ if kind in known), None)
+            if handle is None:
                 raise
-            refusal: Any = await told(request, error)
-            await refusal(request.scope, request.receive, request._send)
+            refusal: Any = await handle(request, error)
+            await refusal(scope, receive, send)

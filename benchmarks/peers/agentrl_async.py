@@ -14,21 +14,31 @@ from concurrent.futures import Future
 from typing import Any
 
 from agentrl.cli.main import main
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.calls.token_tree import TreeCache
+from agentrl.proxy.run_store import RunStore
 from agentrl.store.calls import interactions
+from agentrl.store.calls.interactions import Node
 
-durable = ProxyState.write
+durable = RunStore.write
+add = TreeCache.commit
 
 
-async def write(self: ProxyState, unit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def write(self: RunStore, unit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Queue the rows of a call and go on; all other writes wait as ever."""
     if unit is interactions.begin:
         self.database.submit(unit, *args).add_done_callback(_stop_on_failure)
         return None
     if unit is interactions.finish:
         self.database.submit(unit, *args).add_done_callback(_stop_on_failure)
-        return (await self.trees.get(args[1])).seq + 1  # what it will be, because agents here make one call at a time
+        return None
     return await durable(self, unit, *args, **kwargs)
+
+
+def commit(self: TreeCache, session_id: str, seq: int | None, node: Node | None) -> None:
+    """Without a number from the store, the call gets the next one: agents here make one call at a time."""
+    tree = self._trees.get(session_id)
+    if tree is not None:
+        add(self, session_id, tree.seq + 1 if seq is None else seq, node)
 
 
 def _stop_on_failure(future: Future[Any]) -> None:
@@ -38,5 +48,6 @@ def _stop_on_failure(future: Future[Any]) -> None:
 
 
 if __name__ == "__main__":
-    ProxyState.write = write  # type: ignore[method-assign]
+    RunStore.write = write  # type: ignore[method-assign]
+    TreeCache.commit = commit  # type: ignore[method-assign]
     main()

@@ -1,7 +1,7 @@
-"""Which key opens what, in memory: the common case of a call asks no database.
+"""The API keys that this process knows, in memory: the common case of a call asks no database.
 
-Every admin and run key is here; sessions' keys are, once they were used. What was revoked, rotated or made anywhere is
-noticed at the next look: `watch`. Keys are looked up by SHA-256, so that the time it takes tells nothing about them.
+It holds every admin and run key, and each session key once it was used. `watch` reads what changed at any replica:
+keys that were revoked, rotated or made. Keys are looked up by their SHA-256, so the time it takes reveals nothing.
 """
 
 from __future__ import annotations
@@ -11,23 +11,17 @@ import logging
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from sqlalchemy import Connection
 
 from agentrl.domain.schemas import Power
 from agentrl.errors import StoreError
 from agentrl.proxy.recent import Recent
+from agentrl.proxy.run_store import RunStore
 from agentrl.store import key_records
 from agentrl.store.db.codec import hash_key
-from agentrl.store.key_records import Key
-
-if TYPE_CHECKING:
-    from agentrl.proxy.state import ProxyState
+from agentrl.store.key_records import Changes, Key
 
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
-Look = tuple[float, dict[str, Key], dict[str, Key]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,57 +42,49 @@ class Known:
 
 
 class Keyring:
-    """By hash of the key. `admin_key` is the one that the proxy was started with: no look takes it away."""
+    """Keys by their hash. `admin_key` is the key that the proxy was started with; `refresh` never removes it."""
 
     def __init__(self, admin_key: str) -> None:
         self._fixed = {hash_key(admin_key): Known(Caller(Power.ADMIN))}
         self._of_everybody = self._fixed
         self._of_sessions: Recent[Known] = Recent()
-        self._looked_at = time.time()
+        self._read_at = time.time()
 
     def get(self, key_hash: str) -> Known | None:
-        """What is known of a key; None for a session's that was not used here, or for a wrong one."""
+        """The key with this hash; None for an unknown key and for a session key that was not used here."""
         return self._of_everybody.get(key_hash) or self._of_sessions.get(key_hash)
 
     def remember(self, key_hash: str, found: Key) -> Known:
-        """Keep what the store says of a session's key."""
+        """Keep a session key that the store has."""
         known = self._of_sessions[key_hash] = as_known(found)
         return known
 
     def forget(self, key_hash: str) -> None:
-        """The key's session has ended: make room."""
+        """Drop the key of a session that has ended."""
         self._of_sessions.pop(key_hash, None)
 
-    def look(self, conn: Connection, run_id: str) -> Look:
-        """Read what changed since the last look, for `learn`."""
-        now = time.time()
-        changed = key_records.changed_of_sessions(conn, run_id, self._looked_at)
-        return now, key_records.of_everybody(conn, run_id), changed
+    async def refresh(self, store: RunStore) -> None:
+        """Read what changed since the last time. Raises StoreError."""
+        self._apply(await store.read(key_records.changes, store.run_id, self._read_at))
 
-    def learn(self, look: Look) -> None:
-        """Take over what `look` read."""
-        self._looked_at, everybody, changed = look
-        self._of_everybody = {key_hash: as_known(key) for key_hash, key in everybody.items()} | self._fixed
-        for key_hash, key in changed.items():
+    def _apply(self, changes: Changes) -> None:
+        self._read_at = changes.read_at
+        self._of_everybody = {key_hash: as_known(key) for key_hash, key in changes.of_everybody.items()} | self._fixed
+        for key_hash, key in changes.of_sessions.items():
             if key_hash in self._of_sessions:
                 self._of_sessions[key_hash] = as_known(key)
 
 
 def as_known(found: Key) -> Known:
-    """A key of the store as authentication wants it."""
+    """A key record of the store, as the keyring holds it."""
     return Known(Caller(found.power, found.session_id), found.ends_at, found.revoked)
 
 
-async def watch(state: ProxyState) -> None:
-    """Look again and again, for ever; a database that is away is tried again."""
+async def watch(keyring: Keyring, store: RunStore) -> None:
+    """Refresh the keyring every LOOK_EVERY_S, forever; retries when the database is unavailable."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
         try:
-            await refresh(state)
+            await keyring.refresh(store)
         except StoreError as error:
-            log.error("keys: %s; looking again", error)
-
-
-async def refresh(state: ProxyState) -> None:
-    """Look now. Raises StoreError."""
-    state.keyring.learn(await state.read(state.keyring.look, state.run_id))
+            log.error("keys: %s; trying again", error)

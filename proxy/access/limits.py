@@ -1,27 +1,22 @@
-"""How much a caller may ask for: at once, in one request, in a session, and how long it may take to say it.
+"""How many calls and tokens a caller may ask for: in one request, at once, and in a session.
 
-    request ─► read_body (413, 408) ─► decode ─► Gate.admit (400, 429, 403) ─► sampled ─► Gate.answered, Admission.close
+    body ─► BodyLimits.read (413, 408) ─► decode ─► check (400) ─► Gate.admit (400, 429, 403) ─► sample ─► Slots.close
 
-What is for now is 429 with `Retry-After`. What is for good is 403 `session_limit_reached`: SDKs try 408, 409, 429 and
-5xx again, and agents take 400 for a context that is too long.
+A limit that passes is 429 with `Retry-After`. A limit that stays is 403 `session_limit_reached`: SDKs retry 408, 409,
+429 and 5xx, and agents take 400 for a context that is too long.
 """
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
-
-from starlette.requests import Request
+from typing import Self
 
 from agentrl.configs.proxy_config import ProxyConfig
 from agentrl.errors import RequestError
+from agentrl.proxy.dialects.dialect import ModelRequest
 from agentrl.proxy.recent import Recent
+from agentrl.proxy.run_store import RunStore
 from agentrl.store.sessions import session_usage
-
-if TYPE_CHECKING:
-    from agentrl.proxy.dialects.dialect import ModelRequest
-    from agentrl.proxy.state import ProxyState
 
 MAX_MESSAGES = 20_000
 MAX_TOOLS = 2_000
@@ -29,7 +24,7 @@ RETRY_AFTER_S = 1.0
 
 
 def check(asked: ModelRequest) -> None:
-    """Raises RequestError 400 for a request with more parts than any agent needs; its bytes are limited before."""
+    """Raises RequestError 400 for a request with more parts than any agent needs. Its bytes were limited before."""
     for param, found, most in (
         ("messages", len(asked.messages), MAX_MESSAGES),
         ("tools", len(asked.tools or ()), MAX_TOOLS),
@@ -40,39 +35,38 @@ def check(asked: ModelRequest) -> None:
 
 @dataclass(slots=True)
 class _Tree:
-    """What a root session and its sub-agents' sessions do, and have begun, as this process knows it."""
+    """How many calls a root session and its sub-agents have running and have begun, as this process knows it."""
 
     running: int = 0
     calls: int = 0
 
 
 @dataclass(slots=True)
-class Admission:
-    """The place of one request, for `answers` answers. Give it back once, by `close` or, if none began, `cancel`."""
+class Slots:
+    """The slots of one request, one for each answer. Release them once: by `close` or, if no call began, `cancel`."""
 
     _gate: Gate
     _tree: _Tree
     answers: int
 
     def close(self) -> None:
-        """The answers are over, however they ended. Closing twice is harmless."""
+        """Release the slots once the answers have ended, in whichever way. Closing twice is harmless."""
         answers, self.answers = self.answers, 0
         self._gate.running -= answers
         self._tree.running -= answers
 
     def cancel(self) -> None:
-        """The calls never began: they do not count."""
+        """Release the slots of calls that never began: they do not count."""
         self._tree.calls -= self.answers
         self.close()
 
 
 @dataclass(slots=True, kw_only=True)
 class Gate:
-    """Lets calls in while the proxy process and their session have room.
+    """Admits calls while the proxy process and their session have free slots.
 
-    A sub-agent's session counts for the root that it stands under. What a root has used is read from the store at each
-    call, where calls or tokens are limited; nothing is read elsewhere. So a session exceeds its limits by no more than
-    what is under way at that moment.
+    A sub-agent's session counts towards its root session. What a root session has used is read from the store at each
+    call, if calls or tokens are limited. So a session exceeds its limits by no more than the calls that are running.
     """
 
     max_running: int
@@ -92,17 +86,18 @@ class Gate:
             max_tokens=config.max_tokens_per_session,
         )
 
-    async def admit(self, state: ProxyState, root_id: str, answers: int, *, samples: bool = True) -> Admission:
-        """A place for a request of a session that stands under this root, or is it.
+    async def admit(self, store: RunStore, root_id: str, answers: int, *, samples: bool = True) -> Slots:
+        """The slots for a request of the session `root_id` or of a sub-agent under it.
 
-        One that `samples` nothing takes a place, and none of the session's calls: `close` it, do not `cancel` it.
+        A request that does not sample (`samples` false) takes a slot, and none of the session's calls: `close` it, do
+        not `cancel` it.
 
-        Raises RequestError: 400 for more answers than there can ever be room for, 429 while there is none, 403 when the
-        session has used up its calls or tokens.
+        Raises RequestError: 400 for more answers than there are slots, 429 while too few are free, 403 when the session
+        has used up its calls or tokens.
         """
         used = None
         if samples and (self.max_calls is not None or self.max_tokens is not None):
-            used = await state.read(session_usage.of_tree, root_id)
+            used = await store.read(session_usage.of_tree, root_id)
         tree = self._trees.get(root_id)
         if tree is None:
             tree = self._trees[root_id] = _Tree()
@@ -110,14 +105,14 @@ class Gate:
             tree.calls = max(tree.calls, used.calls)
         if samples:
             self._check_totals(tree, used.tokens if used is not None else 0, answers)
-        self._check_room(tree, answers)
+        self._check_free_slots(tree, answers)
         tree.running += answers
         tree.calls += answers if samples else 0
         self.running += answers
-        return Admission(self, tree, answers)
+        return Slots(self, tree, answers)
 
     def forget(self, root_id: str) -> None:
-        """The session has ended."""
+        """Drop the counts of a session that has ended."""
         self._trees.pop(root_id, None)
 
     def _check_totals(self, tree: _Tree, tokens: int, answers: int) -> None:
@@ -126,7 +121,7 @@ class Gate:
         if self.max_tokens is not None and tokens >= self.max_tokens:
             raise _used_up(f"the session has sampled {tokens} of its {self.max_tokens} tokens")
 
-    def _check_room(self, tree: _Tree, answers: int) -> None:
+    def _check_free_slots(self, tree: _Tree, answers: int) -> None:
         most = min(self.max_running, self.max_running_of_session)
         if answers > most:
             raise RequestError(
@@ -147,29 +142,3 @@ def _used_up(message: str) -> RequestError:
 
 def _busy(message: str) -> RequestError:
     return RequestError(429, message, code="too_many_calls", retry_after_s=RETRY_AFTER_S)
-
-
-async def read_body(request: Request, state: ProxyState, most: int | None = None) -> bytes:
-    """The request's body. Raises RequestError: 413 when it is, or says that it is, too long; 408 when it is late."""
-    max_bytes, timeout_s = min(state.max_body_bytes, most or state.max_body_bytes), state.body_timeout_s
-    said = request.headers.get("content-length", "")
-    if said.isdecimal() and int(said[:20]) > max_bytes:
-        raise _too_large(max_bytes)
-    size, parts = 0, []
-    try:
-        async with asyncio.timeout(timeout_s):
-            while (message := await request.receive())["type"] == "http.request":
-                part: bytes = message.get("body", b"")
-                size += len(part)
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-                parts.append(part)
-                if not message.get("more_body", False):
-                    return b"".join(parts)
-    except TimeoutError as error:
-        raise RequestError(408, f"the body was not here after {timeout_s:g} s", code="body_timeout") from error
-    raise RequestError(499, "the client went away", code="client_closed_request")
-
-
-def _too_large(limit: int) -> RequestError:
-    return RequestError(413, f"the body is larger than {limit} bytes", code="body_too_large")

@@ -10,14 +10,13 @@ No part depends on time, on the call's id, or on what else is sampled: two runs 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
 from agentrl.engine.sampling_params import MAX_SEED
 from agentrl.proxy.recent import Recent
-from agentrl.store import Database
+from agentrl.proxy.run_store import RunStore
 from agentrl.store.sessions.session_places import place_of
 
 
@@ -34,14 +33,14 @@ class CallSeeds:
     """Gives every call of a run its seed. Sessions of one place, in two runs of one seed, get the same ones."""
 
     run_seed: int
-    database: Database
+    store: RunStore
     _asked: Recent[_Asked] = field(default_factory=Recent)
 
     async def of(self, session_id: str, prompt_digest: str) -> int:
         """The seed of the session's next call with this prompt."""
         asked = self._asked.get(session_id)
         if asked is None:
-            place = await asyncio.to_thread(self.database.query, place_of, session_id)
+            place = await self.store.read(place_of, session_id)
             asked = self._asked.setdefault(session_id, _Asked(place))
         number = asked.prompts[prompt_digest]
         asked.prompts[prompt_digest] += 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import GREEDY_BELOW, Json
 from agentrl.engine.sampling_params import ParamRefused, check
 from agentrl.errors import RequestError
+from agentrl.proxy.calls.call_context import CallContext
+from agentrl.proxy.calls.call_settings import DEFAULT_TEMPERATURE
+from agentrl.proxy.calls.live_sessions import Session
 from agentrl.proxy.calls.prompts import Prompt
 from agentrl.proxy.dialects.dialect import ModelRequest
-from agentrl.proxy.state import ProxyState, Session
 
 _NEUTRAL = {
     "top_p": 1.0,
@@ -22,15 +23,6 @@ _NEUTRAL = {
     "structural_tag": None,
 }
 _STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "structural_tag", "sampling_seed")
-
-
-DEFAULT_TEMPERATURE = 1.0
-
-
-def forced_sampling(config: RunConfig) -> Json:
-    """What every session but an evaluation's is sampled with, whatever its program asks for."""
-    own = {"temperature": DEFAULT_TEMPERATURE} if config.steps else {}  # a run that only records changes nothing
-    return own | config.rollout.sampling.model_dump(exclude_none=True)
 
 
 def replaced(request: ModelRequest, params: Json) -> Json:
@@ -54,21 +46,21 @@ def resumable(params: Json) -> bool:
     return all(name not in params or params[name] == _NEUTRAL.get(name) for name in _STATEFUL)
 
 
-def engine_params(state: ProxyState, session: Session, request: ModelRequest, prompt: Prompt, index: int) -> Json:
+def engine_params(context: CallContext, session: Session, request: ModelRequest, prompt: Prompt, index: int) -> Json:
     """SGLang's sampling parameters of one answer, its temperature always among them.
 
     Raises RequestError 400 when the context cannot hold the call, a token does not exist, or a parameter is out of its
     range: an engine dies of it.
     """
-    _check_ids(prompt, state.renderer.vocab_size)
-    forced = (session.sampling or {}) if session.is_eval else state.sampling
+    _check_ids(prompt, context.renderer.vocab_size)
+    forced = (session.sampling or {}) if session.is_eval else context.settings.sampling
     of_run = {name: value for name, value in forced.items() if name != "max_tokens"}
     sampling = {"temperature": DEFAULT_TEMPERATURE} | request.sampling | of_run
     params: Json = {
         **sampling,
         "temperature": float(sampling["temperature"]),
-        "max_new_tokens": _budget(state, request, len(prompt.token_ids), forced.get("max_tokens")),
-        "stop_token_ids": state.renderer.stop_token_ids,
+        "max_new_tokens": _budget(context, request, len(prompt.token_ids), forced.get("max_tokens")),
+        "stop_token_ids": context.renderer.stop_token_ids,
         "skip_special_tokens": False,
         **request.constraint,
         **prompt.grammar,
@@ -81,7 +73,7 @@ def engine_params(state: ProxyState, session: Session, request: ModelRequest, pr
         message = "a response format and a forced tool call exclude each other"
         raise RequestError(400, message, code="invalid_parameter", param="tool_choice")
     try:
-        check(params, state.renderer.vocab_size)
+        check(params, context.renderer.vocab_size)
     except ParamRefused as error:
         param = (
             "tools" if error.param in prompt.grammar else error.param
@@ -99,11 +91,11 @@ def _check_ids(prompt: Prompt, vocab_size: int) -> None:
         raise RequestError(400, message, code="invalid_prompt", param="messages")
 
 
-def _budget(state: ProxyState, request: ModelRequest, prompt_tokens: int, forced: int | None) -> int:
+def _budget(context: CallContext, request: ModelRequest, prompt_tokens: int, forced: int | None) -> int:
     """How many tokens may be sampled."""
-    window = state.renderer.max_context
+    window = context.renderer.max_context
     room = (window or 1 << 30) - prompt_tokens
-    clips = request.clips or state.clip_max_tokens
+    clips = request.clips or context.settings.clip_max_tokens
     if room < 1 or (request.max_tokens is not None and request.max_tokens > room and not clips):
         asked = f" and {request.max_tokens} new ones" if request.max_tokens is not None else ""
         needed = f"this call needs {prompt_tokens} prompt tokens{asked}"

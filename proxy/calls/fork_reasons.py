@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 from agentrl.domain.schemas import ForkReason
 from agentrl.proxy.calls.fork_rules import FIRST, Place, judge, judge_branch
 from agentrl.proxy.dialects.dialect import ModelRequest
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.run_store import RunStore
 from agentrl.store.calls import conversations, interactions
 
 
-async def place(state: ProxyState, session_id: str, request: ModelRequest) -> Place:
+async def place(store: RunStore, session_id: str, request: ModelRequest) -> Place:
     """The place of a call whose conversation extends no recorded one."""
 
     def read(conn: Connection) -> Place:
@@ -25,14 +25,14 @@ async def place(state: ProxyState, session_id: str, request: ModelRequest) -> Pl
         recorded = list(conversations.of_session(conn, session_id).values())
         return judge(recorded, request.messages, request.tools, conversations.under_way(conn, session_id))
 
-    found = await state.read(read)
+    found = await store.read(read)
     if found.summary is not None:
-        await state.write(interactions.sums_up, found.summary)
+        await store.write(interactions.sums_up, found.summary)
     return found
 
 
 async def why_not_deeper(
-    state: ProxyState, session_id: str, request: ModelRequest, covered: int, below: Collection[str]
+    store: RunStore, session_id: str, request: ModelRequest, covered: int, below: Collection[str]
 ) -> ForkReason | None:
     """Why a call that extends a recorded one by its first `covered` messages extends none of the calls `below` that."""
 
@@ -40,4 +40,4 @@ async def why_not_deeper(
         recorded = list(conversations.of_session(conn, session_id).values())
         return judge_branch(recorded, request.messages, covered, below)
 
-    return await state.read(read)
+    return await store.read(read)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from agentrl.domain.schemas import InteractionStatus, Json, Role
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.access.request_bounds import check_options
+from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.engine_params import engine_params, is_greedy, modifies_distribution, replaced
 from agentrl.proxy.calls.prompts import Prompt, parser_after, prompts_for
 from agentrl.proxy.calls.sample_segment import Interrupted, Sampled
@@ -27,7 +28,6 @@ from agentrl.proxy.calls.sampling import SampleRequest, sample
 from agentrl.proxy.calls.stop_strings import Delivered
 from agentrl.proxy.dialects.dialect import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
 from agentrl.proxy.dialects.model_names import is_policy
-from agentrl.proxy.state import ProxyState
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.rendering.conversation import chain_key
 from agentrl.rendering.divergence import textless
@@ -42,8 +42,8 @@ GONE = "its client went away"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Caller:
-    """What a request says beside its body."""
+class CallOrigin:
+    """What is known of a model call besides its body: its session and what its headers say."""
 
     session_id: str
     dialect: Dialect
@@ -75,106 +75,106 @@ class Call:
         return self.params | ({} if self.own_seed is None else {"sampling_seed": self.own_seed})
 
 
-async def prepare(state: ProxyState, caller: Caller, request: ModelRequest) -> tuple[Head, list[Call]]:
+async def prepare(context: CallContext, origin: CallOrigin, request: ModelRequest) -> tuple[Head, list[Call]]:
     """Render the prompts and check what is asked for. Raises RequestError."""
     at = time.perf_counter()
-    session = await state.session(caller.session_id)
-    _check_model(state, request.model)
+    session = await context.sessions.get(origin.session_id)
+    _check_model(context, request.model)
     if request.previous_id is not None:
-        request = await _continued(state, caller.session_id, request)
-    prompts = await prompts_for(state, caller.session_id, request, caller.role)
+        request = await _continued(context, origin.session_id, request)
+    prompts = await prompts_for(context, origin.session_id, request, origin.role)
     created_at = time.time()
-    state.metrics.stage("render", at)
+    context.metrics.stage("render", at)
     calls: list[Call] = []
     for index in range(request.choices):
         prompt = prompts[index // request.n]
-        params = engine_params(state, session, request, prompt, index)
+        params = engine_params(context, session, request, prompt, index)
         own_seed = None
-        if state.seeds is not None and "sampling_seed" not in params:
-            own_seed = await state.seeds.of(caller.session_id, prompt.token_ids.digest)
+        if context.seeds is not None and "sampling_seed" not in params:
+            own_seed = await context.seeds.of(origin.session_id, prompt.token_ids.digest)
         calls.append(
             Call(
                 id=new_id(),
-                session_id=caller.session_id,
+                session_id=origin.session_id,
                 request=request,
                 prompt=prompt,
                 params=params,
                 choice=index,
                 created_at=created_at,
-                trainable=caller.trains and not session.is_eval,
+                trainable=origin.trains and not session.is_eval,
                 own_seed=own_seed,
             )
         )
-    return head_of(state, request, calls[0].id, created_at, sum(len(prompt.token_ids) for prompt in prompts)), calls
+    return head_of(context, request, calls[0].id, created_at, sum(len(prompt.token_ids) for prompt in prompts)), calls
 
 
-def head_of(state: ProxyState, request: ModelRequest, first_id: str, created_at: float, prompt_tokens: int) -> Head:
+def head_of(context: CallContext, request: ModelRequest, first_id: str, created_at: float, prompt_tokens: int) -> Head:
     """What is known about a response when its first answer begins."""
     return Head(
         id=first_id,
         created=int(created_at),
-        model=request.model or state.run_name,
+        model=request.model or context.store.run_name,
         prompt_tokens=prompt_tokens,
-        max_context=state.renderer.max_context,
-        decode=state.renderer.decode,
+        max_context=context.renderer.max_context,
+        decode=context.renderer.decode,
     )
 
 
-async def begin(state: ProxyState, caller: Caller, calls: Sequence[Call]) -> list[str]:
+async def begin(context: CallContext, origin: CallOrigin, calls: Sequence[Call]) -> list[str]:
     """Make the intents durable: from now on this process answers for the calls.
 
     With an `Idempotency-Key` that an earlier request had, nothing begins: returns that one's calls.
     Raises RequestError.
     """
     at = time.perf_counter()
-    intents = [_intent(state, caller, call, first=calls[0]) for call in calls]
+    intents = [_intent(context, origin, call, first=calls[0]) for call in calls]
     check_options(intents[0].options, intents[0].params)
     ids = {call.id for call in calls}
-    state.serving.update(ids)
+    context.serving.update(ids)
     try:
-        if caller.repeat_key is not None:
-            earlier = (await state.write(deliveries.begin_once, intents, caller.repeat_key)).ids
+        if origin.repeat_key is not None:
+            earlier = (await context.store.write(deliveries.begin_once, intents, origin.repeat_key)).ids
             if earlier:
-                state.serving.difference_update(ids)
+                context.serving.difference_update(ids)
             return earlier
         if len(intents) == 1:
-            await state.write(interactions.begin, intents[0])
+            await context.store.write(interactions.begin, intents[0])
         else:
-            await state.write(interactions.begin_all, intents)
+            await context.store.write(interactions.begin_all, intents)
     except BaseException:  # the rows may be there all the same: the sweep finds them
-        state.serving.difference_update(ids)
+        context.serving.difference_update(ids)
         raise
-    state.metrics.stage("begin", at)
+    context.metrics.stage("begin", at)
     return []
 
 
-async def count_tokens(state: ProxyState, session_id: str, request: ModelRequest) -> int:
+async def count_tokens(context: CallContext, session_id: str, request: ModelRequest) -> int:
     """How many tokens the prompt of a request would have. Records nothing. Raises RequestError."""
-    await state.session(session_id)
-    _check_model(state, request.model)
-    (prompt,) = await prompts_for(state, session_id, request, None)
+    await context.sessions.get(session_id)
+    _check_model(context, request.model)
+    (prompt,) = await prompts_for(context, session_id, request, None)
     return len(prompt.token_ids)
 
 
-def _intent(state: ProxyState, caller: Caller, call: Call, first: Call) -> interactions.Intent:
+def _intent(context: CallContext, origin: CallOrigin, call: Call, first: Call) -> interactions.Intent:
     request, prompt = call.request, call.prompt
     modified = modifies_distribution(call.params)
     return interactions.Intent(
         id=call.id,
-        run_id=state.run_id,
+        run_id=context.store.run_id,
         session_id=call.session_id,
         parent_id=prompt.parent.id if prompt.parent is not None else None,
-        dialect=caller.dialect.name,
+        dialect=origin.dialect.name,
         role=prompt.role,
-        digest=caller.digest,
-        replica=state.replica,
+        digest=origin.digest,
+        replica=context.store.replica,
         params=call.recorded_params,
         temperature=call.params["temperature"],
         system=prompt.system,
         tools=prompt.tools,
-        options=_options(caller, request, call),
+        options=_options(origin, request, call),
         request_id=first.id if request.choices > 1 else None,
-        repeat_key=caller.repeat_key if call is first else None,
+        repeat_key=origin.repeat_key if call is first else None,
         messages=prompt.messages + 1,
         fork_reason=prompt.fork_reason,
         bridged=prompt.parent is not None,
@@ -186,11 +186,11 @@ def _intent(state: ProxyState, caller: Caller, call: Call, first: Call) -> inter
     )
 
 
-def _options(caller: Caller, request: ModelRequest, call: Call) -> Json | None:
+def _options(origin: CallOrigin, request: ModelRequest, call: Call) -> Json | None:
     """What was asked for beyond messages, tools and sampling parameters; None for nothing."""
     choice = request.tool_choice
     asked: Json = {
-        "client": caller.client,
+        "client": origin.client,
         "replaced": replaced(request, call.params) or None,
         "choice": call.choice if request.choices > 1 else None,
         "tool_choice": None if choice == "auto" else {"name": choice.name} if isinstance(choice, Named) else choice,
@@ -198,18 +198,18 @@ def _options(caller: Caller, request: ModelRequest, call: Call) -> Json | None:
         "left_out": request.left_out or None,
         "previous_id": request.previous_id,
         "has_instructions": request.has_instructions or None,
-        "retry": caller.retry or None,
-        interactions.STORE: None if caller.trains else False,
-        roles.SAID: caller.role,
+        "retry": origin.retry or None,
+        interactions.STORE: None if origin.trains else False,
+        roles.SAID: origin.role,
         response_records.ASKED: request.kept,
     }
     return {name: value for name, value in asked.items() if value is not None} or None
 
 
-async def _continued(state: ProxyState, session_id: str, request: ModelRequest) -> ModelRequest:
+async def _continued(context: CallContext, session_id: str, request: ModelRequest) -> ModelRequest:
     """A request after the conversation of an earlier response, whose instructions do not carry over."""
     assert request.previous_id is not None
-    found = await state.read(response_records.find, session_id, request.previous_id)
+    found = await context.store.read(response_records.find, session_id, request.previous_id)
     if found is None:
         raise RequestError(
             400,
@@ -222,70 +222,70 @@ async def _continued(state: ProxyState, session_id: str, request: ModelRequest) 
     return replace(request, messages=[*instructions, *before, *request.messages[len(instructions) :]])
 
 
-async def run(state: ProxyState, call: Call, tell: Tell) -> None:
+async def run(context: CallContext, call: Call, tell: Tell) -> None:
     """Sample the call and `tell` of it: pieces as they are generated; after the commit the last ones and the Answer.
 
-    A caller that does not stream is told of the Answer alone, and an answer that broke off is sampled anew for it.
+    A origin that does not stream is told of the Answer alone, and an answer that broke off is sampled anew for it.
     Raises RequestError; the intent row then says why. Cancelling it aborts the call. Where the row cannot be closed
-    now, the sweep closes it, because it is no longer in `state.serving`.
+    now, the sweep closes it, because it is no longer in `context.serving`.
     """
-    deadline = time.monotonic() + state.request_timeout_s
+    deadline = time.monotonic() + context.settings.request_timeout_s
     began = time.perf_counter()
-    async with closing(state, call.id):
+    async with closing(context, call.id):
         while True:
-            attempt = Attempt(state, call, tell)
+            attempt = Attempt(context, call, tell)
             try:
                 await attempt.sample(deadline)
                 break
             except Interrupted as error:
                 if attempt.told:
                     raise RequestError(502, str(error), code="engine_died") from error
-        state.metrics.stage("sampling", began)
+        context.metrics.stage("sampling", began)
         answer = attempt.answer()
-        await _commit(state, call, attempt.sampled, answer)
+        await _commit(context, call, attempt.sampled, answer)
     if call.request.stream and attempt.late:
         tell(Piece(attempt.late, Tokens([], [])))
     tell(answer)
 
 
 @asynccontextmanager
-async def closing(state: ProxyState, call_id: str) -> AsyncIterator[None]:
+async def closing(context: CallContext, call_id: str) -> AsyncIterator[None]:
     """Closes the intent row of a call that does not get to its commit. Raises RequestError for whatever went wrong."""
     try:
         yield
     except (asyncio.CancelledError, GeneratorExit):
         with suppress(StoreError):
-            state.database.submit(interactions.fail, call_id, InteractionStatus.ABORTED, GONE)
-        state.metrics.ended("aborted")
+            context.store.submit(interactions.fail, call_id, InteractionStatus.ABORTED, GONE)
+        context.metrics.ended("aborted")
         raise
     except Exception as error:  # whatever it is, the call is over, and the client and the store are told
         if not isinstance(error, RequestError | StoreError | ValueError):
             log.exception("call %s failed", call_id)
         try:
-            await state.write(interactions.fail, call_id, InteractionStatus.FAILED, str(error))
+            await context.store.write(interactions.fail, call_id, InteractionStatus.FAILED, str(error))
         except StoreError as problem:
             log.error("call %s: %s", call_id, problem)
-        state.metrics.ended("failed")
+        context.metrics.ended("failed")
         if isinstance(error, RequestError):
             raise
         message = f"the answer was not recorded, so it is not delivered: {error}"
         status = 503 if isinstance(error, StoreError) else 500
         raise RequestError(status, message, code="not_recorded") from error
     finally:
-        state.serving.discard(call_id)
+        context.serving.discard(call_id)
 
 
 class Attempt:
     """One try at sampling and parsing a call's answer."""
 
-    def __init__(self, state: ProxyState, call: Call, tell: Tell) -> None:
-        self._state = state
+    def __init__(self, context: CallContext, call: Call, tell: Tell) -> None:
+        self._context = context
         self._call = call
         self._tell = tell
         prompt = call.prompt
         n_opening = len(prompt.opening)
         before = prompt.token_ids[:-n_opening] if n_opening else prompt.token_ids
-        self._parser = parser_after(state, call.request, before)
+        self._parser = parser_after(context, call.request, before)
         self._delivered = Delivered(call.request.stop, one_call=not call.request.parallel_tool_calls)
         self._kept = 0  # how many sampled tokens belong to the answer
         self._began = time.perf_counter()
@@ -298,7 +298,7 @@ class Attempt:
         call = self._call
         self._push(call.prompt.opening, Tokens([], []))
         await sample(
-            self._state.pool,
+            self._context.pool,
             self.sampled,
             self._take,
             SampleRequest(
@@ -314,9 +314,9 @@ class Attempt:
         )
 
     def _take(self, tokens: Tokens) -> None:
-        """Parse the tokens of an event, and tell a caller that streams."""
+        """Parse the tokens of an event, and tell a origin that streams."""
         if not self._kept:
-            self._state.metrics.stage("first_token", self._began)
+            self._context.metrics.stage("first_token", self._began)
         for part in self._parts(tokens):
             if self._delivered.stop is not None and self.sampled.resumed:
                 break  # the stop string began before the seam, so the engine did not see it
@@ -367,11 +367,11 @@ class Attempt:
         return None
 
 
-async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answer) -> None:
+async def _commit(context: CallContext, call: Call, sampled: Sampled, answer: Answer) -> None:
     prompt = call.prompt
     key, textless_key = chain_key(prompt.chain, answer.message), None
     text = answer.message.get("content") if answer.message.get("tool_calls") else None
-    if text and state.restore_dropped_text:
+    if text and context.settings.restore_dropped_text:
         textless_key = chain_key(prompt.chain, textless(answer.message))
     outcome = interactions.Outcome(
         status=InteractionStatus.COMPLETE,
@@ -391,9 +391,9 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
         textless_key=textless_key,
     )
     at = time.perf_counter()
-    seq = await state.write(interactions.finish, call.id, call.session_id, outcome)
-    state.metrics.stage("finish", at)
-    state.metrics.answered(
+    seq = await context.store.write(interactions.finish, call.id, call.session_id, outcome)
+    context.metrics.stage("finish", at)
+    context.metrics.answered(
         prompt_tokens=len(prompt.token_ids),
         cached_tokens=sampled.cached_tokens or 0,
         output_tokens=len(sampled.output_ids),
@@ -413,14 +413,14 @@ async def _commit(state: ProxyState, call: Call, sampled: Sampled, answer: Answe
         textless_key=textless_key,
         text=None if textless_key is None else text,
     )
-    state.trees.commit(call.session_id, seq, node)
+    context.trees.commit(call.session_id, seq, node)
 
 
-def _check_model(state: ProxyState, model: str | None) -> None:
-    if model is not None and not is_policy(model, state.run_name, state.model_aliases):
+def _check_model(context: CallContext, model: str | None) -> None:
+    if model is not None and not is_policy(model, context.store.run_name, context.settings.model_aliases):
         raise RequestError(
             404,
-            f"no model {model!r}: this proxy serves {state.run_name!r} (also as 'default', and by the names in "
+            f"no model {model!r}: this proxy serves {context.store.run_name!r} (also as 'default', and by the names in "
             "proxy.model_aliases)",
             code="model_not_found",
             param="model",

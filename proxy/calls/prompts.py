@@ -15,12 +15,12 @@ from agentrl.domain.schemas import ForkReason, Json, Role
 from agentrl.domain.tokens import TokenIds
 from agentrl.errors import RequestError
 from agentrl.proxy.calls import prompt_lengths
+from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.fork_reasons import place, why_not_deeper
 from agentrl.proxy.calls.fork_rules import Place, raw_place
 from agentrl.proxy.calls.prompt_lengths import written
 from agentrl.proxy.calls.token_tree import Tree, with_texts
 from agentrl.proxy.dialects.dialect import ModelRequest, Named
-from agentrl.proxy.state import ProxyState
 from agentrl.rendering import OutputParser, Renderer
 from agentrl.rendering.conversation import canonical, chain_key, chain_keys, root_key
 from agentrl.rendering.divergence import leading_system
@@ -52,48 +52,48 @@ class Prompt:
     grammar: Json  # what the rest of a forced tool call must match, as the engine's parameter
 
 
-async def prompts_for(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> list[Prompt]:
+async def prompts_for(context: CallContext, session_id: str, request: ModelRequest, role: Role | None) -> list[Prompt]:
     """The prompts of a request; `role` is what the caller says of it. Raises RequestError."""
-    await state.heavy.run(session_id, _size(request), prompt_lengths.check, request, state.renderer)
+    await context.heavy.run(session_id, _size(request), prompt_lengths.check, request, context.renderer)
     if request.prompts:
-        tree = await state.trees.get(session_id, fresh=True)  # nothing in a raw prompt says what it extends
-        return [await _raw_prompt(state, session_id, tree, prompt, role) for prompt in request.prompts]
-    return [await _chat_prompt(state, session_id, request, role)]
+        tree = await context.trees.get(session_id, fresh=True)  # nothing in a raw prompt says what it extends
+        return [await _raw_prompt(context, session_id, tree, prompt, role) for prompt in request.prompts]
+    return [await _chat_prompt(context, session_id, request, role)]
 
 
-def parser_after(state: ProxyState, request: ModelRequest, before: Sequence[int]) -> OutputParser:
+def parser_after(context: CallContext, request: ModelRequest, before: Sequence[int]) -> OutputParser:
     """A parser for an answer to `before`, a prompt without its opening. With tool_choice `none` a tool call is text."""
     if request.prompts:
-        return state.renderer.text_parser()
+        return context.renderer.text_parser()
     tools = None if request.tool_choice == "none" else request.callable_tools
-    return renderer_of(state, request).parser(tools, before)
+    return renderer_of(context, request).parser(tools, before)
 
 
-def told_to_think(state: ProxyState, request: ModelRequest) -> ModelRequest:
+def told_to_think(context: CallContext, request: ModelRequest) -> ModelRequest:
     """The request with `thinks` among its template options, where the model's format has an option for it."""
-    options = with_thinking(request.template_options, request.thinks, state.renderer.thinking_option)
+    options = with_thinking(request.template_options, request.thinks, context.renderer.thinking_option)
     return replace(request, template_options=options)
 
 
-def renderer_of(state: ProxyState, request: ModelRequest) -> Renderer:
+def renderer_of(context: CallContext, request: ModelRequest) -> Renderer:
     """The model's renderer, told the request's options. Raises RequestError 400 for one that it does not have."""
-    return state.renderer.with_options(request.template_options) if request.template_options else state.renderer
+    return context.renderer.with_options(request.template_options) if request.template_options else context.renderer
 
 
-async def _chat_prompt(state: ProxyState, session_id: str, request: ModelRequest, role: Role | None) -> Prompt:
+async def _chat_prompt(context: CallContext, session_id: str, request: ModelRequest, role: Role | None) -> Prompt:
     messages, tools = request.messages, request.tools
-    heavy = partial(state.heavy.run, session_id, _size(request))
+    heavy = partial(context.heavy.run, session_id, _size(request))
     chain = await heavy(_chain, request)
-    tree = await state.trees.get(session_id)
+    tree = await context.trees.get(session_id)
     hit = tree.deepest(chain)
     if _holds_answer(messages[hit[0] if hit is not None else 0 :]):  # another replica may have recorded it
-        tree = await state.trees.get(session_id, fresh=True)
+        tree = await context.trees.get(session_id, fresh=True)
         hit = tree.deepest(chain)
-    if hit is not None and state.restore_dropped_text:
+    if hit is not None and context.settings.restore_dropped_text:
         messages = with_texts(messages, hit[1])
         request = replace(request, messages=messages)
-    opening, grammar = opening_of(state, request)
-    start = await _start(state, session_id, request, tree, hit)
+    opening, grammar = opening_of(context, request)
+    start = await _start(context, session_id, request, tree, hit)
     parent, n_system = start.parent, leading_system(messages)
     if parent is not None and hit is not None and parent is hit[1]:
         system, known_tools = _known(parent.system_hash), _known(parent.tools_hash)
@@ -128,33 +128,33 @@ class _Start:
 
 
 async def _start(
-    state: ProxyState, session_id: str, request: ModelRequest, tree: Tree, hit: tuple[int, Node] | None
+    context: CallContext, session_id: str, request: ModelRequest, tree: Tree, hit: tuple[int, Node] | None
 ) -> _Start:
     """The conversation's ids and what they extend: the hit, or whatever recorded call they begin with all the same."""
     messages, tools = request.messages, request.tools
-    renderer = renderer_of(state, request)
+    renderer = renderer_of(context, request)
     if hit is not None:
         depth, node = hit
         after = messages[depth:]
         bridging = partial(renderer.bridge, node.ids, after, tools, messages_before=messages[:depth])
-        bridge = await state.heavy.run(session_id, written(after) + _size(request) // BRIDGED_FASTER, bridging)
+        bridge = await context.heavy.run(session_id, written(after) + _size(request) // BRIDGED_FASTER, bridging)
         if bridge.delta_ids is not None:
             start = _Start(parent=node, delta=bridge.delta_ids, covered=depth, role=Role(node.role), reason=None)
             if not _may_go_deeper(tree, start, messages):
                 return start
             deeper = _exact(tree, node.ids.extended(bridge.delta_ids), messages, depth)
-            return await _explained(state, session_id, request, tree, deeper or start)
+            return await _explained(context, session_id, request, tree, deeper or start)
         found = Place(role=Role(node.role), reason=bridge.reason)
     else:
         depth = 0
-        found = await place(state, session_id, request)
-    ids = await state.heavy.run(session_id, _size(request), renderer.render, messages, tools)
+        found = await place(context.store, session_id, request)
+    ids = await context.heavy.run(session_id, _size(request), renderer.render, messages, tools)
     exact = _exact(tree, ids, messages, 0)
     if exact is None:
         return _Start(parent=None, delta=ids, covered=0, role=found.role, reason=found.reason)
     if exact.covered < depth:  # what the hit lost is the reason
         return replace(exact, reason=found.reason)
-    return await _explained(state, session_id, request, tree, exact)
+    return await _explained(context, session_id, request, tree, exact)
 
 
 def _size(request: ModelRequest) -> int:
@@ -180,13 +180,13 @@ def _may_go_deeper(tree: Tree, start: _Start, messages: Sequence[Json]) -> bool:
     return _holds_answer(messages[start.covered :]) or tree.branches_at(start.parent, start.delta)
 
 
-async def _explained(state: ProxyState, session_id: str, request: ModelRequest, tree: Tree, start: _Start) -> _Start:
+async def _explained(context: CallContext, session_id: str, request: ModelRequest, tree: Tree, start: _Start) -> _Start:
     """The start with its reason, where other calls go on from what it extends."""
     assert start.parent is not None
     if not _may_go_deeper(tree, start, request.messages):
         return start
     below = tree.below(start.parent)
-    return replace(start, reason=await why_not_deeper(state, session_id, request, start.covered, below))
+    return replace(start, reason=await why_not_deeper(context.store, session_id, request, start.covered, below))
 
 
 def _exact(tree: Tree, ids: Sequence[int], messages: Sequence[Json], covered: int) -> _Start | None:
@@ -207,24 +207,24 @@ def _holds_answer(messages: Sequence[Json]) -> bool:
 
 
 async def _raw_prompt(
-    state: ProxyState, session_id: str, tree: Tree, prompt: str | list[int], role: Role | None
+    context: CallContext, session_id: str, tree: Tree, prompt: str | list[int], role: Role | None
 ) -> Prompt:
-    heavy = partial(state.heavy.run, session_id, len(prompt))
-    ids = await heavy(state.renderer.encode, prompt) if isinstance(prompt, str) else prompt
-    _check_vocabulary(ids, state.renderer.vocab_size)
-    hit = _raw_parent(state, tree, prompt)
+    heavy = partial(context.heavy.run, session_id, len(prompt))
+    ids = await heavy(context.renderer.encode, prompt) if isinstance(prompt, str) else prompt
+    _check_vocabulary(ids, context.renderer.vocab_size)
+    hit = _raw_parent(context, tree, prompt)
     parent, behind = hit if hit is not None else (None, ids)
     if isinstance(behind, str):
-        start = state.renderer.encode("")
-        delta = (await heavy(state.renderer.encode, behind))[len(start) :]
+        start = context.renderer.encode("")
+        delta = (await heavy(context.renderer.encode, behind))[len(start) :]
     else:
         delta = behind
     if parent is None:
-        found = raw_place(tree, prompt, state.renderer.decode, state.renderer.stop_token_ids)
+        found = raw_place(tree, prompt, context.renderer.decode, context.renderer.stop_token_ids)
         found = replace(found, role=role or found.role)
     else:
         found = Place(role=Role(parent.role), reason=None)
-    text = prompt if isinstance(prompt, str) else state.renderer.decode(prompt)
+    text = prompt if isinstance(prompt, str) else context.renderer.decode(prompt)
     whole = _behind(parent, delta)
     return Prompt(
         token_ids=whole,
@@ -234,7 +234,7 @@ async def _raw_prompt(
         role=found.role,
         system=_known(parent.system_hash) if parent is not None else None,
         tools=_known(parent.tools_hash) if parent is not None else None,
-        new_messages=[{"role": "raw", "content": text if parent is None else state.renderer.decode(delta)}],
+        new_messages=[{"role": "raw", "content": text if parent is None else context.renderer.decode(delta)}],
         messages=1 if parent is None else parent.messages + 1,
         chain=chain_key(RAW, {"role": "raw", "content": whole.digest}),
         opening=[],
@@ -242,7 +242,7 @@ async def _raw_prompt(
     )
 
 
-def _raw_parent(state: ProxyState, tree: Tree, prompt: str | list[int]) -> tuple[Node, str | list[int]] | None:
+def _raw_parent(context: CallContext, tree: Tree, prompt: str | list[int]) -> tuple[Node, str | list[int]] | None:
     """The call that a raw prompt goes on with, and the ids or the text that follows it.
 
     Ids must begin with the call's ids. A text must begin with the text of the call's ids: what was sampled then stays
@@ -251,7 +251,7 @@ def _raw_parent(state: ProxyState, tree: Tree, prompt: str | list[int]) -> tuple
     if not isinstance(prompt, str):
         found = tree.longest_prefix(prompt)
         return None if found is None else (found[0], prompt[found[1] :])
-    hit = tree.longest_text(prompt, state.renderer.decode)
+    hit = tree.longest_text(prompt, context.renderer.decode)
     if hit is None:
         return None
     node, length = hit
@@ -268,14 +268,14 @@ def _check_vocabulary(ids: Sequence[int], size: int) -> None:
         )
 
 
-def opening_of(state: ProxyState, request: ModelRequest) -> tuple[list[int], Json]:
+def opening_of(context: CallContext, request: ModelRequest) -> tuple[list[int], Json]:
     """What a forced tool call begins with: ids at the end of the prompt, and the grammar of the rest."""
     if request.tool_choice in ("auto", "none"):
         return [], {}
     tools = request.callable_tools
     assert tools, "dialects refuse a tool_choice that needs tools without them"
     name = request.tool_choice.name if isinstance(request.tool_choice, Named) else None
-    opening = renderer_of(state, request).opening(tools, name)
+    opening = renderer_of(context, request).opening(tools, name)
     return opening.ids, opening.grammar
 
 

@@ -6,22 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.domain.schemas import Json
+from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.model_call import head_of
 from agentrl.proxy.calls.prompts import opening_of, parser_after
 from agentrl.proxy.calls.stop_strings import Delivered
 from agentrl.proxy.dialects.dialect import Answer, Head, ModelRequest, Piece, Tokens
-from agentrl.proxy.state import ProxyState
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.store.calls import recorded_outputs
 from agentrl.store.db import codec
 
 
 async def load(
-    state: ProxyState, session_id: str, request: ModelRequest, ids: list[str]
+    context: CallContext, session_id: str, request: ModelRequest, ids: list[str]
 ) -> tuple[Head, list[tuple[int, Piece | Answer]]]:
     """What the client of `request` is to be sent, whose completed calls are `ids`, in the order of its choices."""
-    tree = await state.trees.get(session_id, fresh=True)
-    rows = await state.read(recorded_outputs.of_calls, ids)
+    tree = await context.trees.get(session_id, fresh=True)
+    rows = await context.store.read(recorded_outputs.of_calls, ids)
     events: list[tuple[int, Piece | Answer]] = []
     prompt_ids: list[int] = []
     prompt_tokens = 0
@@ -31,20 +31,20 @@ async def load(
             whole = tree.by_id[call_id].ids
             prompt_ids = whole[: len(whole) - row.output_tokens]
             prompt_tokens += len(prompt_ids)
-        piece, answer = _answer(state, request, prompt_ids, row)
+        piece, answer = _answer(context, request, prompt_ids, row)
         if request.stream:
             events.append((choice, piece))
         events.append((choice, answer))
-    return head_of(state, request, ids[0], rows[ids[0]].created_at, prompt_tokens), events
+    return head_of(context, request, ids[0], rows[ids[0]].created_at, prompt_tokens), events
 
 
-def _answer(state: ProxyState, request: ModelRequest, prompt_ids: list[int], row: Any) -> tuple[Piece, Answer]:
+def _answer(context: CallContext, request: ModelRequest, prompt_ids: list[int], row: Any) -> tuple[Piece, Answer]:
     message: Json = codec.unpack_json(row.answer)
     output_ids = codec.unpack_ids(row.output_ids).tolist()
     top = None if row.top_logprobs is None else codec.unpack_json(row.top_logprobs)
     tokens = Tokens(output_ids, codec.unpack_logprobs(row.logprobs).tolist(), top)
-    opening, _ = opening_of(state, request)
-    parser = parser_after(state, request, prompt_ids[: len(prompt_ids) - len(opening)])
+    opening, _ = opening_of(context, request)
+    parser = parser_after(context, request, prompt_ids[: len(prompt_ids) - len(opening)])
     delivered = Delivered(request.stop, one_call=not request.parallel_tool_calls)
     deltas = [delta for ids in (opening, output_ids) for delta in delivered.push(parser.push(ids))]
     deltas += delivered.finish(parser.finish()).deltas

@@ -1,7 +1,8 @@
-"""Who fell silent: this replica says that it lives, and deals with what dead workers, programs and replicas left.
+"""The sweep: sends this replica's heartbeat, and ends the sessions and calls of participants that stopped theirs.
 
-Every replica does so for the whole run; a session or a call is dealt with once, because each decision is one
-transaction. Silence counts only while somebody was there to hear it: `Ears`.
+Participants are rollout workers, outside programs and other replicas. Every replica sweeps for the whole run. Each
+decision is one transaction, so a session or a call is ended once. Silence counts only while this replica could have
+received a heartbeat: `Uptime`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.domain.schemas import InteractionStatus
 from agentrl.errors import StoreError
-from agentrl.proxy.calls import exchanges
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.run_store import RunStore
 from agentrl.store import heartbeats, silence
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
@@ -23,24 +24,24 @@ from agentrl.store.sessions import liveness
 
 log = logging.getLogger(__name__)
 EVERY_S = 2.0
-PAGE = 256  # sessions that are asked for at once
-TOGETHER = 8  # those of them that are looked at together share a commit
-PUT_OFF_S = 60.0  # a session that cannot be dealt with is looked at again after so long
+PAGE = 256  # due sessions that one read returns
+TOGETHER = 8  # due sessions that are checked side by side share a commit
+PUT_OFF_S = 60.0  # a session whose check fails is checked again after so long
 FORGOTTEN_S = 5.0
 
 
-class Ears:
-    """Since when this replica has listened without a gap (seconds since the epoch): silence before proves nothing.
+class Uptime:
+    """Since when this replica has run without a gap (seconds since the epoch); earlier silence proves nothing.
 
-    A gap is an outage of this process or of the database, when nobody's heartbeat could be stored.
+    A gap is an outage of this process or of the database, during which no heartbeat could be stored.
     """
 
     def __init__(self, gap_s: float) -> None:
         self.gap_s = gap_s
         self.since = self.last = time.time()
 
-    def listen(self) -> float:
-        """Something was just heard from the database; returns `since`."""
+    def renew(self) -> float:
+        """The database has answered; returns `since`."""
         now = time.time()
         if now - self.last > self.gap_s:
             self.since = now
@@ -48,87 +49,90 @@ class Ears:
         return self.since
 
 
-async def sweep(state: ProxyState) -> None:
-    """Beat and sweep for ever, apart, so that much work silences nobody. What the database refuses is tried again."""
-    ears = Ears(state.limits.heartbeat_timeout_s / 4)
-    async with asyncio.TaskGroup() as tasks:
-        for what in (beat, sweep_once):
-            tasks.create_task(_for_ever(what, state, ears))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The sweep of one replica."""
 
+    store: RunStore
+    serving: set[str]  # ids of the calls that this process is answering
+    forget: Callable[[str], None]  # drops an abandoned session from this process's caches
+    stop_orphans: Callable[[], Awaitable[None]]
 
-async def _for_ever(
-    what: Callable[[ProxyState, Ears], Coroutine[Any, Any, None]], state: ProxyState, ears: Ears
-) -> None:
-    while True:
-        await asyncio.sleep(min(EVERY_S, state.limits.heartbeat_timeout_s / 10))
+    async def run(self) -> None:
+        """Beat and sweep forever, in two tasks, so that a long sweep delays no heartbeat. Retries after StoreError."""
+        uptime = Uptime(self.store.limits.heartbeat_timeout_s / 4)
+        async with asyncio.TaskGroup() as tasks:
+            for step in (self.beat, self.once):
+                tasks.create_task(self._repeat(step, uptime))
+
+    async def _repeat(self, step: Callable[[Uptime], Coroutine[Any, Any, None]], uptime: Uptime) -> None:
+        while True:
+            await asyncio.sleep(min(EVERY_S, self.store.limits.heartbeat_timeout_s / 10))
+            try:
+                await step(uptime)
+            except StoreError as error:
+                log.error("%s; trying again", error)
+
+    async def beat(self, uptime: Uptime) -> None:
+        """Store our heartbeat: while that works, other participants can store theirs. Raises StoreError."""
+        await self.store.write(heartbeats.beat, self.store.run_id, "proxy", self.store.replica)
+        uptime.renew()
+
+    async def once(self, uptime: Uptime) -> None:
+        """Check our forgotten calls, silent replicas, and every session that is due. Raises StoreError."""
+        store = self.store
+        await self.close_forgotten()
+        await self.stop_orphans()
+        silent_since = time.time() - store.limits.heartbeat_timeout_s
+        if uptime.since <= silent_since:
+            for replica in await store.read(silence.silent_replicas, store.run_id, silent_since):
+                valid_until = uptime.last + uptime.gap_s
+                lost = await store.write(silence.declare_replica_lost, store.run_id, replica, silent_since, valid_until)
+                if lost:
+                    log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
+        skip = 0
+        while due := await store.read(liveness.due, store.run_id, skip=skip, limit=PAGE):
+            for first in range(0, len(due), TOGETHER):
+                checks = [self._check(session_id, uptime) for session_id in due[first : first + TOGETHER]]
+                skip += (await asyncio.gather(*checks)).count(False)  # these stay due, ahead of the others
+
+    async def close_forgotten(self) -> None:
+        """Close the rows of our calls that no task is answering: their end, or their start, could not be stored.
+
+        A running call keeps its session alive, so a row that stays open would do so for as long as this process lives.
+        """
+        store = self.store
+        running = await store.read(interactions.running_of, store.run_id, store.replica, time.time() - FORGOTTEN_S)
+        for call_id in running:
+            if call_id not in self.serving:
+                log.warning("call %s was forgotten", call_id)
+                why = "how it ended could not be recorded"
+                await store.write(interactions.fail, call_id, InteractionStatus.LOST, why)
+
+    async def _check(self, session_id: str, uptime: Uptime) -> bool:
+        """Whether a due session was ended, put off or given a later time. An error with one delays no other."""
+        valid_until = uptime.last + uptime.gap_s
         try:
-            await what(state, ears)
+            abandoned = await self.store.write(
+                silence.check_session, session_id, self.store.limits, uptime.since, valid_until
+            )
         except StoreError as error:
-            log.error("%s; trying again", error)
+            log.error("session %s: %s", session_id, error)
+            return False
+        except Exception as error:  # a defect that this session meets: recorded, and tried again later
+            log.exception("session %s cannot be dealt with; it is tried again in %g s", session_id, PUT_OFF_S)
+            return await self._put_off(session_id, repr(error))
+        if abandoned:
+            log.warning("session %s was abandoned", session_id)
+            self.forget(session_id)
+        return abandoned is not None
 
-
-async def beat(state: ProxyState, ears: Ears) -> None:
-    """Store our heartbeat: where it comes through, others' do. Raises StoreError."""
-    await state.write(heartbeats.beat, state.run_id, "proxy", state.replica)
-    ears.listen()
-
-
-async def sweep_once(state: ProxyState, ears: Ears) -> None:
-    """Look at our forgotten calls, at silent replicas, and at every session that is due. Raises StoreError."""
-    await close_forgotten(state)
-    await exchanges.stop_orphans(state)
-    silent_since = time.time() - state.limits.heartbeat_timeout_s
-    if ears.since <= silent_since:
-        for replica in await state.read(silence.silent_replicas, state.run_id, silent_since):
-            if lost := await state.write(
-                silence.declare_replica_lost, state.run_id, replica, silent_since, ears.last + ears.gap_s
-            ):
-                log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
-    skip = 0
-    while due := await state.read(liveness.due, state.run_id, skip=skip, limit=PAGE):  # what follows is due by now
-        for first in range(0, len(due), TOGETHER):
-            looks = [_look_at(state, session_id, ears) for session_id in due[first : first + TOGETHER]]
-            skip += (await asyncio.gather(*looks)).count(False)  # they stay in front of the others
-
-
-async def close_forgotten(state: ProxyState) -> None:
-    """Close calls of ours that nobody answers for: how they ended could not be stored, or their start was in doubt.
-
-    A call that runs keeps its session alive, so one that is left running would do so for as long as we live.
-    """
-    running = await state.read(interactions.running_of, state.run_id, state.replica, time.time() - FORGOTTEN_S)
-    for call_id in running:
-        if call_id not in state.serving:
-            log.warning("call %s was forgotten", call_id)
-            why = "how it ended could not be recorded"
-            await state.write(interactions.fail, call_id, InteractionStatus.LOST, why)
-
-
-async def _look_at(state: ProxyState, session_id: str, ears: Ears) -> bool:
-    """Whether a session was dealt with or put off; whatever is wrong with it keeps no other from its end."""
-    try:
-        abandoned = await state.write(
-            silence.check_session, session_id, state.limits, ears.since, ears.last + ears.gap_s
-        )
-    except StoreError as error:
-        log.error("session %s: %s", session_id, error)
-        return False
-    except Exception as error:  # whatever it is, it is this session's: told, and tried again
-        log.exception("session %s cannot be dealt with; it is tried again in %g s", session_id, PUT_OFF_S)
-        return await _put_off(state, session_id, repr(error))
-    if abandoned:
-        log.warning("session %s was abandoned", session_id)
-        state.forget(session_id)
-    return abandoned is not None
-
-
-async def _put_off(state: ProxyState, session_id: str, why: str) -> bool:
-    """Whether it could be stored that a session is stuck."""
-    try:
-        due_again_at = time.time() + PUT_OFF_S
-        stuck = (state.run_id, session_id, codec.error_text(why), state.replica, due_again_at)
-        await state.write(silence.record_stuck, *stuck)
-    except StoreError as error:
-        log.error("session %s: %s", session_id, error)
-        return False
-    return True
+    async def _put_off(self, session_id: str, why: str) -> bool:
+        """Whether it could be recorded that the check of a session fails."""
+        stuck = (self.store.run_id, session_id, codec.error_text(why), self.store.replica, time.time() + PUT_OFF_S)
+        try:
+            await self.store.write(silence.record_stuck, *stuck)
+        except StoreError as error:
+            log.error("session %s: %s", session_id, error)
+            return False
+        return True

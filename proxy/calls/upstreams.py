@@ -6,7 +6,7 @@
 
 The upstream decides what it supports: nothing of the request is checked or changed but the model's name. A failure
 keeps the upstream's own status and body. The key comes from the proxy's environment; it is cut out of whatever the
-upstream says, so that it reaches neither the caller nor the store.
+upstream says, so that it reaches neither the origin nor the store.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from agentrl.domain.tokens import TokenIds
 from agentrl.errors import ConfigError, RequestError
 from agentrl.proxy.access.request_bounds import MAX_INT32, check_options
 from agentrl.proxy.calls import model_call
-from agentrl.proxy.calls.model_call import Caller
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.calls.call_context import CallContext
+from agentrl.proxy.calls.model_call import CallOrigin
 from agentrl.store.calls import interactions
 from agentrl.store.db.codec import Content, new_id
 from agentrl.store.sessions import session_usage
@@ -59,6 +59,16 @@ class Upstream:
     def without_key(self, said: bytes) -> bytes:
         """What the upstream said, should it repeat the key."""
         return said if self.key is None else said.replace(self.key.encode(), HIDDEN)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Upstreams:
+    """The other models that calls may name, and how they are reached."""
+
+    configured: Mapping[str, Upstream]
+    context: CallContext
+    http: aiohttp.ClientSession
+    max_answer_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,17 +138,17 @@ def from_config(configured: Mapping[str, UpstreamConfig]) -> dict[str, Upstream]
     return found
 
 
-def asked_for(upstreams: Mapping[str, Upstream], body: bytes) -> Upstream | None:
+def asked_for(configured: Mapping[str, Upstream], body: bytes) -> Upstream | None:
     """The upstream that a request names; None for the policy's, and for bodies that its dialect will refuse."""
     try:
         model = msgspec.json.decode(body, type=_Named).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return upstreams.get(model) if isinstance(model, str) else None
+    return configured.get(model) if isinstance(model, str) else None
 
 
 async def run(
-    state: ProxyState, upstream: Upstream, caller: Caller, path: str, headers: Mapping[str, str], body: bytes
+    upstreams: Upstreams, upstream: Upstream, origin: CallOrigin, path: str, headers: Mapping[str, str], body: bytes
 ) -> AsyncGenerator[Start | bytes, None]:
     """How the answer begins, then, if it is streamed, its bytes; what ends it comes after the commit.
 
@@ -146,42 +156,42 @@ async def run(
     upstream cannot be reached, breaks off or answers nonsense, 504 when it is late. Closing the generator early aborts
     the call.
     """
-    place = await state.gate.admit(state, (await state.session(caller.session_id)).root_id, 1)
+    slots = await upstreams.context.sessions.admit(origin.session_id, 1)
     try:
-        passed = await _begin(state, upstream, caller, path, headers, body)
+        passed = await _begin(upstreams, upstream, origin, path, headers, body)
     except BaseException:
-        place.cancel()
+        slots.cancel()
         raise
     try:
-        async with aclosing(_ask(state, passed)) as parts:
+        async with aclosing(_ask(upstreams, passed)) as parts:
             async for part in parts:
                 yield part
     finally:
-        place.close()
+        slots.close()
 
 
 async def _begin(
-    state: ProxyState, upstream: Upstream, caller: Caller, path: str, headers: Mapping[str, str], body: bytes
+    upstreams: Upstreams, upstream: Upstream, origin: CallOrigin, path: str, headers: Mapping[str, str], body: bytes
 ) -> Passed:
     """Make the intent durable. Raises RequestError."""
     try:
-        fields, asked = await state.heavy.run(caller.session_id, len(body), _read, body)
+        fields, asked = await upstreams.context.heavy.run(origin.session_id, len(body), _read, body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise RequestError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
     check_options({name: value for name, value in asked.items() if name not in SHARED})
     passed = Passed(
         id=new_id(),
-        session_id=caller.session_id,
+        session_id=origin.session_id,
         upstream=upstream,
         url=upstream.base_url + path,
         headers=_headers(upstream, path, headers),
         body=msgspec.json.encode(fields | {"model": upstream.model}),
     )
-    state.serving.add(passed.id)
+    upstreams.context.serving.add(passed.id)
     try:
-        await state.write(interactions.begin, _intent(state, caller, passed, asked))
+        await upstreams.context.store.write(interactions.begin, _intent(upstreams, origin, passed, asked))
     except BaseException:  # the row may be there all the same: the sweep finds it
-        state.serving.discard(passed.id)
+        upstreams.context.serving.discard(passed.id)
         raise
     return passed
 
@@ -191,16 +201,15 @@ def _read(body: bytes) -> tuple[dict[str, msgspec.Raw], Json]:
     return msgspec.json.decode(body, type=dict[str, msgspec.Raw]), _storable(body)
 
 
-async def _ask(state: ProxyState, passed: Passed) -> AsyncGenerator[Start | bytes, None]:
+async def _ask(upstreams: Upstreams, passed: Passed) -> AsyncGenerator[Start | bytes, None]:
     upstream = passed.upstream
     timeout = aiohttp.ClientTimeout(total=upstream.timeout_s, sock_connect=CONNECT_S)
-    async with model_call.closing(state, passed.id):
+    async with model_call.closing(upstreams.context, passed.id):
         try:
-            assert state.http is not None
-            request = state.http.post(
+            request = upstreams.http.post(
                 passed.url, data=passed.body, headers=passed.headers, timeout=timeout, allow_redirects=False
             )
-            async with request as response, aclosing(_relay(state, passed, response)) as parts:
+            async with request as response, aclosing(_relay(upstreams, passed, response)) as parts:
                 async for part in parts:
                     yield part
         except TimeoutError as error:
@@ -213,14 +222,14 @@ async def _ask(state: ProxyState, passed: Passed) -> AsyncGenerator[Start | byte
 
 
 async def _relay(
-    state: ProxyState, passed: Passed, response: aiohttp.ClientResponse
+    upstreams: Upstreams, passed: Passed, response: aiohttp.ClientResponse
 ) -> AsyncGenerator[Start | bytes, None]:
-    clean, parts = passed.upstream.without_key, _parts(state, passed, response)
+    clean, parts = passed.upstream.without_key, _parts(upstreams, passed, response)
     headers = {name: value for name, value in response.headers.items() if name.lower() in SENT_BACK}
     headers["x-interaction-id"] = passed.id
     if response.status >= 400:
         body = clean(b"".join([part async for part in parts]))
-        await _fail(state, passed, f"HTTP {response.status}: {body.decode(errors='replace')}")
+        await _fail(upstreams, passed, f"HTTP {response.status}: {body.decode(errors='replace')}")
         yield Start(status=response.status, headers=headers, body=body)
         return
     if response.status >= 300:
@@ -235,7 +244,7 @@ async def _relay(
         except ValueError as error:
             why = f"{passed.upstream.name} answered no JSON: {error}"
             raise RequestError(502, why, code="upstream_failed") from error
-        await _commit(state, passed, answer, ending(answer), started_at, Spent().told(answer).tokens)
+        await _commit(upstreams, passed, answer, ending(answer), started_at, Spent().told(answer).tokens)
         yield Start(status=response.status, headers=headers, body=body)
         return
     start: Start | None = Start(status=response.status, headers=headers, body=None)
@@ -263,21 +272,21 @@ async def _relay(
             if is_last(data):
                 break
     if problem is not None:
-        await _fail(state, passed, problem)
+        await _fail(upstreams, passed, problem)
     elif reason is not None:
-        await _commit(state, passed, {"events": events}, reason, started_at, spent.tokens)
+        await _commit(upstreams, passed, {"events": events}, reason, started_at, spent.tokens)
     else:
         raise RequestError(502, f"{passed.upstream.name} broke off", code="upstream_failed")
     yield b"".join(held)
 
 
-async def _parts(state: ProxyState, passed: Passed, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+async def _parts(upstreams: Upstreams, passed: Passed, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
     """The answer as it comes. Raises RequestError 502 for one that is longer than a request may be."""
     size = 0
     async for part in response.content.iter_any():
         size += len(part)
-        if size > state.max_body_bytes:
-            why = f"{passed.upstream.name} answered more than {state.max_body_bytes} bytes"
+        if size > upstreams.max_answer_bytes:
+            why = f"{passed.upstream.name} answered more than {upstreams.max_answer_bytes} bytes"
             raise RequestError(502, why, code="upstream_failed")
         yield part
 
@@ -360,18 +369,18 @@ def _headers(upstream: Upstream, path: str, said: Mapping[str, str]) -> dict[str
     return headers
 
 
-def _intent(state: ProxyState, caller: Caller, passed: Passed, asked: Json) -> interactions.Intent:
+def _intent(upstreams: Upstreams, origin: CallOrigin, passed: Passed, asked: Json) -> interactions.Intent:
     tools = asked.get("tools")
     rest = {name: value for name, value in asked.items() if name not in SHARED}
     return interactions.Intent(
         id=passed.id,
-        run_id=state.run_id,
+        run_id=upstreams.context.store.run_id,
         session_id=passed.session_id,
         parent_id=None,
-        dialect=caller.dialect.name,
+        dialect=origin.dialect.name,
         role=Role.UPSTREAM,
-        digest=caller.digest,
-        replica=state.replica,
+        digest=origin.digest,
+        replica=upstreams.context.store.replica,
         params=rest,
         temperature=0.0,
         tools=None if tools is None else Content.of(tools),
@@ -387,7 +396,7 @@ def _intent(state: ProxyState, caller: Caller, passed: Passed, asked: Json) -> i
 
 
 async def _commit(
-    state: ProxyState, passed: Passed, answer: Json, reason: str | None, first_token_at: float, tokens: int
+    upstreams: Upstreams, passed: Passed, answer: Json, reason: str | None, first_token_at: float, tokens: int
 ) -> None:
     outcome = interactions.Outcome(
         status=InteractionStatus.COMPLETE,
@@ -403,12 +412,14 @@ async def _commit(
         cached_tokens=None,
         first_token_at=first_token_at,
     )
-    seq = await state.write(session_usage.finish_upstream, passed.id, passed.session_id, outcome, tokens)
-    state.trees.commit(passed.session_id, seq, None)
+    seq = await upstreams.context.store.write(
+        session_usage.finish_upstream, passed.id, passed.session_id, outcome, tokens
+    )
+    upstreams.context.trees.commit(passed.session_id, seq, None)
 
 
-async def _fail(state: ProxyState, passed: Passed, error: str) -> None:
-    await state.write(interactions.fail, passed.id, InteractionStatus.FAILED, error)
+async def _fail(upstreams: Upstreams, passed: Passed, error: str) -> None:
+    await upstreams.context.store.write(interactions.fail, passed.id, InteractionStatus.FAILED, error)
 
 
 def _conversation(asked: Json) -> list[Json]:

@@ -14,14 +14,11 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentrl.engine.sglang_client import BASE, Adapter, EngineClient
 from agentrl.errors import EngineError, EngineRejected
+from agentrl.proxy.engines.engine_state import Engine
 from agentrl.weights_folder import version_of
-
-if TYPE_CHECKING:
-    from agentrl.proxy.engines.engine_state import Engine
 
 log = logging.getLogger(__name__)
 SLACK_S = 5.0

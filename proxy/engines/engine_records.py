@@ -1,42 +1,36 @@
-"""What the pool asks of the store and tells it, for one replica of one run's proxy."""
+"""The engine pool's reads and writes of the store."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl.models import has_weights
+from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.weight_checks import WeightFolders
-from agentrl.store import Database, engine_turns, runs
+from agentrl.proxy.run_store import RunStore
+from agentrl.store import engine_turns, runs
 from agentrl.store.calls import interactions
 from agentrl.store.training import publishes
-
-if TYPE_CHECKING:
-    from agentrl.proxy.engines.engine_state import Engine
-
-T = TypeVar("T")
 
 
 class EngineRecords:
     """Every method may raise StoreError."""
 
-    def __init__(self, database: Database, run_id: str, base_model: str, replica: str, folders: WeightFolders) -> None:
-        self._database = database
-        self._run_id = run_id
+    def __init__(self, store: RunStore, base_model: str, folders: WeightFolders) -> None:
+        self._store = store
+        self._run_id = store.run_id
         self._base_model = base_model
-        self._replica = replica
         self._folders = folders
 
     async def wanted(self, reported: int | None) -> int:
         """The version that an engine should serve which reports `reported`: `publishes.wanted`."""
-        return await self._read(publishes.wanted, self._run_id, reported)
+        return await self._store.read(publishes.wanted, self._run_id, reported)
 
     async def folder(self, version: int) -> str | None:
         """Where a version's tensors are: they are what the trainer recorded. None: engines keep what they have, in a
         run that only records and has a tokenizer alone."""
-        row = await self._read(runs.version, self._run_id, version)
+        row = await self._store.read(runs.version, self._run_id, version)
         if row is None or row.path is None:
             return self._base_model if await asyncio.to_thread(_may_have_weights, Path(self._base_model)) else None
         return await self._folders.checked(version, row.path, row.checksum)
@@ -44,34 +38,31 @@ class EngineRecords:
     async def save(self, engine: Engine) -> None:
         """Record an engine's state."""
         state = {"state": engine.state, "version": engine.version, "error": engine.error}
-        await self._database.asubmit(engine_turns.save, self._run_id, engine.url, **state)
+        await self._store.write(engine_turns.save, self._run_id, engine.url, **state)
 
     async def take(self, url: str, seconds: float) -> str | None:
         """Let no other replica change an engine's weights, for so long; else who does so now."""
-        return await self._database.asubmit(engine_turns.take, self._run_id, url, self._replica, seconds)
+        return await self._store.write(engine_turns.take, self._run_id, url, self._store.replica, seconds)
 
     async def give_back(self, url: str, *, whole: bool) -> None:
         """Others may, and have to if its weights are not `whole`."""
-        await self._database.asubmit(engine_turns.give_back, self._run_id, url, self._replica, whole)
+        await self._store.write(engine_turns.give_back, self._run_id, url, self._store.replica, whole)
 
     async def is_whole(self, url: str) -> bool:
         """Whether no replica, this one too, changes its weights or has left them in the middle."""
-        return await self._read(engine_turns.is_whole, self._run_id, url)
+        return await self._store.read(engine_turns.is_whole, self._run_id, url)
 
     async def drained(self) -> set[str]:
         """The engines that take no calls."""
-        return await self._read(engine_turns.drained, self._run_id)
+        return await self._store.read(engine_turns.drained, self._run_id)
 
     async def undone(self, version: int) -> bool:
         """Whether a version newer than this one was rolled back."""
-        return await self._read(publishes.undone, self._run_id, version)
+        return await self._store.read(publishes.undone, self._run_id, version)
 
     async def oldest_call(self) -> float | None:
         """When the oldest call under way began, at any replica."""
-        return await self._read(interactions.oldest_running, self._run_id)
-
-    async def _read(self, query: Callable[..., T], *args: Any) -> T:
-        return await asyncio.to_thread(self._database.query, query, *args)
+        return await self._store.read(interactions.oldest_running, self._run_id)
 
 
 def _may_have_weights(folder: Path) -> bool:

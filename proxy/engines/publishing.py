@@ -10,16 +10,19 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json, VersionState
 from agentrl.errors import EngineError, RequestError
 from agentrl.proxy.engines.engine_state import Engine, EngineState
+from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.tensor_transfer import Broadcast
 from agentrl.proxy.engines.updates import BY_FOLDER, Delivery, Loaded
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.run_store import RunStore
 from agentrl.store import evaluation_episodes, runs
 from agentrl.store.training import publishes, steps
 
 log = logging.getLogger(__name__)
 
 
-async def publish(state: ProxyState, version: int, epoch: int | None = None, delivery: Delivery = BY_FOLDER) -> Json:
+async def publish(
+    store: RunStore, pool: EnginePool, version: int, epoch: int | None = None, delivery: Delivery = BY_FOLDER
+) -> Json:
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
 
     Engines go one after another, so that some always serve, but for the members of a group, which stand still together.
@@ -29,10 +32,10 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None, del
     FencedError, before any engine is touched, when the trainer's `epoch` is over.
     """
     if epoch is not None:
-        await state.write(steps.check_epoch, state.run_id, epoch)
-    row = await state.read(runs.version, state.run_id, version)
+        await store.write(steps.check_epoch, store.run_id, epoch)
+    row = await store.read(runs.version, store.run_id, version)
     if row is None:
-        raise RequestError(404, f"run {state.run_name} has no version {version}", code="version_not_found")
+        raise RequestError(404, f"run {store.run_name} has no version {version}", code="version_not_found")
     if row.state == VersionState.ROLLED_BACK:
         raise RequestError(409, f"version {version} was rolled back", code="version_rolled_back")
     loaded: dict[str, Loaded] = {}
@@ -40,15 +43,15 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None, del
 
     async def load(engine: Engine) -> None:
         try:
-            loaded[engine.url] = await state.pool.load(engine, version, delivery)
+            loaded[engine.url] = await pool.load(engine, version, delivery)
         except EngineError as error:
             problems.append(error)
-            await state.pool.set_state(engine, EngineState.DEAD, error=str(error))
+            await pool.set_state(engine, EngineState.DEAD, error=str(error))
 
-    async with state.pool.update_lock:
+    async with pool.update_lock:
         started = time.time()
         together = isinstance(delivery.transfer, Broadcast)
-        engines = state.pool.engines
+        engines = pool.engines
         for part in [engines] if together else [[engine] for engine in engines]:
             await asyncio.gather(*(load(engine) for engine in part))
         if not loaded:
@@ -63,19 +66,19 @@ async def publish(state: ProxyState, version: int, epoch: int | None = None, del
             "bytes": delivery.n_bytes,
             "bytes_per_s": _rate(delivery.n_bytes, time.time() - started),
         }
-        await state.write(publishes.complete, state.run_id, version, epoch, facts, started)
+        await store.write(publishes.complete, store.run_id, version, epoch, facts, started)
     return facts
 
 
-async def resume(state: ProxyState, config: RunConfig) -> None:
+async def resume(store: RunStore, pool: EnginePool, config: RunConfig) -> None:
     """Finish what a dead replica began: the newest version that is durable but not published.
 
     One that the trainer holds back until an evaluation is over has not begun: the trainer will ask for it.
     """
-    version = await state.read(publishes.pending, state.run_id)
-    if version is not None and not await state.read(evaluation_episodes.holds, state.run_id, version, config):
+    version = await store.read(publishes.pending, store.run_id)
+    if version is not None and not await store.read(evaluation_episodes.holds, store.run_id, version, config):
         log.info("finishing the publish of version %d", version)
-        await publish(state, version)
+        await publish(store, pool, version)
 
 
 def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:

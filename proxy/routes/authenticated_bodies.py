@@ -1,4 +1,4 @@
-"""Routes that read nothing of a stranger's body, and of anybody's no more than they may send."""
+"""Routes that authenticate before they read the body, and cap its size."""
 
 from __future__ import annotations
 
@@ -10,35 +10,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from agentrl.proxy.access import authentication, limits
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.routes import app_parts
 
 OPEN_ROUTES = ("/health", "/metrics")
-"""They decide for themselves who may look."""
+"""Routes that check the key themselves, or need none."""
 BODY_BYTES = 4 * 1024 * 1024
-"""The largest body of a route that is no model call: it is decoded on the event loop."""
+"""The largest body of a route other than a model call: it is decoded on the event loop."""
 
 
 class GuardedRoute(APIRoute):
     """`APIRouter(route_class=GuardedRoute)`: the key is checked first, then the body is read within its limits."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's own handler behind the guard."""
+        """FastAPI's own handler, after authentication and the read of the body."""
         handle = super().get_route_handler()
         if self.path in OPEN_ROUTES:
             return handle
 
         async def guarded(request: Request) -> Response:
-            state: ProxyState = request.app.state.proxy
-            await authentication.authenticate(request, state)
-            body = await limits.read_body(request, state, most=BODY_BYTES)
+            await app_parts.access(request).authenticate(request)
+            body = await app_parts.body_limits(request).read(request, most=BODY_BYTES)
             return await handle(Request(request.scope, _again(body, request)))
 
         return guarded
 
 
 def _again(body: bytes, request: Request) -> Callable[[], Coroutine[Any, Any, Message]]:
-    """The body once more, then what comes after it."""
+    """A `receive` that gives the body that was read, then the messages after it."""
     given = False
 
     async def receive() -> Message:

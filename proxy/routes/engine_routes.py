@@ -1,4 +1,4 @@
-"""Engines that somebody wants to take down: they finish what they have and get no more, from any replica."""
+"""Draining engines: a drained engine finishes its calls and gets no more, from any replica."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.domain.schemas import Json
-from agentrl.proxy.access import authentication
+from agentrl.proxy.access.authentication import Power
 from agentrl.proxy.engines.engine_state import Engine
+from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
-from agentrl.proxy.state import ProxyState
 from agentrl.store import engine_turns
 
 router = APIRouter(tags=["admin"], route_class=GuardedRoute)
 
 
 class EngineBody(BaseModel):
-    """The engine that is meant."""
+    """Names an engine by its URL."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -27,22 +27,22 @@ class EngineBody(BaseModel):
 
 @router.post("/api/engines/drain")
 async def drain(body: EngineBody, request: Request) -> Json:
-    """Give an engine no more calls; those that it has go on."""
+    """Send an engine no more calls; those that it has continue."""
     return await _set(request, body.url, draining=True)
 
 
 @router.post("/api/engines/resume")
 async def resume(body: EngineBody, request: Request) -> Json:
-    """Give a drained engine calls again."""
+    """Send a drained engine calls again."""
     return await _set(request, body.url, draining=False)
 
 
 async def _set(request: Request, url: str, *, draining: bool) -> Json:
     """Raises RequestError 404 for an engine that the run does not have."""
-    state: ProxyState = request.app.state.proxy
-    authentication.require(await authentication.authenticate(request, state), authentication.Power.ADMIN)
+    await app_parts.access(request).require(request, Power.ADMIN)
+    store, pool = app_parts.store(request), app_parts.pool(request)
     url = url.rstrip("/")
-    await state.write(engine_turns.set_draining, state.run_id, url, draining, state.replica)
-    await state.pool.read_drains()
-    mine: Engine | None = next((engine for engine in state.pool.engines if engine.url == url), None)
+    await store.write(engine_turns.set_draining, store.run_id, url, draining, store.replica)
+    await pool.read_drains()
+    mine: Engine | None = next((engine for engine in pool.engines if engine.url == url), None)
     return {"url": url, "draining": draining, "running": 0 if mine is None else mine.running}

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from agentrl.domain.schemas import Json
-from agentrl.proxy.access import authentication, keyring
+from agentrl.proxy.access import authentication
 from agentrl.proxy.access.authentication import Power
+from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
-from agentrl.proxy.routes.session_routes import Body
-from agentrl.proxy.state import ProxyState
-from agentrl.store import key_records as store
+from agentrl.proxy.routes.request_bodies import Body
+from agentrl.proxy.run_store import RunStore
+from agentrl.store import key_records
 
 router = APIRouter(tags=["keys"], route_class=GuardedRoute)
 LONGEST_S = 3.2e9  # a century
@@ -42,10 +43,9 @@ class SessionKeyBody(Body):
     expires_in_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
 
 
-async def _of_admin(request: Request) -> ProxyState:
-    state: ProxyState = request.app.state.proxy
-    authentication.require(await authentication.authenticate(request, state), Power.ADMIN)
-    return state
+async def _of_admin(request: Request) -> RunStore:
+    await app_parts.access(request).require(request, Power.ADMIN)
+    return app_parts.store(request)
 
 
 def _end(expires_in_s: float | None) -> float | None:
@@ -55,47 +55,51 @@ def _end(expires_in_s: float | None) -> float | None:
 @router.post("/api/keys", status_code=201)
 async def make_key(body: KeyBody, request: Request) -> Json:
     """Make an admin or run key. The answer is the only place where it is ever shown."""
-    state = await _of_admin(request)
-    made = await state.write(store.create, state.run_id, body.power, body.name, _end(body.expires_in_s))
-    await keyring.refresh(state)
+    store = await _of_admin(request)
+    made = await store.write(key_records.create, store.run_id, body.power, body.name, _end(body.expires_in_s))
+    await app_parts.access(request).refresh()
     return asdict(made)
 
 
 @router.get("/api/keys")
 async def list_keys(request: Request) -> list[Json]:
-    """The admin and run keys, ended ones too. What they are is not told."""
-    state = await _of_admin(request)
-    return await state.read(store.listing, state.run_id)
+    """The admin and run keys, ended ones included, without the keys themselves."""
+    store = await _of_admin(request)
+    return await store.read(key_records.listing, store.run_id)
 
 
 @router.post("/api/keys/{key}/rotate", status_code=201)
 async def rotate_key(key: str, body: RotateBody, request: Request) -> Json:
     """Make a key in place of the one with this id or name."""
-    state = await _of_admin(request)
-    made = await state.write(
-        store.rotate, state.run_id, key, overlap_s=body.overlap_s, expires_at=_end(body.expires_in_s)
+    store = await _of_admin(request)
+    made = await store.write(
+        key_records.rotate, store.run_id, key, overlap_s=body.overlap_s, expires_at=_end(body.expires_in_s)
     )
-    await keyring.refresh(state)
+    await app_parts.access(request).refresh()
     return asdict(made)
 
 
 @router.delete("/api/keys/{key}")
 async def revoke_key(key: str, request: Request) -> Json:
     """End the key with this id or name, at once here and within seconds at every replica."""
-    state = await _of_admin(request)
-    key_id = await state.write(store.revoke, state.run_id, key)
-    await keyring.refresh(state)
+    store = await _of_admin(request)
+    key_id = await store.write(key_records.revoke, store.run_id, key)
+    await app_parts.access(request).refresh()
     return {"id": key_id, "state": "revoked"}
 
 
 @router.post("/sessions/{session_id}/key", status_code=201)
 async def rotate_session_key(session_id: str, body: SessionKeyBody, request: Request) -> Json:
     """Give an open session another key. It takes a run or admin key: whoever stole a session's key cannot keep it."""
-    state: ProxyState = request.app.state.proxy
-    caller = await authentication.session_caller(request, state, session_id)
+    store = app_parts.store(request)
+    caller = await app_parts.access(request).session_caller(request, session_id)
     authentication.require(caller, Power.RUN, Power.ADMIN)
-    made = await state.write(
-        store.rotate_session, state.run_id, session_id, overlap_s=body.overlap_s, expires_at=_end(body.expires_in_s)
+    made = await store.write(
+        key_records.rotate_session,
+        store.run_id,
+        session_id,
+        overlap_s=body.overlap_s,
+        expires_at=_end(body.expires_in_s),
     )
-    await keyring.refresh(state)
+    await app_parts.access(request).refresh()
     return {"session_id": session_id, "api_key": made.key, "expires_at": made.expires_at}

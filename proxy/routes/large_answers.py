@@ -1,4 +1,4 @@
-"""Answers that grow with what was recorded: read and written as JSON in a thread, never on the event loop."""
+"""Answers whose size grows with the run: read from the store and encoded as JSON in a thread, off the event loop."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection
 from starlette.responses import Response
 
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.run_store import RunStore
 
 
-async def answer(state: ProxyState, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Response:
-    """The answer of a route with what `make(conn, …)` returns."""
+async def answer(store: RunStore, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Response:
+    """The JSON response of a route with what `make(conn, …)` returns."""
 
-    def read(conn: Connection) -> bytes:
+    def read(conn: Any) -> bytes:
         return as_json(make(conn, *args, **kwargs))
 
-    return Response(await state.read(read), media_type="application/json")
+    return Response(await store.read(read), media_type="application/json")
 
 
 def as_json(value: Any) -> bytes:

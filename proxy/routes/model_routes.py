@@ -23,17 +23,18 @@ from agentrl.domain.schemas import Role
 from agentrl.errors import RequestError, did_you_mean
 from agentrl.proxy.access import authentication, limits
 from agentrl.proxy.access.client_names import client_of
-from agentrl.proxy.calls import model_call, session_ends, upstreams
-from agentrl.proxy.calls.exchanges import ClientLeft, Event, Exchange, exchange_for
-from agentrl.proxy.calls.model_call import Caller
+from agentrl.proxy.calls import model_call
+from agentrl.proxy.calls.exchanges import ClientLeft, Event, Exchange
+from agentrl.proxy.calls.live_sessions import LiveSessions
+from agentrl.proxy.calls.model_call import CallOrigin
 from agentrl.proxy.calls.prompts import told_to_think
-from agentrl.proxy.calls.upstreams import Start
+from agentrl.proxy.calls.upstreams import Start, asked_for
+from agentrl.proxy.calls.upstreams import run as run_upstream
 from agentrl.proxy.dialects import MESSAGES
 from agentrl.proxy.dialects.dialect import Answer, Dialect, ModelRequest, StreamEncoder, sse
 from agentrl.proxy.dialects.model_names import Model, model_body, models_body
-from agentrl.proxy.routes import named_sessions
-from agentrl.proxy.routes.subagents import session_of_subagent
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.routes import app_parts
+from agentrl.proxy.sessions.named_sessions import is_done
 from agentrl.store.db.codec import hash_key
 
 T = TypeVar("T")
@@ -46,12 +47,12 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
     """The handler of a dialect's model calls, streamed as generated or whole."""
 
     async def handle(request: Request) -> Response:
-        state: ProxyState = request.app.state.proxy
-        session_id = await session_of(request, state, opens=True)
-        over = partial(session_ends.after_answer, state, session_id) if named_sessions.is_done(request) else None
-        body = await limits.read_body(request, state)
-        heavy = partial(state.heavy.run, session_id, len(body))
-        caller = request.state.caller = Caller(
+        context, upstreams = app_parts.context(request), app_parts.upstreams(request)
+        session_id = await app_parts.finder(request).of_call(request, opens=True)
+        over = partial(app_parts.ends(request).after_answer, session_id) if is_done(request) else None
+        body = await app_parts.body_limits(request).read(request)
+        heavy = partial(context.heavy.run, session_id, len(body))
+        origin = request.state.origin = CallOrigin(
             session_id=session_id,
             dialect=dialect,
             digest=await heavy(_digest, dialect.name.encode(), body),
@@ -60,19 +61,19 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
             client=client_of(request),
             repeat_key=None if (repeat := authentication.repeat_key(request)) is None else hash_key(repeat),
         )
-        upstream = await heavy(upstreams.asked_for, state.upstreams, body) if state.upstreams else None
+        upstream = await heavy(asked_for, upstreams.configured, body) if upstreams.configured else None
         if upstream is not None:
             path = request.url.path.rpartition("/v1/")[2]
-            parts = upstreams.run(state, upstream, caller, f"/{path}", request.headers, body)
+            parts = run_upstream(upstreams, upstream, origin, f"/{path}", request.headers, body)
             response = await _pass_on(request, dialect, parts)
             response.background = None if over is None else BackgroundTask(over)
             return response
-        asked = told_to_think(state, replace(await heavy(dialect.decode, body), size=len(body)))
+        asked = told_to_think(context, replace(await heavy(dialect.decode, body), size=len(body)))
         limits.check(asked)
         if request.scope.get(AREALS) and getattr(asked.wire, "store", None) is False:
-            caller = replace(caller, role=Role.SIDE, trains=False)
-        finding = exchange_for(state, caller, asked)
-        comes_back = caller.retry or caller.repeat_key is not None  # it may have to wait: its leaving counts
+            origin = replace(origin, role=Role.SIDE, trains=False)
+        finding = app_parts.answers(request).find(origin, asked)
+        comes_back = origin.retry or origin.repeat_key is not None  # it may have to wait: watch for its disconnect
         return Reply(dialect, asked, await (_unless_left(request, finding) if comes_back else finding), over)
 
     return handle
@@ -80,25 +81,25 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
 
 async def count_tokens(request: Request) -> Response:
     """How many tokens a Messages request would have as its prompt."""
-    state: ProxyState = request.app.state.proxy
-    session_id = await session_of(request, state)
-    body = await limits.read_body(request, state)
-    async with place_for(state, session_id):
-        asked = await state.heavy.run(session_id, len(body), MESSAGES.decode_count, body)
+    context = app_parts.context(request)
+    session_id = await app_parts.finder(request).of_call(request)
+    body = await app_parts.body_limits(request).read(request)
+    async with slot_for(context.sessions, session_id):
+        asked = await context.heavy.run(session_id, len(body), MESSAGES.decode_count, body)
         limits.check(asked)
-        asked = told_to_think(state, replace(asked, size=len(body)))
-        tokens = await model_call.count_tokens(state, session_id, asked)
+        asked = told_to_think(context, replace(asked, size=len(body)))
+        tokens = await model_call.count_tokens(context, session_id, asked)
     return Response(MESSAGES.encode_count(tokens), media_type="application/json")
 
 
 @asynccontextmanager
-async def place_for(state: ProxyState, session_id: str) -> AsyncGenerator[None, None]:
-    """A place at the gate for a request of a session that samples nothing. Raises RequestError 429."""
-    place = await state.gate.admit(state, (await state.session(session_id)).root_id, 1, samples=False)
+async def slot_for(sessions: LiveSessions, session_id: str) -> AsyncGenerator[None, None]:
+    """A slot for a request of a session that does not sample. Raises RequestError 404, 429."""
+    slots = await sessions.admit(session_id, 1, samples=False)
     try:
         yield
     finally:
-        place.close()
+        slots.close()
 
 
 def _digest(name: bytes, body: bytes) -> str:
@@ -140,7 +141,7 @@ class Reply(Response):
         finally:
             left.cancel()
             if ended:
-                exchange.given()
+                exchange.mark_delivered()
             else:
                 exchange.leave()
         if ended and self._after is not None:
@@ -248,39 +249,18 @@ async def _left(receive: Receive) -> None:
 
 async def models(request: Request) -> Response:
     """The policy and the upstreams, or the one of them that is named."""
-    state: ProxyState = request.app.state.proxy
-    await authentication.authenticate(request, state)
-    served = [Model(name=state.run_name, created=state.run_created_at, max_context=state.renderer.max_context)]
-    served += [Model(name=name, created=state.run_created_at) for name in state.upstreams]
+    await app_parts.access(request).authenticate(request)
+    context = app_parts.context(request)
+    name, created = context.store.run_name, context.store.run_created_at
+    served = [Model(name=name, created=created, max_context=context.renderer.max_context)]
+    served += [Model(name=name, created=created) for name in app_parts.upstreams(request).configured]
     anthropic = "anthropic-version" in request.headers
-    name = request.path_params.get("model")
-    if name is None:
+    asked = request.path_params.get("model")
+    if asked is None:
         body = models_body(served, anthropic=anthropic)
     else:
-        body = model_body(served, name, anthropic=anthropic, aliases=state.model_aliases)
+        body = model_body(served, asked, anthropic=anthropic, aliases=context.settings.model_aliases)
     return Response(body, media_type="application/json")
-
-
-async def session_of(request: Request, state: ProxyState, *, opens: bool = False) -> str:
-    """The session of a call: by URL, by session key, by X-Session-ID with a run key; a sub-agent's by its name too.
-
-    What X-Session-ID names may be a session that this call opens (`named`).
-    """
-    if (of_subagent := await session_of_subagent(request, state)) is not None:
-        return of_subagent
-    in_url: str | None = request.path_params.get("session_id")
-    if in_url is not None:
-        return await named_sessions.resolve(request, state, in_url)
-    if (in_header := request.headers.get(named_sessions.HEADER)) is not None:
-        return await named_sessions.resolve(request, state, in_header, opens=opens)
-    caller = await authentication.authenticate(request, state)
-    if caller.session_id is None:
-        raise RequestError(
-            403,
-            f"a {caller.power} key does not name a session: use a session key, /sessions/ID/v1 or X-Session-ID",
-            code="session_required",
-        )
-    return caller.session_id
 
 
 def _role(request: Request) -> Role | None:

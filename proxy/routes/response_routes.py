@@ -18,8 +18,9 @@ from agentrl.proxy.dialects.dialect import Answer, bad_parameter, unsupported
 from agentrl.proxy.dialects.responses.recorded_items import items_of
 from agentrl.proxy.dialects.responses.response_tools import response_tools
 from agentrl.proxy.dialects.responses.responses_dialect import NAMESPACES, PREVIOUS
-from agentrl.proxy.routes.model_routes import place_for, session_of
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.routes import app_parts
+from agentrl.proxy.routes.model_routes import slot_for
+from agentrl.proxy.run_store import RunStore
 from agentrl.rendering.messages import text_of
 from agentrl.store.calls import response_records
 from agentrl.store.calls.conversations import Conversation
@@ -30,19 +31,19 @@ LONGEST_PAGE = 100
 
 async def retrieve(request: Request) -> Response:
     """A response of the session as it was answered, with what `include` asks for besides. Raises RequestError."""
-    state: ProxyState = request.app.state.proxy
+    context = app_parts.context(request)
     session_id, call_id = await _named(request)
     query = _query(request, "include")
-    async with place_for(state, session_id):
-        found = await _find(state, session_id, call_id)
+    async with slot_for(context.sessions, session_id):
+        found = await _find(context.store, session_id, call_id)
         asked = RESPONSES.decode(orjson.dumps(_body(found, query.get("include", []))))
-        head, events = await recorded_answers.load(state, session_id, asked, [call_id])
+        head, events = await recorded_answers.load(context, session_id, asked, [call_id])
         return _json(RESPONSES.encode(asked, head, [event for _, event in events if isinstance(event, Answer)]))
 
 
 async def input_items(request: Request) -> Response:
     """A page of the items before a response, those of earlier responses included. Raises RequestError."""
-    state: ProxyState = request.app.state.proxy
+    context = app_parts.context(request)
     session_id, call_id = await _named(request)
     query = {name: values[-1] for name, values in _query(request, "after", "limit", "order").items()}
     limit, order, after = query.get("limit", str(PAGE)), query.get("order", "desc"), query.get("after")
@@ -50,9 +51,9 @@ async def input_items(request: Request) -> Response:
         raise bad_parameter("order", f"order must be asc or desc, got {order!r}")
     if not (limit.isascii() and limit.isdecimal() and len(limit) <= 9 and 1 <= int(limit) <= LONGEST_PAGE):
         raise bad_parameter("limit", f"limit must be from 1 to {LONGEST_PAGE}, got {limit[:20]!r}")
-    async with place_for(state, session_id):
-        found = await _find(state, session_id, call_id)
-        items = await state.heavy.run(session_id, written(found.all), _items, found)
+    async with slot_for(context.sessions, session_id):
+        found = await _find(context.store, session_id, call_id)
+        items = await context.heavy.run(session_id, written(found.all), _items, found)
     if order == "desc":
         items.reverse()
     ids = [item["id"] for item in items]
@@ -67,17 +68,16 @@ async def input_items(request: Request) -> Response:
 
 async def delete(request: Request) -> Response:
     """Forget a response; what was recorded of the call stays, and trains. Raises RequestError."""
-    state: ProxyState = request.app.state.proxy
     session_id, call_id = await _named(request)
     _query(request)
-    if not await state.write(response_records.delete, session_id, call_id):
+    if not await app_parts.store(request).write(response_records.delete, session_id, call_id):
         raise _unknown(session_id, f"resp_{call_id}")
     return _json(orjson.dumps({"id": f"resp_{call_id}", "object": "response", "deleted": True}))
 
 
 async def _named(request: Request) -> tuple[str, str]:
     """The session, and the call that the path names. Raises RequestError."""
-    session_id = await session_of(request, request.app.state.proxy)
+    session_id = await app_parts.finder(request).of_call(request)
     named: str = request.path_params["response_id"]
     found = PREVIOUS.fullmatch(named)
     if found is None:
@@ -85,8 +85,8 @@ async def _named(request: Request) -> tuple[str, str]:
     return session_id, found[1]
 
 
-async def _find(state: ProxyState, session_id: str, call_id: str) -> Conversation:
-    found = await state.read(response_records.find, session_id, call_id)
+async def _find(store: RunStore, session_id: str, call_id: str) -> Conversation:
+    found = await store.read(response_records.find, session_id, call_id)
     if found is None:
         raise _unknown(session_id, f"resp_{call_id}")
     return found

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from agentrl.errors import RequestError
-from agentrl.proxy.routes.refusals import NO_ROUTE
+from agentrl.proxy.sessions.refusals import NO_ROUTE
 
 NEAR = 0.7
 LONGEST = 200

@@ -9,7 +9,8 @@ import pytest
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import RequestError
-from agentrl.proxy.calls.engine_params import engine_params, forced_sampling, is_greedy, replaced, resumable
+from agentrl.proxy.calls.call_settings import forced_sampling
+from agentrl.proxy.calls.engine_params import engine_params, is_greedy, replaced, resumable
 from agentrl.proxy.dialects.dialect import ModelRequest
 
 
@@ -46,8 +47,9 @@ def params_of(
     prompt = SimpleNamespace(token_ids=[1] * before + delta_ids, delta_ids=delta_ids, grammar={}, opening=[])
     request = ModelRequest(messages=[], max_tokens=max_tokens, clips=clips, sampling=sampling)
     session = SimpleNamespace(is_eval=True, sampling=None)
-    state: Any = SimpleNamespace(renderer=renderer, sampling={}, clip_max_tokens=of_run)
-    return engine_params(state, session, request, prompt, 0)  # type: ignore[arg-type]
+    settings = SimpleNamespace(sampling={}, clip_max_tokens=of_run)
+    context: Any = SimpleNamespace(renderer=renderer, settings=settings)
+    return engine_params(context, session, request, prompt, 0)  # type: ignore[arg-type]
 
 
 def test_the_room_that_is_left_is_the_budget():

@@ -17,7 +17,8 @@ from databases import KINDS
 
 from agentrl.engine.server_process import free_port
 from agentrl.errors import StoreError
-from agentrl.proxy.calls import exchanges, recorded_answers
+from agentrl.proxy.calls import answer_finder, recorded_answers
+from agentrl.proxy.calls.answer_finder import AnswerFinder
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import deliveries, interactions
 from agentrl.testing import Reply
@@ -184,7 +185,7 @@ def test_a_retry_waits_for_the_leaving_that_nobody_noticed_yet(proxy, until, mon
 
 def test_a_retry_whose_first_try_never_came_is_sampled(proxy, until, monkeypatch):
     """Another client goes on waiting for its own answer."""
-    monkeypatch.setattr(exchanges, "HELD_S", 0.2)
+    monkeypatch.setattr(answer_finder, "HELD_S", 0.2)
     session = proxy.session()
     proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=0), proxy.says("other"))
     with connected(session, BODY) as lines:
@@ -556,8 +557,8 @@ def test_a_leaving_is_recorded_in_the_end(proxy, until, monkeypatch):
 
 
 def test_a_retry_that_left_is_sampled_for_nobody(proxy, until, monkeypatch):
-    monkeypatch.setattr(exchanges, "HELD_S", 0.5)
-    claims, claim = [], exchanges._claim
+    monkeypatch.setattr(answer_finder, "HELD_S", 0.5)
+    claims, claim = [], AnswerFinder._claim
 
     async def noted(*args):
         try:
@@ -565,7 +566,7 @@ def test_a_retry_that_left_is_sampled_for_nobody(proxy, until, monkeypatch):
         finally:
             claims.append(args)
 
-    monkeypatch.setattr(exchanges, "_claim", noted)
+    monkeypatch.setattr(AnswerFinder, "_claim", noted)
     session = proxy.session()
     proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=0))
     with connected(session, BODY) as lines:

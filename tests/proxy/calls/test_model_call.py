@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -10,7 +11,9 @@ import pytest
 
 from agentrl.errors import StoreError
 from agentrl.proxy.calls import model_call, sweep
-from agentrl.proxy.state import ProxyState
+from agentrl.proxy.calls.call_context import CallContext
+from agentrl.proxy.calls.sweep import Sweep
+from agentrl.proxy.run_store import RunStore
 from agentrl.store.calls import interactions
 from agentrl.store.db.faults import OutcomeUnknown
 from agentrl.testing import Reply
@@ -46,15 +49,15 @@ def test_a_call_that_could_neither_be_committed_nor_failed(proxy, monkeypatch, u
 
 def test_a_call_whose_start_is_in_doubt(proxy, monkeypatch, until):
     session = proxy.session()
-    write = ProxyState.write
+    write = RunStore.write
 
-    async def lost_at_commit(state: ProxyState, unit: Any, *args: Any, **kwargs: Any) -> Any:
-        result = await write(state, unit, *args, **kwargs)
+    async def lost_at_commit(store: RunStore, unit: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await write(store, unit, *args, **kwargs)
         if unit is interactions.begin:
             raise OutcomeUnknown("the connection was lost during COMMIT")
         return result
 
-    monkeypatch.setattr(ProxyState, "write", lost_at_commit)
+    monkeypatch.setattr(RunStore, "write", lost_at_commit)
     with pytest.raises(openai.APIStatusError) as told:
         ask(proxy, session)
     assert told.value.status_code == 503
@@ -103,13 +106,13 @@ class TestWithoutGrace:
 def test_a_call_that_runs_is_left_alone(proxy, monkeypatch, until):
     session = proxy.session()
     sweeps = []
-    look = sweep.close_forgotten
+    close = Sweep.close_forgotten
 
-    async def counted(state: ProxyState) -> None:
-        await look(state)
-        sweeps.append(state)
+    async def counted(one: Sweep) -> None:
+        await close(one)
+        sweeps.append(one)
 
-    monkeypatch.setattr(sweep, "close_forgotten", counted)
+    monkeypatch.setattr(Sweep, "close_forgotten", counted)
     proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=1))
     with ask(proxy, session, stream=True) as stream:
         until(lambda: proxy.engine.holding)
@@ -124,18 +127,18 @@ def test_a_call_that_runs_is_left_alone(proxy, monkeypatch, until):
 def test_an_answer_that_is_not_whole_in_time_fails_and_leaves_the_engine_serving(proxy, monkeypatch, until, stream):
     session = proxy.session()
     ask(proxy, session)
-    begin = model_call.begin
+    run = model_call.run
 
-    async def hurried(state: ProxyState, *args: Any) -> Any:
-        state.request_timeout_s = 0.2
-        return await begin(state, *args)
+    async def hurried(context: CallContext, *args: Any) -> Any:
+        settings = replace(context.settings, request_timeout_s=0.2)
+        return await run(replace(context, settings=settings), *args)
 
-    monkeypatch.setattr(model_call, "begin", hurried)
+    monkeypatch.setattr(model_call, "run", hurried)
     proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=0))
     with pytest.raises(openai.InternalServerError) as caught:
         ask(proxy, session, stream=stream)
     assert caught.value.status_code == 504
     assert [call["status"] for call in proxy.calls(session)] == ["complete", "failed"]
     until(lambda: not proxy.engine.running)
-    monkeypatch.setattr(model_call, "begin", begin)
+    monkeypatch.setattr(model_call, "run", run)
     assert [engine["state"] for engine in proxy.get("/api/engines")] == ["serving"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from databases import KINDS
@@ -17,7 +17,7 @@ from agentrl.domain.schemas import SessionStatus
 from agentrl.domain.tokens import TokenIds
 from agentrl.errors import RequestError, StoreUnavailable
 from agentrl.proxy.calls import sweep
-from agentrl.proxy.calls.sweep import Ears, beat, sweep_once
+from agentrl.proxy.calls.sweep import Sweep, Uptime
 from agentrl.store import Database, events, heartbeats, runs, silence
 from agentrl.store.calls import interactions
 from agentrl.store.db import codec
@@ -53,9 +53,11 @@ class Replica:
     def __init__(self, database: Database, run_id: str, limits: session_limits.Limits, replica: str = "me") -> None:
         self.database, self.run_id, self.limits, self.replica = database, run_id, limits, replica
         self.serving: set[str] = set()
-        self.exchanges: dict[str, Any] = {}
         self.forgotten: list[str] = []
         self.before_write: Callable[[Any], None] = lambda unit: None
+        self.sweep = Sweep(
+            store=cast(Any, self), serving=self.serving, forget=self.forgotten.append, stop_orphans=self.stop_orphans
+        )
 
     async def write(self, unit: Any, *args: Any, **kwargs: Any) -> Any:
         self.before_write(unit)
@@ -64,8 +66,8 @@ class Replica:
     async def read(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         return self.database.query(query, *args, **kwargs)
 
-    def forget(self, session_id: str) -> None:
-        self.forgotten.append(session_id)
+    async def stop_orphans(self) -> None:
+        """No client has left an answer here."""
 
 
 @pytest.fixture
@@ -130,51 +132,51 @@ def call_status(replica: Replica, call_id: str) -> str:
         return str(conn.scalar(select(interactions_table.c.status).where(interactions_table.c.id == call_id)))
 
 
-async def beat_and_sweep(replica: Replica, ears: Ears) -> None:
+async def beat_and_sweep(replica: Replica, uptime: Uptime) -> None:
     """What a replica does at the same time, one after the other."""
-    await beat(replica, ears)
-    await sweep_once(replica, ears)
+    await replica.sweep.beat(uptime)
+    await replica.sweep.once(uptime)
 
 
-async def listen(replica: Replica, ears: Ears, clock: Clock, seconds: float) -> None:
+async def listen(replica: Replica, uptime: Uptime, clock: Clock, seconds: float) -> None:
     """Sweep in steps without a gap."""
     for _ in range(int(seconds / 10)):
         clock.now += 10
-        await beat_and_sweep(replica, ears)
+        await beat_and_sweep(replica, uptime)
 
 
 async def test_a_silent_worker_is_dead_after_its_timeout_and_not_before(replica, clock):
-    ids, ears = start(replica), Ears(TIMEOUT_S / 4)
-    await listen(replica, ears, clock, TIMEOUT_S - 10)
+    ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
+    await listen(replica, uptime, clock, TIMEOUT_S - 10)
     assert statuses(replica, ids) == {"open"}
-    await listen(replica, ears, clock, 20)
+    await listen(replica, uptime, clock, 20)
     assert statuses(replica, ids) == {"abandoned"}
     assert sorted(replica.forgotten) == sorted(ids)
 
 
 async def test_a_worker_that_beats_is_left_alone(replica, clock):
-    ids, ears = start(replica), Ears(TIMEOUT_S / 4)
+    ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
     for _ in range(10):
         replica.database.transact(heartbeats.beat, replica.run_id, "worker", "worker")
-        await listen(replica, ears, clock, TIMEOUT_S / 2)
+        await listen(replica, uptime, clock, TIMEOUT_S / 2)
     assert statuses(replica, ids) == {"open"}
 
 
 async def test_an_outage_is_not_silence(replica, clock):
-    ids, ears = start(replica), Ears(TIMEOUT_S / 4)
+    ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
     clock.now += 10 * TIMEOUT_S  # nobody swept: the proxy hung, or the database was away
-    await beat_and_sweep(replica, ears)
-    await listen(replica, ears, clock, TIMEOUT_S - 10)
+    await beat_and_sweep(replica, uptime)
+    await listen(replica, uptime, clock, TIMEOUT_S - 10)
     assert statuses(replica, ids) == {"open"}
-    await listen(replica, ears, clock, 20)
+    await listen(replica, uptime, clock, 20)
     assert statuses(replica, ids) == {"abandoned"}
 
 
 @pytest.mark.parametrize("held_up", [heartbeats.beat, silence.check_session])
 async def test_a_decision_that_waited_for_the_database_is_made_anew(replica, clock, held_up):
     """The outage begins in the middle of a sweep, where what to do had been decided before it."""
-    ids, ears = start(replica), Ears(TIMEOUT_S / 4)
-    await listen(replica, ears, clock, TIMEOUT_S / 2)
+    ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
+    await listen(replica, uptime, clock, TIMEOUT_S / 2)
 
     def outage(unit: Any) -> None:
         if unit is held_up:
@@ -183,49 +185,49 @@ async def test_a_decision_that_waited_for_the_database_is_made_anew(replica, clo
 
     replica.database.transact(lambda conn: conn.execute(sessions_table.update().values(due_at=clock.now)))
     replica.before_write = outage
-    await beat_and_sweep(replica, ears)
+    await beat_and_sweep(replica, uptime)
     assert statuses(replica, ids) == {"open"}
     replica.database.transact(heartbeats.beat, replica.run_id, "worker", "worker")  # it waited as well
-    await listen(replica, ears, clock, TIMEOUT_S - 10)
+    await listen(replica, uptime, clock, TIMEOUT_S - 10)
     assert statuses(replica, ids) == {"open"}
 
 
 async def test_a_running_call_keeps_its_session_until_its_replica_is_silent(replica, clock):
-    (alone, *_), ears = start(replica), Ears(TIMEOUT_S / 4)
+    (alone, *_), uptime = start(replica), Uptime(TIMEOUT_S / 4)
     call = running_call(replica, alone, "other")
     replica.database.transact(heartbeats.beat, replica.run_id, "proxy", "other")
     for _ in range(20):
         replica.database.transact(heartbeats.beat, replica.run_id, "proxy", "other")
-        await listen(replica, ears, clock, TIMEOUT_S / 2)
+        await listen(replica, uptime, clock, TIMEOUT_S / 2)
     assert (statuses(replica, [alone]), call_status(replica, call)) == ({"open"}, "running")
-    await listen(replica, ears, clock, TIMEOUT_S + 10)
+    await listen(replica, uptime, clock, TIMEOUT_S + 10)
     assert call_status(replica, call) == "lost"
-    await listen(replica, ears, clock, 2 * TIMEOUT_S)
+    await listen(replica, uptime, clock, 2 * TIMEOUT_S)
     assert statuses(replica, [alone]) == {"abandoned"}
 
 
 async def test_a_call_that_nobody_answers_for_any_more_is_closed(replica, clock):
     """How it ended could not be stored: while its replica lives, nobody else would find it."""
-    (session_id, *_), ears = start(replica, owner=None), Ears(TIMEOUT_S / 4)
+    (session_id, *_), uptime = start(replica, owner=None), Uptime(TIMEOUT_S / 4)
     forgotten, served, others = (running_call(replica, session_id, by) for by in ("me", "me", "other"))
     replica.serving.remove(forgotten)
     clock.now += sweep.FORGOTTEN_S
-    await sweep_once(replica, ears)  # it may be on its way
+    await replica.sweep.once(uptime)  # it may be on its way
     assert call_status(replica, forgotten) == "running"
     clock.now += 1
-    await sweep_once(replica, ears)
+    await replica.sweep.once(uptime)
     assert [call_status(replica, call) for call in (forgotten, served, others)] == ["lost", "running", "running"]
 
 
 async def test_a_replica_that_could_not_be_heard_is_not_buried(replica, clock):
-    (session_id, *_), ears = start(replica, owner=None), Ears(TIMEOUT_S / 4)
+    (session_id, *_), uptime = start(replica, owner=None), Uptime(TIMEOUT_S / 4)
     replica.database.transact(heartbeats.beat, replica.run_id, "proxy", "other")
     call = running_call(replica, session_id, "other")
     clock.now += 10 * TIMEOUT_S
-    await beat_and_sweep(replica, ears)
-    await listen(replica, ears, clock, TIMEOUT_S - 10)
+    await beat_and_sweep(replica, uptime)
+    await listen(replica, uptime, clock, TIMEOUT_S - 10)
     assert call_status(replica, call) == "running"
-    await listen(replica, ears, clock, 20)
+    await listen(replica, uptime, clock, 20)
     assert call_status(replica, call) == "lost"
 
 
@@ -242,7 +244,7 @@ async def test_the_calls_of_another_run_are_not_touched(replica, clock):
 
 
 async def test_one_bad_session_does_not_keep_the_others_from_their_end(replica, clock, monkeypatch, caplog):
-    ids, ears = start(replica), Ears(TIMEOUT_S / 4)
+    ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
     look = liveness.check_due_session
 
     def bad(conn: Any, session_id: str, *args: Any, **kwargs: Any) -> bool:
@@ -252,7 +254,7 @@ async def test_one_bad_session_does_not_keep_the_others_from_their_end(replica, 
 
     monkeypatch.setattr(liveness, "check_due_session", bad)
     with caplog.at_level(logging.ERROR):
-        await listen(replica, ears, clock, TIMEOUT_S + 20)
+        await listen(replica, uptime, clock, TIMEOUT_S + 20)
     assert statuses(replica, ids[1:]) == {"abandoned"}
     assert statuses(replica, ids[:1]) == {"open"}
     assert ids[0] in caplog.text
@@ -262,7 +264,7 @@ async def test_one_bad_session_does_not_keep_the_others_from_their_end(replica, 
 async def test_whatever_one_session_fails_with_is_its_own_recorded_and_tried_again_later(
     replica, clock, monkeypatch, caplog, failure
 ):
-    ids, ears = start(replica), Ears(TIMEOUT_S / 4)
+    ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
     look, looked = liveness.check_due_session, []
 
     def bad(conn: Any, session_id: str, *args: Any, **kwargs: Any) -> bool:
@@ -272,22 +274,22 @@ async def test_whatever_one_session_fails_with_is_its_own_recorded_and_tried_aga
         return look(conn, session_id, *args, **kwargs)
 
     monkeypatch.setattr(liveness, "check_due_session", bad)
-    await listen(replica, ears, clock, TIMEOUT_S + 20)
+    await listen(replica, uptime, clock, TIMEOUT_S + 20)
     assert statuses(replica, ids[1:]) == {"abandoned"}
     assert looked.count(ids[0]) == 1, "it is put off"
-    await listen(replica, ears, clock, sweep.PUT_OFF_S)
+    await listen(replica, uptime, clock, sweep.PUT_OFF_S)
     assert looked.count(ids[0]) == 2, "and told of once"
     assert f"session {ids[0]} cannot be dealt with" in caplog.text
     with replica.database.read() as conn:
         (event,) = events.of_run(conn, replica.run_id, silence.STUCK)
     assert event.data == {"session_id": ids[0], "error": repr(failure)}
     monkeypatch.setattr(liveness, "check_due_session", look)
-    await listen(replica, ears, clock, sweep.PUT_OFF_S)
+    await listen(replica, uptime, clock, sweep.PUT_OFF_S)
     assert statuses(replica, ids) == {"abandoned"}
 
 
 async def test_a_database_that_is_away_is_asked_again(replica, clock, caplog):
-    ids, ears = start(replica), Ears(TIMEOUT_S / 4)
+    ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
 
     def away(unit: Any) -> None:
         if unit is silence.check_session:
@@ -295,10 +297,10 @@ async def test_a_database_that_is_away_is_asked_again(replica, clock, caplog):
 
     replica.before_write = away
     with caplog.at_level(logging.ERROR):
-        await listen(replica, ears, clock, TIMEOUT_S + 10)
+        await listen(replica, uptime, clock, TIMEOUT_S + 10)
     assert all(f"session {session_id}: away" in caplog.text for session_id in ids)
     replica.before_write = lambda unit: None
-    await listen(replica, ears, clock, 10)
+    await listen(replica, uptime, clock, 10)
     assert statuses(replica, ids) == {"abandoned"}
 
 
@@ -308,7 +310,7 @@ async def test_many_overdue_sessions_are_all_looked_at(replica, clock):
         conn.execute(sessions_table.update().values(created_at=0.0, due_at=0.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "TOGETHER", 3)
-        await beat_and_sweep(replica, Ears(TIMEOUT_S / 4))
+        await beat_and_sweep(replica, Uptime(TIMEOUT_S / 4))
     assert statuses(replica, ids) == {"failed"}
 
 
@@ -322,7 +324,7 @@ async def test_one_pass_settles_a_tree_that_takes_many_transactions(replica, clo
     unbuilt = select(func.count()).select_from(sessions_table).where(tree, sessions_table.c.built.is_(False))
     with replica.database.read() as conn:
         assert conn.scalar(unbuilt) == 2 * settling.MOST_SETTLED + 1
-    await beat_and_sweep(replica, Ears(TIMEOUT_S / 4))
+    await beat_and_sweep(replica, Uptime(TIMEOUT_S / 4))
     with replica.database.read() as conn:
         assert conn.scalar(unbuilt) == 0
 
@@ -330,7 +332,7 @@ async def test_one_pass_settles_a_tree_that_takes_many_transactions(replica, clo
 @pytest.mark.parametrize("busy", ["a call", "a heartbeat", "a running call"])
 async def test_a_sub_agent_at_work_keeps_its_parent(replica, clock, busy):
     """And its own silence is its parent's business: it ends with it."""
-    (parent, *_), ears = start(replica, owner=None), Ears(TIMEOUT_S / 4)
+    (parent, *_), uptime = start(replica, owner=None), Uptime(TIMEOUT_S / 4)
     limits = replica.limits
     (sub,) = replica.database.transact(child_sessions.start_child, parent, limits, codec.new_id(), {}).session_ids
     (idle,) = replica.database.transact(child_sessions.start_child, parent, limits, codec.new_id(), {}).session_ids
@@ -341,7 +343,7 @@ async def test_a_sub_agent_at_work_keeps_its_parent(replica, clock, busy):
             replica.database.transact(interactions.fail, running_call(replica, sub, "me"), "aborted", "went away")
         elif busy == "a heartbeat":
             replica.database.transact(liveness.touch, sub)
-        await listen(replica, ears, clock, 30)
+        await listen(replica, uptime, clock, 30)
     assert statuses(replica, [parent, sub, idle]) == {"open"}
     replica.database.transact(sealing.end, parent, SessionStatus.COMPLETED, None, limits)
     assert statuses(replica, [sub, idle]) <= {"completed", "closing"}
@@ -361,7 +363,7 @@ async def test_one_pass_deals_with_every_session_that_is_due_and_asks_for_bad_on
         return look(conn, "nobody" if session_id in bad else session_id, *args, **kwargs)
 
     monkeypatch.setattr(liveness, "check_due_session", some_are_bad)
-    await beat_and_sweep(replica, Ears(TIMEOUT_S / 4))
+    await beat_and_sweep(replica, Uptime(TIMEOUT_S / 4))
     assert sorted(looked) == sorted(ids)
     assert statuses(replica, [i for i in ids if i not in bad]) == {"failed"}
     assert statuses(replica, bad) == {"open"}

@@ -10,8 +10,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentrl.proxy.metrics import counters
+from agentrl.proxy.metrics import scrape
 from agentrl.proxy.metrics.counters import STAGES, Metrics
+from agentrl.proxy.metrics.scrape import Scrape
 from agentrl.testing import Reply
 
 RUN = {"Authorization": "Bearer run-key"}
@@ -123,10 +124,9 @@ def test_no_key_and_no_password_is_in_it(proxy):
 
 
 async def test_a_database_that_is_away_is_shown(monkeypatch):
-    monkeypatch.setattr(counters, "STORE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(scrape, "STORE_TIMEOUT_S", 0.01)
 
     class Away:
-        metrics = Metrics()
         run_id = "r"
 
         async def read(self, *_: Any) -> None:
@@ -135,10 +135,10 @@ async def test_a_database_that_is_away_is_shown(monkeypatch):
         class database:
             queued = 7
 
-        class pool:
-            engines: tuple[Any, ...] = ()
+    class Pool:
+        engines: tuple[Any, ...] = ()
 
-    body, _ = await counters.scrape(Away(), "")  # type: ignore[arg-type]
+    body, _ = await Scrape(Metrics(), Away(), Pool()).text("")  # type: ignore[arg-type]
     found = samples(body.decode())
     assert (found["agentrl_store_up"], found["agentrl_commit_queue"]) == (0, 7)
 
@@ -152,7 +152,7 @@ def test_what_a_call_tells_is_added_up():
     counts.answered(prompt_tokens=20, cached_tokens=0, output_tokens=5, fork_reason=None, bridged=True)
     counts.ended("aborted")
     counts.retried("claimed")
-    body = counters._encoded(counts.registry, None, counters.choose_encoder("")[0]).decode()
+    body = scrape.encoded(counts.registry, None, scrape.choose_encoder("")[0]).decode()
     found = samples(body)
     assert [found[f'agentrl_tokens_total{{kind="{kind}"}}'] for kind in ("prompt", "cached", "output")] == [30, 4, 8]
     assert [found[f'agentrl_interactions_total{{outcome="{o}"}}'] for o in ("complete", "aborted")] == [2, 1]

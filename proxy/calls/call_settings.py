@@ -1,0 +1,42 @@
+"""The run's settings for model calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Json
+
+DEFAULT_TEMPERATURE = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """How the calls of every session are answered."""
+
+    sampling: Json  # forced on every session but an evaluation's
+    request_timeout_s: float
+    retry_grace_s: float  # an answer without a client is sampled on for so long, in case a retry comes
+    restore_dropped_text: bool  # put back the text of answers that clients leave out beside tool calls
+    clip_max_tokens: bool  # cut `max_tokens` to what the context still holds, in every dialect
+    model_aliases: Sequence[str]  # shell patterns of other names of the policy
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """The settings of a run's configuration."""
+        return cls(
+            sampling=forced_sampling(config),
+            request_timeout_s=config.proxy.request_timeout_s,
+            retry_grace_s=config.proxy.retry_grace_s,
+            restore_dropped_text=config.proxy.restore_dropped_text,
+            clip_max_tokens=config.proxy.clip_max_tokens,
+            model_aliases=config.proxy.model_aliases,
+        )
+
+
+def forced_sampling(config: RunConfig) -> Json:
+    """The sampling settings of every session but an evaluation's, whatever its program asks for."""
+    own = {"temperature": DEFAULT_TEMPERATURE} if config.steps else {}  # a run that only records changes nothing
+    return own | config.rollout.sampling.model_dump(exclude_none=True)

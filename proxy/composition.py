@@ -1,0 +1,239 @@
+"""The composition root: builds the objects of one proxy process, runs its background tasks, and closes it.
+
+Background tasks: `EnginePool.watch` (which engines serve, which must be updated), `Sweep.run` (ends the sessions and
+calls of silent participants), the keyring's and the metrics' watches. They retry while the database is unavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from fastapi import FastAPI
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.engine.engine_keys import EngineKeys
+from agentrl.engine.sglang_client import EngineClient
+from agentrl.errors import RequestError, StoreError
+from agentrl.proxy.access import keyring
+from agentrl.proxy.access.authentication import Access
+from agentrl.proxy.access.heavy_work import Heavy
+from agentrl.proxy.access.keyring import Keyring
+from agentrl.proxy.access.limits import Gate
+from agentrl.proxy.access.public_address import PublicAddress
+from agentrl.proxy.access.request_body import BodyLimits
+from agentrl.proxy.calls import upstreams
+from agentrl.proxy.calls.answer_finder import AnswerFinder
+from agentrl.proxy.calls.call_context import CallContext
+from agentrl.proxy.calls.call_seeds import CallSeeds
+from agentrl.proxy.calls.call_settings import CallSettings
+from agentrl.proxy.calls.delivery_notes import DeliveryNotes
+from agentrl.proxy.calls.live_sessions import LiveSessions
+from agentrl.proxy.calls.sweep import Sweep
+from agentrl.proxy.calls.token_tree import TreeCache
+from agentrl.proxy.calls.upstreams import Upstream, Upstreams
+from agentrl.proxy.engines import publishing
+from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.engine_records import EngineRecords
+from agentrl.proxy.engines.pool import EnginePool
+from agentrl.proxy.engines.weight_checks import WeightFolders
+from agentrl.proxy.metrics.counters import Metrics
+from agentrl.proxy.metrics.scrape import Scrape
+from agentrl.proxy.routes import app_parts
+from agentrl.proxy.run_store import RunStore
+from agentrl.proxy.sessions.refusals import RefusalLog
+from agentrl.proxy.sessions.session_ends import SessionEnds
+from agentrl.proxy.sessions.session_finder import SessionFinder
+from agentrl.rendering import Renderer, load_renderer
+from agentrl.store import Database, engine_turns, heartbeats, runs
+from agentrl.store.calls import interactions
+from agentrl.store.sessions.session_limits import Limits
+from agentrl.weights_folder import ADAPTER, TENSORS
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `agentrl proxy` was started with."""
+
+    database_url: str = field(repr=False)
+    run_name: str
+    engine_urls: list[str]
+    engine_keys: EngineKeys = field(default_factory=EngineKeys, repr=False)
+    admin_key: str = field(repr=False)
+    replica: str  # stable over restarts, so that a restarted proxy finds its own orphaned calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedRun:
+    """The run that a proxy serves, as it was loaded at the start."""
+
+    store: RunStore
+    config: RunConfig
+    base_model: str
+    seed: int
+    renderer: Renderer
+    upstreams: Mapping[str, Upstream]
+
+
+def load_run(settings: Settings) -> ServedRun:
+    """Load the run, its renderer and its upstreams' keys. Raises UserError, StoreError."""
+    database = Database(settings.database_url)
+    database.require_current()
+    with database.read() as conn:
+        run = runs.by_name(conn, settings.run_name)
+    renderer = load_renderer(Path(run.base_model))
+    config = RunConfig.model_validate(run.config)
+    store = RunStore(
+        database=database,
+        run_id=run.id,
+        run_name=run.name,
+        run_created_at=run.created_at,
+        replica=settings.replica,
+        limits=Limits.of(config),
+    )
+    return ServedRun(
+        store=store,
+        config=config,
+        base_model=str(run.base_model),
+        seed=run.seed,
+        renderer=renderer,
+        upstreams=upstreams.from_config(config.proxy.upstreams),
+    )
+
+
+@asynccontextmanager
+async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncIterator[None]:
+    """Run the proxy: its objects are in `app.state` while the block runs."""
+    store, config = served.store, served.config
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+        clients = [EngineClient(url, http, key=settings.engine_keys.of(url)) for url in settings.engine_urls]
+        pool = engine_pool(clients, served)
+        access, metrics, heavy = Access(Keyring(settings.admin_key), store), Metrics(), Heavy()
+        trees = tree_cache(store)
+        sessions = LiveSessions(store, access.keyring, Gate.of(config.proxy), trees, pool)
+        context = CallContext(
+            store=store,
+            sessions=sessions,
+            renderer=served.renderer,
+            trees=trees,
+            pool=pool,
+            heavy=heavy,
+            metrics=metrics,
+            settings=CallSettings.of(config),
+            seeds=CallSeeds(served.seed, store) if config.engine.deterministic else None,
+        )
+        notes = DeliveryNotes(store)
+        answers = AnswerFinder(context, notes)
+        finder = SessionFinder(store, access, sessions, config.proxy.named_sessions)
+        scrape = Scrape(metrics, store, pool, config.proxy.metrics_public)
+        app_parts.install(
+            app,
+            store=store,
+            access=access,
+            body_limits=BodyLimits(config.proxy.max_body_bytes, config.proxy.body_timeout_s),
+            public_address=PublicAddress.of(config.proxy),
+            pool=pool,
+            metrics=metrics,
+            scrape=scrape,
+            context=context,
+            answers=answers,
+            upstreams=Upstreams(
+                configured=served.upstreams, context=context, http=http, max_answer_bytes=config.proxy.max_body_bytes
+            ),
+            finder=finder,
+            ends=SessionEnds(store, sessions, answers),
+            refusals=RefusalLog(store, finder),
+        )
+        store.database.on_commit = metrics.committed
+        await access.refresh()
+        await _take_over(store, metrics)
+        sweep = Sweep(store=store, serving=context.serving, forget=sessions.forget, stop_orphans=answers.stop_orphans)
+        background = asyncio.create_task(
+            _background(
+                _resume_publish(store, pool, config),
+                pool.watch(),
+                sweep.run(),
+                keyring.watch(access.keyring, store),
+                scrape.watch(),
+            ),
+            name="proxy-background",
+        )
+        try:
+            yield
+        finally:
+            background.cancel()
+            with suppress(asyncio.CancelledError):
+                await background
+            await answers.stop_all()
+            for client in clients:
+                client.close()
+            await asyncio.to_thread(heavy.close)
+            notes.flush()
+            await asyncio.to_thread(store.database.close)
+
+
+def engine_pool(clients: list[EngineClient], served: ServedRun) -> EnginePool:
+    """The pool of a run's engines, which get whole weights or adapters as the run publishes them."""
+    config = served.config
+    by_adapter = config.trainer.lora.publish == "adapter"
+    records = EngineRecords(served.store, served.base_model, WeightFolders(ADAPTER if by_adapter else TENSORS))
+    return EnginePool(
+        clients,
+        records,
+        adapters=Adapters(records.oldest_call) if by_adapter else None,
+        pause_mode=config.publish.pause,
+        update_timeout_s=config.publish.update_timeout_s,
+    )
+
+
+def tree_cache(store: RunStore) -> TreeCache:
+    """The token trees, loaded from the store."""
+
+    async def load(
+        session_id: str, after: int, known: Mapping[str, interactions.Node]
+    ) -> tuple[int, list[interactions.Node]]:
+        return await store.read(interactions.load_tree, session_id, after, known)
+
+    return TreeCache(load)
+
+
+async def _take_over(store: RunStore, metrics: Metrics) -> None:
+    """Announce this replica, and close what an earlier process of it left open."""
+    await store.write(heartbeats.beat, store.run_id, "proxy", store.replica)
+    await store.write(engine_turns.release, store.run_id, store.replica)
+    lost = await store.write(interactions.declare_lost, store.run_id, store.replica)
+    if lost:
+        metrics.ended("lost", lost)
+        log.warning("%d calls of an earlier process of this proxy are lost", lost)
+
+
+async def _background(*tasks: Coroutine[Any, Any, None]) -> None:
+    """Run the background tasks. When one fails, the whole proxy stops: it never runs without one of them."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(task)
+    except* Exception as errors:
+        log.critical("a background task failed, stopping: %s", errors.exceptions[0], exc_info=errors)
+        signal.raise_signal(signal.SIGTERM)
+
+
+async def _resume_publish(store: RunStore, pool: EnginePool, config: RunConfig) -> None:
+    """Finish a publish that a dead proxy began, as soon as an engine takes it."""
+    while True:
+        try:
+            return await publishing.resume(store, pool, config)
+        except (RequestError, StoreError) as error:
+            log.info("%s; trying again", error)
+            await asyncio.sleep(1)

@@ -1,0 +1,142 @@
+"""Groups of sessions for rollout workers: `/groups`, and the workers' heartbeat.
+
+A start that carries an `Idempotency-Key` may be repeated, here or at another replica: it gets the same group, the same
+sessions and the same keys, and is admitted once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from pydantic import Field, model_validator
+
+from agentrl.configs.evaluation_config import EvalSampling
+from agentrl.domain.schemas import Json, SessionStatus
+from agentrl.errors import RequestError
+from agentrl.proxy.access import authentication
+from agentrl.proxy.access.authentication import Power
+from agentrl.proxy.access.request_bounds import Metadata, Name, TaskData
+from agentrl.proxy.routes import app_parts
+from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
+from agentrl.proxy.routes.request_bodies import Body
+from agentrl.proxy.sessions.admission import admitted
+from agentrl.store import heartbeats
+from agentrl.store.db.codec import hash_key
+from agentrl.store.sessions import group_starts, sealing, worker_sessions
+
+router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
+TOGETHER = 8
+"""Sessions that are ended side by side share a commit."""
+
+
+class GroupBody(Body):
+    """`task`, `size`, `metadata`, `sampling` and `claim` are for evaluation; training groups get the run's next task.
+
+    Of all workers that start a group under one `claim`, the first gets it, as often as it asks; the others get 409
+    `claimed`.
+    `owner` names the worker, as NAME/INSTANCE: its heartbeats (`/heartbeat`) keep the sessions alive, and a later
+    instance of the name abandons what this one left (`/groups/abandon`).
+    """
+
+    is_eval: bool = False
+    owner: Name | None = None
+    task: TaskData | None = None
+    size: int = Field(default=1, ge=1, le=1024)
+    metadata: Metadata = Field(default_factory=dict)
+    sampling: EvalSampling | None = None
+    claim: str | None = Field(default=None, min_length=1, max_length=200)
+
+    @model_validator(mode="after")
+    def _a_worker_claims(self) -> GroupBody:
+        if self.claim is not None and (self.owner is None or not self.is_eval):
+            raise ValueError("claim is of an evaluation that a worker plays: it needs is_eval and owner")
+        return self
+
+
+class OwnerBody(Body):
+    """A worker: NAME/INSTANCE, or a name alone for one that is never restarted under it."""
+
+    owner: str = Field(min_length=1, max_length=100)
+
+
+@router.post("/groups", status_code=201)
+async def start_group(body: GroupBody, request: Request) -> Json:
+    """Start the sessions of the run's next task, or of an evaluation task. 429 while admission refuses."""
+    await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
+    store, live = app_parts.store(request), app_parts.context(request).sessions
+    base = app_parts.public_address(request).base(request)
+    size = body.size if body.is_eval else store.limits.group_size
+    start = (
+        await authentication.start_of(request, store.run_id)
+        if body.claim is None
+        else authentication.claim_of(request, store.run_id, body.claim)
+    )
+    sampling = None if body.sampling is None else body.sampling.model_dump(exclude_none=True)
+    new_keys = [start.session_key(i) for i in range(size)]
+    hashes = [hash_key(key) for key in new_keys]
+    if body.is_eval:
+        if body.task is None:
+            raise RequestError(422, "an evaluation group brings its own task", code="invalid_parameter", param="task")
+        group = await store.write(
+            group_starts.start_evaluation,
+            store.run_id,
+            store.limits,
+            hashes,
+            body.task,
+            body.metadata,
+            sampling,
+            owner=body.owner,
+            start_digest=start.digest,
+        )
+    else:
+        group = await admitted(
+            store,
+            group_starts.start_group,
+            hashes,
+            outside=body.owner is None,
+            owner=body.owner,
+            start_digest=start.digest,
+        )
+    opened = list(zip(group.session_ids, new_keys, strict=True))
+    for session_id, key in opened if group.new else ():
+        live.opened(session_id, key, is_eval=body.is_eval, sampling=sampling if body.is_eval else None)
+    return {
+        "group_id": group.group_id,
+        "task": {"id": group.task_id, "data": group.task},
+        "sessions": [opened_json(base, sid, key, i) for i, (sid, key) in enumerate(opened)],
+    }
+
+
+def opened_json(base: str, session_id: str, key: str, index: int) -> Json:
+    """What an agent needs to use a session that was opened for it."""
+    return {
+        "session_id": session_id,
+        "api_key": key,
+        "base_url": f"{base}/sessions/{session_id}/v1",
+        "sample_index": index,
+    }
+
+
+@router.post("/heartbeat")
+async def worker_heartbeat(body: OwnerBody, request: Request) -> Json:
+    """Keep a worker and the sessions of its groups alive. Answers how long it may be silent."""
+    await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
+    store = app_parts.store(request)
+    await store.write(heartbeats.beat, store.run_id, "worker", body.owner)
+    return {"heartbeat_timeout_s": store.limits.heartbeat_timeout_s}
+
+
+@router.post("/groups/abandon")
+async def abandon_groups(body: OwnerBody, request: Request) -> Json:
+    """End the open sessions that other instances of a worker left when they died."""
+    await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
+    store = app_parts.store(request)
+    orphans = await store.read(worker_sessions.left_behind, store.run_id, body.owner)
+    for first in range(0, len(orphans), TOGETHER):
+        ends = [
+            store.write(sealing.end, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", store.limits)
+            for session_id, owner in orphans[first : first + TOGETHER]
+        ]
+        await asyncio.gather(*ends)
+    return {"abandoned": len(orphans)}

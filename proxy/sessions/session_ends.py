@@ -1,0 +1,43 @@
+"""Ends sessions, by whichever route the end is requested."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from agentrl.domain.schemas import SessionStatus
+from agentrl.errors import RequestError, StoreError
+from agentrl.proxy.calls.answer_finder import AnswerFinder
+from agentrl.proxy.calls.live_sessions import LiveSessions
+from agentrl.proxy.run_store import RunStore
+from agentrl.store.sessions import sealing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnds:
+    """Seals a session in the store and drops it from the caches of this process."""
+
+    store: RunStore
+    sessions: LiveSessions
+    answers: AnswerFinder
+
+    async def end(
+        self, session_id: str, status: SessionStatus = SessionStatus.COMPLETED, error: str | None = None
+    ) -> str:
+        """Seal a session, and stop its calls that no client waits for; returns its status.
+
+        Raises as `sealing.end` does.
+        """
+        result = await self.store.write(sealing.end, session_id, status, error, self.store.limits)
+        self.sessions.forget(session_id)
+        await self.answers.stop_orphans()
+        return result
+
+    async def after_answer(self, session_id: str) -> None:
+        """End a session whose client has received its last answer. Errors are logged: the sweep ends it later."""
+        try:
+            await self.end(session_id)
+        except (RequestError, StoreError) as problem:
+            log.error("session %s: %s", session_id, problem)
