@@ -23,6 +23,7 @@ from agentrl.errors import RequestError
 from agentrl.store import events
 from agentrl.store.calls.interactions import Intent, begin_all
 from agentrl.store.db import bulk
+from agentrl.store.db.bulk_unit import bulk_unit, only
 from agentrl.store.tables import interactions, sessions
 
 HAS_ANSWER = (InteractionStatus.RUNNING, InteractionStatus.COMPLETE)
@@ -42,11 +43,6 @@ class Claim:
     held: bool = False
 
 
-def given(conn: Connection, call_ids: list[str]) -> None:
-    """A client received the end of these calls' answer."""
-    given_many(conn, [(call_ids,)])
-
-
 def given_many(conn: Connection, requests: Sequence[tuple[list[str]]]) -> list[None]:
     """`given` for many requests at once."""
     ids = [call_id for (call_ids,) in requests for call_id in call_ids]
@@ -54,7 +50,10 @@ def given_many(conn: Connection, requests: Sequence[tuple[list[str]]]) -> list[N
     return [None] * len(requests)
 
 
-given.many = given_many  # type: ignore[attr-defined]
+@bulk_unit(many=given_many)
+def given(conn: Connection, call_ids: list[str]) -> None:
+    """A client received the end of these calls' answer."""
+    only(given_many(conn, [(call_ids,)]))
 
 
 def left(conn: Connection, call_ids: list[str], holder: str) -> None:

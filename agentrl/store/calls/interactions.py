@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, Row, bindparam, case, func, literal_column, select, update
@@ -14,10 +14,10 @@ from agentrl.domain.schemas import Delivery, ForkReason, InteractionStatus, Json
 from agentrl.domain.tokens import TokenIds
 from agentrl.errors import RequestError, StoreError
 from agentrl.store.db import bulk, codec
+from agentrl.store.db.bulk_unit import bulk_unit, only
 from agentrl.store.db.codec import Content
 from agentrl.store.tables import contents, interaction_data, interactions, sessions
 
-T = TypeVar("T")
 OF_THE_POLICY = (interactions.c.status == InteractionStatus.COMPLETE, interactions.c.role != Role.UPSTREAM)
 """Delivered calls that the policy answered: the nodes of token trees."""
 STORE = "store"
@@ -174,19 +174,6 @@ class Node:
         return len(self.ids) - self.n_delta - (len(self.parent.ids) if self.parent is not None else 0)
 
 
-def begin(conn: Connection, intent: Intent) -> None:
-    """Write the intent row. Raises RequestError 409 when the session no longer takes calls."""
-    _only(begin_many(conn, [(intent,)]))
-
-
-def finish(conn: Connection, interaction_id: str, session_id: str, outcome: Outcome) -> int:
-    """Commit what was sampled; returns the session's new sequence number. After this the answer may be delivered.
-
-    Raises RequestError 409 when the session was sealed meanwhile, StoreError when the intent row is not running.
-    """
-    return _only(finish_many(conn, [(interaction_id, session_id, outcome)]))
-
-
 def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Exception | None]:
     """`begin` for many calls at once, in three statements; one result per call, in order."""
     intents = [intent for (intent,) in calls]
@@ -205,6 +192,12 @@ def begin_many(conn: Connection, calls: Sequence[tuple[Intent]]) -> list[Excepti
     bulk.run(conn, INSERT_CONTENT, [{"hash": key, "body": body} for key, body in sorted(bodies.items())])
     bulk.run(conn, INSERT_INTENT, rows)
     return results
+
+
+@bulk_unit(many=begin_many)
+def begin(conn: Connection, intent: Intent) -> None:
+    """Write the intent row. Raises RequestError 409 when the session no longer takes calls."""
+    only(begin_many(conn, [(intent,)]))
 
 
 def begin_all(conn: Connection, intents: Sequence[Intent]) -> None:
@@ -262,6 +255,15 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
     return results
 
 
+@bulk_unit(many=finish_many)
+def finish(conn: Connection, interaction_id: str, session_id: str, outcome: Outcome) -> int:
+    """Commit what was sampled; returns the session's new sequence number. After this the answer may be delivered.
+
+    Raises RequestError 409 when the session was sealed meanwhile, StoreError when the intent row is not running.
+    """
+    return only(finish_many(conn, [(interaction_id, session_id, outcome)]))
+
+
 def data_row(interaction_id: str, outcome: Outcome) -> Json:
     """The bulk columns of a finished call."""
     return {
@@ -314,17 +316,6 @@ def _delivery(intent: Intent) -> Json:
     if intent.role == Role.UPSTREAM:
         return {"delivery": Delivery.GIVEN.value, "holder": None}
     return {"delivery": Delivery.OPEN.value, "holder": intent.replica}
-
-
-begin.many = begin_many  # type: ignore[attr-defined]
-finish.many = finish_many  # type: ignore[attr-defined]
-
-
-def _only(results: Sequence[T | Exception]) -> T:
-    (result,) = results
-    if isinstance(result, Exception):
-        raise result
-    return result
 
 
 def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error: str) -> None:

@@ -96,7 +96,7 @@ class Database:
     def submit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
         """Queue `unit(conn, *args, **kwargs)` for the next group commit; the future resolves after the commit.
 
-        The rules of the group commit, and what `unit.many` is for, are at `GroupCommitWriter`.
+        The rules of the group commit, and what a `BulkUnit` is for, are at `GroupCommitWriter`.
         """
         return self._group_commit().submit(unit, *args, **kwargs)
 

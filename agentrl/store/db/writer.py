@@ -10,16 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.store.db import faults
-
-if TYPE_CHECKING:
-    from agentrl.store.db.database import Database
+from agentrl.store.db.bulk_unit import BulkUnit
 
 T = TypeVar("T")
 MAX_UNITS_PER_COMMIT = 256
@@ -29,6 +27,20 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 
 _Promise = Future[Any] | asyncio.Future[Any]
 _Unit = tuple[_Promise, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class WritableDatabase(Protocol):
+    """What the writer needs of a database."""
+
+    where: str  # names it in messages
+    is_sqlite: bool
+    on_commit: Callable[[int, float], None]
+
+    def connect(self, *, writing: bool) -> Connection:
+        """A connection without a transaction."""
+
+    def deadline(self) -> float:
+        """Until when (`time.monotonic`) a fault that begins now is waited for."""
 
 
 class _Failed:
@@ -47,9 +59,8 @@ class _BulkFailed(Exception):
 class GroupCommitWriter:
     """A thread that drains a queue: the units that wait together are committed together.
 
-    - Units whose function has a bulk form (`unit.many(conn, [args, …]) -> [result | Exception, …]`) and that were
-      submitted without keyword arguments run as one call of it, in order. Then the rest run one by one, in order, each
-      in a savepoint. Who needs another order waits for the first result.
+    - Submissions of one `BulkUnit` without keyword arguments run as one call of its `many`, in order. Then the rest run
+      one by one, in order, each in a savepoint. A caller that needs another order waits for the first result.
     - A unit that raises, or whose item of a bulk call is an Exception, fails alone. When a bulk call itself raises,
       the batch is rolled back and its units run one by one.
     - A connection that is lost before COMMIT, or a locked SQLite file: the batch is repeated until the database's
@@ -62,7 +73,7 @@ class GroupCommitWriter:
       is larger; the longer, the more is under way. Not after a single unit: who works alone waits for the commit only.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: WritableDatabase) -> None:
         self._database = database
         self._conn: Connection | None = None
         self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
@@ -162,25 +173,24 @@ class GroupCommitWriter:
             _, unit, args, kwargs = units[0]
             return [unit(conn, *args, **kwargs)]
         outcomes: list[Any] = [None] * len(units)
-        alike: dict[Callable[..., Any], list[int]] = {}
+        alike: dict[BulkUnit[..., Any], list[int]] = {}
         apart: list[int] = []
         for i, (_, unit, _, kwargs) in enumerate(units):
-            many = getattr(unit, "many", None) if bulk and not kwargs else None
-            if many is None:
-                apart.append(i)
+            if bulk and not kwargs and isinstance(unit, BulkUnit):
+                alike.setdefault(unit, []).append(i)
             else:
-                alike.setdefault(many, []).append(i)
-        for many, indices in alike.items():
-            for i, result in zip(indices, self._run_bulk(conn, many, [units[i][2] for i in indices]), strict=True):
+                apart.append(i)
+        for shared, indices in alike.items():
+            for i, result in zip(indices, self._run_bulk(conn, shared, [units[i][2] for i in indices]), strict=True):
                 outcomes[i] = _Failed(self._told(result)) if isinstance(result, Exception) else result
         for i in apart:
             _, unit, args, kwargs = units[i]
             outcomes[i] = self._run_apart(conn, unit, args, kwargs)
         return outcomes
 
-    def _run_bulk(self, conn: Connection, many: Callable[..., Any], items: list[tuple[Any, ...]]) -> Sequence[Any]:
+    def _run_bulk(self, conn: Connection, unit: BulkUnit[..., Any], items: list[tuple[Any, ...]]) -> Sequence[Any]:
         try:
-            results: Sequence[Any] = many(conn, items)
+            results = unit.many(conn, items)
         except Exception as error:
             if _is_fault(error):
                 raise

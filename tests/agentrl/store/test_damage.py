@@ -25,6 +25,7 @@ from sqlalchemy import Connection, event, make_url, select, text
 from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.store import Database, events, runs
 from agentrl.store.db import database, faults
+from agentrl.store.db.bulk_unit import bulk_unit
 from agentrl.store.db.faults import OutcomeUnknown
 
 TIMEOUT_S = 90  # longer than a fault is waited for
@@ -41,11 +42,9 @@ def insert_many(conn: Connection, items: list[tuple[Any, ...]]) -> list[str]:
     return [insert(conn, *item) for item in items]
 
 
+@bulk_unit(many=insert_many)
 def insert_bulk(conn: Connection, run_id: str, kind: str, size: int = 0) -> str:
     return insert(conn, run_id, kind, size)
-
-
-insert_bulk.many = insert_many  # type: ignore[attr-defined]
 
 
 def insert_once(conn: Connection, run_id: str, kind: str) -> str:

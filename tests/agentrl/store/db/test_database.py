@@ -11,6 +11,7 @@ from sqlalchemy import event, make_url, select, text
 from agentrl.errors import StoreError, UserError
 from agentrl.store import Database, events
 from agentrl.store.db import database
+from agentrl.store.db.bulk_unit import BulkUnit
 
 TIMEOUT_S = 30
 
@@ -50,9 +51,9 @@ def bulk():
             results.append(ValueError(kind) if kind == "bad" else unit(conn, run_id, kind))
         return results
 
-    unit.many = many
-    unit.sizes = sizes
-    return unit
+    made = BulkUnit(unit, many)
+    made.sizes = sizes
+    return made
 
 
 def test_a_failing_unit_rolls_back_alone(db, run_id):
@@ -122,9 +123,9 @@ def test_a_bulk_call_with_too_few_results_acknowledges_nothing_of_itself(db, run
         insert(conn, run_id, "of the call that failed")
         return ["only one"]
 
-    unit.many = many
+    bulk = BulkUnit(unit, many)
     with held(db):
-        futures = [db.submit(unit, kind) for kind in "abc"]
+        futures = [db.submit(bulk, kind) for kind in "abc"]
     assert [f.result(TIMEOUT_S) for f in futures] == ["a", "b", "c"]
     assert stored(db) == ["a", "b", "c"]
 
