@@ -24,7 +24,7 @@ from agentrl.export.columns import Row as Record
 from agentrl.export.row_pages import tokens_row
 from agentrl.export.selection import StepRange
 from agentrl.store import Database, runs
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_traces
 from agentrl.store.tables import groups, sessions, tasks
 from agentrl.store.training import rewards, steps
 from agentrl.store.training.returns import Rescore
@@ -209,7 +209,7 @@ def describe(conn: Connection, session_id: str) -> Json:
         .where(sessions.c.id == session_id)
     ).one()
     names = ("id", "parent_id", "role", "status", "finish_reason", "system", "new_messages", "answer")
-    calls = [{name: item.get(name) for name in names} for item in interactions.trace(conn, session_id)]
+    calls = [{name: item.get(name) for name in names} for item in call_traces.trace(conn, session_id)]
     return {
         "id": row.id,
         "group_id": row.group_id,

@@ -53,7 +53,7 @@ from agentrl.proxy.sessions.session_ends import SessionEnds
 from agentrl.proxy.sessions.session_finder import SessionFinder
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, engine_turns, heartbeats, runs
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_tree, running_calls
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.weights_folder import ADAPTER, TENSORS
 
@@ -201,9 +201,9 @@ def tree_cache(store: RunStore) -> TreeCache:
     """The token trees, loaded from the store."""
 
     async def load(
-        session_id: str, after: int, known: Mapping[str, interactions.Node]
-    ) -> tuple[int, list[interactions.Node]]:
-        return await store.read(interactions.load_tree, session_id, after, known)
+        session_id: str, after: int, known: Mapping[str, call_tree.Node]
+    ) -> tuple[int, list[call_tree.Node]]:
+        return await store.read(call_tree.load_tree, session_id, after, known)
 
     return TreeCache(load)
 
@@ -212,7 +212,7 @@ async def _take_over(store: RunStore, metrics: Metrics) -> None:
     """Announce this replica, and close what an earlier process of it left open."""
     await store.write(heartbeats.beat, store.run_id, "proxy", store.replica)
     await store.write(engine_turns.release, store.run_id, store.replica)
-    lost = await store.write(interactions.declare_lost, store.run_id, store.replica)
+    lost = await store.write(running_calls.declare_lost, store.run_id, store.replica)
     if lost:
         metrics.ended("lost", lost)
         log.warning("%d calls of an earlier process of this proxy are lost", lost)

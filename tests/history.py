@@ -10,7 +10,7 @@ from run_records import create_run
 from agentrl.domain.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
 from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database, heartbeats
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, sealing, session_limits
 from agentrl.store.training import rewards, steps
@@ -70,7 +70,7 @@ class History:
         ]
         ids = [*prompt, *delta]
         call_id = codec.new_id()
-        intent = interactions.Intent(
+        intent = call_intents.Intent(
             id=call_id,
             run_id=self.run_id,
             session_id=session_id,
@@ -90,8 +90,8 @@ class History:
             prompt_digest=TokenIds(ids).digest,
             created_at=time.time(),
         )
-        interactions.begin(conn, intent)
-        outcome = interactions.Outcome(
+        call_intents.begin(conn, intent)
+        outcome = call_outcomes.Outcome(
             status=InteractionStatus.COMPLETE,
             conversation_key=call_id.encode(),
             new_messages=[{"role": "user", "content": f"say {delta}"}],
@@ -105,7 +105,7 @@ class History:
             cached_tokens=0,
             first_token_at=None,
         )
-        interactions.finish(conn, call_id, session_id, outcome)
+        call_outcomes.finish(conn, call_id, session_id, outcome)
         return call_id, ids + output
 
     def play(self, conn, session_id, *, versions=None, reward=True, tools=None):

@@ -13,7 +13,7 @@ from agentrl.doctor.record import Session, read
 from agentrl.domain.schemas import Json
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.store import Database, events, family, runs
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_traces
 from agentrl.store.sessions import session_lookup
 from agentrl.store.training import rewards
 
@@ -52,7 +52,7 @@ def _session(conn: Connection, session_id: str) -> Session:
     }
     refused = events.refusals(conn, row.run_id, row.id)
     below = [_session(conn, child) for child in family.children(conn, row.id)]
-    return read(summary, interactions.trace(conn, row.id), refused, below)
+    return read(summary, call_traces.trace(conn, row.id), refused, below)
 
 
 @cache

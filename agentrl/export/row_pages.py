@@ -17,7 +17,7 @@ from agentrl.domain.schemas import TrajectoryState, TrajectoryTokens
 from agentrl.export.columns import Row
 from agentrl.export.selection import Selection
 from agentrl.store import Database, runs
-from agentrl.store.calls.interactions import load_contents
+from agentrl.store.calls.shared_contents import load_contents
 from agentrl.store.db import codec
 from agentrl.store.tables import (
     groups,

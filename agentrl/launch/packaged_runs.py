@@ -18,7 +18,7 @@ from agentrl.domain.schemas import Json
 from agentrl.launch import curve, run_folder, summary
 from agentrl.location import RUNS_DIR
 from agentrl.store import Database, evaluation_episodes, runs
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_traces
 
 SAMPLES = 3
 
@@ -112,7 +112,7 @@ def transcripts(conn: Connection, run_id: str, setting: str) -> list[str]:
         for found in ends:
             if (index, found.step) in played:
                 row = played[index, found.step]
-                lines = conversation(interactions.trace(conn, row["session_id"]))
+                lines = conversation(call_traces.trace(conn, row["session_id"]))
                 texts.append("\n".join([f"── task {index}, step {found.step}: reward {row['reward']:g}", *lines]))
     return texts
 

@@ -10,7 +10,7 @@ import time
 from sqlalchemy import Connection
 
 from agentrl.store import events, heartbeats
-from agentrl.store.calls import interactions
+from agentrl.store.calls import running_calls
 from agentrl.store.sessions import due_times, liveness
 from agentrl.store.sessions.session_limits import Limits
 
@@ -21,7 +21,7 @@ STUCK = "session_stuck"
 def silent_replicas(conn: Connection, run_id: str, since: float) -> list[str]:
     """The proxy replicas with running calls whose last heartbeat is older than `since`."""
     silent = set(heartbeats.silent(conn, run_id, "proxy", since))
-    return sorted(silent & interactions.serving_replicas(conn, run_id)) if silent else []
+    return sorted(silent & running_calls.serving_replicas(conn, run_id)) if silent else []
 
 
 def declare_replica_lost(conn: Connection, run_id: str, replica: str, silent_since: float, valid_until: float) -> int:
@@ -31,7 +31,7 @@ def declare_replica_lost(conn: Connection, run_id: str, replica: str, silent_sin
     """
     if time.time() > valid_until or heartbeats.last(conn, run_id, "proxy", replica) >= silent_since:
         return 0
-    return interactions.declare_lost(conn, run_id, replica)
+    return running_calls.declare_lost(conn, run_id, replica)
 
 
 def check_session(

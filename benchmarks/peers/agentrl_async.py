@@ -16,8 +16,8 @@ from typing import Any
 from agentrl.cli.main import main
 from agentrl.proxy.calls.token_tree import TreeCache
 from agentrl.proxy.run_store import RunStore
-from agentrl.store.calls import interactions
-from agentrl.store.calls.interactions import Node
+from agentrl.store.calls import call_intents, call_outcomes
+from agentrl.store.calls.call_tree import Node
 
 durable = RunStore.write
 add = TreeCache.commit
@@ -25,10 +25,10 @@ add = TreeCache.commit
 
 async def write(self: RunStore, unit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Queue the rows of a call and go on; all other writes wait as ever."""
-    if unit is interactions.begin:
+    if unit is call_intents.begin:
         self.database.submit(unit, *args).add_done_callback(_stop_on_failure)
         return None
-    if unit is interactions.finish:
+    if unit is call_outcomes.finish:
         self.database.submit(unit, *args).add_done_callback(_stop_on_failure)
         return None
     return await durable(self, unit, *args, **kwargs)

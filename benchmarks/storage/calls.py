@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from agentrl.domain.schemas import InteractionStatus, Json, VersionSpan
 from agentrl.domain.tokens import TokenIds
-from agentrl.store.calls import interactions
-from agentrl.store.calls.interactions import Intent, Outcome
+from agentrl.store.calls import call_intents, call_outcomes
+from agentrl.store.calls.call_intents import Intent
+from agentrl.store.calls.call_outcomes import Outcome
 from agentrl.store.db import codec
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
@@ -77,7 +78,7 @@ def _text(rng: random.Random, tokens: int) -> str:
 
 def packed(call: Call) -> Json:
     """The bulk columns as the store packs them."""
-    return interactions.data_row(call.intent.id, call.outcome)
+    return call_outcomes.data_row(call.intent.id, call.outcome)
 
 
 def as_json(call: Call) -> Json:
@@ -95,5 +96,5 @@ def as_json(call: Call) -> Json:
 
 
 def intent_row(call: Call) -> Json:
-    """The intent as the columns that `interactions.begin_many` writes."""
-    return interactions.intent_row(call.intent)
+    """The intent as the columns that `call_intents.begin_many` writes."""
+    return call_intents.intent_row(call.intent)

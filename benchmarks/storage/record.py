@@ -11,7 +11,7 @@ from typing import Any
 import harness
 
 from agentrl.store import Database, runs
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.sessions import group_starts, session_limits
 from storage import calls
 from storage.calls import Call
@@ -46,8 +46,8 @@ def measure(report: harness.Report, database: Database, *, rounds: int, batches:
     loop = asyncio.new_event_loop()
 
     async def as_the_proxy_does(batch: list[Call]) -> None:
-        await asyncio.gather(*[database.asubmit(interactions.begin, c.intent) for c in batch])
-        finish = interactions.finish
+        await asyncio.gather(*[database.asubmit(call_intents.begin, c.intent) for c in batch])
+        finish = call_outcomes.finish
         await asyncio.gather(*[database.asubmit(finish, c.intent.id, c.intent.session_id, c.outcome) for c in batch])
 
     def recorder(batch: list[Call]) -> None:
@@ -99,10 +99,10 @@ class _Raw:
         self._sql: list[tuple[str, list[str]]] = [
             statement.on(dialect)
             for statement in (
-                interactions.INSERT_INTENT,
-                interactions.UPDATE_SESSION,
-                interactions.UPDATE_FINISHED,
-                interactions.INSERT_DATA,
+                call_intents.INSERT_INTENT,
+                call_outcomes.UPDATE_SESSION,
+                call_outcomes.UPDATE_FINISHED,
+                call_outcomes.INSERT_DATA,
             )
         ]
         if self._sqlite:

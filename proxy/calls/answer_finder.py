@@ -82,7 +82,7 @@ class AnswerFinder:
         orphans = [exchange for exchange in self._sampling.values() if exchange.orphaned]
         if orphans:
             session_ids = sorted({exchange.session_id for exchange in orphans})
-            ended = await self._context.store.read(deliveries.ended, session_ids)
+            ended = await self._context.store.read(deliveries.sealed_sessions, session_ids)
             for exchange in orphans:
                 if exchange.session_id in ended and exchange.orphaned:
                     await exchange.stop()
@@ -105,7 +105,7 @@ class AnswerFinder:
         """A claim is released again if its client leaves meanwhile."""
         store = self._context.store
         if origin.repeat_key is not None:
-            unit: Callable[..., Claim] = deliveries.repeated
+            unit: Callable[..., Claim] = deliveries.claim_by_key
             key: tuple[str | int, ...] = (origin.repeat_key, origin.digest)
         else:
             unit, key = deliveries.claim, (origin.digest, origin.retry)
@@ -150,5 +150,5 @@ class AnswerFinder:
             if time.monotonic() > deadline:
                 raise RequestError(504, "the answer was not finished in time", code="deadline_exceeded")
             if free:  # the other client that waited for it has left
-                await store.write(deliveries.take, ids, store.replica)
+                await store.write(deliveries.reclaim, ids, store.replica)
             await asyncio.sleep(LOOK_EVERY_S)

@@ -37,11 +37,11 @@ class DeliveryNotes:
         """Queue the write of all answers that were delivered so far."""
         call_ids, self._delivered = self._delivered, []
         if call_ids:
-            self._write(deliveries.given, call_ids)
+            self._write(deliveries.mark_delivered, call_ids)
 
     def release(self, call_ids: list[str]) -> None:
         """The client that waited here for these calls' answer has left: a retry may claim it."""
-        self._write(deliveries.left, call_ids, self._store.replica)
+        self._write(deliveries.release, call_ids, self._store.replica)
 
     def _write(self, unit: Callable[..., None], *args: Any) -> None:
         loop = asyncio.get_running_loop()

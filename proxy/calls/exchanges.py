@@ -141,7 +141,7 @@ class Exchange:
     async def _stop_unless_wanted(self) -> None:
         wanted = True
         with suppress(StoreError):  # unknown: ask again after another grace period
-            wanted = await self._context.store.read(deliveries.wanted, self.ids)
+            wanted = await self._context.store.read(deliveries.is_awaited, self.ids)
         if self.done or self._followers or self._task is None:
             return
         if wanted:

@@ -13,7 +13,7 @@ from agentrl.domain.schemas import ForkReason
 from agentrl.proxy.calls.fork_rules import FIRST, Place, judge, judge_branch
 from agentrl.proxy.dialects.dialect import ModelRequest
 from agentrl.proxy.run_store import RunStore
-from agentrl.store.calls import conversations, interactions
+from agentrl.store.calls import conversations, running_calls
 
 
 async def place(store: RunStore, session_id: str, request: ModelRequest) -> Place:
@@ -27,7 +27,7 @@ async def place(store: RunStore, session_id: str, request: ModelRequest) -> Plac
 
     found = await store.read(read)
     if found.summary is not None:
-        await store.write(interactions.sums_up, found.summary)
+        await store.write(running_calls.mark_summary, found.summary)
     return found
 
 

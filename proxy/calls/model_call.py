@@ -31,8 +31,8 @@ from agentrl.proxy.dialects.model_names import is_policy
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.rendering.conversation import chain_key
 from agentrl.rendering.divergence import textless
-from agentrl.store.calls import deliveries, interactions, response_records
-from agentrl.store.calls.interactions import Node
+from agentrl.store.calls import call_intents, call_outcomes, deliveries, policy_calls, response_records, running_calls
+from agentrl.store.calls.call_tree import Node
 from agentrl.store.db.codec import new_id
 from agentrl.store.sessions import roles
 
@@ -138,9 +138,9 @@ async def begin(context: CallContext, origin: CallOrigin, calls: Sequence[Call])
                 context.serving.difference_update(ids)
             return earlier
         if len(intents) == 1:
-            await context.store.write(interactions.begin, intents[0])
+            await context.store.write(call_intents.begin, intents[0])
         else:
-            await context.store.write(interactions.begin_all, intents)
+            await context.store.write(call_intents.begin_all, intents)
     except BaseException:  # the rows may be there all the same: the sweep finds them
         context.serving.difference_update(ids)
         raise
@@ -156,10 +156,10 @@ async def count_tokens(context: CallContext, session_id: str, request: ModelRequ
     return len(prompt.token_ids)
 
 
-def _intent(context: CallContext, origin: CallOrigin, call: Call, first: Call) -> interactions.Intent:
+def _intent(context: CallContext, origin: CallOrigin, call: Call, first: Call) -> call_intents.Intent:
     request, prompt = call.request, call.prompt
     modified = modifies_distribution(call.params)
-    return interactions.Intent(
+    return call_intents.Intent(
         id=call.id,
         run_id=context.store.run_id,
         session_id=call.session_id,
@@ -199,7 +199,7 @@ def _options(origin: CallOrigin, request: ModelRequest, call: Call) -> Json | No
         "previous_id": request.previous_id,
         "has_instructions": request.has_instructions or None,
         "retry": origin.retry or None,
-        interactions.STORE: None if origin.trains else False,
+        policy_calls.STORE: None if origin.trains else False,
         roles.SAID: origin.role,
         response_records.ASKED: request.kept,
     }
@@ -255,14 +255,14 @@ async def closing(context: CallContext, call_id: str) -> AsyncIterator[None]:
         yield
     except (asyncio.CancelledError, GeneratorExit):
         with suppress(StoreError):
-            context.store.submit(interactions.fail, call_id, InteractionStatus.ABORTED, GONE)
+            context.store.submit(running_calls.fail, call_id, InteractionStatus.ABORTED, GONE)
         context.metrics.ended("aborted")
         raise
     except Exception as error:  # whatever it is, the call is over, and the client and the store are told
         if not isinstance(error, RequestError | StoreError | ValueError):
             log.exception("call %s failed", call_id)
         try:
-            await context.store.write(interactions.fail, call_id, InteractionStatus.FAILED, str(error))
+            await context.store.write(running_calls.fail, call_id, InteractionStatus.FAILED, str(error))
         except StoreError as problem:
             log.error("call %s: %s", call_id, problem)
         context.metrics.ended("failed")
@@ -373,7 +373,7 @@ async def _commit(context: CallContext, call: Call, sampled: Sampled, answer: An
     text = answer.message.get("content") if answer.message.get("tool_calls") else None
     if text and context.settings.restore_dropped_text:
         textless_key = chain_key(prompt.chain, textless(answer.message))
-    outcome = interactions.Outcome(
+    outcome = call_outcomes.Outcome(
         status=InteractionStatus.COMPLETE,
         conversation_key=key,
         new_messages=prompt.new_messages,
@@ -391,7 +391,7 @@ async def _commit(context: CallContext, call: Call, sampled: Sampled, answer: An
         textless_key=textless_key,
     )
     at = time.perf_counter()
-    seq = await context.store.write(interactions.finish, call.id, call.session_id, outcome)
+    seq = await context.store.write(call_outcomes.finish, call.id, call.session_id, outcome)
     context.metrics.stage("finish", at)
     context.metrics.answered(
         prompt_tokens=len(prompt.token_ids),

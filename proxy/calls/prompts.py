@@ -25,7 +25,7 @@ from agentrl.rendering import OutputParser, Renderer
 from agentrl.rendering.conversation import canonical, chain_key, chain_keys, root_key
 from agentrl.rendering.divergence import leading_system
 from agentrl.rendering.options import with_thinking
-from agentrl.store.calls.interactions import Node
+from agentrl.store.calls.call_tree import Node
 from agentrl.store.db.codec import Content
 
 RAW = root_key(None, {"raw": True})

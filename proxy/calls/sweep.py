@@ -18,7 +18,7 @@ from agentrl.domain.schemas import InteractionStatus
 from agentrl.errors import StoreError
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import heartbeats, silence
-from agentrl.store.calls import interactions
+from agentrl.store.calls import running_calls
 from agentrl.store.db import codec
 from agentrl.store.sessions import liveness
 
@@ -102,12 +102,12 @@ class Sweep:
         A running call keeps its session alive, so a row that stays open would do so for as long as this process lives.
         """
         store = self.store
-        running = await store.read(interactions.running_of, store.run_id, store.replica, time.time() - FORGOTTEN_S)
+        running = await store.read(running_calls.of_replica, store.run_id, store.replica, time.time() - FORGOTTEN_S)
         for call_id in running:
             if call_id not in self.serving:
                 log.warning("call %s was forgotten", call_id)
                 why = "how it ended could not be recorded"
-                await store.write(interactions.fail, call_id, InteractionStatus.LOST, why)
+                await store.write(running_calls.fail, call_id, InteractionStatus.LOST, why)
 
     async def _check(self, session_id: str, uptime: Uptime) -> bool:
         """Whether a due session was ended, put off or given a later time. An error with one delays no other."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import ID_BYTES, packed, unpacked
 from agentrl.rendering.conversation import canonical
-from agentrl.store.calls.interactions import Node
+from agentrl.store.calls.call_tree import Node
 
 W = TypeVar("W", str, bytes)
 CONTEXT_TOKENS = 8

@@ -31,7 +31,7 @@ from agentrl.proxy.access.request_bounds import MAX_INT32, check_options
 from agentrl.proxy.calls import model_call
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.model_call import CallOrigin
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_intents, call_outcomes, running_calls
 from agentrl.store.db.codec import Content, new_id
 from agentrl.store.sessions import session_usage
 
@@ -189,7 +189,7 @@ async def _begin(
     )
     upstreams.context.serving.add(passed.id)
     try:
-        await upstreams.context.store.write(interactions.begin, _intent(upstreams, origin, passed, asked))
+        await upstreams.context.store.write(call_intents.begin, _intent(upstreams, origin, passed, asked))
     except BaseException:  # the row may be there all the same: the sweep finds it
         upstreams.context.serving.discard(passed.id)
         raise
@@ -369,10 +369,10 @@ def _headers(upstream: Upstream, path: str, said: Mapping[str, str]) -> dict[str
     return headers
 
 
-def _intent(upstreams: Upstreams, origin: CallOrigin, passed: Passed, asked: Json) -> interactions.Intent:
+def _intent(upstreams: Upstreams, origin: CallOrigin, passed: Passed, asked: Json) -> call_intents.Intent:
     tools = asked.get("tools")
     rest = {name: value for name, value in asked.items() if name not in SHARED}
-    return interactions.Intent(
+    return call_intents.Intent(
         id=passed.id,
         run_id=upstreams.context.store.run_id,
         session_id=passed.session_id,
@@ -398,7 +398,7 @@ def _intent(upstreams: Upstreams, origin: CallOrigin, passed: Passed, asked: Jso
 async def _commit(
     upstreams: Upstreams, passed: Passed, answer: Json, reason: str | None, first_token_at: float, tokens: int
 ) -> None:
-    outcome = interactions.Outcome(
+    outcome = call_outcomes.Outcome(
         status=InteractionStatus.COMPLETE,
         conversation_key=b"",
         new_messages=_conversation(orjson.loads(passed.body)),
@@ -419,7 +419,7 @@ async def _commit(
 
 
 async def _fail(upstreams: Upstreams, passed: Passed, error: str) -> None:
-    await upstreams.context.store.write(interactions.fail, passed.id, InteractionStatus.FAILED, error)
+    await upstreams.context.store.write(running_calls.fail, passed.id, InteractionStatus.FAILED, error)
 
 
 def _conversation(asked: Json) -> list[Json]:

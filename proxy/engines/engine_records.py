@@ -10,7 +10,7 @@ from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.weight_checks import WeightFolders
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import engine_turns, runs
-from agentrl.store.calls import interactions
+from agentrl.store.calls import running_calls
 from agentrl.store.training import publishes
 
 
@@ -62,7 +62,7 @@ class EngineRecords:
 
     async def oldest_call(self) -> float | None:
         """When the oldest call under way began, at any replica."""
-        return await self._store.read(interactions.oldest_running, self._run_id)
+        return await self._store.read(running_calls.oldest_running, self._run_id)
 
 
 def _may_have_weights(folder: Path) -> bool:

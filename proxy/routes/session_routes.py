@@ -21,7 +21,7 @@ from agentrl.proxy.routes.large_answers import answer
 from agentrl.proxy.routes.request_bodies import Body
 from agentrl.proxy.sessions.admission import admitted
 from agentrl.store import events
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_traces
 from agentrl.store.db.codec import hash_key
 from agentrl.store.sessions import child_sessions, group_starts, liveness, session_rewards, session_view
 from agentrl.store.training import rewards
@@ -165,7 +165,7 @@ async def abandon(session_id: str, request: Request) -> Json:
 async def _end(session_id: str, status: SessionStatus, error: str | None, request: Request) -> Json:
     session_id = await app_parts.finder(request).resolve(request, session_id)
     result = await app_parts.ends(request).end(session_id, status, error)
-    calls = await app_parts.store(request).read(interactions.of_session, session_id)
+    calls = await app_parts.store(request).read(call_traces.of_session, session_id)
     return {"status": result, "interactions": len(calls)}
 
 

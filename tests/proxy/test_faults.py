@@ -81,8 +81,8 @@ def test_the_sweep_goes_on(proxy, monkeypatch, until, caplog, part):
 
 
 def test_an_answer_that_cannot_be_recorded_is_not_delivered(proxy, monkeypatch):
-    finish = Flaky(model_call.interactions.finish, *faults()[:1])
-    monkeypatch.setattr(model_call.interactions, "finish", finish)
+    finish = Flaky(model_call.call_outcomes.finish, *faults()[:1])
+    monkeypatch.setattr(model_call.call_outcomes, "finish", finish)
     session = proxy.session()
     body = {"messages": [{"role": "user", "content": "hi"}]}
     headers = {"Authorization": f"Bearer {session['api_key']}"}

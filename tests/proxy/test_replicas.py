@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from databases import KINDS
 
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_tree
 from agentrl.testing import Reply
 
 
@@ -44,14 +44,14 @@ def test_raw_prompts_that_go_back_and_forth_are_one_path(proxy, second, kind):
 
 
 def test_what_was_committed_in_between_is_read_once_and_alone(proxy, second, monkeypatch):
-    session, load, loaded = proxy.session(), interactions.load_tree, []
+    session, load, loaded = proxy.session(), call_tree.load_tree, []
 
     def counting(*args: Any) -> Any:
         found = load(*args)
         loaded.append([node.id for node in found[1]])
         return found
 
-    monkeypatch.setattr(interactions, "load_tree", counting)
+    monkeypatch.setattr(call_tree, "load_tree", counting)
     messages = [{"role": "user", "content": "one"}]
     for replica in (proxy, proxy, second, proxy):
         chat(replica, session, messages)

@@ -16,7 +16,7 @@ from support import VOCABULARY
 from agentrl.domain.schemas import InteractionStatus, SessionStatus, VersionSpan
 from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, sealing, session_limits
 from agentrl.store.training import rewards, steps
@@ -112,9 +112,9 @@ def play_groups(
 
 def _call(conn, run_id, session_id, parent, delta, rng, version):
     call_id = codec.new_id()
-    interactions.begin(
+    call_intents.begin(
         conn,
-        interactions.Intent(
+        call_intents.Intent(
             id=call_id,
             run_id=run_id,
             session_id=session_id,
@@ -136,11 +136,11 @@ def _call(conn, run_id, session_id, parent, delta, rng, version):
         ),
     )
     output = rng.integers(3, VOCABULARY, 4).tolist()
-    interactions.finish(
+    call_outcomes.finish(
         conn,
         call_id,
         session_id,
-        interactions.Outcome(
+        call_outcomes.Outcome(
             status=InteractionStatus.COMPLETE,
             conversation_key=b"k",
             new_messages=[],

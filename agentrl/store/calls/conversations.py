@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from agentrl.domain.schemas import InteractionStatus, Json, Role
-from agentrl.store.calls.interactions import OF_THE_POLICY, load_contents
+from agentrl.store.calls.policy_calls import OF_THE_POLICY
+from agentrl.store.calls.shared_contents import load_contents
 from agentrl.store.db import codec
 from agentrl.store.tables import interaction_data, interactions
 

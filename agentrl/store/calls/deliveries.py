@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select, upd
 from agentrl.domain.schemas import Delivery, InteractionStatus, Role, SessionStatus
 from agentrl.errors import RequestError
 from agentrl.store import events
-from agentrl.store.calls.interactions import Intent, begin_all
+from agentrl.store.calls.call_intents import Intent, begin_all
 from agentrl.store.db import bulk
 from agentrl.store.db.bulk_unit import bulk_unit, only
 from agentrl.store.tables import interactions, sessions
@@ -29,7 +29,7 @@ from agentrl.store.tables import interactions, sessions
 HAS_ANSWER = (InteractionStatus.RUNNING, InteractionStatus.COMPLETE)
 """A call that has an answer, or will have one."""
 CLAIMABLE = (Delivery.FREE, Delivery.UNSURE)
-UPDATE_GIVEN = bulk.update(interactions, "id", "delivery", "holder")
+UPDATE_DELIVERY = bulk.update(interactions, "id", "delivery", "holder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,20 @@ class Claim:
     held: bool = False
 
 
-def given_many(conn: Connection, requests: Sequence[tuple[list[str]]]) -> list[None]:
-    """`given` for many requests at once."""
+def mark_delivered_many(conn: Connection, requests: Sequence[tuple[list[str]]]) -> list[None]:
+    """`mark_delivered` for many requests at once."""
     ids = [call_id for (call_ids,) in requests for call_id in call_ids]
-    bulk.run(conn, UPDATE_GIVEN, [{"key": key, "delivery": Delivery.GIVEN.value, "holder": None} for key in ids])
+    bulk.run(conn, UPDATE_DELIVERY, [{"key": key, "delivery": Delivery.GIVEN.value, "holder": None} for key in ids])
     return [None] * len(requests)
 
 
-@bulk_unit(many=given_many)
-def given(conn: Connection, call_ids: list[str]) -> None:
+@bulk_unit(many=mark_delivered_many)
+def mark_delivered(conn: Connection, call_ids: list[str]) -> None:
     """A client received the end of these calls' answer."""
-    only(given_many(conn, [(call_ids,)]))
+    only(mark_delivered_many(conn, [(call_ids,)]))
 
 
-def left(conn: Connection, call_ids: list[str], holder: str) -> None:
+def release(conn: Connection, call_ids: list[str], holder: str) -> None:
     """The client that waited at `holder` is gone: a retry may claim the answer."""
     conn.execute(
         update(interactions)
@@ -95,7 +95,7 @@ def claim(conn: Connection, session_id: str, digest: str, retry: int, holder: st
     return Claim([])
 
 
-def repeated(conn: Connection, session_id: str, repeat_key: str, digest: str, holder: str) -> Claim:
+def claim_by_key(conn: Connection, session_id: str, repeat_key: str, digest: str, holder: str) -> Claim:
     """The calls of the request that had this `Idempotency-Key`, delivered or not.
 
     Raises RequestError 400 when that was another request.
@@ -121,11 +121,11 @@ def repeated(conn: Connection, session_id: str, repeat_key: str, digest: str, ho
 def begin_once(conn: Connection, intents: list[Intent], repeat_key: str) -> Claim:
     """Write the intent rows of a request, unless another with its `Idempotency-Key` has: then that one's calls.
 
-    Raises RequestError as `begin` and `repeated` do.
+    Raises RequestError as `begin` and `claim_by_key` do.
     """
     first = intents[0]
     conn.execute(select(sessions.c.id).where(sessions.c.id == first.session_id).with_for_update(key_share=True))
-    found = repeated(conn, first.session_id, repeat_key, first.digest, first.replica)
+    found = claim_by_key(conn, first.session_id, repeat_key, first.digest, first.replica)
     if not found.ids:
         begin_all(conn, intents)
     return found
@@ -148,19 +148,19 @@ def progress(conn: Connection, call_ids: list[str]) -> tuple[set[str], bool]:
     return {row.status for row in rows}, any(row.delivery in CLAIMABLE for row in rows)
 
 
-def take(conn: Connection, call_ids: list[str], holder: str) -> None:
+def reclaim(conn: Connection, call_ids: list[str], holder: str) -> None:
     """A client that waits at `holder` goes on waiting for an answer that the one before it has left."""
     _take(conn, call_ids[0], holder)
 
 
-def ended(conn: Connection, session_ids: list[str]) -> set[str]:
+def sealed_sessions(conn: Connection, session_ids: list[str]) -> set[str]:
     """Those of the sessions that take no calls any more."""
     columns = sessions.c
     rows = select(columns.id).where(columns.id.in_(session_ids), columns.status != SessionStatus.OPEN)
     return set(conn.execute(rows).scalars())
 
 
-def wanted(conn: Connection, call_ids: list[str]) -> bool:
+def is_awaited(conn: Connection, call_ids: list[str]) -> bool:
     """Whether a client waits for the calls, here or at another replica."""
     rows = select(interactions.c.id).where(
         interactions.c.id.in_(call_ids),
@@ -170,7 +170,7 @@ def wanted(conn: Connection, call_ids: list[str]) -> bool:
     return conn.execute(rows.limit(1)).first() is not None
 
 
-def demote_unread(conn: Connection, session_id: str) -> None:
+def demote_undelivered(conn: Connection, session_id: str) -> None:
     """An answer that no client received, and that no call goes on from, is no turn of its agent: a side call."""
     after = interactions.alias()
     conn.execute(

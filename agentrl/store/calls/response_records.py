@@ -6,7 +6,7 @@ from sqlalchemy import Connection, select, update
 
 from agentrl.store.calls import conversations
 from agentrl.store.calls.conversations import Conversation
-from agentrl.store.calls.interactions import OF_THE_POLICY
+from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.tables import interactions
 
 ASKED = "response"

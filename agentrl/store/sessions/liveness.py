@@ -15,7 +15,7 @@ from agentrl.store.sessions.due_times import check_at
 from agentrl.store.sessions.sealing import end
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock_in_tree
-from agentrl.store.sessions.settling import running_calls, settle
+from agentrl.store.sessions.settling import count_running, settle
 from agentrl.store.tables import groups, sessions
 
 
@@ -71,7 +71,7 @@ def check_due_session(conn: Connection, session_id: str, limits: Limits, *, hear
     heard = max(heard_since, *(member.last_seen_at for member in (row, *below)))
     if owner is not None:
         heard = max(heard, heartbeats.last(conn, row.run_id, "worker", owner))
-    at_work = running_calls(conn, session_id, *(member.id for member in below))
+    at_work = count_running(conn, session_id, *(member.id for member in below))
     if now < heard + silence_s or at_work or _is_open(conn, row.parent_session_id):
         next_look = max(heard, now - silence_s / 2) + silence_s
         check_at(conn, session_id, min(next_look, row.created_at + limits.session_max_s))

@@ -16,7 +16,8 @@ from sqlalchemy import Connection, select, update
 from agentrl.domain.schemas import STARTS, Json, Role
 from agentrl.rendering.divergence import fingerprint, mark, plain
 from agentrl.store.calls import conversations
-from agentrl.store.calls.interactions import OF_THE_POLICY, load_contents
+from agentrl.store.calls.policy_calls import OF_THE_POLICY
+from agentrl.store.calls.shared_contents import load_contents
 from agentrl.store.tables import interactions
 
 SAID = "turn_type"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, or_, select, update
 
-from agentrl.store.calls.interactions import Outcome, finish
+from agentrl.store.calls.call_outcomes import Outcome, finish
 from agentrl.store.tables import interactions, sessions
 
 
@@ -31,7 +31,7 @@ def of_tree(conn: Connection, root_id: str) -> Usage:
 
 
 def finish_upstream(conn: Connection, call_id: str, session_id: str, outcome: Outcome, tokens: int) -> int:
-    """`interactions.finish` for a call of another model, which sampled so many tokens by its own account."""
+    """`call_outcomes.finish` for a call of another model, which sampled so many tokens by its own account."""
     seq = finish(conn, call_id, session_id, outcome)
     conn.execute(update(interactions).where(interactions.c.id == call_id).values(upstream_tokens=tokens))
     return seq

@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.store import family
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_traces
 from agentrl.store.sessions import session_lookup
 from agentrl.store.training import rewards
 
@@ -17,7 +17,7 @@ def of_session(conn: Connection, session_id: str) -> Json:
     row = session_lookup.get(conn, session_id)
     if row is None:
         raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
-    calls = interactions.of_session(conn, session_id)
+    calls = call_traces.of_session(conn, session_id)
     return {
         "session_id": row.id,
         "run_id": row.run_id,
@@ -40,10 +40,10 @@ def of_session(conn: Connection, session_id: str) -> Json:
 
 def with_calls(conn: Connection, session_id: str) -> Json:
     """`of_session`, with the row of every call. Raises RequestError 404."""
-    calls = interactions.of_session(conn, session_id)
+    calls = call_traces.of_session(conn, session_id)
     return {**of_session(conn, session_id), "calls": [dict(call._mapping) for call in calls]}
 
 
 def with_trace(conn: Connection, session_id: str) -> Json:
     """`of_session`, with every call's messages, token ids, logprobs and version spans. Raises RequestError 404."""
-    return {**of_session(conn, session_id), "calls": interactions.trace(conn, session_id)}
+    return {**of_session(conn, session_id), "calls": call_traces.trace(conn, session_id)}

@@ -58,7 +58,7 @@ def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, par
     session_id, now = row.id, time.time()
     status = SessionStatus(row.status)
     if status == SessionStatus.CLOSING:
-        if running_calls(conn, session_id) and now < row.ended_at + limits.end_grace_s:
+        if count_running(conn, session_id) and now < row.ended_at + limits.end_grace_s:
             check_at(conn, session_id, row.ended_at + limits.end_grace_s)
             return False
         status = SessionStatus.COMPLETED
@@ -76,7 +76,7 @@ def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, par
         if not rewarded and now < row.ended_at + limits.reward_timeout_s:
             check_at(conn, session_id, row.ended_at + limits.reward_timeout_s)
             return False
-        deliveries.demote_unread(conn, session_id)
+        deliveries.demote_undelivered(conn, session_id)
         trajectories.build(conn, row, limits.turn_discount)
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(built=True))
     return True
@@ -113,7 +113,7 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
     failures.stop_if_all_fail(conn, group.run_id, group_id, limits.max_failures_in_a_row)
 
 
-def running_calls(conn: Connection, *session_ids: str) -> int:
+def count_running(conn: Connection, *session_ids: str) -> int:
     return conn.execute(
         select(func.count())
         .select_from(interactions)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 
 from agentrl.domain.schemas import PROMPT_VERSION, Json, TrajectoryState, TrajectoryTokens
 from agentrl.store import family
-from agentrl.store.calls.interactions import OF_THE_POLICY
+from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.db import codec
 from agentrl.store.db.codec import new_id
 from agentrl.store.tables import interaction_data, interactions, trajectories, trajectory_interactions

@@ -19,7 +19,7 @@ from agentrl.export.columns import COLUMNS
 from agentrl.export.job import Job
 from agentrl.export.selection import Selection
 from agentrl.store import runs
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_traces
 from agentrl.store.tables import interactions as interactions_table
 from agentrl.store.tables import rewards, trajectories
 from agentrl.store.training import steps
@@ -132,7 +132,7 @@ def test_interactions_carry_messages_tools_and_arrays(history, tmp_path, format_
     found = {row["id"]: row for row in read(run_job(history, tmp_path, format_, "interactions").path)}
     with history.db.read() as conn:
         session_ids = {row["session_id"] for row in found.values()}
-        traces = [item for sid in session_ids for item in interactions.trace(conn, sid)]
+        traces = [item for sid in session_ids for item in call_traces.trace(conn, sid)]
     assert len(traces) == len(found)
 
     def json(value):

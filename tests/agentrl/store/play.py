@@ -23,7 +23,7 @@ from agentrl.domain.schemas import (
 )
 from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_intents, call_outcomes, call_tree
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, sealing
 from agentrl.store.sessions.group_starts import NewGroup
@@ -66,11 +66,11 @@ def begin_call(
 ) -> str:
     """Write an intent row, its prompt bridged from the parent's tokens; returns the call's id."""
     call_id = codec.new_id()
-    before = next((n.ids for n in interactions.load_tree(conn, session_id)[1] if n.id == parent), TokenIds())
+    before = next((n.ids for n in call_tree.load_tree(conn, session_id)[1] if n.id == parent), TokenIds())
     ids = before.extended(delta)
-    interactions.begin(
+    call_intents.begin(
         conn,
-        interactions.Intent(
+        call_intents.Intent(
             id=call_id,
             run_id=run_id,
             session_id=session_id,
@@ -88,7 +88,7 @@ def begin_call(
             trainable=trainable,
             prompt_tokens=len(ids),
             prompt_digest=ids.digest,
-            created_at=interactions.time.time(),
+            created_at=call_outcomes.time.time(),
         ),
     )
     return call_id
@@ -102,9 +102,9 @@ def outcome(
     spans: Sequence[VersionSpan] | None = None,
     key: bytes = b"k",
     status: InteractionStatus = InteractionStatus.COMPLETE,
-) -> interactions.Outcome:
+) -> call_outcomes.Outcome:
     """What a call sampled, by default all of it by `version`."""
-    return interactions.Outcome(
+    return call_outcomes.Outcome(
         status=status,
         conversation_key=key,
         new_messages=[],
@@ -136,7 +136,7 @@ def call(
 ) -> str:
     """One recorded call; returns its id."""
     call_id = begin_call(conn, run_id, session_id, parent=parent, delta=delta, role=role, trainable=trainable)
-    interactions.finish(
+    call_outcomes.finish(
         conn, call_id, session_id, outcome(delta=delta, output=output, version=version, spans=spans, key=key)
     )
     return call_id

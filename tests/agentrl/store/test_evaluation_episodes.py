@@ -6,7 +6,7 @@ from play import begin_call, call, outcome
 
 from agentrl.domain.schemas import InteractionStatus, SessionStatus
 from agentrl.store import evaluation_episodes
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import child_sessions, group_starts, sealing
 
@@ -24,7 +24,7 @@ def test_a_failed_episode_is_a_fault_where_the_policy_did_not_answer(db, run_id,
                     call(conn, run_id, caller)
                 else:
                     call_id = begin_call(conn, run_id, caller)
-                    interactions.finish(conn, call_id, caller, outcome(status=ended_as))
+                    call_outcomes.finish(conn, call_id, caller, outcome(status=ended_as))
             sealing.end(conn, session_id, status, "boom", limits)
         return session_id
 

@@ -29,7 +29,7 @@ from agentrl.domain.schemas import Batch, InteractionStatus, SessionStatus, Trai
 from agentrl.errors import FencedError, RequestError, StoreError
 from agentrl.store import Database, heartbeats, runs
 from agentrl.store.audit import run_audit
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_outcomes, running_calls
 from agentrl.store.db import codec
 from agentrl.store.sessions import child_sessions, group_starts, liveness, sealing, session_rewards
 from agentrl.store.sessions.group_starts import NewGroup
@@ -277,7 +277,7 @@ class StoreMachine(RuleBasedStateMachine):
             status=InteractionStatus(status),
             spans=[VersionSpan(version=v, start=a, end=b) for v, a, b in spans],
         )
-        seq = self._try(lambda conn: interactions.finish(conn, call.id, call.session.id, sampled))
+        seq = self._try(lambda conn: call_outcomes.finish(conn, call.id, call.session.id, sampled))
         if isinstance(seq, Exception):
             assert expected is not None, seq
             assert expected in str(seq)
@@ -296,14 +296,14 @@ class StoreMachine(RuleBasedStateMachine):
             self._lose(call.replica)
             return
         with self.db.write() as conn:
-            interactions.fail(conn, call.id, InteractionStatus(status), "boom")
+            running_calls.fail(conn, call.id, InteractionStatus(status), "boom")
         call.status = status
         call.session.seen = self.model.now
 
     def _lose(self, replica: str) -> None:
         lost = [c for c in self.model.calls if c.status == "running" and c.replica == replica]
         with self.db.write() as conn:
-            assert interactions.declare_lost(conn, self.run_id, replica) == len(lost)
+            assert running_calls.declare_lost(conn, self.run_id, replica) == len(lost)
         for call in lost:
             call.status = "lost"
 

@@ -20,7 +20,7 @@ from agentrl.errors import StoreError
 from agentrl.proxy.calls import answer_finder, recorded_answers
 from agentrl.proxy.calls.answer_finder import AnswerFinder
 from agentrl.store.audit import run_audit
-from agentrl.store.calls import deliveries, interactions
+from agentrl.store.calls import call_outcomes, deliveries
 from agentrl.testing import Reply
 
 BODY = {"messages": [{"role": "user", "content": "ab"}]}
@@ -287,7 +287,7 @@ class TestWithoutGrace:
         assert text_of(post(proxy, session)) == "again"
 
     def test_a_client_that_leaves_during_the_commit_frees_the_answer(self, proxy, until, monkeypatch):
-        session, finish = proxy.session(), interactions.finish
+        session, finish = proxy.session(), call_outcomes.finish
         commits, gone = threading.Event(), threading.Event()
 
         def slow(*args):
@@ -295,7 +295,7 @@ class TestWithoutGrace:
             gone.wait(120)
             return finish(*args)
 
-        monkeypatch.setattr(interactions, "finish", slow)
+        monkeypatch.setattr(call_outcomes, "finish", slow)
         proxy.engine.enqueue(proxy.says("hello"))
         with connected(session, BODY):
             assert commits.wait(120)
@@ -539,7 +539,7 @@ def test_a_retry_that_cannot_read_its_answer_gives_it_back(proxy, until, monkeyp
 
 
 def test_a_leaving_is_recorded_in_the_end(proxy, until, monkeypatch):
-    session, left = proxy.session(), deliveries.left
+    session, left = proxy.session(), deliveries.release
     refused: list[Any] = []
 
     def refuses_once(*args):
@@ -548,7 +548,7 @@ def test_a_leaving_is_recorded_in_the_end(proxy, until, monkeypatch):
             raise StoreError("disk is full")
         left(*args)
 
-    monkeypatch.setattr(deliveries, "left", refuses_once)
+    monkeypatch.setattr(deliveries, "release", refuses_once)
     proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=0))
     leave(proxy, session, until)
     assert refused

@@ -19,8 +19,8 @@ from agentrl.proxy.calls.token_tree import Tree
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.divergence import leading_system
 from agentrl.store.audit import run_audit
+from agentrl.store.calls.call_tree import Node
 from agentrl.store.calls.conversations import Conversation
-from agentrl.store.calls.interactions import Node
 from agentrl.store.training import returns
 from agentrl.testing import Reply
 

@@ -14,7 +14,7 @@ from agentrl.proxy.calls import model_call, sweep
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.sweep import Sweep
 from agentrl.proxy.run_store import RunStore
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_intents, call_outcomes, running_calls
 from agentrl.store.db.faults import OutcomeUnknown
 from agentrl.testing import Reply
 
@@ -37,13 +37,13 @@ def ask(proxy: Any, session: dict[str, Any], **options: Any) -> Any:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_could_neither_be_committed_nor_failed(proxy, monkeypatch, until, stream):
     session = proxy.session()
-    fail = interactions.fail
+    fail = running_calls.fail
     with monkeypatch.context() as outage:
-        outage.setattr(interactions, "finish", refuse)
-        outage.setattr(interactions, "fail", refuse)
+        outage.setattr(call_outcomes, "finish", refuse)
+        outage.setattr(running_calls, "fail", refuse)
         with pytest.raises(openai.APIError, match="not delivered: disk is full"):
             list(ask(proxy, session, stream=stream))
-        outage.setattr(interactions, "fail", fail)
+        outage.setattr(running_calls, "fail", fail)
         until(lambda: [call["status"] for call in proxy.calls(session)] == ["lost"])
 
 
@@ -53,7 +53,7 @@ def test_a_call_whose_start_is_in_doubt(proxy, monkeypatch, until):
 
     async def lost_at_commit(store: RunStore, unit: Any, *args: Any, **kwargs: Any) -> Any:
         result = await write(store, unit, *args, **kwargs)
-        if unit is interactions.begin:
+        if unit is call_intents.begin:
             raise OutcomeUnknown("the connection was lost during COMMIT")
         return result
 
@@ -97,7 +97,7 @@ class TestWithoutGrace:
                 refused.append(args)
                 refuse()
 
-            outage.setattr(interactions, "fail", fail)
+            outage.setattr(running_calls, "fail", fail)
             stream.close()
             until(lambda: refused and not proxy.engine.running)
         until(lambda: [call["status"] for call in proxy.calls(session)] == ["lost"])

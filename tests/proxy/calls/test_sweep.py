@@ -19,7 +19,7 @@ from agentrl.errors import RequestError, StoreUnavailable
 from agentrl.proxy.calls import sweep
 from agentrl.proxy.calls.sweep import Sweep, Uptime
 from agentrl.store import Database, events, heartbeats, runs, silence
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_intents, call_outcomes, running_calls
 from agentrl.store.db import codec
 from agentrl.store.sessions import (
     child_sessions,
@@ -73,7 +73,7 @@ class Replica:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (sweep, silence, group_starts, liveness, sealing, settling, heartbeats, interactions):
+    for module in (sweep, silence, group_starts, liveness, sealing, settling, heartbeats, running_calls, call_outcomes):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -101,7 +101,7 @@ def statuses(replica: Replica, ids: list[str]) -> set[str]:
 
 def running_call(replica: Replica, session_id: str, served_by: str) -> str:
     call_id = codec.new_id()
-    intent = interactions.Intent(
+    intent = call_intents.Intent(
         id=call_id,
         run_id=replica.run_id,
         session_id=session_id,
@@ -121,7 +121,7 @@ def running_call(replica: Replica, session_id: str, served_by: str) -> str:
         prompt_digest=TokenIds([1]).digest,
         created_at=sweep.time.time(),
     )
-    replica.database.transact(interactions.begin, intent)
+    replica.database.transact(call_intents.begin, intent)
     if served_by == replica.replica:
         replica.serving.add(call_id)
     return call_id
@@ -238,9 +238,9 @@ async def test_the_calls_of_another_run_are_not_touched(replica, clock):
     (session_id, *_) = start(replica, owner=None)
     call = running_call(replica, session_id, "me")
     other = replica.database.transact(other_run)
-    assert replica.database.transact(interactions.declare_lost, other, "me") == 0
+    assert replica.database.transact(running_calls.declare_lost, other, "me") == 0
     assert call_status(replica, call) == "running"
-    assert replica.database.transact(interactions.declare_lost, replica.run_id, "me") == 1
+    assert replica.database.transact(running_calls.declare_lost, replica.run_id, "me") == 1
 
 
 async def test_one_bad_session_does_not_keep_the_others_from_their_end(replica, clock, monkeypatch, caplog):
@@ -340,7 +340,7 @@ async def test_a_sub_agent_at_work_keeps_its_parent(replica, clock, busy):
         running_call(replica, sub, "me")
     for _ in range(int(2 * limits.session_timeout_s / 30)):
         if busy == "a call":
-            replica.database.transact(interactions.fail, running_call(replica, sub, "me"), "aborted", "went away")
+            replica.database.transact(running_calls.fail, running_call(replica, sub, "me"), "aborted", "went away")
         elif busy == "a heartbeat":
             replica.database.transact(liveness.touch, sub)
         await listen(replica, uptime, clock, 30)

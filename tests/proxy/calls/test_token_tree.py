@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.domain.tokens import TokenIds
 from agentrl.proxy.calls.token_tree import Tree, TreeCache, with_texts
-from agentrl.store.calls.interactions import Node
+from agentrl.store.calls.call_tree import Node
 
 
 def node(

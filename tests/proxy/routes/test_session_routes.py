@@ -11,8 +11,8 @@ from agentrl.engine.server_process import free_port
 from agentrl.proxy.engines import pool
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.store import runs
-from agentrl.store.calls import interactions
 from agentrl.store.db import codec
+from agentrl.store.tables import interactions as interactions_table
 from agentrl.store.training import steps
 from agentrl.testing import FakeEngine
 
@@ -309,10 +309,10 @@ def test_a_restarted_proxy_carries_on(proxy, serve, store_url, tmp_path, until):
     session = proxy.session()
     first = proxy.sdk(session).chat.completions.create(model="test", messages=[{"role": "user", "content": "ab"}])
     with proxy.database.write() as conn:  # a call that the proxy died over
-        row = conn.execute(interactions.interactions.select().limit(1)).one()
+        row = conn.execute(interactions_table.select().limit(1)).one()
         lost = codec.new_id()
         conn.execute(
-            interactions.interactions.insert().values(
+            interactions_table.insert().values(
                 **{**row._mapping, "id": lost, "status": InteractionStatus.RUNNING, "replica": "test-replica"}
             )
         )
@@ -320,9 +320,7 @@ def test_a_restarted_proxy_carries_on(proxy, serve, store_url, tmp_path, until):
     with serve(store_url, [proxy.engine.url], port):
         url = f"http://127.0.0.1:{port}"
         with proxy.database.read() as conn:
-            status = conn.execute(
-                interactions.interactions.select().where(interactions.interactions.c.id == lost)
-            ).one()
+            status = conn.execute(interactions_table.select().where(interactions_table.c.id == lost)).one()
         assert status.status == InteractionStatus.LOST
         until(lambda: proxy.engine.version == "1")  # it finishes the publish that nobody asked for
         moved = {**session, "base_url": f"{url}/sessions/{session['session_id']}/v1"}

@@ -21,7 +21,7 @@ from agentrl.cli.main import app
 from agentrl.domain.schemas import InteractionStatus, SessionStatus
 from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
-from agentrl.store.calls import interactions
+from agentrl.store.calls import call_outcomes, call_traces, running_calls
 from agentrl.store.db import codec
 from agentrl.store.sessions import child_sessions, group_starts, sealing
 from agentrl.store.sessions.session_limits import Limits
@@ -75,7 +75,7 @@ class Healthy:
         self._evaluation()
         self._rejected()
         with db.read() as conn:
-            calls = interactions.of_session(conn, self.session)
+            calls = call_traces.of_session(conn, self.session)
             self.root, self.leaf = (row.id for row in sorted(calls, key=lambda row: row.seq))
             self.path = conn.execute(
                 text("SELECT id FROM trajectories WHERE session_id = :session"), {"session": self.session}
@@ -90,16 +90,16 @@ class Healthy:
         with self.db.write() as conn:
             for session_id in new.session_ids:
                 root = begin_call(conn, self.run, session_id, tools=[{"name": "f"}])
-                interactions.finish(conn, root, session_id, outcome(version=3))
+                call_outcomes.finish(conn, root, session_id, outcome(version=3))
                 self.fork = [call(conn, self.run, session_id, parent=root, delta=(n,)) for n in (5, 6)]
                 self.side = call(conn, self.run, session_id, role="side")
                 aborted = begin_call(conn, self.run, session_id)
-                interactions.finish(conn, aborted, session_id, outcome(status=InteractionStatus.ABORTED))
+                call_outcomes.finish(conn, aborted, session_id, outcome(status=InteractionStatus.ABORTED))
                 self.lost = begin_call(conn, self.run, session_id, replica="dead")
                 rewards.add(conn, session_id, value=1.0, discount=0.5)
                 rewards.add(conn, session_id, value=0.5, discount=0.5, interaction_id=self.side)
                 rewards.add(conn, session_id, value=0.2, discount=0.5, interaction_id=self.fork[1], scope="branch")
-            interactions.declare_lost(conn, self.run, "dead")
+            running_calls.declare_lost(conn, self.run, "dead")
             for session_id in new.session_ids:
                 sealing.end(conn, session_id, SessionStatus.COMPLETED, None, LIMITS)
         self.forked_session, self.tools = new.session_ids[1], codec.content_hash(codec.pack_json([{"name": "f"}]))

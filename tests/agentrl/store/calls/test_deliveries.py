@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,10 @@ from run_records import create_run
 from sqlalchemy import select, update
 from thoroughness import examples
 
-from agentrl.domain.schemas import Delivery
+from agentrl.domain.schemas import Delivery, InteractionStatus
 from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database, events
-from agentrl.store.calls import deliveries, interactions
+from agentrl.store.calls import call_intents, call_outcomes, deliveries, running_calls
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.session_limits import Limits
@@ -79,7 +80,7 @@ class Retries(RuleBasedStateMachine):
             failed = self._begin(0)
             with self.db.write() as conn:
                 for call_id in failed:
-                    interactions.fail(conn, call_id, interactions.InteractionStatus.FAILED, "broken")
+                    running_calls.fail(conn, call_id, InteractionStatus.FAILED, "broken")
         else:
             refusal = {"session_id": self.session, "digest": "d", "retry": 0}
             with self.db.write() as conn:
@@ -93,9 +94,9 @@ class Retries(RuleBasedStateMachine):
         answer.delivery = how
         with self.db.write() as conn:
             if how == Delivery.GIVEN:
-                deliveries.given(conn, answer.ids)
+                deliveries.mark_delivered(conn, answer.ids)
             elif how == Delivery.FREE:
-                deliveries.left(conn, answer.ids, "r")
+                deliveries.release(conn, answer.ids, "r")
             else:
                 mine = interactions_table.c.id.in_(answer.ids)
                 conn.execute(update(interactions_table).where(mine).values(delivery=how, holder=None))
@@ -144,7 +145,7 @@ class Retries(RuleBasedStateMachine):
         ids = self._begin(number)
         with self.db.write() as conn:
             for call_id in ids:
-                interactions.finish(conn, call_id, self.session, outcome(output=OUTPUT))
+                call_outcomes.finish(conn, call_id, self.session, outcome(output=OUTPUT))
         return Answer(ids=ids, of=request, got={number} if number else set())
 
     def _begin(self, number: int, parent: str | None = None, digest: str = "d") -> list[str]:
@@ -153,9 +154,9 @@ class Retries(RuleBasedStateMachine):
         options: dict[str, Any] = {"choice": 0} | ({"retry": number} if number else {})
         with self.db.write() as conn:
             for choice, call_id in enumerate(ids):
-                interactions.begin(
+                call_intents.begin(
                     conn,
-                    interactions.Intent(
+                    call_intents.Intent(
                         id=call_id,
                         run_id=self.run_id,
                         session_id=self.session,
@@ -173,7 +174,7 @@ class Retries(RuleBasedStateMachine):
                         trainable=True,
                         prompt_tokens=2,
                         prompt_digest=tokens.digest,
-                        created_at=interactions.time.time(),
+                        created_at=time.time(),
                         options=options | {"choice": choice},
                         request_id=ids[0] if self.n > 1 else None,
                     ),

@@ -17,7 +17,7 @@ from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError
 from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
-from agentrl.store.calls import interactions
+from agentrl.store.calls import running_calls
 from agentrl.store.sessions import (
     child_sessions,
     due_times,
@@ -121,7 +121,7 @@ def test_a_reward_of_the_parent_reaches_a_child_that_is_built_meanwhile(db, run_
         begin_call(conn, run_id, child, replica="dead")
         call(conn, run_id, child)
         sealing.end(conn, root, SessionStatus.COMPLETED, None, limits)  # built; the child waits for its running call
-        interactions.declare_lost(conn, run_id, "dead")
+        running_calls.declare_lost(conn, run_id, "dead")
 
     def reward(conn):
         return rewards.add(conn, root, value=1.0, discount=1.0)

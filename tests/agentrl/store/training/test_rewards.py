@@ -12,7 +12,7 @@ from play import Clock, begin, begin_call, call, end, group, open_group, take
 from agentrl.domain.schemas import InteractionStatus, SessionStatus
 from agentrl.errors import RequestError
 from agentrl.store.audit import run_audit
-from agentrl.store.calls import interactions
+from agentrl.store.calls import running_calls
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, session_rewards
 from agentrl.store.training import returns, rewards
@@ -135,7 +135,7 @@ def test_the_later_reward_wins_whatever_the_clocks_say(db, session_id, monkeypat
 def test_a_call_that_was_not_delivered_cannot_be_rewarded(db, run_id, session_id, status):
     with db.write() as conn:
         call_id = begin_call(conn, run_id, session_id)
-        interactions.fail(conn, call_id, status, "boom")
+        running_calls.fail(conn, call_id, status, "boom")
     with pytest.raises(RequestError, match=f"is {status}") as caught:
         db.transact(rewards.add, session_id, value=1.0, discount=1.0, interaction_id=call_id)
     assert (caught.value.status, caught.value.param) == (409, "interaction_id")
