@@ -1,33 +1,65 @@
-"""Which tests run in which of pytest-xdist's processes (`make test` starts up to four).
+"""Decides which tests run in which of pytest-xdist's processes (`make test` starts up to four), and in which order.
 
-Whatever uses a real SGLang server runs in one process: two servers would starve each other, and a run that is killed on
-purpose is best disturbed by nothing of that weight. Files whose fixtures are dear are not divided. Every other test
-goes to whichever process is free. xdist's own groups (`--dist loadgroup`) are not used: they are lost with pytest 9.2.
+The tests that share a real SGLang server run in one process, one after the other, and so do those of each server that
+is a few tests' own. Files with expensive fixtures are not divided. Every other test goes to whichever process is free.
+xdist's own groups (`--dist loadgroup`) are not used: they are lost with pytest 9.2.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from xdist.scheduler import LoadScopeScheduling
 
 ENGINE = "engine"
-REAL_ENGINE = ("tests/coders/test_real_engine.py", "tests/e2e/", "tests/frameworks/")
+ADAPTER_ENGINE = "engine with adapters"
+SHARED = {
+    ENGINE: (
+        "tests/agentrl/engine/",
+        "tests/e2e/test_crash.py",
+        "tests/e2e/test_distribution.py",
+        "tests/e2e/test_publish.py",
+        "tests/frameworks/",
+    ),
+    ADAPTER_ENGINE: ("tests/agentrl/engine/test_adapters.py", "tests/e2e/test_adapters.py"),
+}
+"""Who uses each of the servers that conftest.py shares; in tests/agentrl/ only the tests that say `[sglang`."""
+OWN_ENGINE = (
+    "tests/e2e/test_run.py",
+    "tests/e2e/test_publish.py::TestOfAnEngineInBfloat16",
+    "tests/e2e/test_distribution.py::test_logprobs_of_the_demo_model",
+    "tests/e2e/test_tuned.py",
+    "tests/agentrl/engine/test_deterministic.py::test_a_seed",
+    "tests/coders/test_real_engine.py",
+)
+"""Tests that start servers of their own."""
 UNDIVIDED = (
     "tests/agentrl/rendering/",
     "tests/agentrl/store/audit/test_run_audit.py",
     "tests/agentrl/store/test_damage.py",
     "tests/trainer/",
 )
+FIRST = (ENGINE, *OWN_ENGINE, ADAPTER_ENGINE)
+"""Groups that take minutes: they start first, so that the processes end together."""
 
 
 def group_of(nodeid: str) -> str:
     """Tests of one group run in one process, one after the other."""
-    if nodeid.startswith(REAL_ENGINE) or "[sglang" in nodeid:
-        return ENGINE
+    if own := [prefix for prefix in OWN_ENGINE if nodeid.startswith(prefix)]:
+        return own[0]
+    for group in (ADAPTER_ENGINE, ENGINE):
+        if nodeid.startswith(SHARED[group]) and ("[sglang" in nodeid or not nodeid.startswith("tests/agentrl/")):
+            return group
     return nodeid.split("::")[0] if nodeid.startswith(UNDIVIDED) else nodeid
 
 
 class Spread(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives out groups, the largest first and single tests last, so that the processes end together."""
+    """Gives out the groups that take minutes, then the largest, and single tests last."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if longest := [group for group in FIRST if group in self.workqueue]:
+            self.workqueue.move_to_end(longest[0], last=False)
+        super()._assign_work_unit(node)

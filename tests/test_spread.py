@@ -8,18 +8,30 @@ import pytest
 
 pytest.importorskip("xdist")  # `-p no:xdist` is fine, an environment without it is too
 
-from spread import ENGINE, REAL_ENGINE, UNDIVIDED, group_of
+from spread import ADAPTER_ENGINE, ENGINE, OWN_ENGINE, SHARED, UNDIVIDED, group_of
+
+SERVERS = {"sglang_server": ENGINE, "sglang_server_for_adapters": ADAPTER_ENGINE}
 
 
-def test_whatever_uses_the_real_engine_is_in_its_group(request: pytest.FixtureRequest) -> None:
+def test_the_users_of_a_server_are_in_its_group(request: pytest.FixtureRequest) -> None:
     """Of the tests that were collected with this one: all of them where all are run."""
-    users = [i for i in request.session.items if i.get_closest_marker("engine") or "sglang_server" in i.fixturenames]
-    assert {group_of(item.nodeid) for item in users} <= {ENGINE}
+    for item in request.session.items:
+        group = group_of(item.nodeid)
+        if used := [SERVERS[name] for name in SERVERS if name in item.fixturenames]:
+            assert [group] == used, item.nodeid
+        elif item.get_closest_marker("engine"):
+            assert group in {*SHARED, *OWN_ENGINE}, item.nodeid
 
 
 def test_groups() -> None:
-    assert group_of("tests/e2e/test_run.py::test_it") == ENGINE
+    assert group_of("tests/e2e/test_run.py::test_it") == "tests/e2e/test_run.py"
+    assert group_of("tests/e2e/test_crash.py::test_it[sqlite]") == ENGINE
+    assert group_of("tests/e2e/test_publish.py::TestOfTwoEngines::test_it") == ENGINE
     assert group_of("tests/agentrl/engine/test_contract.py::test_it[sglang]") == ENGINE
+    assert group_of("tests/agentrl/engine/test_adapters.py::test_it[sglang]") == ADAPTER_ENGINE
+    assert (
+        group_of("tests/agentrl/engine/test_stream.py::test_it[1]") == "tests/agentrl/engine/test_stream.py::test_it[1]"
+    )
     assert group_of("tests/trainer/test_loop.py::test_it[a::b]") == "tests/trainer/test_loop.py"
     assert (
         group_of("tests/proxy/access/test_authentication.py::test_it[a::b]")
@@ -29,4 +41,5 @@ def test_groups() -> None:
 
 def test_the_paths_are_there() -> None:
     root = Path(__file__).parent.parent
-    assert [path for path in REAL_ENGINE + UNDIVIDED if not (root / path).exists()] == []
+    paths = [*OWN_ENGINE, *UNDIVIDED, *(path for paths in SHARED.values() for path in paths)]
+    assert [path for path in paths if not (root / path.split("::")[0]).exists()] == []
