@@ -62,8 +62,11 @@ SPOKEN = [SYSTEM, U1, calls({"a": 1}, content="I add."), result("2"), A2]
         (TALK, [SYSTEM, says("system", "so far: …"), U2, A2, U3], (1, ForkReason.COMPACTED)),
         (TALK, [SYSTEM, U3], (1, ForkReason.HISTORY_EDITED)),  # nothing of it is left
         (TALK, [SYSTEM, U1, U2, A2, U3], (2, ForkReason.HISTORY_EDITED)),  # one answer was left out, and nothing else
-        (LONGER, [SYSTEM, U1, says("assistant", "1st"), U2, says("assistant", "2nd"), U3, A3],
-         (2, ForkReason.HISTORY_EDITED)),  # two answers were rewritten in their places
+        (
+            LONGER,
+            [SYSTEM, U1, says("assistant", "1st"), U2, says("assistant", "2nd"), U3, A3],
+            (2, ForkReason.HISTORY_EDITED),
+        ),  # two answers were rewritten in their places
         (LONGER, [SYSTEM, U3, A3, U1, A1, U2, A2], (1, ForkReason.HISTORY_EDITED)),  # moved, and nothing left out
         (SPOKEN, [SYSTEM, U1, calls({"a": 1}), result("2"), A2, U3], (2, ForkReason.TEXT_DROPPED)),
         (SPOKEN, [SYSTEM, U1, calls({"a": 1}, "x"), result("2", "x"), A2], (2, ForkReason.TEXT_DROPPED)),
@@ -73,7 +76,7 @@ SPOKEN = [SYSTEM, U1, calls({"a": 1}, content="I add."), result("2"), A2]
         (TALK, [SYSTEM, U1, says("assistant", ""), U2, A2, U3], (2, ForkReason.HISTORY_EDITED)),
         (TALK, [SYSTEM, U1 | {"name": "ann"}, A1, U2, A2, U3], (1, ForkReason.HISTORY_EDITED)),  # another speaker
     ],
-)  # fmt: skip
+)
 def test_the_cause(recorded, sent, expected):
     found = compare(plain(recorded), plain(sent))
     assert (found and (found.index, found.reason)) == expected

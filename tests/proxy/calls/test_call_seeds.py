@@ -33,8 +33,10 @@ def test_a_seed_is_of_the_run_the_place_the_prompt_and_its_number(proxy) -> None
         proxy.sdk(session).chat.completions.create(model="test", messages=ASKED)
     requests = proxy.engine.requests
     assert [sent(request) for request in requests] == [
-        seed_of(requests[0], "group 0 0"), seed_of(requests[1], "group 0 0", 1), seed_of(requests[2], "group 0 1"),
-    ]  # fmt: skip
+        seed_of(requests[0], "group 0 0"),
+        seed_of(requests[1], "group 0 0", 1),
+        seed_of(requests[2], "group 0 1"),
+    ]
     (session,) = {call["params"]["sampling_seed"] for call in proxy.calls(other)}
     assert session == sent(requests[2])
 

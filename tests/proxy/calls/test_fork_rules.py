@@ -282,10 +282,17 @@ def raw_call(output: list[int], role: str = "main") -> Tree:
     tree = Tree()
     tree.add(
         Node(
-            id="raw", conversation_key=b"raw", parent=None, ids=TokenIds([5, *output]), n_delta=1, role=role,
-            system_hash=None, tools_hash=None, messages=0,
+            id="raw",
+            conversation_key=b"raw",
+            parent=None,
+            ids=TokenIds([5, *output]),
+            n_delta=1,
+            role=role,
+            system_hash=None,
+            tools_hash=None,
+            messages=0,
         )
-    )  # fmt: skip
+    )
     return tree
 
 

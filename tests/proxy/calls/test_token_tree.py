@@ -14,14 +14,29 @@ from agentrl.store.calls.call_tree import Node
 
 
 def node(
-    id: str, delta: Sequence[int] = (1,), output: Sequence[int] = (2,), parent: Node | None = None, *,
-    key: bytes = b"", textless: bytes | None = None, messages: int = 0, text: str | None = None,
-) -> Node:  # fmt: skip
+    id: str,
+    delta: Sequence[int] = (1,),
+    output: Sequence[int] = (2,),
+    parent: Node | None = None,
+    *,
+    key: bytes = b"",
+    textless: bytes | None = None,
+    messages: int = 0,
+    text: str | None = None,
+) -> Node:
     return Node(
-        id=id, conversation_key=key or id.encode(), parent=parent, n_delta=len(delta), role="main",
+        id=id,
+        conversation_key=key or id.encode(),
+        parent=parent,
+        n_delta=len(delta),
+        role="main",
         ids=TokenIds([*delta, *output], parent.ids if parent is not None else None),
-        system_hash=None, tools_hash=None, messages=messages, textless_key=textless, text=text,
-    )  # fmt: skip
+        system_hash=None,
+        tools_hash=None,
+        messages=messages,
+        textless_key=textless,
+        text=text,
+    )
 
 
 def tree(*nodes: Node) -> Tree:
@@ -140,9 +155,11 @@ def test_a_raw_prompt_extends_the_longest_call_that_begins_it(made, data):
 def test_texts_that_clients_drop_are_put_back_along_the_path():
     tool_call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     ask, call, result, again = (
-        {"role": "user", "content": "add"}, {"role": "assistant", "content": None, "tool_calls": [tool_call]},
-        {"role": "tool", "content": "2", "tool_call_id": "c"}, {"role": "user", "content": "thanks"},
-    )  # fmt: skip
+        {"role": "user", "content": "add"},
+        {"role": "assistant", "content": None, "tool_calls": [tool_call]},
+        {"role": "tool", "content": "2", "tool_call_id": "c"},
+        {"role": "user", "content": "thanks"},
+    )
     done = {"role": "assistant", "content": "mine"}
     first = node("first", messages=2, text="I add them.")
     second = node("second", parent=first, messages=4, text="It is 2.")

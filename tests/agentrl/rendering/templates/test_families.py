@@ -190,8 +190,12 @@ def test_where_the_library_declines_what_follows_the_replys_end_is_the_bridge(
     for part in ("_inner", "_keeping"):
         monkeypatch.setattr(qwen3, part, Declines(getattr(qwen3, part)))
     prompt = qwen3.render(HISTORY, [CALC])
-    reply = {"role": "assistant", "content": "Let me see.", "reasoning_content": "hm", "tool_calls": [
-        call("calc", '{"expression": "é"}', "x")]}  # fmt: skip
+    reply = {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "hm",
+        "tool_calls": [call("calc", '{"expression": "é"}', "x")],
+    }
     result, question = {"role": "tool", "tool_call_id": "x", "content": "47"}, {"role": "user", "content": "and?"}
     written = prompt + encode(REPLY + "<|im_end|>")
     otherwise = prompt + encode("<think>hm</think>Let me see." + REPLY.partition("see.")[2] + "<|im_end|>")
@@ -221,10 +225,13 @@ def asks(*calls: tuple[str, str]) -> dict[str, Any]:
         ([asks(("a", "1"), ("b", "1"))], [result("1")], ["a"]),  # one id twice: the first
         ([asks(("a", "1"))], [result("1"), asks(("b", "1")), result("1")], ["a", None, "b"]),  # the last call before
         ([asks(("a", "1"))], [asks(("b", "2")), result("2"), result("1")], [None, "b", "a"]),
-        ([], [asks(("a", "1")), asks(("b", "2")), result("1"), {"role": "user", "content": "x"}],
-         [None, None, "a", None]),
+        (
+            [],
+            [asks(("a", "1")), asks(("b", "2")), result("1"), {"role": "user", "content": "x"}],
+            [None, None, "a", None],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_tools_result_has_the_name_of_the_tool_that_was_called(
     qwen3: Renderer, before: list[Any], messages: list[Any], expected: list[str | None]
 ) -> None:
