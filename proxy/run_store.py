@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from agentrl.store import Database
 from agentrl.store.sessions.session_limits import Limits
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -32,6 +33,14 @@ class RunStore:
     async def read(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `query(conn, …)` in a thread, in its own transaction; retries while the database is unavailable."""
         return await asyncio.to_thread(self.database.query, query, *args, **kwargs)
+
+    async def read_then(self, work: Callable[[S], T], query: Callable[..., S], *args: Any, **kwargs: Any) -> T:
+        """`work` on what `query(conn, …)` returns, in the same thread, once the transaction has ended."""
+
+        def run() -> T:
+            return work(self.database.query(query, *args, **kwargs))
+
+        return await asyncio.to_thread(run)
 
     def submit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
         """Queue `unit(conn, …)` for the next group commit without waiting for it. Raises StoreError when closed."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,8 +15,10 @@ from agentrl.proxy.areal.areal_bodies import ExportBody
 from agentrl.proxy.areal.exported_tensors import exported
 from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
-from agentrl.proxy.routes.large_answers import answer
+from agentrl.proxy.routes.large_answers import as_json
+from agentrl.proxy.run_store import RunStore
 from agentrl.store.sessions import areal_sessions, session_lookup
+from agentrl.store.sessions.areal_sessions import Path
 
 router = APIRouter(tags=["areal"], route_class=GuardedRoute)
 FIRST_POLL_S, LONGEST_POLL_S = 0.05, 1.0
@@ -39,22 +39,24 @@ async def export_trajectories(body: ExportBody, request: Request) -> Response:
     store = app_parts.store(request)
     if body.session_id is not None:
         status = await _ended(request, body.session_id)
-        return await answer(store, _export_json, body, [body.session_id], status=status)
+        return await _answer(store, body, [body.session_id], status=status)
     ready = [
         session_id
         for session_id in body.session_ids or ()
         if body.trajectory_id in (None, ONLY_TRAJECTORY) and await _is_ready(request, body, session_id)
     ]
-    return await answer(store, _export_json, body, ready)
+    return await _answer(store, body, ready)
 
 
-def _export_json(conn: Any, body: ExportBody, session_ids: Sequence[str], **more: str) -> Json:
-    merged: Json = {}
+async def _answer(store: RunStore, body: ExportBody, session_ids: list[str], **more: str) -> Response:
     each_call = body.style == "individual"
-    for session_id in session_ids:
-        paths = areal_sessions.paths(conn, session_id, body.discount, each_call=each_call)
-        merged |= exported(paths, each_call=each_call, encoding=body.encoding)
-    return {"interactions": merged, **more}
+
+    def encode(paths: list[Path]) -> bytes:
+        return as_json({"interactions": exported(paths, each_call=each_call, encoding=body.encoding), **more})
+
+    query = areal_sessions.paths_of_all
+    encoded = await store.read_then(encode, query, session_ids, body.discount, each_call=each_call)
+    return Response(encoded, media_type="application/json")
 
 
 async def _is_ready(request: Request, body: ExportBody, session_id: str) -> bool:

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection
-
 from agentrl.domain.schemas import ForkReason
 from agentrl.proxy.calls.fork_rules import FIRST, Place, judge, judge_branch
 from agentrl.proxy.dialects.dialect import ModelRequest
 from agentrl.proxy.run_store import RunStore
 from agentrl.store.calls import conversations, running_calls
+from agentrl.store.calls.conversations import Conversation, History
 
 
 async def place(store: RunStore, session_id: str, request: ModelRequest) -> Place:
     """The place of a call whose conversation extends no recorded one."""
 
-    def read(conn: Connection) -> Place:
-        if not conversations.any_of(conn, session_id):
-            return FIRST
-        recorded = list(conversations.of_session(conn, session_id).values())
-        return judge(recorded, request.messages, request.tools, conversations.under_way(conn, session_id))
+    def decide(history: History) -> Place:
+        return judge(history.recorded, request.messages, request.tools, history.under_way) if history.any else FIRST
 
-    found = await store.read(read)
+    found = await store.read_then(decide, conversations.history, session_id)
     if found.summary is not None:
         await store.write(running_calls.mark_summary, found.summary)
     return found
@@ -36,8 +32,7 @@ async def why_not_deeper(
 ) -> ForkReason | None:
     """Why a call that extends a recorded one by its first `covered` messages extends none of the calls `below` that."""
 
-    def read(conn: Connection) -> ForkReason | None:
-        recorded = list(conversations.of_session(conn, session_id).values())
-        return judge_branch(recorded, request.messages, covered, below)
+    def decide(recorded: dict[str, Conversation]) -> ForkReason | None:
+        return judge_branch(list(recorded.values()), request.messages, covered, below)
 
-    return await store.read(read)
+    return await store.read_then(decide, conversations.of_session, session_id)

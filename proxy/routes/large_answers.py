@@ -14,11 +14,7 @@ from agentrl.proxy.run_store import RunStore
 
 async def answer(store: RunStore, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Response:
     """The JSON response of a route with what `make(conn, …)` returns."""
-
-    def read(conn: Any) -> bytes:
-        return as_json(make(conn, *args, **kwargs))
-
-    return Response(await store.read(read), media_type="application/json")
+    return Response(await store.read_then(as_json, make, *args, **kwargs), media_type="application/json")
 
 
 def as_json(value: Any) -> bytes:

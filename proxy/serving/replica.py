@@ -1,8 +1,8 @@
 """One process of `agentrl proxy --workers N`, started by prefork.py: `python -m agentrl.proxy.serving.replica JOB`.
 
-The database's URL, the admin key and the engines' keys come from the environment. When the parent dies in whatever way,
-the socket pair closes, and the worker stops too. Ctrl-C in a terminal reaches every process: the parent decides what it
-means.
+The database's URL, the admin key and the engines' keys come from the environment. When the parent dies, in whichever
+way, the socket pair closes, and the worker stops too. A worker ignores Ctrl-C, which a terminal sends to every process:
+the parent stops its workers.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
 from types import FrameType
 
 import uvicorn
 
 from agentrl.errors import AgentRLError
+from agentrl.processes.parent_watch import end_with_parent
 from agentrl.proxy.serving.prefork import SERVES, Job
 from agentrl.visible import log_to_stderr, say
 
 ORPHAN_S = 3.0
-"""How long a worker whose parent has died goes on with the calls that run."""
+"""How long a worker whose parent has died may finish its running calls."""
 
 
 class _Server(uvicorn.Server):
-    """Tells the parent when it serves; leaves Ctrl-C to it."""
+    """Notifies the parent when it serves; ignores Ctrl-C."""
 
     def __init__(self, config: uvicorn.Config, parent: socket.socket) -> None:
         super().__init__(config)
@@ -37,7 +36,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            with contextlib.suppress(OSError):  # it is dead: the other thread sees to it
+            with contextlib.suppress(OSError):  # the parent is dead: `end_with_parent` stops this process
                 self._parent.send(SERVES)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -51,7 +50,7 @@ def main() -> int:
     job = Job(**json.loads(sys.argv[1]))
     log_to_stderr(job.log_level, f"worker {job.index} ")
     parent = socket.socket(fileno=job.parent)
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    end_with_parent(parent, ORPHAN_S)
 
     from agentrl.proxy.metrics import counters
 
@@ -78,15 +77,6 @@ def main() -> int:
     server = _Server(connections.server_config(app, job.log_level), parent)
     server.run(sockets=[socket.socket(fileno=job.listener)])
     return 0 if server.started else 1
-
-
-def _end_with_parent(parent: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while parent.recv(1):  # it never says anything
-            pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(ORPHAN_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,22 @@ def of_session(conn: Connection, session_id: str) -> dict[str, Conversation]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """A session's conversations, oldest first: those that have an answer, and those whose first call still runs."""
+
+    recorded: list[Conversation]
+    under_way: list[Conversation]
+    any: bool = True  # false: the session has made no call yet
+
+
+def history(conn: Connection, session_id: str) -> History:
+    """The session's conversations, to decide why a call forks. A session without calls costs one look-up."""
+    if not any_of(conn, session_id):
+        return History([], [], any=False)
+    return History(list(of_session(conn, session_id).values()), under_way(conn, session_id))
+
+
 def any_of(conn: Connection, session_id: str) -> bool:
     """Whether the session has made a call."""
     return (

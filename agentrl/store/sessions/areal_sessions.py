@@ -186,6 +186,11 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
     return found
 
 
+def paths_of_all(conn: Connection, session_ids: list[str], discount: float, *, each_call: bool) -> list[Path]:
+    """`paths` of several sessions, one after the other."""
+    return [path for each in session_ids for path in paths(conn, each, discount, each_call=each_call)]
+
+
 def _ancestry(call_id: str, parents: dict[str, str | None]) -> list[str]:
     path: list[str] = []
     node: str | None = call_id
