@@ -21,11 +21,11 @@ from agentrl.domain.schemas import InteractionStatus, Json, Role
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.access.request_bounds import check_options
 from agentrl.proxy.calls.call_context import CallContext
-from agentrl.proxy.calls.engine_params import engine_params, is_greedy, modifies_distribution, replaced
-from agentrl.proxy.calls.prompts import Prompt, parser_after, prompts_for
-from agentrl.proxy.calls.sample_segment import Interrupted, Sampled
-from agentrl.proxy.calls.sampling import SampleRequest, sample
-from agentrl.proxy.calls.stop_strings import Delivered
+from agentrl.proxy.calls.prompts.request_prompts import Prompt, parser_after, prompts_for
+from agentrl.proxy.calls.sampling.engine_params import engine_params, is_greedy, modifies_distribution, replaced
+from agentrl.proxy.calls.sampling.sample_segment import Interrupted, Sampled
+from agentrl.proxy.calls.sampling.sampling import SampleRequest, sample
+from agentrl.proxy.calls.sampling.stop_strings import Delivered
 from agentrl.proxy.dialects.dialect import Answer, Dialect, Head, ModelRequest, Named, Piece, Tokens, message_of
 from agentrl.proxy.dialects.model_names import is_policy
 from agentrl.rendering import Delta, ToolCallDelta

@@ -27,7 +27,7 @@ from agentrl.proxy.calls import model_call
 from agentrl.proxy.calls.exchanges import ClientLeft, Event, Exchange
 from agentrl.proxy.calls.live_sessions import LiveSessions
 from agentrl.proxy.calls.model_call import CallOrigin
-from agentrl.proxy.calls.prompts import told_to_think
+from agentrl.proxy.calls.prompts.request_prompts import told_to_think
 from agentrl.proxy.calls.upstreams import Start, asked_for
 from agentrl.proxy.calls.upstreams import run as run_upstream
 from agentrl.proxy.dialects import MESSAGES

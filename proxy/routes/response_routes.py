@@ -12,7 +12,7 @@ from starlette.responses import Response
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.proxy.calls import recorded_answers
-from agentrl.proxy.calls.prompt_lengths import written
+from agentrl.proxy.calls.prompts.prompt_lengths import written
 from agentrl.proxy.dialects import RESPONSES
 from agentrl.proxy.dialects.dialect import Answer, bad_parameter, unsupported
 from agentrl.proxy.dialects.responses.recorded_items import items_of

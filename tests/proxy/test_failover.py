@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 
 from agentrl.domain.schemas import Json, TrainedBatch, TrainedTrajectory
 from agentrl.engine.server_process import free_port
-from agentrl.proxy.calls import sampling
+from agentrl.proxy.calls.sampling import sampling
 from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.store.audit import run_audit

@@ -13,7 +13,7 @@ import pytest
 from agentrl.errors import RequestError
 from agentrl.proxy.access import heavy_work
 from agentrl.proxy.access.heavy_work import INLINE_BYTES, Heavy
-from agentrl.proxy.calls import prompt_lengths
+from agentrl.proxy.calls.prompts import prompt_lengths
 from agentrl.proxy.dialects import MESSAGES
 from agentrl.rendering.templates import chatml_renderer
 from agentrl.testing import Reply

@@ -16,8 +16,8 @@ from serving import add_version
 from agentrl.domain.tokens import TokenIds
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError
-from agentrl.proxy.calls.sample_segment import Sampled
-from agentrl.proxy.calls.sampling import SampleRequest, sample
+from agentrl.proxy.calls.sampling.sample_segment import Sampled
+from agentrl.proxy.calls.sampling.sampling import SampleRequest, sample
 from agentrl.proxy.engines import adapters
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.engine_state import Engine, EngineState

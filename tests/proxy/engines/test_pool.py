@@ -17,8 +17,8 @@ from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import TokenIds
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
-from agentrl.proxy.calls.sample_segment import Interrupted, Sampled
-from agentrl.proxy.calls.sampling import WHOLE_INTERVAL, SampleRequest, sample
+from agentrl.proxy.calls.sampling.sample_segment import Interrupted, Sampled
+from agentrl.proxy.calls.sampling.sampling import WHOLE_INTERVAL, SampleRequest, sample
 from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines import updates
 from agentrl.proxy.engines.engine_state import Engine, EngineState

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentrl.domain.tokens import TokenIds
-from agentrl.proxy.calls.sample_segment import Sampled, Segment
-from agentrl.proxy.calls.sampling import Next, SampleRequest, next_action
+from agentrl.proxy.calls.sampling.sample_segment import Sampled, Segment
+from agentrl.proxy.calls.sampling.sampling import Next, SampleRequest, next_action
 
 END = 2
 GRAMMAR = {"json_schema": "{}"}

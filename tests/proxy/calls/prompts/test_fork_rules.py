@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl.domain.schemas import ForkReason, Role
 from agentrl.domain.tokens import TokenIds
-from agentrl.proxy.calls.fork_evidence import Evidence
-from agentrl.proxy.calls.fork_rules import RULES, deciding_rule, judge, judge_branch, raw_place
+from agentrl.proxy.calls.prompts.fork_evidence import Evidence
+from agentrl.proxy.calls.prompts.fork_rules import RULES, deciding_rule, judge, judge_branch, raw_place
 from agentrl.proxy.calls.token_tree import Tree
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.divergence import leading_system

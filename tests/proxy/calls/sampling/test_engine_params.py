@@ -10,7 +10,7 @@ import pytest
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import RequestError
 from agentrl.proxy.calls.call_settings import forced_sampling
-from agentrl.proxy.calls.engine_params import engine_params, is_greedy, replaced, resumable
+from agentrl.proxy.calls.sampling.engine_params import engine_params, is_greedy, replaced, resumable
 from agentrl.proxy.dialects.dialect import ModelRequest
 
 

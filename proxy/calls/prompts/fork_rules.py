@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from agentrl.domain.schemas import ForkReason, Json, Role
-from agentrl.proxy.calls.fork_evidence import Evidence, is_summary, quoted
+from agentrl.proxy.calls.prompts.fork_evidence import Evidence, is_summary, quoted
 from agentrl.proxy.calls.token_tree import Decode, Tree
 from agentrl.rendering.divergence import common, compare, mark, nearest, plain
 from agentrl.store.calls.conversations import Conversation

@@ -23,8 +23,8 @@ from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import TokenIds
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
-from agentrl.proxy.calls.engine_params import resumable
-from agentrl.proxy.calls.sample_segment import Interrupted, Sampled, Segment
+from agentrl.proxy.calls.sampling.engine_params import resumable
+from agentrl.proxy.calls.sampling.sample_segment import Interrupted, Sampled, Segment
 from agentrl.proxy.dialects.dialect import ENGINE_REFUSED, Tokens, spoken
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool

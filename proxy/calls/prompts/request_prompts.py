@@ -14,11 +14,11 @@ from functools import partial
 from agentrl.domain.schemas import ForkReason, Json, Role
 from agentrl.domain.tokens import TokenIds
 from agentrl.errors import RequestError
-from agentrl.proxy.calls import prompt_lengths
 from agentrl.proxy.calls.call_context import CallContext
-from agentrl.proxy.calls.fork_reasons import place, why_not_deeper
-from agentrl.proxy.calls.fork_rules import Place, raw_place
-from agentrl.proxy.calls.prompt_lengths import written
+from agentrl.proxy.calls.prompts import prompt_lengths
+from agentrl.proxy.calls.prompts.fork_reasons import place, why_not_deeper
+from agentrl.proxy.calls.prompts.fork_rules import Place, raw_place
+from agentrl.proxy.calls.prompts.prompt_lengths import written
 from agentrl.proxy.calls.token_tree import Tree, with_texts
 from agentrl.proxy.dialects.dialect import ModelRequest, Named
 from agentrl.rendering import OutputParser, Renderer

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.proxy.calls.stop_strings import Delivered
+from agentrl.proxy.calls.sampling.stop_strings import Delivered
 from agentrl.rendering import ContentDelta, ParsedOutput
 
 

@@ -1,0 +1,1 @@
+"""Sampling an answer on the engines: parameters, segments, stop strings."""
