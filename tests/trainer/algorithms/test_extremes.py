@@ -112,7 +112,7 @@ def test_a_token_that_m2po_masks_has_no_gradient_and_adds_nothing() -> None:
 def test_a_token_that_m2po_masks_is_counted_as_masked_and_not_as_clipped() -> None:
     tokens, _ = batch([(100.0, 0.0, 0.0, 1.0, 0), (0.1, 0.0, 0.0, 1.0, 0), (0.1, 0.0, 0.0, 1.0, 0)])
     kept = dataclasses.replace(tokens, keep_S=torch.tensor([False, True, True]))
-    _, sums = policy_loss(kept, Totals(3.0, 1.0), Algorithm(preset="m2po"))
+    _, sums = policy_loss(kept, Totals(3.0, 1.0), Algorithm(preset="m2po", clip="ppo"))
     assert sums["masked_fraction"] == 1
     assert sums["clip_fraction"] == 0
 

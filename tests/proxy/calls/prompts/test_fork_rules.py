@@ -101,6 +101,14 @@ PLACES = [
         [ADD],
         (Role.MAIN, ForkReason.NEW_CONVERSATION),
     ),
+    # the same two questions, then an answer that was never sampled
+    (
+        [recorded([S, U1, U2, A2], [ADD])],
+        [S, U1, U4, says("assistant", "own"), U3],
+        [ADD],
+        (Role.MAIN, ForkReason.HISTORY_EDITED),
+    ),
+    ([MAIN[0]], [S, U1, U3], [ADD], (Role.MAIN, ForkReason.HISTORY_EDITED)),  # its only answer was dropped
     (MAIN, [S, U2, A2, U3], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
     (SUMMED, [S, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
     (SUMMED, [S, says("user", "second, that is")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),  # too short
