@@ -5,12 +5,11 @@ Nothing here writes to the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, select
 from zstandard import ZstdError
 
 from agentrl.configs.algorithm import Algorithm
@@ -18,15 +17,14 @@ from agentrl.configs.presets import PRESETS
 from agentrl.configs.proxy_config import MAX_REWARD
 from agentrl.domain.credit import SessionRewards
 from agentrl.domain.schemas import Batch, Float32, Json, StepState, TrajectoryTokens
+from agentrl.domain.selection import StepRange
 from agentrl.errors import UserError, did_you_mean
-from agentrl.export.columns import ARRAYS, Columns
-from agentrl.export.columns import Row as Record
-from agentrl.export.row_pages import tokens_row
-from agentrl.export.selection import StepRange
-from agentrl.store import Database, runs
-from agentrl.store.calls import call_traces
-from agentrl.store.tables import groups, sessions, tasks
-from agentrl.store.training import rewards, steps
+from agentrl.store import Connection, Database, Row, runs
+from agentrl.store.exports.columns import ARRAYS, Columns
+from agentrl.store.exports.columns import Row as Record
+from agentrl.store.exports.row_pages import tokens_row
+from agentrl.store.sessions import rescoring_view
+from agentrl.store.training import steps
 from agentrl.store.training.returns import Rescore
 from agentrl.trainer.algorithms.advantages import turn_advantages
 
@@ -34,7 +32,7 @@ ESTIMATORS = [name for name in PRESETS if Algorithm(preset=name).estimator == "r
 """The algorithms whose advantages follow from what the store holds."""
 
 Judge = Callable[[Json], float | Mapping[str, float] | None]
-"""`--rescore`: what `describe` says of a session → its reward, `{call id: reward}`, or None for the recorded ones."""
+"""`--rescore`: a session (`rescoring_view.describe`) → its reward, `{call id: reward}`, or None for the recorded."""
 
 COLUMNS: Columns = {
     "step": "int",
@@ -194,48 +192,6 @@ def records(step: Row[Any], credited: Recredited) -> list[Record]:
     ]
 
 
-def describe(conn: Connection, session_id: str) -> Json:
-    """A session as `--rescore` gets it.
-
-    `id`, `group_id`, `sample_index`, `parent_session_id`, `status`, `error`, `metadata`, `task`; `calls`, oldest
-    first, each with `id`, `parent_id`, `role`, `status`, `finish_reason`, `system` (the messages before all others),
-    `new_messages` (what follows the parent's conversation) and `answer`; `messages`, the whole conversation of the last
-    delivered main call with its answer; `rewards`, every reward ever given.
-    """
-    row = conn.execute(
-        select(sessions, groups.c.task, groups.c.task_id, tasks.c.data)
-        .join(groups, groups.c.id == sessions.c.group_id)
-        .outerjoin(tasks, tasks.c.id == groups.c.task_id)
-        .where(sessions.c.id == session_id)
-    ).one()
-    names = ("id", "parent_id", "role", "status", "finish_reason", "system", "new_messages", "answer")
-    calls = [{name: item.get(name) for name in names} for item in call_traces.trace(conn, session_id)]
-    return {
-        "id": row.id,
-        "group_id": row.group_id,
-        "sample_index": row.sample_index,
-        "parent_session_id": row.parent_session_id,
-        "status": row.status,
-        "error": row.error,
-        "metadata": row.metadata,
-        "task": row.data if row.task_id else row.task,
-        "calls": calls,
-        "messages": _conversation(calls),
-        "rewards": rewards.history(conn, session_id),
-    }
-
-
-def _conversation(calls: Sequence[Json]) -> list[Json]:
-    by_id = {call["id"]: call for call in calls}
-    node = next((call for call in reversed(calls) if call["role"] == "main" and call["answer"] is not None), None)
-    turns: list[Json] = []
-    while node is not None:
-        turns.append(node)
-        node = by_id.get(node["parent_id"])
-    system = turns[-1]["system"] if turns else []
-    return [*system, *(message for turn in reversed(turns) for message in (*turn["new_messages"], turn["answer"]))]
-
-
 def _algorithm(conn: Connection, step: Row[Any]) -> Algorithm:
     """What a step's advantages came from: of the run's configuration, which no resume changes, else by its name.
 
@@ -258,7 +214,7 @@ def _rescorer(conn: Connection, run_id: str, judge: Judge) -> Rescore:
     most = float(runs.get(conn, run_id).config.get("proxy", {}).get("max_reward", MAX_REWARD))
 
     def rescore(session_id: str, recorded: SessionRewards) -> SessionRewards:
-        session = describe(conn, session_id)
+        session = rescoring_view.describe(conn, session_id)
         verdict = judge(session)
         if verdict is None:
             return recorded

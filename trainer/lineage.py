@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, select
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import (
@@ -18,12 +17,10 @@ from agentrl.domain.schemas import (
     ResumePlan,
     StepState,
     TrainedTrajectory,
-    VersionState,
 )
 from agentrl.errors import UserError
-from agentrl.store import Database, events, runs
+from agentrl.store import Connection, Database, Row, events, runs
 from agentrl.store.db.codec import new_id
-from agentrl.store.tables import weight_versions
 from agentrl.store.training import batch_facts, steps
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
@@ -178,10 +175,7 @@ def _finish(conn: Connection, run_id: str, epoch: int) -> None:
 
 
 def _unneeded(conn: Connection, run_id: str, names: list[str], strangers: bool) -> set[str]:
-    of_run = select(weight_versions.c.version).where(weight_versions.c.run_id == run_id)
-    surviving = of_run.where(weight_versions.c.state != VersionState.ROLLED_BACK)
-    newest = conn.execute(surviving.order_by(weight_versions.c.version.desc()).limit(KEEP_VERSIONS)).scalars()
-    needed = {*newest, runs.get(conn, run_id).current_version}
+    needed = {*runs.newest_versions(conn, run_id, KEEP_VERSIONS), runs.get(conn, run_id).current_version}
     out = set()
     for name in names:
         row = runs.version(conn, run_id, version_of(name) or 0)

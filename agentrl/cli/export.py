@@ -29,8 +29,8 @@ def export(
     Whatever it makes appears complete under its name, or not at all.
     """
     from agentrl.cli.progress_bar import bar
+    from agentrl.domain.selection import Selection, require_choice
     from agentrl.export.job import FORMATS, Job
-    from agentrl.export.selection import Selection, require_choice
 
     selection = Selection.parse(what, state, steps)
     require_choice("--format", format_, FORMATS)

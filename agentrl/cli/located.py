@@ -18,9 +18,7 @@ from agentrl.location import RUNS_DIR, Location
 from agentrl.visible import say
 
 if TYPE_CHECKING:
-    from sqlalchemy import Row
-
-    from agentrl.store import Database
+    from agentrl.store import Database, Row
 
 Run = Annotated[
     str | None,

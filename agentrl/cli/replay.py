@@ -38,9 +38,9 @@ def replay(
     """
     from agentrl import past_batches as again
     from agentrl.console import Console
+    from agentrl.domain.selection import StepRange
     from agentrl.export.output import atomic_folder
     from agentrl.export.row_writers import ParquetWriter
-    from agentrl.export.selection import StepRange
     from agentrl.rollout.agent import load_object
 
     wanted = StepRange.parse(steps)

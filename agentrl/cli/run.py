@@ -19,9 +19,8 @@ from agentrl.location import Location
 from agentrl.visible import say
 
 if TYPE_CHECKING:
-    from sqlalchemy import Row
-
     from agentrl.configs.run_config import RunConfig
+    from agentrl.store import Row
 
 run = typer.Typer(help="Make a run without starting anything; list the runs.", no_args_is_help=True)
 

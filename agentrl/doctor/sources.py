@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from sqlalchemy import Connection
-
 from agentrl.client import AsyncClient
 from agentrl.doctor.record import Session, read
 from agentrl.domain.schemas import Json
 from agentrl.errors import ModelFolderError, UserError
-from agentrl.store import Database, events, family, runs
+from agentrl.store import Connection, Database, events, family, runs
 from agentrl.store.calls import call_traces
 from agentrl.store.sessions import session_lookup
 from agentrl.store.training import rewards

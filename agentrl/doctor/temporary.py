@@ -11,14 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Connection
-
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import EngineUnavailable
 from agentrl.launch import connect, parts, snapshot
 from agentrl.launch.part_process import keep_running
 from agentrl.launch.parts import Plan
-from agentrl.store import Database, runs
+from agentrl.store import Connection, Database, runs
 
 POLL_S = 0.25
 NAME = "doctor"

@@ -10,21 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
-from sqlalchemy import Connection, select
 
-from agentrl.domain.schemas import Int32, InteractionStatus
+from agentrl.domain.schemas import Int32
+from agentrl.domain.selection import Selection
 from agentrl.errors import UserError
-from agentrl.export import row_pages
-from agentrl.export.selection import Selection
 from agentrl.store import Database
-from agentrl.store.db import codec
-from agentrl.store.tables import groups, interaction_data, interactions, sessions
-from agentrl.store.training import returns
-from agentrl.store.training import trajectories as paths
+from agentrl.store.exports import evaluation_paths, row_pages
 
 PAGE_SESSIONS = 64
 Decode = Callable[[list[int]], str]
@@ -110,55 +104,17 @@ def rollouts(database: Database, run_id: str, selection: Selection) -> Iterator[
 
 def evaluations(database: Database, run_id: str) -> Iterator[list[Sample]]:
     """Every path of every ended evaluation session, in pages."""
-    after: str | None = ""
-    while after is not None:
-        page, after = database.query(_evaluations, run_id, after)
-        yield page
-
-
-def _evaluations(conn: Connection, run_id: str, after: str) -> tuple[list[Sample], str | None]:
-    heads = conn.execute(
-        select(sessions.c.id, sessions.c.sample_index, sessions.c.group_id, groups.c.task_id)
-        .join(groups, groups.c.id == sessions.c.group_id)
-        .where(sessions.c.run_id == run_id, sessions.c.is_eval.is_(True), sessions.c.id > after)
-        .where(sessions.c.ended_at.is_not(None))
-        .order_by(sessions.c.id)
-        .limit(PAGE_SESSIONS)
-    ).all()
-    credited = returns.of_sessions(conn, [head.id for head in heads], 1.0)
-    samples = [sample for head in heads for sample in _session(conn, head, credited[head.id].episode_return)]
-    return samples, heads[-1].id if heads else None
-
-
-def _session(conn: Connection, head: Any, reward: float) -> Iterator[Sample]:
-    calls = {
-        row.id: row
-        for row in conn.execute(
-            select(
-                interactions.c.id,
-                interactions.c.parent_id,
-                interaction_data.c.prompt_delta_ids,
-                interaction_data.c.output_ids,
-                interaction_data.c.spans,
-            )
-            .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
-            .where(interactions.c.session_id == head.id, interactions.c.status == InteractionStatus.COMPLETE)
-            .order_by(interactions.c.seq)
-        )
-    }
-    for path in paths.paths({row.id: row.parent_id for row in calls.values()}):
-        turns = [calls[call_id] for call_id in path]
-        spans: list[list[int]] = [span for turn in turns for span in turn.spans]
-        if spans:
-            pieces = [codec.unpack_ids(part) for turn in turns for part in (turn.prompt_delta_ids, turn.output_ids)]
-            first = next(i for i, turn in enumerate(turns) if turn.spans)
-            yield Sample(
+    for page in evaluation_paths.pages(database, run_id):
+        yield [
+            Sample(
                 "eval-rollout",
-                head.task_id or head.group_id,
-                head.sample_index,
-                np.concatenate(pieces),
-                sum(len(piece) for piece in pieces[: 2 * first + 1]),
-                spans[0][0],
-                spans[-1][0],
-                reward,
+                path.task_id,
+                path.sample_index,
+                path.ids,
+                path.prompt_len,
+                path.head_version,
+                path.tail_version,
+                path.reward,
             )
+            for path in page
+        ]

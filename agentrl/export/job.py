@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
-
 from agentrl.domain.schemas import StepState
+from agentrl.domain.selection import Selection
 from agentrl.errors import UserError
-from agentrl.export import areal_dump, row_pages, tensors
-from agentrl.export.columns import COLUMNS
+from agentrl.export import areal_dump, tensors
 from agentrl.export.output import atomic_file, atomic_folder, require_free
 from agentrl.export.row_writers import WRITERS
-from agentrl.export.selection import Selection
-from agentrl.store import Database
-from agentrl.store.tables import sessions, trajectories
+from agentrl.store import Database, Row
+from agentrl.store.exports import evaluation_paths, row_pages
+from agentrl.store.exports.columns import COLUMNS
 from agentrl.store.training import steps
 
 FORMATS = ("parquet", "jsonl", "areal", "tensors")
@@ -77,7 +75,7 @@ class Job:
         filtered = bool(self.selection.states) or self.selection.steps is not None
         total, done = self._count(), 0
         if not filtered:
-            total += self.database.query(_evaluation_sessions, self.run.id)
+            total += self.database.query(evaluation_paths.count_sessions, self.run.id)
         with atomic_folder(self.out, force=self.force) as draft:
             for page in areal_dump.rollouts(self.database, self.run.id, self.selection):
                 areal_dump.write(draft, page, decode)
@@ -90,7 +88,7 @@ class Job:
         return Written(self.out, done, _size(self.out))
 
     def _tensor_file(self, progress: Progress) -> Written:
-        n, width = self.database.query(_extent, self.run.id, self.selection)
+        n, width = self.database.query(row_pages.extent, self.run.id, self.selection)
         metadata = {"run": str(self.run.name)}
         done = 0
         with atomic_file(self.out, force=self.force) as draft:
@@ -129,21 +127,6 @@ class Job:
 
     def _count(self) -> int:
         return self.database.query(row_pages.count, self.run.id, self.selection)
-
-
-def _extent(conn: Connection, run_id: str, selection: Selection) -> tuple[int, int]:
-    """How many trajectories a selection has, and the length of the longest."""
-    found = conn.execute(
-        select(func.count(), func.coalesce(func.max(trajectories.c.tokens), 0)).where(
-            *row_pages.where(run_id, selection)
-        )
-    ).one()
-    return int(found[0]), int(found[1])
-
-
-def _evaluation_sessions(conn: Connection, run_id: str) -> int:
-    of_run = (sessions.c.run_id == run_id, sessions.c.is_eval.is_(True))
-    return int(conn.execute(select(func.count()).select_from(sessions).where(*of_run)).scalar_one())
 
 
 def _size(path: Path) -> int:

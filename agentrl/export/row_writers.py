@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from agentrl.errors import UserError
-from agentrl.export.columns import Columns, Kind, Row
+from agentrl.store.exports.columns import Columns, Kind, Row
 
 
 class JsonlWriter:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Connection
-
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.launch import run_folder
 from agentrl.models import resolve_model
 from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.held_out import settings_of
-from agentrl.store import Database, runs
+from agentrl.store import Connection, Database, runs
 
 
 def create_run(config: RunConfig, key: str) -> str:

@@ -19,8 +19,6 @@ import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Connection
-
 from agentrl.configs import cautions
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
@@ -35,7 +33,7 @@ from agentrl.models import resolve_model
 from agentrl.processes.children import kill_tree
 from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.held_out import settings_of
-from agentrl.store import Database, engine_turns, events, runs
+from agentrl.store import Connection, Database, activity, engine_turns, events, runs
 from agentrl.store.db.codec import new_id
 from agentrl.trainer.metrics import metric_sinks
 
@@ -137,7 +135,7 @@ def report(plan: Plan, database: Database, run_id: str) -> Json:
     """Write `summary.json` and `curve.png` from what the store holds."""
     now = database.query(snapshot.take, run_id)
     wall_s = sum(row.data["wall_s"] for row in database.query(events.of_run, run_id, STOPPED))
-    tokens = database.query(snapshot.total_output_tokens, run_id)
+    tokens = database.query(activity.total_output_tokens, run_id)
     result = summary.summarize(now, plan.config.evaluation.main_setting, wall_s, tokens)
     run_dir = plan.config.run_dir
     summary.write(result, run_dir / "summary.json")

@@ -8,7 +8,6 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from rich.table import Table
-from sqlalchemy import Connection
 
 from agentrl.configs.config_files import load_config
 from agentrl.configs.run_config import RunConfig
@@ -17,7 +16,7 @@ from agentrl.domain.evaluation import Label, figure
 from agentrl.domain.schemas import Json
 from agentrl.launch import curve, run_folder, summary
 from agentrl.location import RUNS_DIR
-from agentrl.store import Database, evaluation_episodes, runs
+from agentrl.store import Connection, Database, evaluation_episodes, runs
 from agentrl.store.calls import call_traces
 
 SAMPLES = 3

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from sqlalchemy.engine import make_url
 
 from agentrl import location
 from agentrl.configs.config_files import parse_config
@@ -20,6 +19,7 @@ from agentrl.configs.trainer_config import CHANGEABLE_OF_TRAINER
 from agentrl.domain.schemas import Json
 from agentrl.environment import DATABASE_URL, without_password
 from agentrl.errors import ConfigError, UserError
+from agentrl.store.db.sql_engines import sqlite_path
 
 CHANGEABLE = (
     "steps",
@@ -76,9 +76,7 @@ def database_url(config: RunConfig) -> str:
 def remember_database(run_dir: Path, url: str) -> None:
     """Write where the run's database is into its folder, without the password; nothing for its own SQLite file."""
     record = run_dir / location.DATABASE
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith("file:"):
-        file = Path(parsed.database).resolve()
+    if (file := sqlite_path(url)) is not None:
         if file == (run_dir / location.SQLITE_FILE).resolve():
             record.unlink(missing_ok=True)
             return

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
-
 from agentrl.domain.evaluation import Evaluation
-from agentrl.store import evaluation_episodes, runs
-from agentrl.store.db import codec
+from agentrl.store import Connection, Row, activity, engine_turns, evaluation_episodes, runs
 from agentrl.store.sessions import failures
-from agentrl.store.tables import engines, interactions
 from agentrl.store.training import steps
 
 RATE_WINDOW_S = 20.0
@@ -63,34 +58,12 @@ def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
         ready_groups=runs.ready_groups(conn, run_id),
         running_groups=run.running,
         newest_step_state=steps.newest_state(conn, run_id),
-        engines={row.url: row.state for row in conn.execute(select(engines).where(engines.c.run_id == run_id))},
-        tokens_per_s=_tokens_per_s(conn, run_id),
+        engines=engine_turns.states(conn, run_id),
+        tokens_per_s=activity.output_tokens_per_s(conn, run_id, RATE_WINDOW_S, LONGEST_CALL_S),
         failing=failures.seen(conn, run_id),
         points=_points(steps.of_run(conn, run_id, after_step)),
         evaluations=evaluation_episodes.newest(conn, run) if after_step else evaluation_episodes.of_run(conn, run_id),
     )
-
-
-def total_output_tokens(conn: Connection, run_id: str) -> int:
-    """All tokens that the run ever sampled; reads every call."""
-    return int(
-        conn.execute(
-            select(func.coalesce(func.sum(interactions.c.output_tokens), 0)).where(interactions.c.run_id == run_id)
-        ).scalar_one()
-    )
-
-
-def _tokens_per_s(conn: Connection, run_id: str) -> float:
-    """From the calls of the last seconds: ids sort by time, so older calls are not read."""
-    now = time.time()
-    tokens = conn.execute(
-        select(func.coalesce(func.sum(interactions.c.output_tokens), 0)).where(
-            interactions.c.id > codec.first_id(now - LONGEST_CALL_S),
-            interactions.c.run_id == run_id,
-            interactions.c.finished_at > now - RATE_WINDOW_S,
-        )
-    ).scalar_one()
-    return float(tokens) / RATE_WINDOW_S
 
 
 def _points(lineage: list[Row[Any]]) -> list[StepPoint]:

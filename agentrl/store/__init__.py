@@ -21,6 +21,8 @@ dialect         an insert that knows conflicts, for either database
 codec           arrays, JSON, ids and hashes
 """
 
+from sqlalchemy import Connection, Row
+
 from agentrl.store.db.database import Database
 
-__all__ = ["Database"]
+__all__ = ["Connection", "Database", "Row"]

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from agentrl.domain.schemas import Json, SessionStatus, StepState
 from agentrl.store import evaluation_episodes, runs
+from agentrl.store.db import codec
 from agentrl.store.tables import engines, events, heartbeats, interactions, sessions, steps
 
 LATEST_EVENTS = 5
@@ -133,3 +134,28 @@ def _latest(conn: Connection, run_id: str) -> Json:
         "events": [dict(row._mapping) for row in timeline],
         "errors": [dict(row._mapping) for row in failed],
     }
+
+
+def total_output_tokens(conn: Connection, run_id: str) -> int:
+    """All tokens that the run ever sampled; reads every call."""
+    return int(
+        conn.execute(
+            select(func.coalesce(func.sum(interactions.c.output_tokens), 0)).where(interactions.c.run_id == run_id)
+        ).scalar_one()
+    )
+
+
+def output_tokens_per_s(conn: Connection, run_id: str, window_s: float, longest_call_s: float) -> float:
+    """Tokens sampled per second by calls that ended in the last `window_s` and took at most about `longest_call_s`.
+
+    Ids sort by time, so older calls are not read.
+    """
+    now = time.time()
+    tokens = conn.execute(
+        select(func.coalesce(func.sum(interactions.c.output_tokens), 0)).where(
+            interactions.c.id > codec.first_id(now - longest_call_s),
+            interactions.c.run_id == run_id,
+            interactions.c.finished_at > now - window_s,
+        )
+    ).scalar_one()
+    return float(tokens) / window_s

@@ -91,3 +91,8 @@ def set_draining(conn: Connection, run_id: str, url: str, draining: bool, replic
         raise RequestError(404, f"no engine {url!r}", code="engine_not_found", param="url")
     kind = "engine_drained" if draining else "engine_resumed"
     events.record(conn, run_id, kind, {"url": url}, replica)
+
+
+def states(conn: Connection, run_id: str) -> dict[str, str]:
+    """The state of each engine of a run, by URL."""
+    return {row.url: row.state for row in conn.execute(select(engines).where(engines.c.run_id == run_id))}

@@ -12,6 +12,8 @@ from agentrl.store.db import upsert
 from agentrl.store.db.codec import new_id
 from agentrl.store.tables import events
 
+REOPENED = "reopened"
+"""Kind of the event that says a run was resumed: failures are counted from it on."""
 REFUSED = "refused"
 """Kind of the events that say which of a session's calls were refused."""
 REFUSALS_KEPT = 20

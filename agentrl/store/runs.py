@@ -14,7 +14,6 @@ from agentrl.domain.schemas import Json, StepState, VersionState
 from agentrl.errors import RequestError, UserError, did_you_mean
 from agentrl.store import events
 from agentrl.store.db.codec import hash_key, new_id
-from agentrl.store.sessions import failures
 from agentrl.store.tables import groups, runs, steps, tasks, trajectories, weight_versions
 
 
@@ -87,7 +86,7 @@ def reopen(conn: Connection, run_id: str, *, key: str, config: Json, steps: int)
             error=None,
         )
     )
-    events.record(conn, run_id, failures.REOPENED, {}, "store")
+    events.record(conn, run_id, events.REOPENED, {}, "store")
 
 
 def go_on(conn: Connection, run_id: str) -> None:
@@ -100,7 +99,7 @@ def go_on(conn: Connection, run_id: str) -> None:
         raise UserError(f"run {row.name} is finished: it has all its {row.target_steps} steps")
     values: Json = {"status": "running", "finished_at": None, "error": None}
     conn.execute(update(runs).where(runs.c.id == run_id).values(values))
-    events.record(conn, run_id, failures.REOPENED, {}, "store")
+    events.record(conn, run_id, events.REOPENED, {}, "store")
 
 
 def by_name(conn: Connection, name: str) -> Row[Any]:
@@ -187,6 +186,13 @@ def version_parents(conn: Connection, run_id: str) -> dict[int, int | None]:
         select(weight_versions.c.version, weight_versions.c.parent_version).where(weight_versions.c.run_id == run_id)
     )
     return {row.version: row.parent_version for row in rows}
+
+
+def newest_versions(conn: Connection, run_id: str, most: int) -> list[int]:
+    """The newest versions of the surviving lineage, newest first."""
+    of_run = select(weight_versions.c.version).where(weight_versions.c.run_id == run_id)
+    surviving = of_run.where(weight_versions.c.state != VersionState.ROLLED_BACK)
+    return list(conn.execute(surviving.order_by(weight_versions.c.version.desc()).limit(most)).scalars())
 
 
 def ready_groups(conn: Connection, run_id: str) -> int:

@@ -12,9 +12,9 @@ from sqlalchemy import make_url, select, update
 from agentrl import past_batches
 from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.schemas import Batch
+from agentrl.domain.selection import StepRange
 from agentrl.errors import UserError
 from agentrl.export.row_writers import ParquetWriter
-from agentrl.export.selection import StepRange
 from agentrl.store import Database, backup, retention, runs
 from agentrl.store.db import codec
 from agentrl.store.tables import groups, interaction_data, interactions, metadata

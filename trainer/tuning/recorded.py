@@ -10,14 +10,12 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, select
 
 from agentrl.configs.tuning_config import DataConfig, PairDataConfig, SftDataConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.domain.ties import tied
 from agentrl.store import Database, runs
-from agentrl.store.tables import trajectories
-from agentrl.store.training import trajectories as paths
+from agentrl.store.training import recorded_paths
 from agentrl.trainer.tuning.items import Item, imitated, pair
 
 PAGE = 256
@@ -28,27 +26,13 @@ def read(database: Database, data: DataConfig) -> list[TrajectoryTokens]:
     """The trajectories that the filters leave, in the order of their groups. Raises UserError for an unknown run."""
     assert data.run is not None
     run_id = database.query(runs.by_name, data.run).id
-    ids = database.query(_chosen, run_id, data)
+    ids = database.query(
+        recorded_paths.trainable_ids, run_id, data.states, min_version=data.min_version, max_version=data.max_version
+    )
     found: list[TrajectoryTokens] = []
     for start in range(0, len(ids), PAGE):
-        found += database.query(_load, run_id, ids[start : start + PAGE])
+        found += database.query(recorded_paths.load_whole, run_id, ids[start : start + PAGE])
     return [t for t in found if t.loss_mask.any()]
-
-
-def _chosen(conn: Connection, run_id: str, data: DataConfig) -> list[str]:
-    t = trajectories.c
-    conditions: list[ColumnElement[bool]] = [t.run_id == run_id, t.state.in_(data.states), t.trainable_tokens > 0]
-    if data.min_version is not None:
-        conditions.append(t.min_version >= data.min_version)
-    if data.max_version is not None:
-        conditions.append(t.max_version <= data.max_version)
-    return list(conn.execute(select(t.id).where(*conditions).order_by(t.group_id, t.id)).scalars())
-
-
-def _load(conn: Connection, run_id: str, ids: Sequence[str]) -> list[TrajectoryTokens]:
-    discount = float((runs.get(conn, run_id).config.get("rollout") or {}).get("turn_discount", 1.0))
-    ages = dict.fromkeys(runs.version_parents(conn, run_id), 0)
-    return paths.load(conn, ids, ages=ages, discount=discount).trajectories
 
 
 def conversations(found: Sequence[TrajectoryTokens], data: SftDataConfig) -> list[Item]:

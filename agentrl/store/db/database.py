@@ -1,4 +1,4 @@
-"""One database: transactions that outlast faults, migrations, and the group commit."""
+"""One database: its transactions, repeated over faults that pass, its schema, and its group commit."""
 
 from __future__ import annotations
 
@@ -8,40 +8,27 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 from alembic import command
 from alembic.config import Config as AlembicConfig
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import Connection, text
 
-from agentrl.environment import without_password
-from agentrl.errors import StoreError, StoreUnavailable, UserError
+from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.store.db import faults, sqlite_file
+from agentrl.store.db.revisions import MIGRATION_LOCK, alembic_config, newest_revision
+from agentrl.store.db.sql_engines import is_file_uri, parse_url, postgresql_engine, sqlite_engine
 from agentrl.store.db.writer import GroupCommitWriter, pauses
 
 T = TypeVar("T")
+
+
 RETRY_S = 60.0
-BUSY_TIMEOUT_MS = 30_000
-# libpq's settings, each of which the URL's query may override. A server that vanished is noticed in a minute at most.
-POSTGRESQL_SETTINGS: dict[str, Any] = {
-    "application_name": "agentrl",
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
-# A stopped process must not hold its locks for ever: its transaction is rolled back when it idles for so long.
-IDLE_IN_TRANSACTION_S = 60
+
+
 SNAPSHOT = "REPEATABLE READ"
-_MIGRATION_LOCK = 0x61676E74  # PostgreSQL advisory lock
 
 
 class Database:
@@ -53,14 +40,14 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        parsed = _parse(url)
+        parsed = parse_url(url)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
-        self._file = Path(str(parsed.database)) if self.is_sqlite and not _is_uri(parsed) else None
+        self._file = Path(str(parsed.database)) if self.is_sqlite and not is_file_uri(parsed) else None
         self.where = f"database {parsed.database}" + (f" at {parsed.host}" if parsed.host else "")
         if self._file is not None:
             sqlite_file.require_local(self._file)
             sqlite_file.require_whole(self._file)
-        self.engine = _sqlite_engine(parsed) if self.is_sqlite else _postgresql_engine(parsed)
+        self.engine = sqlite_engine(parsed) if self.is_sqlite else postgresql_engine(parsed)
         # What one statement reads must fit what the next one reads, as it always does on SQLite.
         self._readers = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level=SNAPSHOT)
         self._writer: GroupCommitWriter | None = None
@@ -197,8 +184,8 @@ class Database:
     def _migrate(self, direction: Callable[[AlembicConfig, str], None], revision: str) -> None:
         with self.write() as conn:
             if not self.is_sqlite:
-                conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-            direction(_alembic_config(conn), revision)
+                conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+            direction(alembic_config(conn), revision)
 
 
 _SQLITE_CHECKS = (
@@ -206,6 +193,8 @@ _SQLITE_CHECKS = (
     """SELECT "table" || ', row ' || coalesce(rowid, '?') || ': its ' || parent || ' is missing'
        FROM pragma_foreign_key_check""",
 )
+
+
 _POSTGRESQL_CHECKS = (
     "SELECT 'index ' || indexrelid::regclass || ' is invalid: REINDEX it' FROM pg_index WHERE NOT indisvalid",
     """SELECT 'constraint ' || conname || ' of ' || conrelid::regclass || ' is not validated'
@@ -217,78 +206,3 @@ _POSTGRESQL_CHECKS = (
 
 def _unheard(units: int, seconds: float) -> None:
     """Nobody wants to know."""
-
-
-def _parse(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):  # ValueError for a port that is no number: the end of a password with an @
-        raise UserError(
-            f"database URL {without_password(url)!r} is not a SQLAlchemy URL, such as sqlite:///agentrl.db "
-            "(@, : and / in a password are percent-encoded)"
-        ) from None
-    if parsed.drivername in ("postgresql", "postgres"):
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-        raise UserError(f"database URL {without_password(url)!r}: only sqlite and postgresql are supported")
-    if parsed.get_backend_name() == "sqlite" and (not parsed.database or parsed.database == ":memory:"):
-        raise UserError("an in-memory SQLite database cannot be shared between processes; name a file")
-    return parsed
-
-
-def _is_uri(url: URL) -> bool:
-    """Whether it names the file in SQLite's own URI form (`sqlite:///file:PATH?mode=ro&uri=true`)."""
-    return str(url.database).startswith("file:")
-
-
-def _sqlite_engine(url: URL) -> Engine:
-    if not _is_uri(url):  # never makes a file: an empty one would look like a database that lost its content
-        path = Path(str(url.database)).absolute().as_uri()
-        url = url.set(database=path).update_query_dict({"mode": "rw", "uri": "true"})
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False})
-
-    @event.listens_for(engine, "connect")
-    def _on_connect(dbapi_connection: Any, _record: Any) -> None:
-        dbapi_connection.isolation_level = None  # we say BEGIN ourselves
-        cursor = dbapi_connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.execute("PRAGMA foreign_keys=ON")
-        cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def _on_begin(conn: Connection) -> None:
-        immediate = conn.get_execution_options().get("agentrl_immediate", False)
-        statement = "BEGIN IMMEDIATE" if immediate else "BEGIN"
-        with faults.of_driver(conn, statement) as cursor:
-            cursor.execute(statement)
-
-    return engine
-
-
-def _postgresql_engine(url: URL) -> Engine:
-    settings = {name: value for name, value in POSTGRESQL_SETTINGS.items() if name not in url.query}
-    try:
-        engine = create_engine(url, pool_pre_ping=True, isolation_level="READ COMMITTED", connect_args=settings)
-    except ModuleNotFoundError as error:
-        raise UserError("PostgreSQL needs psycopg: pip install 'agentrl[postgres]'") from error
-
-    @event.listens_for(engine, "connect")
-    def _on_connect(dbapi_connection: Any, _record: Any) -> None:
-        dbapi_connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
-        dbapi_connection.commit()
-
-    return engine
-
-
-@lru_cache(maxsize=1)
-def newest_revision() -> str | None:
-    """The revision that this installation's migrations lead to; the scripts are read once per process."""
-    return ScriptDirectory.from_config(_alembic_config()).get_current_head()
-
-
-def _alembic_config(connection: Connection | None = None) -> AlembicConfig:
-    config = AlembicConfig()
-    config.set_main_option("script_location", str(files("agentrl.migrations")))
-    config.attributes["connection"] = connection
-    return config

@@ -18,8 +18,6 @@ from agentrl.store.tables import events as events_table
 from agentrl.store.tables import groups, sessions
 from agentrl.store.tables import runs as runs_table
 
-REOPENED = "reopened"
-"""Kind of the event after which sessions count anew."""
 STOPPED = "sessions_fail"
 """Kind of the event that says why the run was stopped."""
 OPEN = (SessionStatus.OPEN, SessionStatus.CLOSING)
@@ -117,5 +115,5 @@ def _failing_workers(conn: Connection, of_run: tuple[ColumnElement[bool], ...], 
 
 def _reopened(conn: Connection, run_id: str) -> str:
     """The newest event that says so; its id sorts by time, as those of sessions."""
-    of_kind = (events_table.c.run_id == run_id, events_table.c.kind == REOPENED)
+    of_kind = (events_table.c.run_id == run_id, events_table.c.kind == events.REOPENED)
     return conn.execute(select(func.max(events_table.c.id)).where(*of_kind)).scalar() or ""

@@ -13,13 +13,14 @@ from sqlalchemy import select
 from tokenizers import Tokenizer
 
 from agentrl.domain.schemas import TrajectoryState
+from agentrl.domain.selection import Selection
 from agentrl.errors import UserError
-from agentrl.export import row_pages, tensors
-from agentrl.export.columns import COLUMNS
+from agentrl.export import tensors
 from agentrl.export.job import Job
-from agentrl.export.selection import Selection
 from agentrl.store import runs
 from agentrl.store.calls import call_traces
+from agentrl.store.exports import row_pages
+from agentrl.store.exports.columns import COLUMNS
 from agentrl.store.tables import interactions as interactions_table
 from agentrl.store.tables import rewards, trajectories
 from agentrl.store.training import steps

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, event, make_url, select, text
 
 from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.store import Database, events, runs
-from agentrl.store.db import database, faults
+from agentrl.store.db import database, faults, sql_engines
 from agentrl.store.db.bulk_unit import bulk_unit
 from agentrl.store.db.faults import OutcomeUnknown
 
@@ -125,7 +125,7 @@ def new_run(db: Database) -> str:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Faults are waited for half a second."""
     monkeypatch.setattr(database, "RETRY_S", 0.5)
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 100)
+    monkeypatch.setattr(sql_engines, "BUSY_TIMEOUT_MS", 100)
 
 
 @pytest.fixture(scope="module")
@@ -508,7 +508,7 @@ def test_a_file_that_stays_locked_is_said(databases):
 
 
 def test_a_file_that_is_unlocked_in_time_delays_and_loses_nothing(databases, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 50)
+    monkeypatch.setattr(sql_engines, "BUSY_TIMEOUT_MS", 50)
     with databases.lent("sqlite") as url:
         db = Database(url)
         run_id = new_run(db)

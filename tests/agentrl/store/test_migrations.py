@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Inspector, MetaData, inspect, make_url, text
 
 from agentrl.store import Database
 from agentrl.store.db import sqlite_file
-from agentrl.store.db.database import _alembic_config
+from agentrl.store.db.revisions import alembic_config
 from agentrl.store.tables import metadata
 
-REVISIONS = [script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()][::-1]
+REVISIONS = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][::-1]
 OLDEST, NEWEST = REVISIONS[0], REVISIONS[-1]
 
 

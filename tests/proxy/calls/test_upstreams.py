@@ -19,10 +19,10 @@ from sqlalchemy import text
 
 from agentrl.configs.config_files import parse_config
 from agentrl.configs.proxy_config import UpstreamConfig
+from agentrl.domain.selection import Selection
 from agentrl.engine.server_process import free_port
 from agentrl.errors import ConfigError
 from agentrl.export.job import Job
-from agentrl.export.selection import Selection
 from agentrl.proxy.calls import upstreams
 from agentrl.store import Database, retention, runs
 from agentrl.store.audit import run_audit

@@ -13,10 +13,10 @@ from support import random_trajectory
 
 from agentrl.configs.tuning_config import PairDataConfig, SftDataConfig
 from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.domain.selection import Selection
 from agentrl.errors import UserError
-from agentrl.export import row_pages
-from agentrl.export.selection import Selection
 from agentrl.store import Database
+from agentrl.store.exports import row_pages
 from agentrl.trainer.tuning import recorded
 
 

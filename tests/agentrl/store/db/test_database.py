@@ -10,7 +10,7 @@ from sqlalchemy import event, make_url, select, text
 
 from agentrl.errors import StoreError, UserError
 from agentrl.store import Database, events
-from agentrl.store.db import database
+from agentrl.store.db import revisions
 from agentrl.store.db.bulk_unit import BulkUnit
 
 TIMEOUT_S = 30
@@ -281,10 +281,10 @@ def test_an_old_schema_names_the_command(empty_database_url):
 
 
 def test_the_migrations_are_read_once_per_process(db):
-    database.newest_revision.cache_clear()
+    revisions.newest_revision.cache_clear()
     for _ in range(3):
         db.require_current()
-    assert database.newest_revision.cache_info().misses == 1
+    assert revisions.newest_revision.cache_info().misses == 1
 
 
 def test_a_postgresql_database_that_does_not_exist_is_not_waited_for(databases):

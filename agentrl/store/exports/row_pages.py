@@ -14,11 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, select
 
 from agentrl.domain.schemas import TrajectoryState, TrajectoryTokens
-from agentrl.export.columns import Row
-from agentrl.export.selection import Selection
-from agentrl.store import Database, runs
+from agentrl.domain.selection import Selection
+from agentrl.store import runs
 from agentrl.store.calls.shared_contents import load_contents
 from agentrl.store.db import codec
+from agentrl.store.db.database import Database
+from agentrl.store.exports.columns import Row
 from agentrl.store.tables import (
     groups,
     interaction_data,
@@ -44,6 +45,14 @@ def count(conn: Connection, run_id: str, selection: Selection) -> int:
     """How many rows a selection has."""
     table = _TABLES[selection.what]
     return int(conn.execute(select(func.count()).select_from(table).where(*where(run_id, selection))).scalar_one())
+
+
+def extent(conn: Connection, run_id: str, selection: Selection) -> tuple[int, int]:
+    """How many trajectories a selection has, and the length of the longest in tokens."""
+    found = conn.execute(
+        select(func.count(), func.coalesce(func.max(trajectories.c.tokens), 0)).where(*where(run_id, selection))
+    ).one()
+    return int(found[0]), int(found[1])
 
 
 def pages(database: Database, run_id: str, selection: Selection) -> Iterator[Page]:

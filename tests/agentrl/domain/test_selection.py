@@ -2,8 +2,8 @@
 
 import pytest
 
+from agentrl.domain.selection import Selection, StepRange
 from agentrl.errors import UserError
-from agentrl.export.selection import Selection, StepRange
 
 
 @pytest.mark.parametrize(

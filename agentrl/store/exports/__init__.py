@@ -1,0 +1,1 @@
+"""Rows of a run for exports, page by page, and their columns."""
