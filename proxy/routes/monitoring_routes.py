@@ -17,7 +17,7 @@ from agentrl.proxy.routes.large_answers import answer
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import activity, engine_turns, evaluation_episodes, run_view
 from agentrl.store.sessions import session_lookup, session_view
-from agentrl.store.training import lineage
+from agentrl.store.training import step_lineage
 
 router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
 
@@ -101,7 +101,7 @@ async def get_steps(run_id: str, request: Request, after: Annotated[int, Query(g
 async def get_lineage(run_id: str, step: Annotated[int, Path(ge=0, le=MAX_INT32)], request: Request) -> Response:
     """What a step trained: its trajectories and calls with staleness, return and advantage."""
     store = await _of_run(request, run_id)
-    return await answer(store, lineage.of_step, run_id, step)
+    return await answer(store, step_lineage.of_step, run_id, step)
 
 
 @router.get("/api/runs/{run_id}/events", response_model=list[Json])

@@ -11,7 +11,6 @@ from agentrl.domain.schemas import ForkReason
 from agentrl.proxy.calls.prompts.fork_rules import FIRST, Place, judge, judge_branch
 from agentrl.proxy.dialects.dialect import ModelRequest
 from agentrl.proxy.run_store import RunStore
-from agentrl.store import Connection
 from agentrl.store.calls import conversations, running_calls
 from agentrl.store.calls.conversations import Conversation, History
 
