@@ -1,7 +1,7 @@
 """Make the pictures of the documentation from real runs: `python scripts/pictures.py FOLDER`, about five minutes.
 
-It plays the tutorials' commands on a terminal of its own, in FOLDER, and writes what stands on the screen into docs/assets
-as SVG, and the first tutorial's learning curve as PNG.
+It plays the tutorials' commands on a terminal of its own, in FOLDER, and writes the screens into docs/assets as SVG,
+and the first tutorial's learning curve as PNG.
 """
 
 from __future__ import annotations
