@@ -1,0 +1,1 @@
+"""The `agentrl` command: one file per subcommand. Heavy imports happen inside the commands."""

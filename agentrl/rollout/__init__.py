@@ -1,0 +1,1 @@
+"""Rollout workers: they ask the proxy for groups, run agents, and report rewards, by HTTP alone."""
