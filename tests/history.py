@@ -12,7 +12,8 @@ from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database, heartbeats
 from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.db import codec
-from agentrl.store.sessions import group_starts, sealing, session_limits
+from agentrl.store.sessions import group_starts, session_limits
+from agentrl.store.sessions.ends import sealing
 from agentrl.store.training import rewards, steps
 
 TOOLS = [{"type": "function", "function": {"name": "calculator"}}]

@@ -42,7 +42,7 @@ from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.publish import weights
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run.publishing import publish
+from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
 from agentrl.trainer.run.saved_step import collect, remove_old, save
 from agentrl.trainer.run.step_report import line, sinks_of, step_metrics

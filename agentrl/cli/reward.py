@@ -30,7 +30,8 @@ def reward(
     from agentrl.configs.run_config import RunConfig
     from agentrl.errors import RequestError
     from agentrl.store import runs
-    from agentrl.store.sessions import session_limits, session_lookup, session_rewards
+    from agentrl.store.sessions import session_limits, session_lookup
+    from agentrl.store.sessions.ends import session_rewards
     from agentrl.store.training.rewards import RewardAnswer
 
     def unit(conn: Any, repeat_key: str) -> RewardAnswer:

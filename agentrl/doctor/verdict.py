@@ -13,7 +13,7 @@ from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
 from agentrl.doctor.words import count
 from agentrl.domain.schemas import GONE
-from agentrl.store.sessions.sealing import PARENT_ENDED
+from agentrl.store.sessions.ends.sealing import PARENT_ENDED
 
 LOW_MERGE_RATE = 0.5
 

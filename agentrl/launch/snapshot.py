@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.domain.evaluation import Evaluation
 from agentrl.store import Connection, Row, activity, engine_turns, evaluation_episodes, runs
-from agentrl.store.sessions import failures
+from agentrl.store.sessions.ends import failures
 from agentrl.store.training import steps
 
 RATE_WINDOW_S = 20.0

@@ -11,7 +11,8 @@ from sqlalchemy import Connection
 
 from agentrl.store import events, heartbeats
 from agentrl.store.calls import running_calls
-from agentrl.store.sessions import due_times, liveness
+from agentrl.store.sessions import due_times
+from agentrl.store.sessions.ends import liveness
 from agentrl.store.sessions.session_limits import Limits
 
 STUCK = "session_stuck"

@@ -34,7 +34,7 @@ from agentrl.rendering.divergence import textless
 from agentrl.store.calls import call_intents, call_outcomes, deliveries, policy_calls, response_records, running_calls
 from agentrl.store.calls.call_tree import Node
 from agentrl.store.db.codec import new_id
-from agentrl.store.sessions import roles
+from agentrl.store.sessions.ends import roles
 
 log = logging.getLogger(__name__)
 Tell = Callable[[Piece | Answer], None]

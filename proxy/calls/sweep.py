@@ -20,7 +20,7 @@ from agentrl.proxy.run_store import RunStore
 from agentrl.store import heartbeats, silence
 from agentrl.store.calls import running_calls
 from agentrl.store.db import codec
-from agentrl.store.sessions import liveness
+from agentrl.store.sessions.ends import liveness
 
 log = logging.getLogger(__name__)
 EVERY_S = 2.0

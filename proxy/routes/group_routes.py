@@ -23,7 +23,8 @@ from agentrl.proxy.routes.request_bodies import Body
 from agentrl.proxy.sessions.admission import admitted
 from agentrl.store import heartbeats
 from agentrl.store.db.codec import hash_key
-from agentrl.store.sessions import group_starts, sealing, worker_sessions
+from agentrl.store.sessions import group_starts, worker_sessions
+from agentrl.store.sessions.ends import sealing
 
 router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
 TOGETHER = 8

@@ -23,7 +23,8 @@ from agentrl.proxy.sessions.admission import admitted
 from agentrl.store import events
 from agentrl.store.calls import call_traces
 from agentrl.store.db.codec import hash_key
-from agentrl.store.sessions import child_sessions, group_starts, liveness, session_rewards, session_view
+from agentrl.store.sessions import child_sessions, group_starts, session_view
+from agentrl.store.sessions.ends import liveness, session_rewards
 from agentrl.store.training import rewards
 
 router = APIRouter(tags=["sessions"], route_class=GuardedRoute)

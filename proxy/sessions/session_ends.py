@@ -10,7 +10,7 @@ from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.calls.answer_finder import AnswerFinder
 from agentrl.proxy.calls.live_sessions import LiveSessions
 from agentrl.proxy.run_store import RunStore
-from agentrl.store.sessions import sealing
+from agentrl.store.sessions.ends import sealing
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.proxy.calls import model_call, sweep
 from agentrl.proxy.engines import engine_records, publishing
 from agentrl.store import Database, engine_turns, silence
-from agentrl.store.sessions import liveness
+from agentrl.store.sessions.ends import liveness
 from agentrl.store.tables import runs
 from agentrl.store.training import publishes, steps
 

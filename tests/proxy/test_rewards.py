@@ -10,7 +10,8 @@ from sqlalchemy import select
 
 from agentrl.configs.config_files import parse_config
 from agentrl.domain.schemas import SessionStatus
-from agentrl.store.sessions import session_limits, session_rewards
+from agentrl.store.sessions import session_limits
+from agentrl.store.sessions.ends import session_rewards
 from agentrl.store.tables import sessions as sessions_table
 from agentrl.store.training import returns, rewards, steps
 

@@ -17,7 +17,8 @@ from agentrl.domain.evaluation import Episode, Label
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store import Database
 from agentrl.store.db import codec
-from agentrl.store.sessions import group_starts, sealing, session_limits
+from agentrl.store.sessions import group_starts, session_limits
+from agentrl.store.sessions.ends import sealing
 from agentrl.store.training import rewards, steps
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage

@@ -13,7 +13,7 @@ from loop_setup import Died, Setup, until
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.store import evaluation_episodes, runs
 from agentrl.trainer.distributed import World
-from agentrl.trainer.run import evaluation_hold, publishing
+from agentrl.trainer.run import evaluation_hold, publish_step
 from agentrl.trainer.stop import Stop
 
 
@@ -65,7 +65,7 @@ def test_a_version_is_published_when_the_one_before_it_is_evaluated(setup: Setup
 
 def test_a_trainer_that_dies_while_it_waits_waits_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "wait_for_evaluation", lambda *_: (_ for _ in ()).throw(Died))
+        patch.setattr(publish_step, "wait_for_evaluation", lambda *_: (_ for _ in ()).throw(Died))
         with pytest.raises(Died):
             setup.train()
     assert (published(setup), states(setup)) == (0, [(1, "trained")])

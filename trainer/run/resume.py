@@ -15,7 +15,7 @@ from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Checkpoint, Igno
 from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.models.run_models import restore
 from agentrl.trainer.publish import weights
-from agentrl.trainer.run.publishing import publish
+from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.saved_step import publishable
 from agentrl.trainer.run.trainer_state import Trainer, say, weights_folder
 

@@ -11,7 +11,8 @@ from sqlalchemy import Connection, literal, select, update
 from agentrl.domain.schemas import Role, SessionStatus, TrajectoryTokens
 from agentrl.errors import RequestError
 from agentrl.store.calls.policy_calls import OF_THE_POLICY, STORE
-from agentrl.store.sessions import group_starts, session_rewards
+from agentrl.store.sessions import group_starts
+from agentrl.store.sessions.ends import session_rewards
 from agentrl.store.sessions.group_starts import NewGroup
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, interaction_data, interactions, rewards

@@ -15,7 +15,8 @@ from agentrl.cli.main import app
 from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError
 from agentrl.store import Database
-from agentrl.store.sessions import group_starts, sealing, session_limits
+from agentrl.store.sessions import group_starts, session_limits
+from agentrl.store.sessions.ends import sealing
 from agentrl.store.tables import groups
 from agentrl.store.tables import sessions as sessions_table
 from agentrl.store.training import rewards

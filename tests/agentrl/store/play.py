@@ -25,7 +25,8 @@ from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database
 from agentrl.store.calls import call_intents, call_outcomes, call_tree
 from agentrl.store.db import codec
-from agentrl.store.sessions import group_starts, sealing
+from agentrl.store.sessions import group_starts
+from agentrl.store.sessions.ends import sealing
 from agentrl.store.sessions.group_starts import NewGroup
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.training import rewards, steps

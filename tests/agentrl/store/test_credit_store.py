@@ -6,7 +6,7 @@ from play import begin, call, group, open_group, take
 from sqlalchemy import select
 
 from agentrl.domain.schemas import SessionStatus
-from agentrl.store.sessions import sealing
+from agentrl.store.sessions.ends import sealing
 from agentrl.store.tables import trajectories
 from agentrl.store.training import rewards
 

@@ -8,7 +8,8 @@ from agentrl.domain.schemas import InteractionStatus, SessionStatus
 from agentrl.store import evaluation_episodes
 from agentrl.store.calls import call_outcomes
 from agentrl.store.db import codec
-from agentrl.store.sessions import child_sessions, group_starts, sealing
+from agentrl.store.sessions import child_sessions, group_starts
+from agentrl.store.sessions.ends import sealing
 
 
 def test_a_failed_episode_is_a_fault_where_the_policy_did_not_answer(db, run_id, limits):

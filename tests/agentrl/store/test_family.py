@@ -25,7 +25,8 @@ from agentrl.store import Database, family
 from agentrl.store.audit import run_audit
 from agentrl.store.db import codec
 from agentrl.store.family import Family
-from agentrl.store.sessions import child_sessions, liveness, sealing, settling
+from agentrl.store.sessions import child_sessions
+from agentrl.store.sessions.ends import liveness, sealing, settling
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, trajectories
 from agentrl.store.tables import sessions as sessions_table

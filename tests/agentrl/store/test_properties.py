@@ -31,7 +31,8 @@ from agentrl.store import Database, heartbeats, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import call_outcomes, running_calls
 from agentrl.store.db import codec
-from agentrl.store.sessions import child_sessions, group_starts, liveness, sealing, session_rewards
+from agentrl.store.sessions import child_sessions, group_starts
+from agentrl.store.sessions.ends import liveness, sealing, session_rewards
 from agentrl.store.sessions.group_starts import NewGroup
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, trajectories, weight_versions

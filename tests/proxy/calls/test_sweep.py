@@ -21,15 +21,8 @@ from agentrl.proxy.calls.sweep import Sweep, Uptime
 from agentrl.store import Database, events, heartbeats, runs, silence
 from agentrl.store.calls import call_intents, call_outcomes, running_calls
 from agentrl.store.db import codec
-from agentrl.store.sessions import (
-    child_sessions,
-    group_starts,
-    liveness,
-    sealing,
-    session_limits,
-    session_locks,
-    settling,
-)
+from agentrl.store.sessions import child_sessions, group_starts, session_limits, session_locks
+from agentrl.store.sessions.ends import liveness, sealing, settling
 from agentrl.store.tables import interactions as interactions_table
 from agentrl.store.tables import sessions as sessions_table
 

@@ -13,7 +13,7 @@ from databases import KINDS
 from sqlalchemy import select
 
 from agentrl.store.audit import run_audit
-from agentrl.store.sessions import liveness
+from agentrl.store.sessions.ends import liveness
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups
 from agentrl.store.tables import sessions as sessions_table

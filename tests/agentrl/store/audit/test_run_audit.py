@@ -23,7 +23,8 @@ from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import call_outcomes, call_traces, running_calls
 from agentrl.store.db import codec
-from agentrl.store.sessions import child_sessions, group_starts, sealing
+from agentrl.store.sessions import child_sessions, group_starts
+from agentrl.store.sessions.ends import sealing
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.training import rewards, steps
 

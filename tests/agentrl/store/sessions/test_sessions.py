@@ -23,12 +23,10 @@ from agentrl.store.sessions import (
     due_times,
     group_admission,
     group_starts,
-    liveness,
-    sealing,
     session_limits,
     session_lookup,
-    settling,
 )
+from agentrl.store.sessions.ends import liveness, sealing, settling
 from agentrl.store.tables import groups, trajectories
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.training import rewards

@@ -8,7 +8,8 @@ from sqlalchemy import text
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store.db import codec
-from agentrl.store.sessions import group_starts, sealing
+from agentrl.store.sessions import group_starts
+from agentrl.store.sessions.ends import sealing
 from agentrl.store.training import batch_facts, rewards
 
 

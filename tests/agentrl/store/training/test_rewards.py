@@ -14,7 +14,8 @@ from agentrl.errors import RequestError
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import running_calls
 from agentrl.store.db import codec
-from agentrl.store.sessions import group_starts, session_rewards
+from agentrl.store.sessions import group_starts
+from agentrl.store.sessions.ends import session_rewards
 from agentrl.store.training import returns, rewards
 
 

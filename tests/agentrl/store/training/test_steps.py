@@ -8,7 +8,8 @@ from sqlalchemy import text
 from agentrl.domain.schemas import SessionStatus, TrainedBatch
 from agentrl.errors import FencedError, RequestError, StoreError
 from agentrl.store import runs
-from agentrl.store.sessions import group_starts, sealing
+from agentrl.store.sessions import group_starts
+from agentrl.store.sessions.ends import sealing
 from agentrl.store.training import rewards, steps
 
 

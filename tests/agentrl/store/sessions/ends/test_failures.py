@@ -13,7 +13,8 @@ from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError, UserError
 from agentrl.store import Database, events, runs
 from agentrl.store.db import codec
-from agentrl.store.sessions import failures, group_starts, sealing
+from agentrl.store.sessions import group_starts
+from agentrl.store.sessions.ends import failures, sealing
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import sessions as sessions_table
 

@@ -11,8 +11,8 @@ from agentrl.domain.schemas import GONE, InteractionStatus, SessionStatus, Traje
 from agentrl.store import family
 from agentrl.store.calls import deliveries
 from agentrl.store.family import Family
-from agentrl.store.sessions import failures, roles
 from agentrl.store.sessions.due_times import check_at
+from agentrl.store.sessions.ends import failures, roles
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock, lock_all, lock_group, lock_ids
 from agentrl.store.tables import groups, interactions, sessions

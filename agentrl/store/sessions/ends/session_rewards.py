@@ -7,9 +7,9 @@ from sqlalchemy import Connection
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store import family
 from agentrl.store.db import codec
+from agentrl.store.sessions.ends.settling import settle
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock, lock_all
-from agentrl.store.sessions.settling import settle
 from agentrl.store.training import rewards
 from agentrl.store.training.rewards import RewardAnswer
 

@@ -10,9 +10,9 @@ from sqlalchemy import ColumnElement, Connection, and_, case, exists, update
 from agentrl.domain.schemas import GONE, InteractionStatus, SessionStatus
 from agentrl.store import family
 from agentrl.store.db import codec
+from agentrl.store.sessions.ends.settling import settle
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock_all, lock_in_tree
-from agentrl.store.sessions.settling import settle
 from agentrl.store.tables import interactions, sessions
 
 PARENT_ENDED = "its parent session ended"

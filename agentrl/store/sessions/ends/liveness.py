@@ -12,10 +12,10 @@ from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import RequestError
 from agentrl.store import family, heartbeats
 from agentrl.store.sessions.due_times import check_at
-from agentrl.store.sessions.sealing import end
+from agentrl.store.sessions.ends.sealing import end
+from agentrl.store.sessions.ends.settling import count_running, settle
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock_in_tree
-from agentrl.store.sessions.settling import count_running, settle
 from agentrl.store.tables import groups, sessions
 
 

@@ -13,8 +13,8 @@ from agentrl.domain.schemas import Json, Role
 from agentrl.rendering.divergence import mark
 from agentrl.store.calls import conversations
 from agentrl.store.calls.conversations import Conversation
-from agentrl.store.sessions import roles
-from agentrl.store.sessions.roles import Turn, aside
+from agentrl.store.sessions.ends import roles
+from agentrl.store.sessions.ends.roles import Turn, aside
 
 AGENT = Turn(id="agent", role="main", fresh=True, alone=False, tools=True, agent="solve", said=False)
 ON = replace(AGENT, id="on", fresh=False, alone=True)
