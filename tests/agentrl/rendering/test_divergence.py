@@ -1,6 +1,7 @@
 """Where a conversation departs from a recorded one, and why."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -134,6 +135,13 @@ def test_the_words_of_a_system_prompt_that_stay_are_its_print():
         "",
     ]
     assert fingerprint(plain([says("system", parts)])) == ["Be brief. It is"]
+
+
+def test_messages_that_conversations_share_are_made_plain_once():
+    known: dict[int, Any] = {}
+    one, other = plain([U1, A1], known), plain([U1, A2], known)
+    assert one[0] is other[0]
+    assert (one, other) == (plain([U1, A1]), plain([U1, A2]))
 
 
 def test_developer_messages_lead_too():

@@ -259,6 +259,9 @@ def test_the_call_that_wrote_the_summary_is_named():
     first, summary = recorded([S, U1, A2], [ADD], id="1"), recorded([S, U1, A2, U2, A1], [ADD], id="2")
     place = judge([first, summary], [S, says("user", f"Summary: {LONG}")], [ADD])
     assert (place.reason, place.summary) == (ForkReason.COMPACTED, "2")
+    edited = [S, U1, says("assistant", "edited"), says("user", f"Summary: {LONG}")]  # quoted, but not the reason
+    place = judge([first, summary], edited, [ADD])
+    assert (place.reason, place.summary) == (ForkReason.HISTORY_EDITED, None)
     place = judge(WORKED, [S, says("user", f"So far: {LONG}"), U1], [ADD])  # an answer, and no summary
     assert (place.reason, place.summary) == (ForkReason.COMPACTED, None)
 
