@@ -14,7 +14,7 @@ from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, session_limits
 from agentrl.store.sessions.ends import sealing
-from agentrl.store.training import rewards, steps
+from agentrl.store.training import rewards, step_resume, steps, trainer_epochs, version_states
 
 TOOLS = [{"type": "function", "function": {"name": "calculator"}}]
 LIMITS = session_limits.Limits(
@@ -57,7 +57,7 @@ class History:
                 key=f"run-key-{name}",
                 steps=1000,
             )
-            self.epoch = steps.begin_epoch(conn, self.run_id)
+            self.epoch = trainer_epochs.begin_epoch(conn, self.run_id)
 
     def call(self, conn, session_id, *, parent=None, prompt=(), role="main", tools=None, versions=None):
         """One recorded call; returns (id, its whole sequence). `prompt` is the parent's whole sequence."""
@@ -180,12 +180,12 @@ class History:
             trained=trained,
         )
         with self.db.write() as conn:
-            version = steps.next_version(conn, self.run_id)
+            version = version_states.next_version(conn, self.run_id)
             steps.complete(
                 conn, self.run_id, self.epoch, facts, metrics={"loss": 0.1}, version=version, path="p", checksum="c"
             )
             if publish:
-                steps.mark_published(conn, self.run_id, version)
+                version_states.mark_published(conn, self.run_id, version)
         self.step, self.version = batch.step, version
         self.batches[batch.step] = batch
 
@@ -199,11 +199,11 @@ class History:
     def go_back(self, step: int) -> None:
         """A new trainer whose checkpoint is of `step`: later steps are rolled back."""
         with self.db.write() as conn:
-            self.epoch = steps.begin_epoch(conn, self.run_id)
+            self.epoch = trainer_epochs.begin_epoch(conn, self.run_id)
             anchor = self.batches[step].step_id if step else None
-            plan = steps.reconcile(conn, self.run_id, self.epoch, anchor)
+            plan = step_resume.reconcile(conn, self.run_id, self.epoch, anchor)
             if plan.republish is not None:
-                steps.mark_published(conn, self.run_id, plan.republish, self.epoch)
+                version_states.mark_published(conn, self.run_id, plan.republish, self.epoch)
         self.step, self.version = step, plan.version
         self.batches = {n: batch for n, batch in self.batches.items() if n <= step}
 

@@ -21,7 +21,7 @@ from agentrl.domain.schemas import (
 from agentrl.errors import UserError
 from agentrl.store import Connection, Database, Row, events, runs
 from agentrl.store.db.codec import new_id
-from agentrl.store.training import batch_facts, steps
+from agentrl.store.training import batch_facts, step_resume, steps, trainer_epochs, version_states
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
 from agentrl.trainer.packing import Sample
@@ -50,7 +50,7 @@ class Lineage:
     def begin(cls, database: Database, config: RunConfig) -> Lineage:
         """Start a new epoch; older trainers of the run are fenced from here on. Raises UserError for an unknown run."""
         run = database.query(runs.by_name, config.name)
-        return cls(database, run.id, database.transact(steps.begin_epoch, run.id), config)
+        return cls(database, run.id, database.transact(trainer_epochs.begin_epoch, run.id), config)
 
     @classmethod
     def of(cls, database: Database, config: RunConfig) -> Lineage:
@@ -60,7 +60,7 @@ class Lineage:
 
     def reconcile(self, checkpoint_step_id: str | None) -> ResumePlan:
         """Bring the store to the checkpoint's step."""
-        return self.database.transact(steps.reconcile, self.run_id, self.epoch, checkpoint_step_id)
+        return self.database.transact(step_resume.reconcile, self.run_id, self.epoch, checkpoint_step_id)
 
     def survives(self, step_id: str) -> bool:
         """Whether a step is of this run and was not rolled back."""
@@ -80,7 +80,7 @@ class Lineage:
 
     def check(self) -> None:
         """Raise FencedError once a newer trainer has started."""
-        self.database.transact(steps.check_epoch, self.run_id, self.epoch)
+        self.database.transact(trainer_epochs.check_epoch, self.run_id, self.epoch)
 
     def failure(self) -> str | None:
         """Why the run has failed elsewhere; None while it has not."""
@@ -123,7 +123,7 @@ class Lineage:
 
     def next_version(self) -> int:
         """A version number that was never used."""
-        return self.database.query(steps.next_version, self.run_id)
+        return self.database.query(version_states.next_version, self.run_id)
 
     def version_path(self, version: int) -> str | None:
         """Where a version's weights were written; None for the base weights."""
@@ -153,11 +153,13 @@ class Lineage:
 
     def remade(self, version: int, path: Path, checksum: str) -> None:
         """A version's folder has been made from its checkpoint; `engine.dtype` may have changed since it was first."""
-        self.database.transact(steps.remade, self.run_id, self.epoch, version, path=str(path), checksum=checksum)
+        self.database.transact(
+            version_states.set_folder, self.run_id, self.epoch, version, path=str(path), checksum=checksum
+        )
 
     def checkpointed(self, record: StepRecord) -> None:
         """The step, which was completed before, is durable now."""
-        self.database.transact(steps.note, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})
+        self.database.transact(steps.add_metrics, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})
 
     def record(self, kind: str, start: float, end: float, **data: object) -> None:
         """Put something that took time on the timeline."""
@@ -170,7 +172,7 @@ class Lineage:
 
 
 def _finish(conn: Connection, run_id: str, epoch: int) -> None:
-    steps.check_epoch(conn, run_id, epoch)
+    trainer_epochs.check_epoch(conn, run_id, epoch)
     runs.set_status(conn, run_id, "finished")
 
 

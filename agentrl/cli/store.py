@@ -71,7 +71,7 @@ def prune(
     and the newest evaluation.
     """
     from agentrl.cli.progress_bar import bar
-    from agentrl.store import retention
+    from agentrl.store.upkeep import disk_space, retention
 
     if (older_than is None) == (keep_steps is None):
         raise UserError("give either --older-than or --keep-steps")
@@ -88,7 +88,7 @@ def prune(
             with bar("pruning groups") as progress:
                 pruned = retention.prune(database, run_id, cut, progress)
             if vacuum:
-                retention.vacuum(database)
+                disk_space.vacuum(database)
     for table, rows in pruned.rows.items():
         say(f"{rows:>12,} {table}")
     say(f"{pruned.bytes:>12,} bytes of tokens and messages {'would go' if dry_run else 'removed'}")
@@ -106,11 +106,11 @@ def backup(
     SQLite: a database file, checked. PostgreSQL: an archive by pg_dump, for pg_restore.
     """
     from agentrl.cli.progress_bar import bar
-    from agentrl.store import backup as backups
+    from agentrl.store.upkeep import backup
 
     with connected(find(run, database_url)) as database:
         with bar("copying pages") as progress:
-            backups.backup(database, target, force=force, progress=progress)
+            backup.backup(database, target, force=force, progress=progress)
         say(f"{database.where}: {target.stat().st_size:,} bytes in {target}")
 
 

@@ -18,7 +18,7 @@ from agentrl.launch import snapshot
 from agentrl.store import Database, runs
 from agentrl.store.db import codec
 from agentrl.store.tables import steps as steps_table
-from agentrl.store.training import leases, steps
+from agentrl.store.training import leases, step_resume, steps
 from storage.filled import GROUP, PER_STEP, READY
 
 DTYPES = {"input_ids": np.int32, "loss_mask": bool, "logprobs": np.float32, "versions": np.int32}
@@ -113,7 +113,7 @@ def measure_batch(report: harness.Report, database: Database, run_id: str, *, ro
     report.compare(f"{name}/batch_256_to_padded", harness.interleave(variants, rounds), "ms", base="json")
     with database.write() as conn:
         conn.execute(text("DROP TABLE json_rows"))
-        steps.reconcile(conn, run_id, 1, None if step == 1 else _step_id(conn, run_id, step - 1))
+        step_resume.reconcile(conn, run_id, 1, None if step == 1 else _step_id(conn, run_id, step - 1))
 
 
 def runs_step(database: Database, run_id: str) -> int:

@@ -15,7 +15,7 @@ from agentrl.proxy.engines.tensor_transfer import Broadcast
 from agentrl.proxy.engines.updates import BY_FOLDER, Delivery, Loaded
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import evaluation_episodes, runs
-from agentrl.store.training import publishes, steps
+from agentrl.store.training import publishes, trainer_epochs
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ async def publish(
     FencedError, before any engine is touched, when the trainer's `epoch` is over.
     """
     if epoch is not None:
-        await store.write(steps.check_epoch, store.run_id, epoch)
+        await store.write(trainer_epochs.check_epoch, store.run_id, epoch)
     row = await store.read(runs.version, store.run_id, version)
     if row is None:
         raise RequestError(404, f"run {store.run_name} has no version {version}", code="version_not_found")

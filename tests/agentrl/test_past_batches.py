@@ -15,11 +15,12 @@ from agentrl.domain.schemas import Batch
 from agentrl.domain.selection import StepRange
 from agentrl.errors import UserError
 from agentrl.export.row_writers import ParquetWriter
-from agentrl.store import Database, backup, retention, runs
+from agentrl.store import Database, runs
 from agentrl.store.db import codec
 from agentrl.store.tables import groups, interaction_data, interactions, metadata
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.training import rewards
+from agentrl.store.upkeep import backup, retention
 from agentrl.trainer.algorithms.advantages import turn_advantages
 
 ARRAYS = ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids", "temperatures", "turn_returns")

@@ -33,7 +33,7 @@ from agentrl.rendering import load_renderer
 from agentrl.rollout.worker import work
 from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
-from agentrl.store.training import steps
+from agentrl.store.training import steps, trainer_epochs, version_states
 from agentrl.testing import FakeEngine
 
 GROUPS_PER_STEP = 2
@@ -86,11 +86,11 @@ class Trainer:
 
     def train(self) -> None:
         with self.database.write() as conn:
-            epoch = steps.begin_epoch(conn, self.run_id)
+            epoch = trainer_epochs.begin_epoch(conn, self.run_id)
         for step in range(1, self.config.steps + 1):
             batch = self.lease(epoch, step)
             with self.database.write() as conn:
-                version = steps.next_version(conn, self.run_id)
+                version = version_states.next_version(conn, self.run_id)
                 steps.complete(
                     conn,
                     self.run_id,

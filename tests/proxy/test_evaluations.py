@@ -50,7 +50,7 @@ from agentrl.store.tables import (
     trajectories,
     weight_versions,
 )
-from agentrl.store.training import steps
+from agentrl.store.training import steps, trainer_epochs, version_states
 from agentrl.testing import FakeEngine
 
 STEPS = 4
@@ -123,7 +123,7 @@ class Run:
                 base_model=model,
                 steps=config.steps,
             )
-            self.epoch = steps.begin_epoch(conn, self.id)
+            self.epoch = trainer_epochs.begin_epoch(conn, self.id)
 
     def train(self, until: int, *, hold: bool = False) -> None:
         """Train and publish the steps up to `until`."""
@@ -149,7 +149,7 @@ class Run:
             facts = TrainedBatch(
                 step_id=step_id, digest=batch.digest(), estimator="grpo", wasted_tokens=0, trained=trained
             )
-            version = self.database.query(steps.next_version, self.id)
+            version = self.database.query(version_states.next_version, self.id)
             path = self.folder / f"v{version}"
             path.mkdir(exist_ok=True)
             self.database.transact(

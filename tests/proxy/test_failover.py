@@ -20,7 +20,7 @@ from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.store.audit import run_audit
 from agentrl.store.tables import interaction_data, interactions, runs
-from agentrl.store.training import steps
+from agentrl.store.training import steps, trainer_epochs
 from agentrl.testing import FakeEngine, Reply
 
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -138,7 +138,7 @@ def new_version(proxy: Any, folder: Any) -> None:
             proxy.post(f"/sessions/{session['session_id']}/reward", {"value": 1.0})
             proxy.post(f"/sessions/{session['session_id']}/end")
     with proxy.database.write() as conn:
-        epoch = steps.begin_epoch(conn, proxy.run_id)
+        epoch = trainer_epochs.begin_epoch(conn, proxy.run_id)
         step_id = steps.lease(conn, proxy.run_id, epoch, step=1, n_groups=2, max_staleness=1, discount=1.0)
         batch = steps.batch(conn, step_id)
         trained = [

@@ -17,7 +17,7 @@ from agentrl.proxy.engines import engine_records, publishing
 from agentrl.store import Database, engine_turns, silence
 from agentrl.store.sessions.ends import liveness
 from agentrl.store.tables import runs
-from agentrl.store.training import publishes, steps
+from agentrl.store.training import publishes, trainer_epochs
 
 RUN = {"Authorization": "Bearer run-key"}
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -171,8 +171,8 @@ def test_a_request_is_told_to_come_back(proxy, monkeypatch, error, method, path)
 
 def test_a_trainer_whose_epoch_is_over_is_told_so(proxy):
     with proxy.database.write() as conn:
-        old = steps.begin_epoch(conn, proxy.run_id)
-        steps.begin_epoch(conn, proxy.run_id)
+        old = trainer_epochs.begin_epoch(conn, proxy.run_id)
+        trainer_epochs.begin_epoch(conn, proxy.run_id)
     answer = proxy.post("/admin/publish", {"version": 0, "epoch": old}, headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "epoch_over")
     assert proxy.engine.calls == []  # no engine was touched

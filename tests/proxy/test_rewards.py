@@ -13,7 +13,7 @@ from agentrl.domain.schemas import SessionStatus
 from agentrl.store.sessions import session_limits
 from agentrl.store.sessions.ends import session_rewards
 from agentrl.store.tables import sessions as sessions_table
-from agentrl.store.training import returns, rewards, steps
+from agentrl.store.training import returns, rewards, steps, trainer_epochs
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 RUN = {"Authorization": "Bearer run-key"}
@@ -126,7 +126,7 @@ def test_what_comes_after_the_lease_is_kept_and_not_applied(proxy):
         give(proxy, session, 1.0)
         end(proxy, session)
     with proxy.database.write() as conn:
-        epoch = steps.begin_epoch(conn, proxy.run_id)
+        epoch = trainer_epochs.begin_epoch(conn, proxy.run_id)
         assert steps.lease(conn, proxy.run_id, epoch, step=1, n_groups=1, max_staleness=1, discount=1.0)
     assert give(proxy, group[0], 0.0)["applied"] is False
     assert call_returns(proxy, group[0]) == [1.0]

@@ -20,7 +20,7 @@ from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, session_limits
 from agentrl.store.sessions.ends import sealing
-from agentrl.store.training import rewards, steps
+from agentrl.store.training import rewards, version_states
 
 ADMIN_KEY = "admin-key"
 
@@ -45,7 +45,7 @@ class PublishStub:
                     self.send_error(503)
                     return
                 with database.write() as conn:
-                    steps.mark_published(conn, run_id, body["version"])
+                    version_states.mark_published(conn, run_id, body["version"])
                 stub.published.append(body["version"])
                 answer = json.dumps({"version": body["version"], "stall_s": {}}).encode()
                 self.send_response(200)

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.store import events, runs
-from agentrl.store.training import steps
+from agentrl.store.training import steps, trainer_epochs
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_sigterm_while_waiting_ends_cleanly_and_a_restart_goes_on(run: Run) -> N
 def test_lost_checkpoints_are_a_users_error_and_disturb_no_other_trainer(run: Run, ranks: int) -> None:
     play_groups(run.database, run.run_id, 1)
     with run.database.write() as conn:
-        epoch = steps.begin_epoch(conn, run.run_id)
+        epoch = trainer_epochs.begin_epoch(conn, run.run_id)
         step_id = steps.lease(conn, run.run_id, epoch, step=1, n_groups=1, max_staleness=1, discount=1.0)
         batch = steps.batch(conn, step_id)
         ids = [t.trajectory_id for t in batch.trajectories]
@@ -106,7 +106,7 @@ def test_an_overtaken_trainer_exits_with_status_3(run: Run) -> None:
                 break
         assert process.poll() is None, process.communicate()
     with run.database.write() as conn:
-        steps.begin_epoch(conn, run.run_id)
+        trainer_epochs.begin_epoch(conn, run.run_id)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 3
     assert "epoch 1 is over: epoch 2 has started" in err

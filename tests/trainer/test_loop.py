@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.configs.algorithm import Algorithm
 from agentrl.errors import AgentRLError, FencedError
 from agentrl.store import events, runs
-from agentrl.store.training import steps
+from agentrl.store.training import step_resume, steps, trainer_epochs
 from agentrl.trainer.checkpoints import checkpoint, checkpoint_folders, checkpoint_reader, checkpoint_writer
 from agentrl.trainer.distributed import World
 from agentrl.trainer.lineage import Lineage
@@ -198,7 +198,7 @@ def test_a_checkpoint_of_a_step_that_was_rolled_back_is_ignored(
 ) -> None:
     def overtaken(*_: Any) -> None:
         with setup.database.write() as conn:
-            steps.reconcile(conn, setup.run_id, steps.begin_epoch(conn, setup.run_id), None)
+            step_resume.reconcile(conn, setup.run_id, trainer_epochs.begin_epoch(conn, setup.run_id), None)
         raise FencedError("overtaken between its checkpoint and the store")
 
     monkeypatch.setattr(Lineage, "complete", overtaken)

@@ -15,9 +15,9 @@ from sqlalchemy import Connection, func, select
 
 from agentrl.domain.schemas import InteractionStatus, Json, StepState
 from agentrl.store import events, runs
-from agentrl.store.audit import group_audit, lineage_audit
-from agentrl.store.audit.group_audit import StepTotals
+from agentrl.store.audit import group_audit, group_rows, lineage_audit
 from agentrl.store.audit.lineage_audit import Lineage
+from agentrl.store.audit.trajectory_checks import StepTotals
 from agentrl.store.db import codec
 from agentrl.store.tables import contents, groups, interactions, step_trajectories, steps, trajectories
 
@@ -43,7 +43,7 @@ def scan(conn: Connection, run_id: str, progress: Progress = lambda done, total:
     checked: set[str] = set()
     while ids := _page(conn, run_id, after):
         named: set[str] = set()
-        for rows in group_audit.load(conn, run_id, ids[0], ids[-1]):
+        for rows in group_rows.load(conn, run_id, ids[0], ids[-1]):
             yield from group_audit.check(rows, lineage, totals)
             states[rows.group.state] += not rows.group.is_eval
             hashes = {key for call in rows.calls.values() for key in (call.tools_hash, call.system_hash)}

@@ -10,7 +10,7 @@ from agentrl.domain.schemas import Json, VersionState
 from agentrl.store import events
 from agentrl.store import runs as run_records
 from agentrl.store.tables import runs, weight_versions
-from agentrl.store.training import steps
+from agentrl.store.training import version_states
 
 
 def wanted(conn: Connection, run_id: str, reported: int | None) -> int:
@@ -59,7 +59,7 @@ def pending(conn: Connection, run_id: str) -> int | None:
 def complete(conn: Connection, run_id: str, version: int, epoch: int | None, facts: Json, started_at: float) -> None:
     """Move the run to `version` and record the publish, with its `facts`, in the run's timeline.
 
-    Raises as `steps.mark_published` does.
+    Raises as `version_states.mark_published` does.
     """
-    steps.mark_published(conn, run_id, version, epoch)
+    version_states.mark_published(conn, run_id, version, epoch)
     events.record(conn, run_id, "publish", {**facts, "start": started_at, "end": time.time()}, "proxy")

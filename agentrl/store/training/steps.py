@@ -1,89 +1,28 @@
-"""Optimizer steps: the trainer's epoch, leases, completion, publishing, and what a restarted trainer finds.
+"""Optimizer steps: lease a batch, read it, complete the step, and list the steps of the surviving lineage.
 
-Every writing call carries the trainer's epoch. `begin_epoch` ends the epochs before it, and a trainer of an older one
-gets FencedError from whatever it tries next.
-"""
+    started ──► trained ──► published       `lease`, `complete`, `version_states.mark_published`
+       └───────────┴───────────┴──► rolled_back      `step_resume.reconcile`
+
+Every writing call carries the trainer's epoch (`trainer_epochs`)."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
-from agentrl.domain.schemas import Batch, Json, ResumePlan, StepState, TrainedBatch, TrajectoryState, VersionState
-from agentrl.errors import FencedError, StoreError
+from agentrl.domain.schemas import Batch, Json, StepState, TrainedBatch, TrajectoryState, VersionState
+from agentrl.errors import StoreError
 from agentrl.store import runs
 from agentrl.store.db.codec import new_id
 from agentrl.store.family import roots
-from agentrl.store.tables import runs as runs_table
 from agentrl.store.tables import step_trajectories, steps, weight_versions
 from agentrl.store.tables import trajectories as trajectories_table
 from agentrl.store.training import leases, trajectories
 from agentrl.store.training.leases import StalePolicy
 from agentrl.store.training.returns import Rescore
-
-
-def begin_epoch(conn: Connection, run_id: str) -> int:
-    """Start a new trainer epoch; every older trainer of the run is fenced from here on."""
-    return int(
-        conn.execute(
-            update(runs_table)
-            .where(runs_table.c.id == run_id)
-            .values(trainer_epoch=runs_table.c.trainer_epoch + 1)
-            .returning(runs_table.c.trainer_epoch)
-        ).scalar_one()
-    )
-
-
-def check_epoch(conn: Connection, run_id: str, epoch: int) -> Row[Any]:
-    """The run, locked. Raises FencedError when a newer trainer has started."""
-    run = _locked(conn, run_id)
-    if run.trainer_epoch != epoch:
-        raise FencedError(f"trainer epoch {epoch} is over: epoch {run.trainer_epoch} has started")
-    return run
-
-
-def reconcile(conn: Connection, run_id: str, epoch: int, checkpoint_step_id: str | None) -> ResumePlan:
-    """Bring store and checkpoint to one step, whichever is ahead.
-
-    The checkpoint's step was leased but never completed: roll forward (the caller completes it; `roll_forward`).
-    Steps after the checkpoint's: roll back; their trajectories are ready again and their versions never reused.
-    Leases of steps that never finished are given back.
-    """
-    check_epoch(conn, run_id, epoch)
-    anchor = None
-    if checkpoint_step_id is not None:
-        anchor = conn.execute(select(steps).where(steps.c.id == checkpoint_step_id, steps.c.run_id == run_id)).first()
-        if anchor is None or anchor.state == StepState.ROLLED_BACK:
-            raise StoreError(f"the checkpoint's step {checkpoint_step_id} is not of this run's surviving lineage")
-    kept_step = anchor.step if anchor else 0
-    roll_forward = anchor is not None and anchor.state == StepState.STARTED
-    later = list(
-        conn.execute(
-            select(steps).where(
-                steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK, steps.c.step > kept_step
-            )
-        )
-    )
-    for step in later:
-        _roll_back(conn, step)
-    if roll_forward:
-        assert anchor is not None
-        conn.execute(update(steps).where(steps.c.id == anchor.id).values(epoch=epoch))
-        version = anchor.version_before
-    else:
-        version = anchor.version_after if anchor else 0
-    published = min(kept_step - (1 if roll_forward else 0), runs.get(conn, run_id).published_step)
-    conn.execute(update(runs_table).where(runs_table.c.id == run_id).values(published_step=published))
-    current = runs.get(conn, run_id).current_version
-    return ResumePlan(
-        step=kept_step,
-        version=version,
-        republish=version if current != version and not roll_forward else None,
-        roll_forward=roll_forward,
-        rolled_back_steps=sorted(step.step for step in later),
-    )
+from agentrl.store.training.trainer_epochs import check_epoch
 
 
 def lease(
@@ -175,14 +114,6 @@ def batch(conn: Connection, step_id: str, *, discount: float | None = None, resc
     )
 
 
-def next_version(conn: Connection, run_id: str) -> int:
-    """A version number that was never used."""
-    newest = conn.execute(
-        select(func.max(weight_versions.c.version)).where(weight_versions.c.run_id == run_id)
-    ).scalar_one()
-    return int(newest) + 1
-
-
 def complete(
     conn: Connection,
     run_id: str,
@@ -265,49 +196,11 @@ def complete(
     leases.move(conn, facts.step_id, TrajectoryState.TRAINED)
 
 
-def note(conn: Connection, run_id: str, epoch: int, step_id: str, metrics: Json) -> None:
+def add_metrics(conn: Connection, run_id: str, epoch: int, step_id: str, metrics: Json) -> None:
     """Add to a completed step's metrics. Raises FencedError for an older epoch."""
     check_epoch(conn, run_id, epoch)
     known = conn.execute(select(steps.c.metrics).where(steps.c.id == step_id, steps.c.run_id == run_id)).scalar_one()
     conn.execute(update(steps).where(steps.c.id == step_id).values(metrics={**known, **metrics}))
-
-
-def remade(conn: Connection, run_id: str, epoch: int, version: int, *, path: str, checksum: str) -> None:
-    """A version's folder was made anew, in another type perhaps. Raises FencedError when the epoch is over."""
-    check_epoch(conn, run_id, epoch)
-    conn.execute(
-        update(weight_versions)
-        .where(weight_versions.c.run_id == run_id, weight_versions.c.version == version)
-        .values(path=path, checksum=checksum)
-    )
-
-
-def mark_published(conn: Connection, run_id: str, version: int, epoch: int | None = None) -> None:
-    """Every serving engine has `version`: the run moves to it, its step is published.
-
-    A trainer names its epoch, and FencedError is raised when that is over; without one (a proxy that finishes what it
-    had begun) the run only moves forward. Raises StoreError for a version that is not of the surviving lineage.
-    """
-    now = time.time()
-    run = _locked(conn, run_id) if epoch is None else check_epoch(conn, run_id, epoch)
-    row = runs.version(conn, run_id, version)
-    if row is None or row.state == VersionState.ROLLED_BACK:
-        raise StoreError(f"version {version} is not of the surviving lineage")
-    if epoch is None and row.step < run.published_step:
-        raise StoreError(f"version {version} is older than what the run has published: only its trainer goes back")
-    conn.execute(
-        update(weight_versions)
-        .where(weight_versions.c.run_id == run_id, weight_versions.c.version == version)
-        .values(state=VersionState.PUBLISHED, published_at=now)
-    )
-    conn.execute(
-        update(steps)
-        .where(steps.c.run_id == run_id, steps.c.version_after == version, steps.c.state == StepState.TRAINED)
-        .values(state=StepState.PUBLISHED, published_at=now)
-    )
-    conn.execute(
-        update(runs_table).where(runs_table.c.id == run_id).values(current_version=version, published_step=row.step)
-    )
 
 
 def survives(conn: Connection, run_id: str, step_id: str) -> bool:
@@ -328,11 +221,6 @@ def newest_state(conn: Connection, run_id: str) -> str | None:
     return conn.execute(surviving.order_by(steps.c.step.desc()).limit(1)).scalar()
 
 
-def _locked(conn: Connection, run_id: str) -> Row[Any]:
-    """The run, locked: leases, completions, publishes and resumes of a run come one after another."""
-    return conn.execute(select(runs_table).where(runs_table.c.id == run_id).with_for_update(key_share=True)).one()
-
-
 def _version_before(conn: Connection, run_id: str, step: int) -> int:
     if step == 1:
         return 0
@@ -344,14 +232,3 @@ def _version_before(conn: Connection, run_id: str, step: int) -> int:
     if before is None:
         raise StoreError(f"step {step} cannot start: step {step - 1} is not complete")
     return int(before)
-
-
-def _roll_back(conn: Connection, step: Row[Any]) -> None:
-    conn.execute(update(steps).where(steps.c.id == step.id).values(state=StepState.ROLLED_BACK))
-    if step.version_after is not None:
-        conn.execute(
-            update(weight_versions)
-            .where(weight_versions.c.run_id == step.run_id, weight_versions.c.version == step.version_after)
-            .values(state=VersionState.ROLLED_BACK)
-        )
-    leases.move(conn, step.id, TrajectoryState.READY)

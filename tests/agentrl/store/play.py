@@ -29,7 +29,7 @@ from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.sessions.group_starts import NewGroup
 from agentrl.store.sessions.session_limits import Limits
-from agentrl.store.training import rewards, steps
+from agentrl.store.training import rewards, steps, trainer_epochs, version_states
 
 DELTA = (1, 2)
 OUTPUT = (3, 4)
@@ -204,19 +204,19 @@ def facts(batch: Batch) -> TrainedBatch:
 def finish(db: Database, run_id: str, epoch: int, batch: Batch, *, publish: bool = True) -> int:
     """Complete a step, and publish its version; returns the version."""
     with db.write() as conn:
-        version = steps.next_version(conn, run_id)
+        version = version_states.next_version(conn, run_id)
         steps.complete(
             conn, run_id, epoch, facts(batch), metrics={"loss": 0.1}, version=version, path="p", checksum="c"
         )
         if publish:
-            steps.mark_published(conn, run_id, version)
+            version_states.mark_published(conn, run_id, version)
     return version
 
 
 def begin(db: Database, run_id: str) -> int:
     """A new trainer's epoch."""
     with db.write() as conn:
-        return steps.begin_epoch(conn, run_id)
+        return trainer_epochs.begin_epoch(conn, run_id)
 
 
 @contextmanager

@@ -10,12 +10,13 @@ from sqlalchemy import select
 
 from agentrl.domain.schemas import Power, SessionStatus
 from agentrl.errors import RequestError
-from agentrl.store import key_records, retention
+from agentrl.store import key_records
 from agentrl.store.db.codec import hash_key
 from agentrl.store.sessions import group_starts, session_lookup
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.tables import keys as table
 from agentrl.store.tables import sessions as sessions_table
+from agentrl.store.upkeep import retention
 
 
 def opens(db, run_id, key):

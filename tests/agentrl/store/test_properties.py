@@ -39,7 +39,7 @@ from agentrl.store.tables import groups, trajectories, weight_versions
 from agentrl.store.tables import rewards as rewards_table
 from agentrl.store.tables import sessions as sessions_table
 from agentrl.store.tables import steps as steps_table
-from agentrl.store.training import steps
+from agentrl.store.training import step_resume, steps, trainer_epochs, version_states
 
 LIMITS = Limits(
     group_size=2,
@@ -389,7 +389,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A new epoch, resumed from the newest checkpoint that survives; it may die on the way."""
         model = self.model
         with self.db.write() as conn:
-            epoch = steps.begin_epoch(conn, self.run_id)
+            epoch = trainer_epochs.begin_epoch(conn, self.run_id)
         model.epoch += 1
         assert epoch == model.epoch
         states = {s.id: s.state for s in model.steps}
@@ -400,7 +400,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.checkpoints = [c for c in self.checkpoints if states[c.step_id] != "rolled_back"]
         anchor = self.checkpoints[-1] if self.checkpoints else None
         with self.db.write() as conn:
-            plan = steps.reconcile(conn, self.run_id, epoch, anchor.step_id if anchor else None)
+            plan = step_resume.reconcile(conn, self.run_id, epoch, anchor.step_id if anchor else None)
         kept = next((s for s in model.steps if anchor and s.id == anchor.step_id), None)
         number, forward = (kept.number, kept.state == "started") if kept else (0, False)
         later = [s for s in model.surviving if s.number > number]
@@ -524,7 +524,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert trainer is not None
         with self.db.read() as conn:
             assert steps.batch(conn, step.id).digest() == record.digest
-            version = steps.next_version(conn, self.run_id)
+            version = version_states.next_version(conn, self.run_id)
         for _ in range(2):  # a repetition is harmless
             with self.db.write() as conn:
                 steps.complete(
@@ -544,7 +544,7 @@ class StoreMachine(RuleBasedStateMachine):
         if by_proxy and number < model.published_step:
             return
         with self.db.write() as conn:
-            steps.mark_published(conn, self.run_id, version, None if by_proxy else trainer.epoch)
+            version_states.mark_published(conn, self.run_id, version, None if by_proxy else trainer.epoch)
         model.publish(version)
         trainer.unpublished = None
 
@@ -555,7 +555,7 @@ class StoreMachine(RuleBasedStateMachine):
         version = max(model.parents) - pick % len(model.parents)
         number = next((s.number for s in model.steps if s.after == version), 0)
         refused = model.version_states[version] == "rolled_back" or number < model.published_step
-        answer = self._try(lambda conn: steps.mark_published(conn, self.run_id, version))
+        answer = self._try(lambda conn: version_states.mark_published(conn, self.run_id, version))
         assert isinstance(answer, StoreError) == refused
         if not refused:
             model.publish(version)
@@ -573,8 +573,8 @@ class StoreMachine(RuleBasedStateMachine):
         for attempt in (
             lambda conn: self._lease(conn, old, 1),
             lambda conn: steps.complete(conn, self.run_id, old, record, metrics={}, version=1, path="p", checksum="c"),
-            lambda conn: steps.mark_published(conn, self.run_id, self.model.current_version, old),
-            lambda conn: steps.reconcile(conn, self.run_id, old, None),
+            lambda conn: version_states.mark_published(conn, self.run_id, self.model.current_version, old),
+            lambda conn: step_resume.reconcile(conn, self.run_id, old, None),
         ):
             with pytest.raises(FencedError), self.db.write() as conn:
                 attempt(conn)

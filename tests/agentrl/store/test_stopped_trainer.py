@@ -10,18 +10,18 @@ from sqlalchemy import text
 
 from agentrl.store import runs
 from agentrl.store.audit import run_audit
-from agentrl.store.training import steps
+from agentrl.store.training import step_resume, trainer_epochs
 
 OLD_TRAINER = """
 import sys
 from agentrl.errors import FencedError
 from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.store import Database
-from agentrl.store.training import steps
+from agentrl.store.training import step_resume, steps, trainer_epochs, version_states
 
 url, run_id = sys.argv[1:]
 db = Database(url)
-epoch = db.transact(steps.begin_epoch, run_id)
+epoch = db.transact(trainer_epochs.begin_epoch, run_id)
 step_id = db.transact(steps.lease, run_id, epoch, step=1, n_groups=2, max_staleness=1, discount=1.0)
 batch = db.query(steps.batch, step_id)
 trained = [
@@ -46,8 +46,8 @@ def attempt(name, unit, *args, **kwargs):
 
 attempt("complete", steps.complete, epoch, facts, metrics={}, version=7, path="old", checksum="old")
 attempt("lease", steps.lease, epoch, step=2, n_groups=2, max_staleness=1, discount=1.0)
-attempt("publish", steps.mark_published, 1, epoch)
-attempt("reconcile", steps.reconcile, epoch, None)
+attempt("publish", version_states.mark_published, 1, epoch)
+attempt("reconcile", step_resume.reconcile, epoch, None)
 """
 
 
@@ -61,8 +61,8 @@ def test_a_trainer_that_was_stopped_and_replaced_changes_nothing(db, run_id, lim
         assert old.stdout.readline() == "leased\n"
         os.kill(old.pid, signal.SIGSTOP)
 
-        epoch = db.transact(steps.begin_epoch, run_id)
-        plan = db.transact(steps.reconcile, run_id, epoch, None)
+        epoch = db.transact(trainer_epochs.begin_epoch, run_id)
+        plan = db.transact(step_resume.reconcile, run_id, epoch, None)
         assert (plan.step, plan.rolled_back_steps) == (0, [1])
         for step in (1, 2):
             finish(db, run_id, epoch, take(db, run_id, epoch, step))

@@ -24,8 +24,9 @@ from agentrl.engine.server_process import free_port
 from agentrl.errors import ConfigError
 from agentrl.export.job import Job
 from agentrl.proxy.calls import upstreams
-from agentrl.store import Database, retention, runs
+from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
+from agentrl.store.upkeep import retention
 from agentrl.testing import FakeEngine
 
 HELLO = [{"role": "user", "content": "abcd"}]

@@ -13,7 +13,7 @@ from agentrl.proxy.engines.pool import EnginePool
 from agentrl.store import runs
 from agentrl.store.db import codec
 from agentrl.store.tables import interactions as interactions_table
-from agentrl.store.training import steps
+from agentrl.store.training import steps, trainer_epochs
 from agentrl.testing import FakeEngine
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
@@ -176,7 +176,7 @@ def trained_version(proxy, tmp_path):
         for session in proxy.post("/groups").json()["sessions"]:
             play(proxy, session)
     with proxy.database.write() as conn:
-        epoch = steps.begin_epoch(conn, proxy.run_id)
+        epoch = trainer_epochs.begin_epoch(conn, proxy.run_id)
         step_id = steps.lease(conn, proxy.run_id, epoch, step=1, n_groups=2, max_staleness=1, discount=1.0)
         batch = steps.batch(conn, step_id)
         facts = TrainedBatch(

@@ -26,7 +26,7 @@ from agentrl.store.db import codec
 from agentrl.store.sessions import child_sessions, group_starts
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.sessions.session_limits import Limits
-from agentrl.store.training import rewards, steps
+from agentrl.store.training import rewards, step_resume
 
 LIMITS = Limits(
     group_size=2,
@@ -65,7 +65,7 @@ class Healthy:
                 anchor = batch.step_id
         epoch = begin(db, self.run)
         with db.write() as conn:
-            steps.reconcile(conn, self.run, epoch, anchor)
+            step_resume.reconcile(conn, self.run, epoch, anchor)
         batch = take(db, self.run, epoch, 2, discount=0.5)
         finish(db, self.run, epoch, batch)
         self.first_step, self.step = anchor, batch.step_id

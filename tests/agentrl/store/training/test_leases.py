@@ -20,7 +20,7 @@ from agentrl.store.audit import run_audit
 from agentrl.store.db.codec import new_id
 from agentrl.store.tables import groups, trajectories
 from agentrl.store.tables import steps as steps_table
-from agentrl.store.training import leases, returns, rewards, steps
+from agentrl.store.training import leases, returns, rewards, step_resume, steps, version_states
 from agentrl.store.training import trajectories as paths
 
 LEASERS = 8
@@ -117,7 +117,7 @@ def test_old_and_new_epochs_that_race_leave_one_lease_of_the_newest(db, run_id, 
         try:
             epoch = begin(db, run_id)
             with db.write() as conn:
-                steps.reconcile(conn, run_id, epoch, None)
+                step_resume.reconcile(conn, run_id, epoch, None)
             return epoch, take(db, run_id, epoch, 1)
         except FencedError:
             return None
@@ -169,8 +169,8 @@ def test_a_publish_that_meets_a_roll_back_does_not_bring_the_version_back(db, ru
     newer = begin(db, run_id)
     with ThreadPoolExecutor(1) as pool:
         with db.write() as conn:
-            assert steps.reconcile(conn, run_id, newer, None).rolled_back_steps == [1]
-            late = pool.submit(db.transact, steps.mark_published, run_id, version)
+            assert step_resume.reconcile(conn, run_id, newer, None).rolled_back_steps == [1]
+            late = pool.submit(db.transact, version_states.mark_published, run_id, version)
             sleep(0.2)
         with pytest.raises(StoreError, match="surviving lineage"):
             late.result()

@@ -10,7 +10,7 @@ from agentrl.errors import FencedError, RequestError, StoreError
 from agentrl.store import runs
 from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.ends import sealing
-from agentrl.store.training import rewards, steps
+from agentrl.store.training import rewards, step_resume, steps
 
 
 def test_a_batch_carries_the_exact_tokens_and_masks(db, run_id, limits):
@@ -70,7 +70,7 @@ def test_a_crash_before_the_checkpoint_gives_the_lease_back(db, run_id, limits):
     take(db, run_id, begin(db, run_id), 1)
     epoch = begin(db, run_id)
     with db.write() as conn:
-        plan = steps.reconcile(conn, run_id, epoch, None)
+        plan = step_resume.reconcile(conn, run_id, epoch, None)
     assert (plan.step, plan.roll_forward, plan.rolled_back_steps) == (0, False, [1])
     assert len(take(db, run_id, epoch, 1).trajectories) == 4
 
@@ -81,7 +81,7 @@ def test_a_crash_after_the_checkpoint_rolls_forward(db, run_id, limits):
     batch = take(db, run_id, begin(db, run_id), 1)
     epoch = begin(db, run_id)
     with db.write() as conn:
-        plan = steps.reconcile(conn, run_id, epoch, batch.step_id)
+        plan = step_resume.reconcile(conn, run_id, epoch, batch.step_id)
     assert (plan.step, plan.roll_forward, plan.version) == (1, True, 0)
     assert finish(db, run_id, epoch, batch) == 1
 
@@ -93,7 +93,7 @@ def test_a_store_ahead_of_the_checkpoint_rolls_back_and_never_reuses_a_version(d
     first = finish(db, run_id, epoch, take(db, run_id, epoch, 1))
     epoch = begin(db, run_id)
     with db.write() as conn:
-        plan = steps.reconcile(conn, run_id, epoch, None)
+        plan = step_resume.reconcile(conn, run_id, epoch, None)
     assert (plan.step, plan.version, plan.republish) == (0, 0, 0)
     assert finish(db, run_id, epoch, take(db, run_id, epoch, 1)) == first + 1
     with db.read() as conn:

@@ -9,7 +9,7 @@ from sqlalchemy import func, inspect, select, text
 
 from agentrl.domain.evaluation import Episode, Label
 from agentrl.errors import RequestError, UserError
-from agentrl.store import Database, events, retention, runs
+from agentrl.store import Database, events, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts
@@ -17,6 +17,7 @@ from agentrl.store.tables import contents, groups, heartbeats, metadata, traject
 from agentrl.store.tables import events as events_table
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.training import rewards, steps
+from agentrl.store.upkeep import disk_space, prunable_rows, pruning_database, retention
 
 
 def later() -> float:
@@ -214,7 +215,7 @@ def test_the_cut_of_the_newest_steps(db) -> None:
 
 
 def test_pruning_while_the_run_goes_on_keeps_counters_equal_to_rows(db, database_url, monkeypatch) -> None:
-    monkeypatch.setattr(retention, "PAGE_GROUPS", 2)
+    monkeypatch.setattr(prunable_rows, "PAGE_GROUPS", 2)
     history = History(db, seed=6)
     for _ in range(6):
         history.rejected(tools=TOOLS)
@@ -293,10 +294,10 @@ def test_postgresql_gets_rid_of_the_indexes_that_pruning_needs(databases) -> Non
         with db.write() as conn:  # as a prune that was killed leaves it
             conn.execute(text("CREATE INDEX tmp_prune_leaf ON trajectories (leaf_id)"))
         with db.engine.connect() as rival:
-            rival.execute(select(func.pg_advisory_lock(retention._PRUNE_LOCK)))
+            rival.execute(select(func.pg_advisory_lock(pruning_database._PRUNE_LOCK)))
             with pytest.raises(UserError, match="another"):
                 retention.prune(db, history.run_id, later())
-            rival.execute(select(func.pg_advisory_unlock(retention._PRUNE_LOCK)))
+            rival.execute(select(func.pg_advisory_unlock(pruning_database._PRUNE_LOCK)))
         retention.prune(db, history.run_id, later())
         after = {index["name"] for table in metadata.tables for index in inspect(db.engine).get_indexes(table)}
         db.close()
@@ -311,7 +312,7 @@ def test_vacuum_gives_space_back(databases) -> None:
             for _ in range(30):
                 history.rejected()
             retention.prune(db, history.run_id, later())
-            retention.vacuum(db)
+            disk_space.vacuum(db)
             if db.is_sqlite:
                 with db.read() as conn:
                     assert conn.execute(text("PRAGMA freelist_count")).scalar_one() == 0

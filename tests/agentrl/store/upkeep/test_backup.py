@@ -12,10 +12,11 @@ from history import History
 from sqlalchemy import make_url, select
 
 from agentrl.errors import StoreError, UserError
-from agentrl.store import Database, backup
+from agentrl.store import Database
 from agentrl.store.audit import run_audit
 from agentrl.store.tables import rewards as rewards_table
 from agentrl.store.training import rewards, steps
+from agentrl.store.upkeep import backup
 
 
 @pytest.fixture

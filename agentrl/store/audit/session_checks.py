@@ -1,0 +1,86 @@
+"""Audit of a group's state and of its sessions: states, sizes, the tree of sub-agents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Row
+
+from agentrl.domain.schemas import SessionStatus, StepState
+from agentrl.store.audit.group_rows import GroupRows
+from agentrl.store.audit.lineage_audit import TRAINED, Lineage
+
+_STATES = {  # of a training group → of its trajectories, and of the step that leased it
+    "running": ({"ready", "rejected"}, ()),
+    "ready": ({"ready", "rejected"}, ()),
+    "leased": ({"leased", "stale", "rejected"}, (StepState.STARTED,)),
+    "trained": ({"trained", "stale", "rejected"}, TRAINED),
+    "stale": ({"stale", "rejected"}, ()),
+    "rejected": ({"rejected"}, ()),
+}
+
+
+def check_group(rows: GroupRows, lineage: Lineage) -> Iterator[str]:
+    group, name = rows.group, f"groups {rows.group.id}"
+    unbuilt = sum(not session.built for session in rows.sessions.values())
+    if (group.state == "running") != (unbuilt > 0):
+        yield f"{name}: it is {group.state} with {unbuilt} sessions that are not built"
+    if (group.state == "running") != (group.finished_at is None):
+        yield f"{name}: it is {group.state}, finished at {group.finished_at}"
+    roots = sorted(s.sample_index for s in rows.sessions.values() if s.parent_session_id is None)
+    if roots != list(range(group.size)):
+        yield f"{name}: its size is {group.size}, its sessions are numbered {roots}"
+    if group.cursor is not None and group.cursor >= lineage.run.data_cursor:
+        yield f"{name}: its cursor {group.cursor} was never given out"
+    if group.is_eval:
+        if group.state not in ("running", "evaluated"):
+            yield f"{name}: an evaluation is {group.state}"
+        if rows.trajectories:
+            yield f"{name}: an evaluation has trajectories"
+        return
+    if group.state not in _STATES:
+        yield f"{name}: it is {group.state}, but no evaluation"
+        return
+    allowed, of_step = _STATES[group.state]
+    states = Counter(t.state for t in rows.trajectories.values())
+    for trajectory in rows.trajectories.values():
+        if trajectory.state not in allowed:
+            yield f"trajectories {trajectory.id}: it is {trajectory.state} in a group that is {group.state}"
+    if group.state in ("ready", "leased", "trained", "stale") and not states[group.state]:
+        yield f"{name}: it is {group.state}, but none of its trajectories is"
+    leased_by = {t.lease_step_id for t in rows.trajectories.values() if t.lease_step_id is not None}
+    if len(leased_by) != bool(of_step):
+        yield f"{name}: it is {group.state}, leased by {len(leased_by)} steps"
+    for step_id in sorted(leased_by):
+        step = lineage.steps.get(step_id)
+        if step is None or step.state not in of_step:
+            yield f"{name}: it is {group.state}, but step {step_id} is {step.state if step else 'of another run'}"
+
+
+def check_session(rows: GroupRows, session: Row[Any]) -> Iterator[str]:
+    name, parent = f"sessions {session.id}", rows.sessions.get(session.parent_session_id)
+    if (session.run_id, session.is_eval) != (rows.group.run_id, rows.group.is_eval):
+        yield f"{name}: run or kind differ from its group's"
+    if (session.status == SessionStatus.OPEN) != (session.ended_at is None):
+        yield f"{name}: it is {session.status}, ended at {session.ended_at}"
+    if session.built and session.status in (SessionStatus.OPEN, SessionStatus.CLOSING):
+        yield f"{name}: it is built, but {session.status}"
+    if session.parent_session_id is not None:
+        if parent is None or parent.id == session.id:
+            yield f"{name}: its parent {session.parent_session_id} is not of its group"
+        elif session.built and not parent.built:
+            yield f"{name}: it is built before its parent {parent.id}"
+        elif session.status == SessionStatus.OPEN and parent.status != SessionStatus.OPEN:
+            yield f"{name}: it is open, but its parent {parent.id} has ended"
+        elif (session.root_session_id, session.depth) != (parent.root_session_id or parent.id, parent.depth + 1):
+            yield f"{name}: its root or its depth does not follow from its parent {parent.id}"
+    elif (session.root_session_id, session.depth) != (None, 0):
+        yield f"{name}: it has no parent, but the root {session.root_session_id} at depth {session.depth}"
+    seqs = [call.seq for call in rows.calls_of(session.id) if call.seq is not None]
+    if seqs != list(range(1, session.seq + 1)):
+        yield f"{name}: its seq is {session.seq}, its calls have {seqs}"
+    has_paths = any(t.session_id == session.id for t in rows.trajectories.values())
+    if has_paths and not (session.built and session.status == SessionStatus.COMPLETED):
+        yield f"{name}: it has trajectories, but is {session.status}{'' if session.built else ' and not built'}"

@@ -1,0 +1,154 @@
+"""Audit of trajectories: return, versions, lease, staleness, and what a step trained of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row
+
+from agentrl.domain.schemas import StepState, TrajectoryState
+from agentrl.store.audit.group_rows import GroupRows, sessions_above, step_of
+from agentrl.store.audit.lineage_audit import Lineage
+from agentrl.store.audit.reward_checks import Credit, credit_of_sessions
+from agentrl.store.tables import (
+    trajectories,
+)
+
+_RETURN = list(trajectories.c.keys()).index("return")  # a keyword, so no attribute of the row
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """What the rows of a step's batch add up to."""
+
+    groups: int = 0
+    trajectories: int = 0
+    tokens_trained: int = 0
+    wasted_tokens: int = 0
+    staleness_max: int | None = None
+    returns: float = 0.0
+    episodes: int = 0
+
+
+def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, StepTotals]) -> Iterator[str]:
+    step = step_of(rows, lineage)
+    if step is not None:
+        totals.setdefault(step.id, StepTotals()).groups += 1
+    credits_ = {discount: credit_of_sessions(rows, discount) for discount in lineage.discounts}
+    counted: set[str] = set()
+    for t in rows.trajectories.values():
+        name = f"trajectories {t.id}"
+        if t.run_id != rows.group.run_id or t.session_id not in rows.sessions:
+            yield f"{name}: its run or session is not its group's"
+            continue
+        by_discount = [of_session[t.session_id] for of_session in credits_.values()]
+        credited = by_discount[0]
+        owned = [
+            rows.calls[row.interaction_id]
+            for row in rows.paths.get(t.id, [])
+            if row.owned and row.interaction_id in rows.calls
+        ]
+        trained = [c for c in owned if c.trainable and c.output_tokens and c.id in credited.calls]
+        yield from _worth(name, t, trained, credited, [one.episode for one in by_discount])
+        if (t.lease_step_id is None) != (t.lease_epoch is None):
+            yield f"{name}: it has half a lease: step {t.lease_step_id}, epoch {t.lease_epoch}"
+        elif t.state in ("leased", "trained") and t.lease_step_id is None:
+            yield f"{name}: it is {t.state} without a lease"
+        elif t.state in ("ready", "rejected") and t.lease_step_id is not None:
+            yield f"{name}: it is {t.state}, but leased by step {t.lease_step_id}"
+        surviving = [
+            row
+            for row in rows.trained.get(t.id, [])
+            if row.step_id not in lineage.steps or lineage.steps[row.step_id].state != StepState.ROLLED_BACK
+        ]
+        if len(surviving) != (t.state == TrajectoryState.TRAINED) or any(
+            row.step_id != t.lease_step_id for row in surviving
+        ):
+            yield f"{name}: it is {t.state} and was trained by {len(surviving)} surviving steps"
+        for row in rows.trained.get(t.id, []):
+            by = lineage.steps.get(row.step_id)
+            if by is not None and by.batch_digest is not None and row.staleness_max > by.max_staleness:
+                yield (
+                    f"step_trajectories {row.step_id} {t.id}: trained at staleness {row.staleness_max}, above the "
+                    f"bound {by.max_staleness}"
+                )
+        if step is not None and t.lease_step_id == step.id:
+            yield from _batch(name, t, trained, surviving, step, lineage, totals[step.id])
+            episode = [rows.sessions[t.session_id], *sessions_above(rows, rows.sessions[t.session_id])][-1].id
+            if episode not in counted:
+                counted.add(episode)
+                totals[step.id].episodes += 1
+                totals[step.id].returns += t[_RETURN] or 0.0
+
+
+def _worth(
+    name: str, t: Row[Any], trained: Sequence[Row[Any]], credited: Credit, episodes: Sequence[float]
+) -> Iterator[str]:
+    """Return, tokens, versions and reason follow from the rewards that are applied."""
+    value = t[_RETURN]
+    if value is None or not any(math.isclose(value, one, rel_tol=1e-9, abs_tol=1e-9) for one in episodes):
+        yield f"{name}: its return is {value}, but its rewards give {episodes[0]}"
+    if t.trainable_tokens != sum(call.output_tokens for call in trained):
+        yield f"{name}: its trainable_tokens are {t.trainable_tokens}, not those of its calls"
+    versions = (
+        min((call.min_version for call in trained), default=None),
+        max((call.max_version for call in trained), default=None),
+    )
+    if (t.min_version, t.max_version) != versions:
+        yield f"{name}: its versions are {t.min_version} to {t.max_version}, its calls' {versions[0]} to {versions[1]}"
+    untrainable = "no_trainable_tokens" if not trained else "no_reward" if not credited.rewarded else None
+    reasons = {
+        TrajectoryState.STALE: ("too_old", "tied") if t.lease_step_id is None else ("too_old",),
+        TrajectoryState.REJECTED: (untrainable or "group_too_small",),
+    }.get(TrajectoryState(t.state), (None,))
+    if t.reason not in reasons or (untrainable is not None and t.state != TrajectoryState.REJECTED):
+        yield f"{name}: it is {t.state} ({t.reason}), but its calls and rewards say {untrainable or 'trainable'}"
+
+
+def _batch(
+    name: str,
+    t: Row[Any],
+    trained: Sequence[Row[Any]],
+    rows: Sequence[Row[Any]],
+    step: Row[Any],
+    lineage: Lineage,
+    totals: StepTotals,
+) -> Iterator[str]:
+    """Staleness by the spans and the surviving chain, whatever the trainer said; adds to the step's totals."""
+    if t.lease_epoch is not None and t.lease_epoch > step.epoch:
+        yield f"{name}: its lease is of epoch {t.lease_epoch}, its step of {step.epoch}"
+    young: list[tuple[int, int]] = []  # (age, tokens)
+    old = 0
+    for call in trained:
+        for version, start, end in call.spans or ():
+            age = lineage.age(version, step)
+            if age is None or age > step.max_staleness:
+                old += end - start
+            else:
+                young.append((age, end - start))
+    tokens = sum(n for _, n in young)
+    totals.wasted_tokens += old if t.state != TrajectoryState.STALE else old + tokens
+    if step.batch_digest is None and step.state != StepState.STARTED:
+        return  # of a time when steps did not record their bound
+    if t.state == TrajectoryState.STALE:
+        if not old:
+            yield f"{name}: it is stale, but step {step.id} finds every token young enough"
+        return
+    totals.trajectories += 1
+    if not tokens:
+        yield f"{name}: step {step.id} leased it, but finds none of its tokens young enough"
+    for row in rows:
+        facts = (max((age for age, _ in young), default=0), tokens)
+        mean = sum(age * n for age, n in young) / max(1, tokens)
+        if (row.staleness_max, row.tokens_trained) != facts or not math.isclose(
+            row.staleness_mean, mean, rel_tol=1e-4, abs_tol=1e-4
+        ):
+            yield (
+                f"step_trajectories {row.step_id} {t.id}: {row.tokens_trained} tokens at staleness {row.staleness_max} "
+                f"({row.staleness_mean:g}), but its spans say {tokens} at {facts[0]} ({mean:g})"
+            )
+        totals.tokens_trained += row.tokens_trained
+        totals.staleness_max = max(row.staleness_max, totals.staleness_max or 0)

@@ -1,0 +1,1 @@
+"""Upkeep of a database in use: retention, vacuum, backup."""
