@@ -19,6 +19,7 @@ import aiohttp
 from fastapi import FastAPI
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.engine.backends import BACKENDS
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import RequestError, StoreError
@@ -117,7 +118,8 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        clients = [EngineClient(url, http, key=settings.engine_keys.of(url)) for url in settings.engine_urls]
+        client_of = BACKENDS[config.engine.backend]
+        clients = [client_of(url, http, key=settings.engine_keys.of(url)) for url in settings.engine_urls]
         pool = engine_pool(clients, served)
         access, metrics, heavy = Access(Keyring(settings.admin_key), store), Metrics(), Heavy()
         trees = tree_cache(store)

@@ -13,6 +13,8 @@ from agentrl.configs.section import Positive, Seconds, Section
 class EngineConfig(Section):
     """SGLang servers that `agentrl train` starts."""
 
+    backend: Literal["sglang"] = "sglang"
+    """What the engines are."""
     count: Positive = 1
     """How many servers."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

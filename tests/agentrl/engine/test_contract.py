@@ -16,6 +16,7 @@ import orjson
 import pytest
 
 from agentrl.domain.schemas import Json, VersionSpan
+from agentrl.engine.backends import BACKENDS
 from agentrl.engine.grammars import MAX_ENUM, MAX_LENGTH, MAX_NUMBER, MAX_PROPERTIES
 from agentrl.engine.sampling_params import MAX_STOP_CHARS, NUMBERS, ParamRefused, check
 from agentrl.engine.server_process import Server
@@ -47,7 +48,11 @@ def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
     return [3 + i % 200 for i in range(n if sampling_params.get("ignore_eos") else 3)] + [2]
 
 
-@pytest.fixture(params=["fake", "fake-cumulative", pytest.param("sglang", marks=pytest.mark.engine)])
+SERVERS = {"fake": "sglang", "fake-cumulative": "sglang", "sglang": "sglang"}
+"""What is under test → its backend. A server of another backend is one more entry, and one more branch of `url`."""
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.engine] * (name == "sglang")) for name in SERVERS])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "sglang":
         server: Server = request.getfixturevalue("sglang_engine")
@@ -59,9 +64,10 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-async def client(url: str) -> AsyncIterator[EngineClient]:
+async def client(request: pytest.FixtureRequest, url: str) -> AsyncIterator[EngineClient]:
+    kind = BACKENDS[SERVERS[request.node.callspec.params["url"]]]
     async with aiohttp.ClientSession() as http:
-        yield EngineClient(url, http)
+        yield kind(url, http)
 
 
 def rid() -> str:
