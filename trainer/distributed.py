@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -81,6 +81,11 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
+
+    def from_leader(self, work: Callable[[], T]) -> T:
+        """What `work` returns on rank 0, on every rank; the other ranks do not call it. Collective."""
+        made: T = self.share(work() if self.leads else None)
+        return made
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""

@@ -35,18 +35,18 @@ from agentrl.errors import NonFiniteError
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
 from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
-from agentrl.trainer.lineage import Lineage, trained_trajectories
 from agentrl.trainer.metrics.batch_metrics import finite
 from agentrl.trainer.models.run_models import after_step, make_models
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.publish import weights
-from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.publish.publish_client import Publishes
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
 from agentrl.trainer.run.saved_step import collect, remove_old, save
-from agentrl.trainer.run.step_report import line, sinks_of, step_metrics
+from agentrl.trainer.run.step_report import line, sinks_of, step_metrics, trained_trajectories
 from agentrl.trainer.run.trainer_state import Trainer, say
+from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
@@ -59,8 +59,8 @@ def train(
     config: RunConfig,
     base_model: Path,
     world: World,
-    lineage: Lineage | None,
-    publisher: Publisher | None,
+    lineage: Lineage,
+    publisher: Publishes,
     stop: Stop,
     *,
     from_base: bool = False,
@@ -88,11 +88,9 @@ def train(
             train_step(t, batch, waited_s)
         collect(t, wait=True)
         weights.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
-        if t.lineage:
-            t.lineage.finish()
-            say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
-        if t.evaluated:
-            t.evaluated.wait_for_last(t.version, t.stop.wait)
+        t.lineage.finish()
+        say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
+        t.evaluations.wait_for_last(t.version, t.stop.wait, config.evaluation.hold_timeout_s)
     return True
 
 
@@ -100,18 +98,14 @@ def next_batch(t: Trainer) -> tuple[Batch | None, float]:
     """The next step's batch and the seconds waited for it; None when told to stop. Collective."""
     start = time.time()
     while True:
-        batch, stopping = None, False
-        if t.lineage:
-            stopping = t.stop.is_set() or t.lineage.is_stopping()
-            if not stopping:
-                batch = t.lineage.wait_for_batch(t.step + 1, HEARTBEAT_S, t.stop.wait)
+        stopping = t.stop.is_set() or t.lineage.is_stopping()
+        batch = None if stopping else t.lineage.wait_for_batch(t.step + 1, HEARTBEAT_S, t.stop.wait)
         batch, stopping = t.world.share((batch, stopping))
         if stopping:
             return None, 0.0
         if batch is not None:
             end = time.time()
-            if t.lineage:
-                t.lineage.record("wait_for_batch", start, end, step=batch.step)
+            t.lineage.record("wait_for_batch", start, end, step=batch.step)
             return batch, end - start
 
 
@@ -138,7 +132,7 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
     )
     after_step(t.models, batch.step, config)
     updated = time.time()
-    version = t.world.share(t.lineage.next_version() if t.lineage else 0)
+    version = t.world.share(t.lineage.next_version())
     record = StepRecord(
         step=batch.step,
         version=version,
@@ -152,16 +146,12 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
         metrics=finite(step_metrics(t, batch, samples, metrics | {"lr": lr}, waited_s, updated - start)),
     )
     saved = save(t, record)
-    if t.lineage:
-        record = saved.record
-        t.lineage.complete(record, saved.published.path, saved.published.checksum)
-        remove_old(t, saved.checkpoint)  # only now: a trainer that was overtaken has no business with them
-        t.lineage.record("train_step", start, time.time(), step=batch.step, version=version, updated=updated)
-        say(t, line(t, record))
-        if t.sinks:
-            t.sinks.log(record.step, record.metrics)
-        if t.evaluated:
-            t.evaluated.tell()
+    t.lineage.complete(saved.record, saved.published.path, saved.published.checksum)
+    remove_old(t, saved.checkpoint)  # after `complete`, which an overtaken trainer does not survive
+    t.lineage.record("train_step", start, time.time(), step=batch.step, version=version, updated=updated)
+    say(t, line(t, saved.record))
+    t.sinks.log(saved.record.step, saved.record.metrics)
+    t.evaluations.send()
     publish(t, version, saved.published.tensors)
     t.step, t.version = batch.step, version
 
@@ -169,9 +159,8 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
 def on_nonfinite(t: Trainer, step: int, found: NonFinite) -> None:
     """Put it on the timeline, and stop or go on as configured."""
     does = t.config.trainer.nonfinite
-    if t.lineage:
-        now, named = time.time(), list(found.trajectories)
-        t.lineage.record("nonfinite", now, now, step=step, does=does, message=str(found), trajectories=named)
+    now, named = time.time(), list(found.trajectories)
+    t.lineage.record("nonfinite", now, now, step=step, does=does, message=str(found), trajectories=named)
     if does == "stop":
         raise NonFiniteError(f"step {step}: {found} (trainer.nonfinite: skip would leave this out)")
     say(t, f"step {step}: {found}: skipped")

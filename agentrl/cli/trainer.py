@@ -57,11 +57,12 @@ def trainer(
     from agentrl.models import resolve_model
     from agentrl.store import Database
     from agentrl.trainer.distributed import join_world
-    from agentrl.trainer.lineage import Lineage
     from agentrl.trainer.loop import train
-    from agentrl.trainer.publish.publish_client import Publisher
+    from agentrl.trainer.publish.publish_client import NoPublisher, Publisher
     from agentrl.trainer.run.saved_step import engine_dtype
+    from agentrl.trainer.run_lineage import NoLineage
     from agentrl.trainer.stop import Stop
+    from agentrl.trainer.stored_lineage import StoredLineage
     from agentrl.trainer.torchrun import told
 
     stop = Stop()
@@ -70,7 +71,7 @@ def trainer(
     ranks = run.trainer
     with told(), join_world(ranks.device, ranks.threads, ranks.replicas, ranks.tensor_parallel) as world:
         if not world.leads:
-            train(run, model, world, None, None, stop, from_base=from_base)
+            train(run, model, world, NoLineage(), NoPublisher(), stop, from_base=from_base)
             return
         database = Database(database_url(run))
         try:
@@ -81,7 +82,7 @@ def trainer(
             publisher = Publisher(
                 url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device, compares=compares
             )
-            lineage = Lineage.begin(database, run)
+            lineage = StoredLineage.begin(database, run)
             finished = train(run, model, world, lineage, publisher, stop, from_base=from_base)
             if not finished and (why := lineage.failure()) is not None:
                 raise AgentRLError(why)
@@ -96,12 +97,12 @@ def _check_resume(run: RunConfig, from_base: bool) -> None:
     """Raise UserError when the run cannot go on from a checkpoint. Disturbs no trainer that still works."""
     from agentrl.launch.run_folder import database_url
     from agentrl.store import Database
-    from agentrl.trainer.lineage import Lineage
     from agentrl.trainer.run.resume import find_checkpoint
+    from agentrl.trainer.stored_lineage import StoredLineage
 
     database = Database(database_url(run))
     try:
-        find_checkpoint(run, Lineage.of(database, run), from_base=from_base)
+        find_checkpoint(run, StoredLineage.of(database, run), from_base=from_base)
     finally:
         database.close()
 

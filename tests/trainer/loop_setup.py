@@ -21,10 +21,10 @@ from agentrl.store.sessions import group_starts, session_limits
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.training import rewards, steps
 from agentrl.trainer.distributed import World
-from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.loop import train
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stop import Stop
+from agentrl.trainer.stored_lineage import StoredLineage
 
 
 class Died(Exception):
@@ -61,7 +61,7 @@ class Setup:
             config,
             self.model,
             self.world,
-            Lineage.begin(self.database, config),
+            StoredLineage.begin(self.database, config),
             publisher,
             self.stop,
             from_base=from_base,

@@ -19,9 +19,9 @@ from agentrl.store import events, runs
 from agentrl.store.training import step_resume, steps, trainer_epochs
 from agentrl.trainer.checkpoints import checkpoint, checkpoint_folders, checkpoint_reader, checkpoint_writer
 from agentrl.trainer.distributed import World
-from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stop import Stop
+from agentrl.trainer.stored_lineage import StoredLineage
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_death_at_any_point_of_a_step_changes_nothing(
 
     owner, name = {
         "before checkpoint": (checkpoint_writer, "begin"),
-        "after checkpoint": (Lineage, "complete"),
+        "after checkpoint": (StoredLineage, "complete"),
         "after complete": (Publisher, "publish"),
     }[point]
     real = getattr(owner, name)
@@ -113,7 +113,7 @@ def test_a_death_at_any_point_of_a_step_changes_nothing(
 def test_a_partial_checkpoint_is_ignored_with_a_message_and_its_step_repeated(
     setup: Setup, undisturbed: dict[str, torch.Tensor], capsys: Any, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lineage, "wait_for_batch", _stop_before_step(3, Lineage.wait_for_batch, setup.stop))
+    monkeypatch.setattr(StoredLineage, "wait_for_batch", _stop_before_step(3, StoredLineage.wait_for_batch, setup.stop))
     assert not setup.train()
     monkeypatch.undo()
     (newest,) = (setup.config.run_dir / "checkpoints").glob("step-000002-*")
@@ -135,15 +135,15 @@ def test_a_partial_checkpoint_is_ignored_with_a_message_and_its_step_repeated(
 
 
 def test_stopping_checkpoints_a_step_that_was_not_due(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Lineage.next_version
+    real = StoredLineage.next_version
 
-    def stop_in_step_two(self: Lineage) -> int:
+    def stop_in_step_two(self: StoredLineage) -> int:
         version = real(self)
         if version == 2:
             setup.stop.set()
         return version
 
-    monkeypatch.setattr(Lineage, "next_version", stop_in_step_two)
+    monkeypatch.setattr(StoredLineage, "next_version", stop_in_step_two)
     assert not setup.train(checkpoint_every=3)
     found, ignored = checkpoint_folders.newest(setup.config.run_dir / "checkpoints")
     assert found is not None
@@ -173,7 +173,7 @@ def test_run_status_stopping_ends_the_wait(setup: Setup) -> None:
 
 
 def test_a_run_that_has_failed_ends_the_wait_and_says_why(setup: Setup) -> None:
-    lineage = Lineage.of(setup.database, setup.config)
+    lineage = StoredLineage.of(setup.database, setup.config)
     assert lineage.failure() is None
     with setup.database.write() as conn:
         runs.set_status(conn, setup.run_id, "failed", "9 sessions in a row failed")
@@ -182,13 +182,13 @@ def test_a_run_that_has_failed_ends_the_wait_and_says_why(setup: Setup) -> None:
 
 
 def test_an_old_trainer_is_fenced(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Lineage.complete
+    real = StoredLineage.complete
 
-    def overtaken(self: Lineage, *args: Any) -> None:
-        Lineage.begin(setup.database, setup.config)
+    def overtaken(self: StoredLineage, *args: Any) -> None:
+        StoredLineage.begin(setup.database, setup.config)
         real(self, *args)
 
-    monkeypatch.setattr(Lineage, "complete", overtaken)
+    monkeypatch.setattr(StoredLineage, "complete", overtaken)
     with pytest.raises(FencedError, match="epoch 1 is over"):
         setup.train()
 
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_a_step_that_was_rolled_back_is_ignored(
             step_resume.reconcile(conn, setup.run_id, trainer_epochs.begin_epoch(conn, setup.run_id), None)
         raise FencedError("overtaken between its checkpoint and the store")
 
-    monkeypatch.setattr(Lineage, "complete", overtaken)
+    monkeypatch.setattr(StoredLineage, "complete", overtaken)
     with pytest.raises(FencedError):
         setup.train()
     monkeypatch.undo()
@@ -226,7 +226,7 @@ def test_a_refused_publish_is_an_error(setup: Setup) -> None:
 
 
 def _stop_before_step(step: int, real: Any, stop: Stop) -> Any:
-    def wait(self: Lineage, wanted: int, *args: Any) -> Any:
+    def wait(self: StoredLineage, wanted: int, *args: Any) -> Any:
         if wanted == step:
             stop.set()
             return None

@@ -24,9 +24,9 @@ from agentrl.store.training import steps
 from agentrl.trainer import loop
 from agentrl.trainer.checkpoints import checkpoint, checkpoint_writer
 from agentrl.trainer.distributed import World
-from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run.trainer_state import Trainer
+from agentrl.trainer.stored_lineage import StoredLineage
 from agentrl.weights_folder import ADAPTER, TENSORS, checksum
 
 STEPS = 8
@@ -159,17 +159,17 @@ def test_what_a_resume_makes_anew_is_what_the_store_says(
 def test_a_trainer_that_was_stopped_before_it_saved_leaves_its_successors_weights_alone(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Lineage.check
+    real = StoredLineage.check
     overtaken = False
 
-    def stopped(self: Lineage) -> None:
+    def stopped(self: StoredLineage) -> None:
         nonlocal overtaken
         real(self)
         if self.epoch == 1 and not overtaken:
             overtaken = True
             die_before(monkeypatch, setup, 3)  # the successor trains steps 1 and 2 meanwhile
 
-    monkeypatch.setattr(Lineage, "check", stopped)
+    monkeypatch.setattr(StoredLineage, "check", stopped)
     with pytest.raises(FencedError):
         setup.train(lr=0.1)  # other weights than the successor's
     assert overtaken

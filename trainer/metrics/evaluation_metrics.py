@@ -1,6 +1,6 @@
-"""Results of evaluations on their way to the sinks: each when it is complete, at the step whose weights it is of.
+"""Sends the result of each complete evaluation to the metric sinks, at the step whose weights were evaluated.
 
-Rollout workers evaluate; nothing here waits for them but `wait_for_last`, behind the last step.
+Rollout workers evaluate. Only `wait_for_last`, after the last step, waits for them.
 """
 
 from __future__ import annotations
@@ -8,53 +8,60 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from agentrl.domain.evaluation import Evaluation
-from agentrl.store import evaluation_episodes, runs
-from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.metrics.batch_metrics import Metrics
 from agentrl.trainer.metrics.metric_sinks import Sinks
+from agentrl.trainer.run_lineage import Lineage, NoLineage
 
 POLL_S = 1.0
 FIGURES = ("reward", "low", "high", "perfect")
 
 
 @dataclass(slots=True)
-class Evaluated:
-    """What the sinks have got. A resumed trainer sends the newest two again: they may not have arrived."""
+class EvaluationReports:
+    """Which results the sinks have received. A resumed trainer sends the newest two again: they may have been lost."""
 
     lineage: Lineage
     sinks: Sinks
-    told: set[int] = field(default_factory=set)  # versions
-    open: int | None = None  # the first step whose evaluation has begun and is not over
+    enabled: bool = True  # false on ranks other than 0, and where there is no evaluation or no sink
+    sent: set[int] = field(default_factory=set)  # weight versions
+    open: int | None = None  # the first step whose evaluation has begun and is not complete
 
-    def tell(self) -> None:
-        """Send what is new."""
-        run = self.lineage.database.query(runs.get, self.lineage.run_id)
-        found = self.lineage.database.query(evaluation_episodes.newest, run, self.open)
-        for one in found:
-            if one.complete and one.version not in self.told:
-                self.sinks.log(one.step, metrics(one))
-                self.told.add(one.version)
-        self.open = next((one.step for one in found if not one.complete), None)
+    @classmethod
+    def none(cls) -> Self:
+        """Reports nothing."""
+        return cls(NoLineage(), Sinks.none(), enabled=False)
 
-    def wait_for_last(self, version: int, pause: Callable[[float], bool]) -> None:
-        """Send that of the last step's `version`, when it is complete.
+    def send(self) -> None:
+        """Send the results that became complete since the last call."""
+        if not self.enabled:
+            return
+        evaluations = self.lineage.evaluations(self.open)
+        for evaluation in evaluations:
+            if evaluation.complete and evaluation.version not in self.sent:
+                self.sinks.log(evaluation.step, metrics(evaluation))
+                self.sent.add(evaluation.version)
+        self.open = next((e.step for e in evaluations if not e.complete), None)
 
-        Returns without it after `evaluation.hold_timeout_s`, or when `pause` says that waiting should end.
+    def wait_for_last(self, version: int, pause: Callable[[float], bool], timeout_s: float) -> None:
+        """Wait until the evaluation of the last step's `version` is complete, and send its result.
+
+        Gives up after `timeout_s`, or when `pause` returns true.
         """
-        until = time.monotonic() + self.lineage.config.evaluation.hold_timeout_s
-        self.tell()
-        while version not in self.told and time.monotonic() < until and not pause(POLL_S):
-            self.tell()
+        until = time.monotonic() + timeout_s
+        self.send()
+        while self.enabled and version not in self.sent and time.monotonic() < until and not pause(POLL_S):
+            self.send()
 
 
-def metrics(one: Evaluation) -> Metrics:
-    """`evaluation/SETTING/FIGURE`; an interval that is not known is left out."""
-    found = {name: result.as_json() for name, result in one.settings.items()}
+def metrics(evaluation: Evaluation) -> Metrics:
+    """`evaluation/SETTING/FIGURE`, without the bounds of intervals that are unknown."""
+    results = {name: result.as_json() for name, result in evaluation.settings.items()}
     return {
-        f"evaluation/{name}/{figure}": float(of_setting[figure])
-        for name, of_setting in found.items()
+        f"evaluation/{name}/{figure}": float(result[figure])
+        for name, result in results.items()
         for figure in FIGURES
-        if of_setting[figure] is not None
+        if result[figure] is not None
     }

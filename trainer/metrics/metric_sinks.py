@@ -59,7 +59,7 @@ class Sinks:
 
     @classmethod
     def of(cls, config: RunConfig, run_id: str, from_step: int, report: Callable[[str, str], None]) -> Self:
-        """Those of the configuration. Steps from `from_step` on are logged anew: what sinks have of them is past."""
+        """The sinks of the configuration. Steps from `from_step` on replace those that an earlier trainer logged."""
         known: dict[str, Callable[[], Sink]] = {
             "tensorboard": lambda: TensorBoard(config.run_dir / "tensorboard", from_step),
             "wandb": lambda: Wandb(config, run_id),
@@ -67,11 +67,16 @@ class Sinks:
         }
         return cls({name: known[name] for name in wanted(config.metrics)}, report)
 
+    @classmethod
+    def none(cls) -> Self:
+        """No sinks, as on ranks other than 0: `log` and `close` do nothing."""
+        return cls({}, lambda *_: None)
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand over the metrics of a step, or of an evaluation after it."""
         for feed in self._feeds:
             feed.waiting.put((step, dict(metrics)))
-        self._look()
+        self._report_errors()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Wait until everything has arrived, but no longer than `timeout_s`."""
@@ -82,9 +87,9 @@ class Sinks:
             feed.thread.join(max(0.0, until - time.monotonic()))
             if feed.thread.is_alive():
                 self._report(feed.name, f"it has not taken everything after {timeout_s:g} s")
-        self._look()
+        self._report_errors()
 
-    def _look(self) -> None:
+    def _report_errors(self) -> None:
         for feed in self._feeds:
             if feed.error is not None and not feed.reported:
                 feed.reported = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import httpx
 import torch
@@ -23,6 +24,25 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 REQUEST_TIMEOUT_S = 600.0
 RETRIED = {429, 502, 503, 504}
+
+
+class Publishes(Protocol):
+    """Brings engines to weight versions: a `Publisher` on rank 0, `NoPublisher` on the others."""
+
+    def publish(
+        self, version: int, epoch: int, tensors: Mapping[str, Tensor], waits: Callable[[], None] = lambda: None
+    ) -> bool:
+        """True once every serving engine has `version`; false when stopped first."""
+
+
+class NoPublisher:
+    """The publisher of ranks other than 0, which publish nothing."""
+
+    def publish(
+        self, version: int, epoch: int, tensors: Mapping[str, Tensor], waits: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Nothing was published."""
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,14 @@ import torch
 from agentrl.configs.run_config import RunConfig
 from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_writer
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, StepRecord
-from agentrl.trainer.lineage import CHECKPOINTED
 from agentrl.trainer.models.run_models import parts
 from agentrl.trainer.publish import weights
 from agentrl.trainer.publish.weights import Published
 from agentrl.trainer.run.trainer_state import Trainer, weights_folder
+from agentrl.trainer.run_lineage import CHECKPOINTED
+
+NOT_PUBLISHED = Published(Path(), "", {})
+"""On ranks other than 0, which write no weights folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Saved:
 
 
 def publishable(t: Trainer, folder: Path, trained: dict[str, torch.Tensor]) -> Published:
-    """What the run's engines load."""
+    """Write the version that the run's engines load. Rank 0 only."""
     dtype = engine_dtype(t.config)
     return weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora, dtype)
 
@@ -48,10 +51,9 @@ def save(t: Trainer, record: StepRecord) -> Saved:
     """
     start = time.time()
     every = t.config.trainer.checkpoint_every
-    if t.lineage:
-        t.lineage.check()
-    last_chance = t.stop.is_set() or (t.lineage is not None and t.lineage.is_stopping())
-    last = t.world.share(last_chance or record.step == t.config.steps)
+    t.lineage.check()
+    stopping = t.stop.is_set() or t.lineage.is_stopping()
+    last = t.world.share(stopping or record.step == t.config.steps)
     due, wait = last or record.step % every == 0, last or every == 1
     record = replace(record, metrics=record.metrics | {CHECKPOINTED: float(due and wait)})
     collect(t, wait=due)
@@ -64,9 +66,7 @@ def save(t: Trainer, record: StepRecord) -> Saved:
         else:
             t.writing = writing
     trained = weights.trainable(t.policy, t.world)
-    if not t.lineage:
-        return Saved(record, Published(Path(), "", {}), made)
-    published = publishable(t, weights_folder(t, record), trained)
+    published = publishable(t, weights_folder(t, record), trained) if t.world.leads else NOT_PUBLISHED
     record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
     return Saved(record, published, made)
 
@@ -77,14 +77,18 @@ def collect(t: Trainer, *, wait: bool) -> None:
         return
     made, t.writing = t.writing.finish(), None
     t.checkpointed = made.record.step
-    if t.lineage:
-        t.lineage.checkpointed(made.record)
-        checkpoint_folders.remove_older(made, t.config.trainer)
+    t.lineage.checkpointed(made.record)
+    remove_checkpoints(t, made)
 
 
 def remove_old(t: Trainer, made: Checkpoint | None) -> None:
-    """Delete checkpoints and weights that a completed step makes superfluous."""
-    assert t.lineage is not None
+    """Delete the checkpoints and weights that a completed step replaces."""
     if made:
-        checkpoint_folders.remove_older(made, t.config.trainer)
-    weights.remove(t.weights, partial(t.lineage.unneeded, strangers=False))
+        remove_checkpoints(t, made)
+    weights.remove(t.weights, partial(t.lineage.unneeded, unknown=False))
+
+
+def remove_checkpoints(t: Trainer, newest: Checkpoint) -> None:
+    """Delete the older checkpoints that are no longer kept, on rank 0."""
+    if t.world.leads:
+        checkpoint_folders.remove_older(newest, t.config.trainer)

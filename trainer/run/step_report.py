@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from agentrl.domain.schemas import Batch
+import numpy as np
+
+from agentrl.domain.schemas import Batch, TrainedTrajectory
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
 from agentrl.trainer.metrics.batch_metrics import Metrics, batch_metrics, outcome_metrics
-from agentrl.trainer.metrics.evaluation_metrics import Evaluated
+from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.flops import peak_flops
 from agentrl.trainer.metrics.metric_sinks import Sinks, wanted
 from agentrl.trainer.packing import Sample
@@ -20,13 +22,13 @@ from agentrl.trainer.run.trainer_state import Trainer, say
 def step_metrics(
     t: Trainer, batch: Batch, samples: Sequence[Sample], update: Metrics, waited_s: float, train_s: float
 ) -> Metrics:
-    """All that is known of a step before it is saved; what only the store knows, on rank 0 alone."""
+    """The metrics of a step before it is saved. Those from the store are rank 0's only."""
     peak = peak_flops(t.world.device)
     mfu = {"mfu": update["flops"] / (train_s * peak * t.world.size)} if peak and "flops" in update else {}
     return {
         **update,
         **batch_metrics(batch, samples),
-        **(outcome_metrics(batch, t.lineage.facts(batch)) if t.lineage else {}),
+        **outcome_metrics(batch, t.lineage.facts(batch)),
         **mfu,
         "tokens_per_s": update["tokens_trained"] / train_s,
         "time/wait_for_batch": waited_s,
@@ -37,13 +39,14 @@ def step_metrics(
 
 @contextmanager
 def sinks_of(t: Trainer) -> Iterator[None]:
-    """Send metrics where they are wanted, beginning with the step that was resumed from: it may not have arrived."""
-    if t.lineage is None:
-        yield
-        return
-    t.sinks = Sinks.of(t.config, t.lineage.run_id, max(1, t.step), partial(report_sink, t))
-    if t.config.is_evaluated and wanted(t.config.metrics):
-        t.evaluated = Evaluated(t.lineage, t.sinks)
+    """Open the metric sinks on rank 0 until the block ends.
+
+    Logs first the step that was resumed from, since its metrics may not have arrived.
+    """
+    if t.world.leads:
+        t.sinks = Sinks.of(t.config, t.lineage.run_id, max(1, t.step), partial(report_sink, t))
+        enabled = t.config.is_evaluated and bool(wanted(t.config.metrics))
+        t.evaluations = EvaluationReports(t.lineage, t.sinks, enabled)
     try:
         if t.step:
             t.sinks.log(t.step, t.lineage.metrics(t.step))
@@ -53,15 +56,14 @@ def sinks_of(t: Trainer) -> Iterator[None]:
 
 
 def report_sink(t: Trainer, name: str, error: str) -> None:
-    """Say that metrics do not arrive somewhere."""
-    assert t.lineage is not None
+    """Say that a sink does not receive metrics."""
     now = time.time()
     t.lineage.record("sink_failed", now, now, sink=name, error=error)
     say(t, f"metrics.{name}: {error}; training goes on")
 
 
 def line(t: Trainer, record: StepRecord) -> str:
-    """One step for the reader of the terminal."""
+    """One step as a line for the terminal."""
     m = record.metrics
     mismatch = f"{m['logprob_mismatch_mean_abs']:.1e}" if "logprob_mismatch_mean_abs" in m else "-"
     parts = [
@@ -78,3 +80,22 @@ def line(t: Trainer, record: StepRecord) -> str:
             "or lower rollout.max_concurrent_groups"
         )
     return "  ".join(parts)
+
+
+def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[TrainedTrajectory]:
+    """How a step trains each trajectory that has loss tokens."""
+    trained = []
+    for sample in samples:
+        mask = sample.tokens.loss_mask
+        if mask.any():
+            ages = np.array([batch.ages[version] for version in sample.tokens.versions[mask].tolist()])
+            trained.append(
+                TrainedTrajectory(
+                    trajectory_id=sample.tokens.trajectory_id,
+                    advantage=float(np.nan_to_num(sample.advantages[mask].mean())),  # a NaN taught nothing
+                    staleness_max=int(ages.max()),
+                    staleness_mean=float(ages.mean()),
+                    tokens_trained=int(mask.sum()),
+                )
+            )
+    return trained

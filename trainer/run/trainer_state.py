@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,27 +12,27 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, StepRecord
 from agentrl.trainer.checkpoints.checkpoint_writer import Writing
 from agentrl.trainer.distributed import World
-from agentrl.trainer.lineage import Lineage
-from agentrl.trainer.metrics.evaluation_metrics import Evaluated
+from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.metric_sinks import Sinks
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
-from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.publish.publish_client import Publishes
+from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.stop import Stop
 from agentrl.weights_folder import folder_name
 
 
 @dataclass(slots=True)
 class Trainer:
-    """What the loop holds. `lineage`, `publisher`, `sinks`, `evaluated` exist on rank 0 only."""
+    """What the loop holds. On ranks other than 0 `lineage`, `publisher`, `sinks` and `evaluations` do nothing."""
 
     config: RunConfig
     base_model: Path
     world: World
     models: Models
     optimizer: torch.optim.Optimizer
-    lineage: Lineage | None
-    publisher: Publisher | None
+    lineage: Lineage
+    publisher: Publishes
     stop: Stop
     from_base: bool = False
     step: int = 0
@@ -40,8 +40,8 @@ class Trainer:
     checkpointed: int = 0  # the step of the newest checkpoint
     writing: Writing | None = None  # a checkpoint on its way to the disk
     publish_s: float = 0.0
-    sinks: Sinks | None = None
-    evaluated: Evaluated | None = None  # where evaluations have sinks to go to
+    sinks: Sinks = field(default_factory=Sinks.none)
+    evaluations: EvaluationReports = field(default_factory=EvaluationReports.none)
 
     @property
     def policy(self) -> Policy:

@@ -17,10 +17,10 @@ from agentrl.domain.evaluation import Evaluation, Result
 from agentrl.store.tables import runs
 from agentrl.trainer import loop
 from agentrl.trainer.distributed import World
-from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.metrics import evaluation_metrics, metric_sinks
 from agentrl.trainer.metrics.evaluation_metrics import Evaluated, metrics
 from agentrl.trainer.stop import Stop
+from agentrl.trainer.stored_lineage import StoredLineage
 
 Got = list[tuple[int, dict[str, float]]]
 
@@ -104,7 +104,7 @@ def test_one_that_takes_longer_than_two_intervals_is_sent_too(setup: Setup) -> N
         conn.execute(update(runs).values(config=config, published_step=1))
     sent: Got = []
     sink = SimpleNamespace(log=lambda step, metrics: sent.append((step, metrics)))
-    told = Evaluated(Lineage.of(setup.database, setup.config), sink)  # type: ignore[arg-type]
+    told = Evaluated(StoredLineage.of(setup.database, setup.config), sink)  # type: ignore[arg-type]
     setup.evaluate(1, 1, episodes=1)
     told.tell()
     with setup.database.write() as conn:

@@ -17,10 +17,10 @@ from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.errors import ConfigError
 from agentrl.store import events
 from agentrl.store.training import steps
-from agentrl.trainer.lineage import Lineage
 from agentrl.trainer.metrics import metric_sinks
 from agentrl.trainer.metrics.metric_sinks import Sinks
 from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.stored_lineage import StoredLineage
 
 EVERYWHERE = MetricsConfig(tensorboard=True, wandb={"project": "p", "entity": "e"}, trackio={"project": "q"})
 
@@ -228,7 +228,7 @@ def test_tensorboard_shows_the_surviving_steps_once(setup: Setup, monkeypatch: p
 
 
 def test_without_sinks_nothing_is_started(setup: Setup) -> None:
-    assert Lineage.of(setup.database, setup.config).run_id == setup.run_id
+    assert StoredLineage.of(setup.database, setup.config).run_id == setup.run_id
     before = threading.active_count()
     opened = Sinks.of(setup.config, setup.run_id, 1, lambda *_: None)
     assert threading.active_count() == before

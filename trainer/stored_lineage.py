@@ -1,4 +1,4 @@
-"""Rank 0's side of the store: one trainer epoch of one run, and the facts a step leaves behind."""
+"""Rank 0's lineage: reads a run from the store and records its steps there."""
 
 from __future__ import annotations
 
@@ -8,37 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agentrl.configs.run_config import RunConfig
-from agentrl.domain.schemas import (
-    Batch,
-    Json,
-    ResumePlan,
-    StepState,
-    TrainedTrajectory,
-)
+from agentrl.domain.evaluation import Evaluation
+from agentrl.domain.schemas import Batch, Json, ResumePlan, StepState
 from agentrl.errors import UserError
-from agentrl.store import Connection, Database, Row, events, runs
+from agentrl.store import Database, evaluation_episodes, events, runs
 from agentrl.store.db.codec import new_id
-from agentrl.store.training import batch_facts, step_resume, steps, trainer_epochs, version_states
+from agentrl.store.training import batch_facts, steps, version_folders
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
-from agentrl.trainer.packing import Sample
-from agentrl.weights_folder import version_of
+from agentrl.trainer.run_lineage import CHECKPOINTED
 
 POLL_S = 0.2
 KEEP_VERSIONS = 3
-CHECKPOINTED = "checkpointed"
-"""The metric that says whether a step has left a checkpoint."""
 
 
 @dataclass(slots=True)
-class Lineage:
-    """What writes to the run's steps, and `check`, raises FencedError once a newer trainer has started.
+class StoredLineage:
+    """One trainer epoch of one run, in the store.
 
-    That is `reconcile`, `wait_for_batch` (its lease), `complete` and `finish`. Reading goes on, and so does `record`:
-    what took time did so whoever is in charge.
+    `check` and the methods that change the run's steps raise FencedError once a newer trainer has started: `reconcile`,
+    `wait_for_batch` (it leases groups), `complete`, `remade`, `checkpointed` and `finish`. Reading and `record` still
+    work.
     """
 
     database: Database
@@ -47,20 +38,20 @@ class Lineage:
     config: RunConfig
 
     @classmethod
-    def begin(cls, database: Database, config: RunConfig) -> Lineage:
-        """Start a new epoch; older trainers of the run are fenced from here on. Raises UserError for an unknown run."""
+    def begin(cls, database: Database, config: RunConfig) -> StoredLineage:
+        """Start a new epoch: the store then refuses older trainers of the run. Raises UserError for an unknown run."""
         run = database.query(runs.by_name, config.name)
-        return cls(database, run.id, database.transact(trainer_epochs.begin_epoch, run.id), config)
+        return cls(database, run.id, database.transact(steps.begin_epoch, run.id), config)
 
     @classmethod
-    def of(cls, database: Database, config: RunConfig) -> Lineage:
-        """The run's lineage, to read: under the epoch that is going on. Raises UserError for an unknown run."""
+    def of(cls, database: Database, config: RunConfig) -> StoredLineage:
+        """Read the run's lineage without starting an epoch. Raises UserError for an unknown run."""
         run = database.query(runs.by_name, config.name)
         return cls(database, run.id, run.trainer_epoch, config)
 
     def reconcile(self, checkpoint_step_id: str | None) -> ResumePlan:
         """Bring the store to the checkpoint's step."""
-        return self.database.transact(step_resume.reconcile, self.run_id, self.epoch, checkpoint_step_id)
+        return self.database.transact(steps.reconcile, self.run_id, self.epoch, checkpoint_step_id)
 
     def survives(self, step_id: str) -> bool:
         """Whether a step is of this run and was not rolled back."""
@@ -80,7 +71,7 @@ class Lineage:
 
     def check(self) -> None:
         """Raise FencedError once a newer trainer has started."""
-        self.database.transact(trainer_epochs.check_epoch, self.run_id, self.epoch)
+        self.database.transact(steps.check_epoch, self.run_id, self.epoch)
 
     def failure(self) -> str | None:
         """Why the run has failed elsewhere; None while it has not."""
@@ -88,7 +79,7 @@ class Lineage:
         return f"run {run.name} is failed: {run.error or 'no reason was given'}" if run.status == "failed" else None
 
     def is_stopping(self) -> bool:
-        """Somebody asked the run to stop, or it failed elsewhere."""
+        """Whether the run was asked to stop, or has failed elsewhere."""
         return self.database.query(runs.get, self.run_id).status in ("stopping", "failed")
 
     def wait_for_batch(self, step: int, for_s: float, pause: Callable[[float], bool]) -> Batch | None:
@@ -114,32 +105,41 @@ class Lineage:
         return None
 
     def facts(self, batch: Batch) -> BatchFacts:
-        """What else the store knows of a batch."""
+        """What the store knows of a batch beyond its tokens."""
         return self.database.query(batch_facts.read, batch.step_id)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Of a completed step."""
+        """The metrics of a completed step."""
         return dict(self.database.query(steps.of_run, self.run_id, step - 1)[0].metrics)
+
+    def evaluations(self, from_step: int | None) -> list[Evaluation]:
+        """The newest two evaluations that have begun; with `from_step` also those of that step and later ones."""
+        run = self.database.query(runs.get, self.run_id)
+        return self.database.query(evaluation_episodes.newest, run, from_step)
+
+    def is_held(self, version: int) -> bool:
+        """Whether `version` must wait for the evaluation of the version that is served."""
+        return self.database.query(evaluation_episodes.holds, self.run_id, version, self.config)
 
     def next_version(self) -> int:
         """A version number that was never used."""
-        return self.database.query(version_states.next_version, self.run_id)
+        return self.database.query(steps.next_version, self.run_id)
 
     def version_path(self, version: int) -> str | None:
         """Where a version's weights were written; None for the base weights."""
         row = self.database.query(runs.version, self.run_id, version)
         return None if row is None else row.path
 
-    def unneeded(self, names: list[str], *, strangers: bool) -> set[str]:
+    def unneeded(self, names: list[str], *, unknown: bool) -> set[str]:
         """Of these weight folders, those that no engine will be told to load.
 
-        Needed are the version that the run serves and the newest KEEP_VERSIONS that survive. Folders that the store
-        does not know are another trainer's: `strangers` says whether they count as not needed.
+        The store needs the version that the run serves and the newest KEEP_VERSIONS that were not rolled back. A folder
+        that the store does not know is another trainer's; `unknown` says whether it counts as unneeded.
         """
-        return self.database.query(_unneeded, self.run_id, names, strangers)
+        return self.database.query(version_folders.unneeded, self.run_id, names, keep=KEEP_VERSIONS, unknown=unknown)
 
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
-        """One transaction {step and trajectories trained, version pending}."""
+        """Record in one transaction that the step and its trajectories are trained and that its version is pending."""
         self.database.transact(
             steps.complete,
             self.run_id,
@@ -152,64 +152,24 @@ class Lineage:
         )
 
     def remade(self, version: int, path: Path, checksum: str) -> None:
-        """A version's folder has been made from its checkpoint; `engine.dtype` may have changed since it was first."""
-        self.database.transact(
-            version_states.set_folder, self.run_id, self.epoch, version, path=str(path), checksum=checksum
-        )
+        """Record that a version's folder was written again from its checkpoint, maybe in another `engine.dtype`."""
+        self.database.transact(steps.remade, self.run_id, self.epoch, version, path=str(path), checksum=checksum)
 
     def checkpointed(self, record: StepRecord) -> None:
-        """The step, which was completed before, is durable now."""
-        self.database.transact(steps.add_metrics, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})
+        """Record that a step, which was completed before, now has a durable checkpoint."""
+        self.database.transact(steps.note, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})
 
     def record(self, kind: str, start: float, end: float, **data: object) -> None:
-        """Put something that took time on the timeline."""
+        """Add something that took time to the run's timeline."""
         facts: Json = {"start": start, "end": end, **data}
         self.database.transact(events.record, self.run_id, kind, facts, "trainer", new_id())
 
     def finish(self) -> None:
-        """The run has all its steps."""
-        self.database.transact(_finish, self.run_id, self.epoch)
+        """Record that the run has all of its steps."""
+        self.database.transact(steps.finish, self.run_id, self.epoch)
 
 
-def _finish(conn: Connection, run_id: str, epoch: int) -> None:
-    trainer_epochs.check_epoch(conn, run_id, epoch)
-    runs.set_status(conn, run_id, "finished")
-
-
-def _unneeded(conn: Connection, run_id: str, names: list[str], strangers: bool) -> set[str]:
-    needed = {*runs.newest_versions(conn, run_id, KEEP_VERSIONS), runs.get(conn, run_id).current_version}
-    out = set()
-    for name in names:
-        row = runs.version(conn, run_id, version_of(name) or 0)
-        if row is None or row.path is None or Path(row.path).name != name:
-            unneeded = strangers
-        else:
-            unneeded = row.version not in needed
-        if unneeded:
-            out.add(name)
-    return out
-
-
-def _was_checkpointed(step: Row[Any], checkpoint_every: int) -> bool:
-    """Steps of older releases do not say it: then by the interval."""
-    said = step.metrics.get(CHECKPOINTED)
-    return bool(step.step >= checkpoint_every if said is None else said)
-
-
-def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[TrainedTrajectory]:
-    """What the step does with each trajectory that has loss tokens."""
-    out = []
-    for sample in samples:
-        mask = sample.tokens.loss_mask
-        if mask.any():
-            ages = np.array([batch.ages[version] for version in sample.tokens.versions[mask].tolist()])
-            out.append(
-                TrainedTrajectory(
-                    trajectory_id=sample.tokens.trajectory_id,
-                    advantage=float(np.nan_to_num(sample.advantages[mask].mean())),  # of NaN, nothing was learned
-                    staleness_max=int(ages.max()),
-                    staleness_mean=float(ages.mean()),
-                    tokens_trained=int(mask.sum()),
-                )
-            )
-    return out
+def _was_checkpointed(step: Any, checkpoint_every: int) -> bool:
+    """Whether a step left a checkpoint. Steps of older releases do not say so: the interval decides for them."""
+    checkpointed = step.metrics.get(CHECKPOINTED)
+    return bool(step.step >= checkpoint_every if checkpointed is None else checkpointed)
