@@ -1,4 +1,4 @@
-"""What the forward passes of a step find out about loss tokens, and the metrics that follow.
+"""Sums and per-token figures that a step's forward passes measure, and the metrics computed from them.
 
 S: loss tokens so far, on this rank.
 """
@@ -6,7 +6,7 @@ S: loss tokens so far, on this rank.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,24 +34,38 @@ SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed")
 
 
 @dataclass(slots=True)
-class Tally:
-    """Of one minibatch, or of a step."""
+class StepStats:
+    """The figures of one minibatch, or of a whole step, on this rank."""
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    log_ratios: list[Tensor] = field(default_factory=list)  # (S,) log π/π_behaviour, π as a token's update begins
-    gaps: list[Tensor] = field(default_factory=list)  # the same of π before the step, where π itself sampled
-    drifts: list[Tensor] = field(default_factory=list)  # and where older weights did, or had a part in it
+    log_ratios: list[Tensor] = field(default_factory=list)  # log π/π_behavior, π as the token's minibatch begins
+    gaps: list[Tensor] = field(default_factory=list)  # log π/π_behavior, π before the step and π itself sampled
+    drifts: list[Tensor] = field(default_factory=list)  # the same where older weights sampled, or computed keys
     seen: list[Seen] = field(default_factory=list)  # by microbatch
 
+    def add_microbatch(self, m: Microbatch, sums: Mapping[str, Tensor], seen: Seen) -> None:
+        """Add the policy's pass over a microbatch."""
+        for name, value in sums.items():
+            self.sums[name] += value.item()
+        self.sums["tokens"] += len(m.advantages_S)
+        self.sums["tokens_computed"] += len(m.input_ids_N)
+        self.log_ratios.append((seen.tokens.logprobs_S - m.behavior_S).cpu())
+        self.seen.append(seen)
+
+    def add_value_losses(self, losses_S: Tensor) -> None:
+        """Add the critic's pass over the microbatch that was added last."""
+        self.seen[-1].value_losses_S = losses_S
+        self.sums["value_loss"] += losses_S.double().sum().item()
+
     def compare(self, before_S: Tensor, m: Microbatch, version: int) -> None:
-        """Note logprobs of the policy before the step, which is `version`."""
+        """Add the gaps between engine and trainer; `before_S` is log π of the policy before the step, `version`."""
         gap_S = (before_S - m.behavior_S).detach()
         current_S = (m.versions_S == version) & ~m.kv_mixed_S
         self.gaps.append(gap_S[current_S].cpu())
         self.drifts.append(gap_S[~current_S].cpu())
 
-    def add(self, other: Tally) -> None:
-        """Count what `other` has, whose figures are finite."""
+    def add(self, other: StepStats) -> None:
+        """Add a minibatch whose figures are finite. `seen` stays: it serves to find what is not finite."""
         for name, value in other.sums.items():
             self.sums[name] += value
         self.log_ratios += other.log_ratios
@@ -59,7 +73,7 @@ class Tally:
         self.drifts += other.drifts
 
     def metrics(self, minibatches: int, algorithm: Algorithm, world: World) -> Metrics:
-        """Of all ranks and so many minibatches. Collective."""
+        """The metrics over all ranks, of a step with so many minibatches. Collective."""
         sums = world.total({name: self.sums[name] for name in SUMMED})
         absent = {"kl_reference": not algorithm.needs_reference, "value_loss": not algorithm.needs_critic}
         return {
@@ -74,7 +88,7 @@ class Tally:
 
 
 def mean(values: Sequence[float]) -> float:
-    """0 of none."""
+    """The mean; 0 without values."""
     return sum(values) / max(1, len(values))
 
 

@@ -18,7 +18,7 @@ from agentrl.store.tables import runs
 from agentrl.trainer import loop
 from agentrl.trainer.distributed import World
 from agentrl.trainer.metrics import evaluation_metrics, metric_sinks
-from agentrl.trainer.metrics.evaluation_metrics import Evaluated, metrics
+from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports, metrics
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.stored_lineage import StoredLineage
 
@@ -104,16 +104,16 @@ def test_one_that_takes_longer_than_two_intervals_is_sent_too(setup: Setup) -> N
         conn.execute(update(runs).values(config=config, published_step=1))
     sent: Got = []
     sink = SimpleNamespace(log=lambda step, metrics: sent.append((step, metrics)))
-    told = Evaluated(StoredLineage.of(setup.database, setup.config), sink)  # type: ignore[arg-type]
+    reports = EvaluationReports(StoredLineage.of(setup.database, setup.config), sink)  # type: ignore[arg-type]
     setup.evaluate(1, 1, episodes=1)
-    told.tell()
+    reports.send()
     with setup.database.write() as conn:
         conn.execute(update(runs).values(published_step=3))
     setup.evaluate(2, 2)
     setup.evaluate(3, 3)
-    told.tell()
+    reports.send()
     setup.evaluate(1, 1)
-    told.tell()
+    reports.send()
     assert [step for step, _ in sent] == [0, 2, 3, 1]
 
 

@@ -1,0 +1,100 @@
+"""Forward passes of one step's update: logprobs, and a microbatch's share of the policy loss and of the value loss.
+
+Letters as in packing.py: P predictions, S loss tokens of one microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from agentrl.configs.algorithm import Algorithm
+from agentrl.trainer.algorithms.aggregation import Totals
+from agentrl.trainer.algorithms.corrections import interpolated_proximal
+from agentrl.trainer.algorithms.gae import value_losses
+from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
+from agentrl.trainer.algorithms.packed_rows import Rows
+from agentrl.trainer.metrics.step_stats import StepStats
+from agentrl.trainer.models.critic import Critic
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.nonfinite import Seen
+from agentrl.trainer.packing import Microbatch
+
+COUNTED = ("forward_tokens", "forward_predictions", "backward_tokens", "backward_predictions")
+"""What every rank counts of the policy's passes."""
+
+
+@dataclass(slots=True)
+class Passes:
+    """The passes of the policy through one step, and their counts."""
+
+    policy: Policy
+    algorithm: Algorithm
+    version: int  # of the policy before the step
+    ages: Mapping[int, int]  # weight version that sampled → its age at this step
+    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
+
+    def count(self, kind: str, m: Microbatch) -> None:
+        """Count a `forward` or `backward` pass."""
+        self.counts[f"{kind}_tokens"] += len(m.input_ids_N)
+        self.counts[f"{kind}_predictions"] += len(m.sources_P)
+
+    def logprobs(self, m: Microbatch) -> Tensor:
+        """(S,) log π of the loss tokens."""
+        self.count("forward", m)
+        logprobs_P, _ = self.policy(m)
+        logprobs_S: Tensor = logprobs_P[m.predictions_S]
+        return logprobs_S
+
+    def loss(self, m: Microbatch, totals: Totals, progress: float, stats: StepStats) -> Tensor:
+        """This microbatch's share of the minibatch's loss. Adds what it measures to `stats`.
+
+        `progress` is the share of the step's optimizer updates that are already made.
+        """
+        self.count("forward", m)
+        logprobs_P, entropy_P = self.policy(m, entropy_gradient=bool(self.algorithm.entropy_coef))
+        logprobs_S, entropy_S = logprobs_P[m.predictions_S], entropy_P[m.predictions_S]
+        tokens = LossTokens(
+            logprobs_S=logprobs_S,
+            proximal_S=self._proximal(logprobs_S.detach(), m, progress),
+            behavior_S=m.behavior_S,
+            advantages_S=m.advantages_S,
+            trajectories=Rows(m.trajectories_S, m.sequences),
+            turns=Rows(m.turns_S, int(m.turns_S[-1]) + 1 if len(m.turns_S) else 0),
+            keep_S=m.keep_S,
+            reference_S=m.reference_S,
+            entropy_S=entropy_S,
+        )
+        loss, sums = policy_loss(tokens, totals, self.algorithm)
+        sums["entropy"] = entropy_S.detach().double().sum()
+        detached = replace(tokens, logprobs_S=logprobs_S.detach(), entropy_S=entropy_S.detach())
+        stats.add_microbatch(m, sums, Seen(m.trajectory_ids, detached))
+        if m.proximal_S is not None or not progress:  # logprobs of the policy before the step
+            before_S = logprobs_S if m.proximal_S is None else m.proximal_S
+            stats.compare(before_S, m, self.version)
+        # a microbatch without loss tokens must still take part in the collective calls of the backward pass
+        total: Tensor = loss + 0.0 * logprobs_P.sum()
+        return total
+
+    def _proximal(self, logprobs_S: Tensor, m: Microbatch, progress: float) -> Tensor:
+        """(S,) log π of the proximal policy, which the importance ratio is against."""
+        if self.algorithm.proximal == "behavior":
+            return m.behavior_S
+        if self.algorithm.proximal == "interpolate":
+            ages_S = torch.tensor([self.ages[v] for v in m.versions_S.tolist()], device=logprobs_S.device)
+            return interpolated_proximal(logprobs_S, m.behavior_S, ages_S, progress)
+        return logprobs_S if m.proximal_S is None else m.proximal_S
+
+
+def value_loss(critic: Critic, m: Microbatch, totals: Totals, clip: float | None, stats: StepStats) -> Tensor:
+    """This microbatch's share of the minibatch's value loss, a mean over tokens. Called after the policy's pass."""
+    assert m.values_S is not None
+    assert m.targets_S is not None
+    values_P = critic(m)
+    losses_S = value_losses(values_P[m.predictions_S], m.values_S, m.targets_S, clip)
+    stats.add_value_losses(losses_S.detach())
+    total: Tensor = losses_S.sum() / max(1.0, totals.tokens) + 0.0 * values_P.sum()  # as in `Passes.loss`
+    return total
