@@ -1,4 +1,5 @@
-"""Sends a version's tensors to engines without its folder: the proxy's side of trainer/publish/tensor_sender.py.
+"""Sends a version's tensors to engines without its folder: the proxy's side of trainer/publish/tensor_broadcast.py and
+tensor_sharing.py.
 
     distributed   every engine joins the trainer's process group, as the ranks that it is given, and receives buckets
     tensor        every engine maps the trainer's memory, where its payloads say; for engines on the trainer's host

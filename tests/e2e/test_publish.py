@@ -29,7 +29,7 @@ from agentrl.store import Database, events
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_policy
-from agentrl.trainer.publish import publish_client, tensor_sender, weights
+from agentrl.trainer.publish import publish_client, tensor_broadcast, tensor_buckets, weights
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.publish.weights import Published
 
@@ -161,7 +161,7 @@ async def test_every_transport_leaves_the_trainers_weights(run: Run) -> None:
 async def test_what_cannot_be_sent_is_read_from_the_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = run.policy(1)
     made = run.write(1, policy)
-    monkeypatch.setattr(tensor_sender._Sender, "run", half_sent(tensor_sender._Sender.run))
+    monkeypatch.setattr(tensor_broadcast._Sender, "run", half_sent(tensor_broadcast._Sender.run))
     event = await asyncio.to_thread(run.publish, 1, made, transport="distributed", timeout_s=3)
     assert event["transport"] == {run.engine: "disk"}
     assert event["verified"][run.engine] > 10
@@ -275,7 +275,7 @@ def half_sent(real: Any) -> Any:
 async def test_weights_that_differ_from_the_trainers_do_not_serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests are of other weights than the folder's: an engine with those is wrong."""
     made = run.write(1, run.policy(1))
-    other = tensor_sender.digests(weights.trainable(run.policy(2), run.world))
+    other = tensor_buckets.digests(weights.trainable(run.policy(2), run.world))
     before = await digests(run)
     monkeypatch.setattr(publish_client, "digests", lambda *_: other)
     said: list[str] = []
@@ -342,4 +342,4 @@ def ask(run: Run) -> tuple[int, TrajectoryTokens]:
 
 @pytest.fixture(autouse=True)
 def quick_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_sender, "JOIN_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(tensor_broadcast, "JOIN_TIMEOUT_S", 20.0)

@@ -18,7 +18,9 @@ from torch import Tensor
 from agentrl.configs.publish_config import PublishConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, FencedError
-from agentrl.trainer.publish.tensor_sender import Buckets, NoRoom, broadcast, digests, in_buckets, shared
+from agentrl.trainer.publish.tensor_broadcast import broadcast
+from agentrl.trainer.publish.tensor_buckets import Buckets, digests, in_buckets
+from agentrl.trainer.publish.tensor_sharing import NoRoom, shared
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
