@@ -14,7 +14,7 @@ from agentrl.domain.schemas import Batch, Json, ResumePlan, StepState
 from agentrl.errors import UserError
 from agentrl.store import Database, evaluation_episodes, events, runs
 from agentrl.store.db.codec import new_id
-from agentrl.store.training import batch_facts, steps, version_folders
+from agentrl.store.training import batch_facts, step_resume, steps, trainer_epochs, version_folders, version_states
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
 from agentrl.trainer.run_lineage import CHECKPOINTED
@@ -41,7 +41,7 @@ class StoredLineage:
     def begin(cls, database: Database, config: RunConfig) -> StoredLineage:
         """Start a new epoch: the store then refuses older trainers of the run. Raises UserError for an unknown run."""
         run = database.query(runs.by_name, config.name)
-        return cls(database, run.id, database.transact(steps.begin_epoch, run.id), config)
+        return cls(database, run.id, database.transact(trainer_epochs.begin_epoch, run.id), config)
 
     @classmethod
     def of(cls, database: Database, config: RunConfig) -> StoredLineage:
@@ -51,7 +51,7 @@ class StoredLineage:
 
     def reconcile(self, checkpoint_step_id: str | None) -> ResumePlan:
         """Bring the store to the checkpoint's step."""
-        return self.database.transact(steps.reconcile, self.run_id, self.epoch, checkpoint_step_id)
+        return self.database.transact(step_resume.reconcile, self.run_id, self.epoch, checkpoint_step_id)
 
     def survives(self, step_id: str) -> bool:
         """Whether a step is of this run and was not rolled back."""
@@ -71,7 +71,7 @@ class StoredLineage:
 
     def check(self) -> None:
         """Raise FencedError once a newer trainer has started."""
-        self.database.transact(steps.check_epoch, self.run_id, self.epoch)
+        self.database.transact(trainer_epochs.check_epoch, self.run_id, self.epoch)
 
     def failure(self) -> str | None:
         """Why the run has failed elsewhere; None while it has not."""
@@ -123,7 +123,7 @@ class StoredLineage:
 
     def next_version(self) -> int:
         """A version number that was never used."""
-        return self.database.query(steps.next_version, self.run_id)
+        return self.database.query(version_states.next_version, self.run_id)
 
     def version_path(self, version: int) -> str | None:
         """Where a version's weights were written; None for the base weights."""
@@ -153,11 +153,13 @@ class StoredLineage:
 
     def remade(self, version: int, path: Path, checksum: str) -> None:
         """Record that a version's folder was written again from its checkpoint, maybe in another `engine.dtype`."""
-        self.database.transact(steps.remade, self.run_id, self.epoch, version, path=str(path), checksum=checksum)
+        self.database.transact(
+            version_states.set_folder, self.run_id, self.epoch, version, path=str(path), checksum=checksum
+        )
 
     def checkpointed(self, record: StepRecord) -> None:
         """Record that a step, which was completed before, now has a durable checkpoint."""
-        self.database.transact(steps.note, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})
+        self.database.transact(steps.add_metrics, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})
 
     def record(self, kind: str, start: float, end: float, **data: object) -> None:
         """Add something that took time to the run's timeline."""

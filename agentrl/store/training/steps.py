@@ -196,17 +196,13 @@ def complete(
     leases.move(conn, facts.step_id, TrajectoryState.TRAINED)
 
 
-<<<<<<< HEAD
-def add_metrics(conn: Connection, run_id: str, epoch: int, step_id: str, metrics: Json) -> None:
-=======
 def finish(conn: Connection, run_id: str, epoch: int) -> None:
     """Set the run's status to `finished`. Raises FencedError when a newer trainer has started."""
     check_epoch(conn, run_id, epoch)
     runs.set_status(conn, run_id, "finished")
 
 
-def note(conn: Connection, run_id: str, epoch: int, step_id: str, metrics: Json) -> None:
->>>>>>> 1552992 (Give ranks other than 0 a lineage that does nothing; queries into the store)
+def add_metrics(conn: Connection, run_id: str, epoch: int, step_id: str, metrics: Json) -> None:
     """Add to a completed step's metrics. Raises FencedError for an older epoch."""
     check_epoch(conn, run_id, epoch)
     known = conn.execute(select(steps.c.metrics).where(steps.c.id == step_id, steps.c.run_id == run_id)).scalar_one()
