@@ -21,17 +21,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fastapi import FastAPI
 
 from agentrl.proxy import composition, dialects, error_responses
+from agentrl.proxy.api_docs import docs_page, openapi
 from agentrl.proxy.areal import areal_routes, export_routes
 from agentrl.proxy.composition import Settings as Settings
 from agentrl.proxy.front_door import FrontDoor, Handler
 from agentrl.proxy.routes import (
-    docs_page,
     engine_routes,
     group_routes,
     key_routes,
     model_routes,
     monitoring_routes,
-    openapi,
     publish_routes,
     response_routes,
     session_routes,

@@ -25,7 +25,7 @@ from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.calls import model_call
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.delivery_notes import DeliveryNotes
-from agentrl.proxy.calls.model_call import Call
+from agentrl.proxy.calls.pending_call import Call
 from agentrl.proxy.dialects.dialect import Answer, Head, Piece
 from agentrl.store.calls import deliveries
 

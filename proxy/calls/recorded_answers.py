@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.domain.schemas import Json
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.model_call import head_of
-from agentrl.proxy.calls.prompts.request_prompts import opening_of, parser_after
+from agentrl.proxy.calls.prompts.prompt_options import opening_of, parser_after
 from agentrl.proxy.calls.sampling.stop_strings import Delivered
 from agentrl.proxy.dialects.dialect import Answer, Head, ModelRequest, Piece, Tokens
 from agentrl.rendering import Delta, ToolCallDelta

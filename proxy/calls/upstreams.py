@@ -30,7 +30,7 @@ from agentrl.errors import ConfigError, RequestError
 from agentrl.proxy.access.request_bounds import MAX_INT32, check_options
 from agentrl.proxy.calls import model_call
 from agentrl.proxy.calls.call_context import CallContext
-from agentrl.proxy.calls.model_call import CallOrigin
+from agentrl.proxy.calls.pending_call import CallOrigin
 from agentrl.store.calls import call_intents, call_outcomes, running_calls
 from agentrl.store.db.codec import Content, new_id
 from agentrl.store.sessions import session_usage

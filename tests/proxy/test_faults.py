@@ -12,7 +12,7 @@ from serving import add_version
 from sqlalchemy import select, text, update
 
 from agentrl.errors import StoreError, StoreUnavailable
-from agentrl.proxy.calls import model_call, sweep
+from agentrl.proxy.calls import call_records, sweep
 from agentrl.proxy.engines import engine_records, publishing
 from agentrl.store import Database, engine_turns, silence
 from agentrl.store.sessions.ends import liveness
@@ -81,8 +81,8 @@ def test_the_sweep_goes_on(proxy, monkeypatch, until, caplog, part):
 
 
 def test_an_answer_that_cannot_be_recorded_is_not_delivered(proxy, monkeypatch):
-    finish = Flaky(model_call.call_outcomes.finish, *faults()[:1])
-    monkeypatch.setattr(model_call.call_outcomes, "finish", finish)
+    finish = Flaky(call_records.call_outcomes.finish, *faults()[:1])
+    monkeypatch.setattr(call_records.call_outcomes, "finish", finish)
     session = proxy.session()
     body = {"messages": [{"role": "user", "content": "hi"}]}
     headers = {"Authorization": f"Bearer {session['api_key']}"}

@@ -8,7 +8,7 @@ from agentrl.errors import RequestError
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.call_settings import DEFAULT_TEMPERATURE
 from agentrl.proxy.calls.live_sessions import Session
-from agentrl.proxy.calls.prompts.request_prompts import Prompt
+from agentrl.proxy.calls.prompts.rendered_prompt import Prompt
 from agentrl.proxy.dialects.dialect import ModelRequest
 
 _NEUTRAL = {

@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from agentrl.domain.schemas import Power
 from agentrl.proxy.access import keyring
+from agentrl.proxy.api_docs.openapi import OPEN_ROUTES
 from agentrl.proxy.app import routes
 from agentrl.proxy.dialects import of_request
-from agentrl.proxy.routes.openapi import OPEN_ROUTES
 from agentrl.store import key_records as store
 from agentrl.store.tables import keys
 

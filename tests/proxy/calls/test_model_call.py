@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.proxy.calls import model_call, sweep
+from agentrl.proxy.calls import call_attempt, model_call, sweep
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.sweep import Sweep
 from agentrl.proxy.run_store import RunStore
@@ -72,7 +72,7 @@ def test_a_call_that_meets_a_fault_of_ours(proxy, monkeypatch, caplog, stream):
     def broken(*_: Any) -> Any:
         raise KeyError("boom")
 
-    monkeypatch.setattr(model_call, "message_of", broken)
+    monkeypatch.setattr(call_attempt, "message_of", broken)
     session = proxy.session()
     with caplog.at_level(logging.ERROR), pytest.raises(openai.APIError, match="not delivered: 'boom'"):
         list(ask(proxy, session, stream=stream))

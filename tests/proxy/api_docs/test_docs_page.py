@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 
+from agentrl.proxy.api_docs.docs_page import page
 from agentrl.proxy.app import routes
-from agentrl.proxy.routes.docs_page import page
 
 
 class Tags(HTMLParser):

@@ -1,0 +1,43 @@
+"""A model call before it is sampled: where it comes from, and what is asked of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.domain.schemas import Json, Role
+from agentrl.proxy.calls.prompts.rendered_prompt import Prompt
+from agentrl.proxy.dialects.dialect import Dialect, ModelRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOrigin:
+    """What is known of a model call besides its body: its session and what its headers say."""
+
+    session_id: str
+    dialect: Dialect
+    digest: str  # of the request: identifies retries of it
+    role: Role | None = None  # x-turn-type
+    retry: int = 0  # x-stainless-retry-count
+    repeat_key: str | None = None  # hash of its Idempotency-Key
+    trains: bool = True  # false: the caller keeps it out of training
+    client: str | None = None  # the client library, by its own name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One answer that a request asks for."""
+
+    id: str
+    session_id: str
+    request: ModelRequest
+    prompt: Prompt
+    params: Json
+    choice: int  # its index among the request's answers
+    created_at: float  # seconds since the epoch, of the request
+    trainable: bool  # false in an evaluation session
+    own_seed: int | None = None  # the run's, for this call; null where its program gave one, or engines use none
+
+    @property
+    def recorded_params(self) -> Json:
+        """The parameters, with the run's seed."""
+        return self.params | ({} if self.own_seed is None else {"sampling_seed": self.own_seed})
