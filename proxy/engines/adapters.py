@@ -1,9 +1,9 @@
-"""Versions as low-rank adapters, side by side on an engine: nothing is paused, a call ends on the one it began with.
+"""Versions as low-rank adapters, side by side on an engine: a publish pauses nothing, a call keeps its adapter.
 
-    publish    load v13 ─► new calls name v13; those under way go on with v12
+    publish    load v13 ─► new calls name v13; running calls continue with v12
     later      unload v12, once no call can use it any more
 
-The base weights below stay as they are. What is loaded under which name, the engine says: a restarted one has nothing.
+The base weights do not change. The engine reports which adapters it has loaded; after a restart it has none.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from agentrl.weights_folder import version_of
 
 log = logging.getLogger(__name__)
 SLACK_S = 5.0
-"""All replicas have noticed within this time that the run has moved on, whatever their clocks say."""
+"""Within this time every replica has noticed that the run has a new version, differences of clocks included."""
 UNLOAD_TIMEOUT_S = 5.0
 
 
 class Adapters:
-    """Loads and unloads the run's adapters. Each engine's lock is held by the caller.
+    """Loads and unloads the run's adapters. The caller holds the engine's lock.
 
-    `oldest_call` tells when the oldest call under way began, at any replica (seconds since the epoch); None when there
-    is none. It may raise StoreError.
+    `oldest_call` returns when the oldest running call of any replica began (seconds since the epoch), or None. It may
+    raise StoreError.
     """
 
     def __init__(self, oldest_call: Callable[[], Awaitable[float | None]]) -> None:
         self._oldest_call = oldest_call
 
     async def reported(self, engine: Engine, label: int | None) -> int | None:
-        """The version that an engine gives to new calls, as long as it can: with the weights and adapter it needs."""
+        """The version that new calls get; None if the engine lacks the base weights or the adapter for it."""
         engine.loaded = await engine.client.adapters()
         if label != BASE or (engine.adapter is not None and engine.adapter.name not in engine.loaded):
             return None
         return engine.version
 
     async def put(self, engine: Engine, version: int, path: str) -> None:
-        """Give new calls `version`, whose adapter is in `path`. Raises EngineError; the engine is then as it was."""
+        """Load the adapter of `version` from `path`, for new calls. On an EngineError the engine is unchanged."""
         adapter = None if version == BASE else Adapter(Path(path).name, version)
         if adapter is not None:
             await _load(engine.client, adapter.name, path)
@@ -52,10 +52,10 @@ class Adapters:
         engine.reported = False
 
     async def retire(self, engine: Engine) -> None:
-        """Unload what no call can still use. Raises EngineUnavailable, StoreError.
+        """Unload the adapters that no call can use any more. Raises EngineUnavailable, StoreError.
 
-        A call names what new calls were given when it began, or later. So an adapter is out of use when all calls under
-        way began after it had been replaced. Unloading one in use would wait for its calls, and keep others waiting.
+        A call names the adapter that was current when it began, or a later one. So an adapter is out of use when every
+        running call began after it was replaced. To unload one in use would block the engine until its calls end.
         """
         in_folder = (name for name, path in engine.loaded.items() if str(Path(path).parent) == engine.folder)
         ours = {name: version_of(name) for name in in_folder}
@@ -72,15 +72,15 @@ class Adapters:
 
 
 async def _load(client: EngineClient, name: str, path: str) -> None:
-    """Have the engine load an adapter, unless it has it. Raises EngineError."""
+    """Load an adapter on an engine, unless it has it. Raises EngineError."""
     if (await client.adapters()).get(name) == path:
         return
     try:
         await client.load_adapter(name, path)
     except EngineRejected:
-        if (await client.adapters()).get(name) == path:  # another replica was faster
+        if (await client.adapters()).get(name) == path:  # another replica has loaded it
             return
-        with suppress(EngineRejected):  # one of several ranks may have it
+        with suppress(EngineRejected):  # some of its ranks may have loaded it
             await client.unload_adapter(name)
         raise
     if (await client.adapters()).get(name) != path:
@@ -88,9 +88,9 @@ async def _load(client: EngineClient, name: str, path: str) -> None:
 
 
 async def _unload(client: EngineClient, name: str) -> None:
-    """Have the engine forget an adapter. It does so later if a replica that slept through the change still uses it."""
+    """Unload an adapter from an engine. If a replica with an old view still uses it, a later `retire` unloads it."""
     try:
         async with asyncio.timeout(UNLOAD_TIMEOUT_S):
             await client.unload_adapter(name)
-    except (EngineRejected, TimeoutError) as error:  # another replica was faster; it is in use
+    except (EngineRejected, TimeoutError) as error:  # another replica has unloaded it, or it is in use
         log.info("engine %s did not unload adapter %s: %s", client.url, name, error or "no answer in time")

@@ -24,12 +24,14 @@ class EngineRecords:
         self._folders = folders
 
     async def wanted(self, reported: int | None) -> int:
-        """The version that an engine should serve which reports `reported`: `publishes.wanted`."""
+        """The version that an engine which reports `reported` should serve: `publishes.wanted`."""
         return await self._store.read(publishes.wanted, self._run_id, reported)
 
     async def folder(self, version: int) -> str | None:
-        """Where a version's tensors are: they are what the trainer recorded. None: engines keep what they have, in a
-        run that only records and has a tokenizer alone."""
+        """The folder with a version's tensors, checked against the trainer's checksum.
+
+        None for a run that only records and has no weights of its own: engines keep theirs.
+        """
         row = await self._store.read(runs.version, self._run_id, version)
         if row is None or row.path is None:
             return self._base_model if await asyncio.to_thread(_may_have_weights, Path(self._base_model)) else None
@@ -41,19 +43,19 @@ class EngineRecords:
         await self._store.write(engine_turns.save, self._run_id, engine.url, **state)
 
     async def take(self, url: str, seconds: float) -> str | None:
-        """Let no other replica change an engine's weights, for so long; else who does so now."""
+        """Take the turn to change an engine's weights for `seconds`; returns None, or the replica that has it."""
         return await self._store.write(engine_turns.take, self._run_id, url, self._store.replica, seconds)
 
     async def give_back(self, url: str, *, whole: bool) -> None:
-        """Others may, and have to if its weights are not `whole`."""
+        """End the turn; if the weights are not `whole`, another replica has to repair them."""
         await self._store.write(engine_turns.give_back, self._run_id, url, self._store.replica, whole)
 
     async def is_whole(self, url: str) -> bool:
-        """Whether no replica, this one too, changes its weights or has left them in the middle."""
+        """Whether no replica is changing the engine's weights or has left them incomplete."""
         return await self._store.read(engine_turns.is_whole, self._run_id, url)
 
     async def drained(self) -> set[str]:
-        """The engines that take no calls."""
+        """The engines that get no new calls."""
         return await self._store.read(engine_turns.drained, self._run_id)
 
     async def undone(self, version: int) -> bool:
@@ -61,10 +63,10 @@ class EngineRecords:
         return await self._store.read(publishes.undone, self._run_id, version)
 
     async def oldest_call(self) -> float | None:
-        """When the oldest call under way began, at any replica."""
+        """When the oldest running call of any replica began."""
         return await self._store.read(running_calls.oldest_running, self._run_id)
 
 
 def _may_have_weights(folder: Path) -> bool:
-    """Engines may see a folder that this machine does not."""
+    """Whether the base model has weights; a folder that this machine does not see may have them for the engines."""
     return has_weights(folder) or not folder.is_dir()

@@ -1,4 +1,10 @@
-"""An engine as one replica of the proxy knows it."""
+"""An engine as one replica of the proxy knows it.
+
+DEAD ─ it answers and has the wanted version ─► SERVING ◄────────────┐
+  │                                               │ a publish        │
+  └─ it answers with another version ─────────► UPDATING ─ updated ──┘
+any state ─ a call or a probe fails, or it stays silent ─► DEAD
+"""
 
 from __future__ import annotations
 
@@ -10,10 +16,10 @@ from agentrl.engine.sglang_client import Adapter, EngineClient
 
 
 class EngineState(StrEnum):
-    """What the pool believes of an engine; the same words as in the store."""
+    """The state of an engine; the store has the same words."""
 
     SERVING = "serving"
-    UPDATING = "updating"  # alive, holds its calls back
+    UPDATING = "updating"  # alive, but paused or starting: it samples nothing now
     DEAD = "dead"
 
 
@@ -24,22 +30,22 @@ class Engine:
     client: EngineClient
     state: EngineState = EngineState.DEAD
     version: int | None = None
-    label: int | None = None  # of its whole weights, as it reports them
-    adapter: Adapter | None = None  # what makes base weights that version
-    loaded: dict[str, str] = field(default_factory=dict)  # adapters that it has: name → folder
-    folder: str | None = None  # that the run's adapters are in
-    replaced_at: dict[str, float] = field(default_factory=dict)  # adapters that new calls no longer get, since when
-    running: int = 0  # calls of ours
-    draining: bool = False  # finishes what it has
+    label: int | None = None  # of its whole weights, as it reports it
+    adapter: Adapter | None = None  # the adapter that turns the base weights into `version`
+    loaded: dict[str, str] = field(default_factory=dict)  # the adapters that it holds: name → folder
+    folder: str | None = None  # of the run's adapters
+    replaced_at: dict[str, float] = field(default_factory=dict)  # adapter that new calls no longer use → since when
+    running: int = 0  # calls that this process sent to it
+    draining: bool = False  # it finishes its calls and gets no new ones
     error: str | None = None
     last_seen_at: float = 0.0
-    holds: bool = False  # it is paused: calls that it gets now wait
-    kept: bool = False  # it could not be given back
+    paused: bool = False  # by an update: calls that it gets now wait, and are then sampled
+    unreturned: bool = False  # our turn to update it is over, which the store does not know yet
     paused_since: float | None = None  # monotonic; None: not paused
-    reported: bool = False  # the store knows of its state and version
-    unanswered: int = 0  # probes in a row
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who asks it or changes its weights
-    look: asyncio.Event = field(default_factory=asyncio.Event)  # probe it now
+    reported: bool = False  # the store has its state and version
+    unanswered: int = 0  # how many probes in a row
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while it is probed or updated
+    probe_due: asyncio.Event = field(default_factory=asyncio.Event)  # probe it now
 
     @property
     def url(self) -> str:

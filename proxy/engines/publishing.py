@@ -1,4 +1,7 @@
-"""Publishing weights: engine by engine, so that some always serve; the run moves once every serving engine has them."""
+"""Publishes a weight version engine by engine, so that some always serve, and then moves the run to it.
+
+PENDING ─ every serving engine has loaded it ─► PUBLISHED
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from agentrl.errors import EngineError, RequestError
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.tensor_transfer import Broadcast
-from agentrl.proxy.engines.updates import BY_FOLDER, Delivery, Loaded
+from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, Loaded
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import evaluation_episodes, runs
 from agentrl.store.training import publishes, trainer_epochs
@@ -25,9 +28,9 @@ async def publish(
 ) -> Json:
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
 
-    Engines go one after another, so that some always serve, but for the members of a group, which stand still together.
+    Engines are updated one after another, so that some always serve; the members of a broadcast group together.
 
-    An engine that fails is ejected; any replica's pool brings it to the run's version when it answers again.
+    An engine that fails is ejected; any replica's pool updates it to the run's version when it answers again.
     Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it. Raises
     FencedError, before any engine is touched, when the trainer's `epoch` is over.
     """
@@ -71,9 +74,9 @@ async def publish(
 
 
 async def resume(store: RunStore, pool: EnginePool, config: RunConfig) -> None:
-    """Finish what a dead replica began: the newest version that is durable but not published.
+    """Finish the publish that a dead replica began: of the newest version that is durable but not published.
 
-    One that the trainer holds back until an evaluation is over has not begun: the trainer will ask for it.
+    A version that the trainer holds back for an evaluation is left to it: its publish has not begun.
     """
     version = await store.read(publishes.pending, store.run_id)
     if version is not None and not await store.read(evaluation_episodes.holds, store.run_id, version, config):
@@ -82,7 +85,7 @@ async def resume(store: RunStore, pool: EnginePool, config: RunConfig) -> None:
 
 
 def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:
-    """Why none of an engine's tensors was compared with the trainer's; None: some were."""
+    """Why no tensor of an engine was compared with the trainer's; None: some were."""
     if loaded.verified:
         return None
     if loaded.transport in ("none", "adapter"):
@@ -93,5 +96,5 @@ def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:
 
 
 def _rate(n_bytes: int | None, seconds: float) -> float | None:
-    """Of the whole publish, engine after engine where they are not updated together."""
+    """Bytes per second over the whole publish."""
     return n_bytes / seconds if n_bytes and seconds > 0 else None

@@ -11,11 +11,11 @@ FLOOR = 128
 
 
 class RetryBudget:
-    """Bounds resubmissions by what is asked anyway, so that a fleet that goes down is not held down by retries.
+    """Bounds resubmissions by the number of calls, so that retries do not keep an overloaded fleet down.
 
-    In the last WINDOW_S to 2 · WINDOW_S seconds they may be FLOOR, SHARE of the calls, and one for each call under way:
-    the death of any one engine is always within the budget, the same calls' way through one engine after another is
-    not. Times are of one clock, in seconds.
+    In the last WINDOW_S to 2 · WINDOW_S seconds there may be FLOOR + SHARE · calls + running calls. The death of one
+    engine is always within the budget; calls that kill one engine after another are not. Times are of one clock, in
+    seconds.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class RetryBudget:
         self._calls += 1
 
     def take(self, now: float, under_way: int) -> bool:
-        """Whether a call may be sent again; if so, it counts."""
+        """Whether a call may be sent again; counts it if so."""
         self._turn(now)
         allowed = FLOOR + SHARE * (self._calls + self._calls_before) + under_way
         if self._retries + self._retries_before >= allowed:

@@ -1,10 +1,10 @@
 """Sends a version's tensors to engines without its folder: the proxy's side of trainer/publish/tensor_broadcast.py and
 tensor_sharing.py.
 
-    distributed   every engine joins the trainer's process group, as the ranks that it is given, and receives buckets
-    tensor        every engine maps the trainer's memory, where its payloads say; for engines on the trainer's host
+    distributed   every engine joins the trainer's process group, with the ranks that it is given, and receives buckets
+    tensor        every engine maps the trainer's memory at the addresses in its payloads; only on the trainer's host
 
-Either way the version's folder is there too: an engine that fails to get them so reads it.
+The version's folder exists as well: an engine whose transfer fails reads it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from agentrl.errors import EngineError, EngineRejected
 from agentrl.proxy.recent import Recent
 
 JOIN_TIMEOUT_S = 60.0
-"""For all members to come: the trainer gives up before."""
+"""For all members to join; the trainer's own limit is shorter."""
 CLOSING_TIMEOUT_S = 10.0
-"""What closing what failed may take."""
+"""For closing a transfer that failed."""
 Size = Annotated[int, Field(ge=0)]
 
 
@@ -37,7 +37,7 @@ class _Transfer(BaseModel):
 
 
 class Bucket(BaseModel):
-    """Tensors that are sent together, in this order."""
+    """Tensors that are sent together, in this order. The three lists have one length."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,7 +53,7 @@ class Bucket(BaseModel):
 
 
 class Broadcast(_Transfer):
-    """The trainer is rank 0 of `group`, which listens at host and port; `ranks` are the first ranks of engines."""
+    """The trainer is rank 0 of `group`, which listens at host and port; `ranks` has the first rank of each engine."""
 
     transport: Literal["distributed"]
     group: Annotated[str, Field(min_length=1, max_length=100)]
@@ -69,7 +69,7 @@ class Broadcast(_Transfer):
         return url in self.ranks
 
     async def load(self, client: EngineClient, version: int, *, flush_cache: bool) -> None:
-        """Receive everything. Raises EngineError; the weights are then unknown."""
+        """Receive all buckets. Raises EngineError; the weights are then undefined."""
         await client.join_group(
             self.group,
             host=self.host,
@@ -94,23 +94,23 @@ class Broadcast(_Transfer):
 
 
 class Shared(_Transfer):
-    """By engine: buckets, each with a payload for every tensor rank."""
+    """`payloads`: engine URL → buckets, each with a payload for every tensor rank."""
 
     transport: Literal["tensor"]
     payloads: dict[str, Annotated[list[list[str]], Field(min_length=1)]]
 
     def reaches(self, url: str) -> bool:
-        """Whether there is something for the engine."""
+        """Whether the engine has payloads."""
         return url in self.payloads
 
     async def load(self, client: EngineClient, version: int, *, flush_cache: bool) -> None:
-        """Take everything. Raises EngineError; the weights are then unknown.
+        """Load all payloads. Raises EngineError; the weights are then undefined.
 
-        Each payload is sent to its engine once, whatever becomes of it: a second time, when the trainer may have given
-        the memory up, it kills the engine, and taken twice the trainer.
+        Each payload is sent to its engine once, even if that fails: a second use kills the engine if the trainer has
+        freed the memory, else the trainer.
         """
         buckets = self.payloads[client.url]
-        _take_once(client.url, buckets)
+        _mark_sent(client.url, buckets)
         await client.begin_update()
         async with _closing(client.end_update):
             for i, payloads in enumerate(buckets, 1):
@@ -123,22 +123,22 @@ class Shared(_Transfer):
                 )
 
 
-_offered: Recent[bool] = Recent()
+_sent: Recent[bool] = Recent()
 
 
-def _take_once(url: str, buckets: list[list[str]]) -> None:
-    """Raises EngineError where any of the payloads was sent to the engine before, else notes that they are."""
+def _mark_sent(url: str, buckets: list[list[str]]) -> None:
+    """Mark the payloads as sent to the engine. Raises EngineError if one of them was sent before."""
     payloads = [(rank, payload) for bucket in buckets for rank, payload in enumerate(bucket)]
     marks = [hashlib.sha256(f"{url} {rank} {payload}".encode()).hexdigest() for rank, payload in payloads]
-    if any(mark in _offered for mark in marks):
+    if any(mark in _sent for mark in marks):
         raise EngineError(f"{url} was sent a payload of this publish before: it is not sent again")
     for mark in marks:
-        _offered[mark] = True
+        _sent[mark] = True
 
 
 @asynccontextmanager
 async def _closing(close: Callable[[float | None], Awaitable[None]]) -> AsyncIterator[None]:
-    """`close` in the end; at once where the block failed, maybe because all its time is over."""
+    """Call `close` at the end; with a short limit if the block failed, because its time may be over."""
     try:
         yield
     except BaseException:
@@ -151,7 +151,7 @@ Transfer = Annotated[Broadcast | Shared, Field(discriminator="transport")]
 
 
 async def close_open_update(client: EngineClient) -> None:
-    """End what a failed update left open, if anything: the next would be refused."""
+    """Close an update that a failed transfer left open: engines refuse the next one otherwise."""
     try:
         await client.end_update()
     except EngineRejected:
@@ -159,7 +159,7 @@ async def close_open_update(client: EngineClient) -> None:
 
 
 async def members(clients: list[EngineClient]) -> list[Json]:
-    """The engines that answer now, with how many tensor ranks each has."""
+    """The engines that answer now, with the number of tensor ranks of each."""
     found = []
     for client in clients:
         try:
@@ -170,9 +170,9 @@ async def members(clients: list[EngineClient]) -> list[Json]:
 
 
 async def verify(client: EngineClient, expected: dict[str, str]) -> int:
-    """Compare the engine's digests with the trainer's, by name; how many there were to compare.
+    """Compare the digests of an engine's tensors with the trainer's, by name; returns how many were compared.
 
-    Raises EngineError, naming the first that differs. An engine of several ranks has other parts: none is compared.
+    Raises EngineError with the first name that differs. The parts on an engine of several ranks cannot be compared.
     """
     if not expected:
         return 0

@@ -1,7 +1,10 @@
-"""Changing an engine's weights: pause, update, check, continue.
+"""Updates an engine's weights: pause, update, check, continue.
 
-Only the replica that has taken an engine, in the store, changes its weights. It stays paused until they are whole. Who
-leaves it before that, or dies, leaves it for others to repair.
+    take the turn (store) ─► pause ─► load ─► check the reported version ─► continue ─► give the turn back
+                                        └ failed, or the replica died: stays paused ─► another replica repairs it
+
+Only the replica that has taken its turn, in the store, changes an engine's weights. The engine stays paused until the
+weights are complete ("whole": of one version).
 """
 
 from __future__ import annotations
@@ -11,97 +14,44 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from agentrl.engine.sglang_client import BASE, EngineClient, PauseMode
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.engine_state import Engine, EngineState
-from agentrl.proxy.engines.tensor_transfer import Transfer, close_open_update, verify
+from agentrl.proxy.engines.tensor_transfer import close_open_update, verify
+from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBusy, Loaded, Records
 
 log = logging.getLogger(__name__)
-LOOK_AGAIN_S = 0.2
-"""How often to look at an engine that another replica updates."""
+POLL_S = 0.2
+"""How often to ask about an engine that another replica updates."""
 PROBE_TIMEOUT_S = 5.0
 CLEANING_UP_S = 60.0
-"""What an update that was not over in time may still take to close what it leaves: so much longer it has the engine."""
+"""Time that an update which exceeded its limit may take to clean up: its turn is longer by this."""
 GIVE_BACK_TIMEOUT_S = 10.0
-
-
-class EngineBusy(EngineError):
-    """The engine holds calls back, and it is another's turn to do something about it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """How a version comes from its trainer: if not by a transfer, from its folder."""
-
-    transfer: Transfer | None = None
-    digests: dict[str, str] = field(default_factory=dict)  # of its tensors, by the engines' names
-    n_bytes: int | None = None
-
-
-BY_FOLDER = Delivery()
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What loading a version took."""
-
-    stall_s: float  # that the engine stood still
-    transport: str
-    verified: int = 0  # tensors that were compared with the trainer's
 
 
 @dataclass(slots=True)
 class Turn:
-    """A replica's turn at an engine."""
+    """A replica's turn to change an engine's weights."""
 
-    mine: bool  # nobody else changes its weights meanwhile
-    whole: bool  # they are of one version; else the engine stays paused
-
-
-class Records(Protocol):
-    """What pool and updates ask and tell the store. All may raise StoreError, which stops neither."""
-
-    async def wanted(self, reported: int | None) -> int:
-        """The version that an engine should serve which reports `reported`; any replica may publish."""
-
-    async def folder(self, version: int) -> str | None:
-        """Where a version's tensors are. None: engines keep what they have."""
-
-    async def save(self, engine: Engine) -> None:
-        """Record an engine's state."""
-
-    async def take(self, url: str, seconds: float) -> str | None:
-        """Let no other replica change an engine's weights, for so long; else who does so now."""
-
-    async def give_back(self, url: str, *, whole: bool) -> None:
-        """Others may, and have to if its weights are not `whole`."""
-
-    async def is_whole(self, url: str) -> bool:
-        """Whether no replica, this one too, changes its weights or has left them in the middle."""
-
-    async def drained(self) -> set[str]:
-        """The engines that take no calls."""
-
-    async def undone(self, version: int) -> bool:
-        """Whether a version newer than this one was rolled back."""
+    mine: bool  # other replicas are excluded
+    whole: bool  # the weights are of one version; else the engine stays paused
 
 
 class Updates:
-    """Brings engines to versions. The lock of an engine is held by the caller.
+    """Brings engines to versions. The caller holds the engine's lock.
 
-    `set_state` and `tell` are the pool's: who waits for an engine is woken. With `adapters`, versions are adapters over
-    base weights.
+    `set_state` and `notify` are the pool's: they wake the calls that wait for an engine. With `adapters`, versions are
+    adapters over the base weights.
     """
 
     def __init__(
         self,
         records: Records,
         set_state: Callable[[Engine, EngineState], Awaitable[None]],
-        tell: Callable[[], None],
+        notify: Callable[[], None],
         *,
         adapters: Adapters | None,
         pause_mode: PauseMode,
@@ -109,10 +59,10 @@ class Updates:
     ) -> None:
         self.pause_mode = pause_mode
         self.timeout_s = timeout_s
-        self.keeps_cache = pause_mode == "in_place" and adapters is None  # of old weights, when new ones come
+        self.keeps_cache = pause_mode == "in_place" and adapters is None  # caches of old weights survive an update
         self._records = records
         self._set_state = set_state
-        self._tell = tell
+        self._notify = notify
         self._adapters = adapters
 
     async def ask(self, engine: Engine) -> tuple[int | None, bool]:
@@ -122,27 +72,28 @@ class Updates:
             reported = engine.label = int(label) if label.isdecimal() else None
             if self._adapters is not None:
                 reported = await self._adapters.reported(engine, reported)
-            engine.holds = await engine.client.paused()
+            engine.paused = await engine.client.paused()
         engine.last_seen_at = time.time()
         engine.unanswered = 0
-        if not engine.holds:
+        if not engine.paused:
             engine.paused_since = None
-        return reported, engine.holds
+        return reported, engine.paused
 
     async def bring(self, engine: Engine) -> None:
-        """Let an engine serve, once it has the version that it should. Raises EngineError, TimeoutError, StoreError.
+        """Update an engine to the version that it should serve, and let it serve.
 
-        Until then `engine.version` stays what it was, by which calls notice that the engine has restarted.
+        Until then `engine.version` keeps its old value, by which calls notice that the engine has restarted.
+        Raises EngineError, TimeoutError, StoreError.
         """
         reported, paused = await self.ask(engine)
-        if paused and not await self._was_left(engine):
-            engine.holds = False  # if it starts, it would sample what it gets
+        if paused and not await self._needs_repair(engine):
+            engine.paused = False  # a starting engine would sample the calls that it gets
             raise EngineBusy(f"{engine.url} is starting, or was paused by hand")
         wanted = await self._records.wanted(None if paused else reported)  # a paused engine's label says nothing
         while paused or reported != wanted:
-            await self._records.folder(wanted)  # which may be read for long: before anybody has to wait
+            await self._records.folder(wanted)  # checks the folder, which may take long, before the engine is paused
             async with self._turn(engine, paused) as turn:
-                reported, paused = await self.ask(engine)  # another replica may have brought it there just now
+                reported, paused = await self.ask(engine)  # another replica may have just updated it
                 turn.whole = not paused
                 wanted = await self._records.wanted(None if paused else reported)
                 if paused or reported != wanted:
@@ -151,14 +102,14 @@ class Updates:
             wanted = await self._records.wanted(reported)  # the run may have moved on meanwhile
         engine.version = wanted
         await self._set_state(engine, EngineState.SERVING)
-        if engine.kept:
+        if engine.unreturned:
             await self._give_back(engine, whole=True)
 
     @asynccontextmanager
     async def _turn(self, engine: Engine, paused: bool, patience_s: float = 0.0) -> AsyncIterator[Turn]:
-        """Let no other replica change the engine's weights while the block runs; the engine's lock is held.
+        """Exclude other replicas from changing the engine's weights while the block runs.
 
-        Where only an adapter is loaded there is nothing to exclude. Raises EngineBusy when another replica has its turn
+        If only an adapter is loaded there is nothing to exclude. Raises EngineBusy when another replica keeps its turn
         for longer than `patience_s`, EngineUnavailable when the block takes too long, StoreError.
         """
         if self._adapters is not None and engine.label == BASE and not paused:
@@ -172,7 +123,7 @@ class Updates:
                 break
             if time.monotonic() >= until:
                 raise EngineBusy(f"{engine.url} is updated by {holder}")
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(POLL_S)
         turn = Turn(mine=True, whole=not paused)
         try:
             async with asyncio.timeout_at(deadline) as limit:
@@ -188,36 +139,36 @@ class Updates:
             await self._give_back(engine, whole=turn.whole)
 
     async def _leave_paused(self, engine: Engine) -> None:
-        """Its weights may be anything: it stays paused until a replica has repaired it.
+        """Leave an engine with undefined weights paused until a replica has repaired it.
 
-        What it holds is aborted, as only a retracted request is at once, and goes on elsewhere.
+        Its requests are retracted, so that they can be aborted at once, and continue on other engines.
         """
-        with suppress(EngineError, TimeoutError):  # it is gone, and what it held with it
+        with suppress(EngineError, TimeoutError):  # the engine is gone, and its requests with it
             async with asyncio.timeout(CLEANING_UP_S / 2):
                 await engine.client.pause("retract")
                 await engine.client.abort_all()
 
     async def _give_back(self, engine: Engine, *, whole: bool) -> None:
-        """If the store cannot be told, others wait until our time is over, or until we have told it."""
-        engine.kept = True
+        """End our turn. If the store cannot record that, others wait until the turn expires or a later try succeeds."""
+        engine.unreturned = True
         try:
             async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
                 await self._records.give_back(engine.url, whole=whole)
         except (StoreError, TimeoutError) as error:
             log.error("engine %s could not be given back: %s", engine.url, error or "no answer in time")
         else:
-            engine.kept = False
+            engine.unreturned = False
 
-    async def _was_left(self, engine: Engine) -> bool:
-        """Whether a paused engine was paused by a replica, which may still be at it, or by nobody for too long."""
+    async def _needs_repair(self, engine: Engine) -> bool:
+        """Whether a paused engine may be repaired: a replica paused it for an update, or it is paused for too long."""
         engine.paused_since = engine.paused_since or time.monotonic()
         too_long = time.monotonic() - engine.paused_since > self.timeout_s + CLEANING_UP_S
         return too_long or not await self._records.is_whole(engine.url)
 
     async def load(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
-        """Put `version` on an engine that answers, unless it has it, and let it serve.
+        """Load `version` on an engine that answers, unless it has it, and let it serve.
 
-        Raises EngineError when it does not answer, or does not report the version afterwards, or has other tensors than
+        Raises EngineError when it does not answer, does not report the version afterwards, or has other tensors than
         the trainer, and StoreError.
         """
         _, paused = await self._answer(engine)
@@ -225,7 +176,7 @@ class Updates:
         async with self._turn(engine, paused, self.timeout_s + CLEANING_UP_S) as turn:
             reported, paused = await self._answer(engine)
             turn.whole = not paused
-            if reported == version and not paused:  # a publish that was asked for twice
+            if reported == version and not paused:  # the publish was requested twice
                 engine.version, loaded = version, Loaded(0.0, "none")
             else:
                 loaded = await self._put(engine, turn, version, delivery)
@@ -233,14 +184,14 @@ class Updates:
         return loaded
 
     async def _answer(self, engine: Engine) -> tuple[int | None, bool]:
-        """As `ask`. Raises EngineError."""
+        """`ask`, with a time-out as EngineUnavailable. Raises EngineError."""
         try:
             return await self.ask(engine)
         except TimeoutError as error:
             raise EngineUnavailable(f"{engine.url} does not answer") from error
 
     async def _put(self, engine: Engine, turn: Turn, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
-        """Have an engine that answers serve `version`."""
+        """Load `version`: an adapter over the base weights, or whole weights."""
         started = time.monotonic()
         if self._adapters is None:
             return await self._replace(engine, turn, version, delivery)
@@ -254,34 +205,34 @@ class Updates:
     async def _replace(self, engine: Engine, turn: Turn, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
         """Pause, update, check, continue."""
         if not turn.mine:
-            raise EngineBusy(f"{engine.url} has changed")  # since it was asked: it is asked again
+            raise EngineBusy(f"{engine.url} has changed")  # between two questions: the next probe asks again
         path = await self._records.folder(version)
         await self._set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
-        was_left, turn.whole = not turn.whole, False
-        # going back, newer weights may have had a part in what is cached for the older version
-        goes_on = not was_left and engine.label is not None and engine.label < version
-        keeps_cache = self.keeps_cache and goes_on
+        broken, turn.whole = not turn.whole, False
+        # on the way back to an older version, its cache entries may contain parts of newer weights
+        moves_forward = not broken and engine.label is not None and engine.label < version
+        keeps_cache = self.keeps_cache and moves_forward
         mode: PauseMode = "retract" if self.pause_mode == "in_place" and not keeps_cache else self.pause_mode
         await engine.client.pause(mode)
-        engine.holds = True
-        self._tell()
-        if was_left:
+        engine.paused = True
+        self._notify()
+        if broken:
             await close_open_update(engine.client)
         transport, verified = await self._fill(engine.client, version, path, delivery, flush=not keeps_cache)
         await engine.client.continue_generation()
         turn.whole = True
         engine.version = engine.label = version
-        engine.adapter, engine.holds = None, False
+        engine.adapter, engine.paused = None, False
         return Loaded(time.monotonic() - started, transport, verified)
 
     async def _fill(
         self, client: EngineClient, version: int, path: str | None, delivery: Delivery, *, flush: bool
     ) -> tuple[str, int]:
-        """Update a paused engine: by the delivery's transfer if it can, else from the folder. Raises EngineError.
+        """Load weights into a paused engine: by the delivery's transfer if possible, else from the folder.
 
-        Returns how, and how many tensors were compared with the trainer's. A `flush` of the cache is refused while
-        requests hold their places in it.
+        Returns the transport, and how many tensors were compared with the trainer's. Engines refuse to `flush` the
+        cache while requests occupy it. Raises EngineError.
         """
         transfer = delivery.transfer
         if transfer is not None and transfer.reaches(client.url):

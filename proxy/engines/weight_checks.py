@@ -1,4 +1,4 @@
-"""Weight folders are what the store says they are: the trainer's checksum is compared before an engine loads one."""
+"""Checks the tensors of a weight folder against the trainer's checksum before an engine loads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Signature = tuple[str, int, int]
 
 
 class WeightFolders:
-    """Compares each folder once in this process, and again only when its file, called `tensors`, has changed."""
+    """Checks each folder once in this process, and again when its file `tensors` has changed."""
 
     def __init__(self, tensors: str = TENSORS) -> None:
         self._tensors = tensors
@@ -21,8 +21,8 @@ class WeightFolders:
     async def checked(self, version: int, path: str, expected: str | None) -> str:
         """`path`. Raises StoreError when its tensors have another checksum than `expected`.
 
-        A file that cannot be seen from here passes: engines may share a disk with the trainer that the proxy does not
-        have, and an engine that cannot read it says so.
+        A file that this machine does not see passes: engines may share a disk with the trainer, and an engine that
+        cannot read the file reports that.
         """
         file = Path(path) / self._tensors
         try:
@@ -44,7 +44,7 @@ class WeightFolders:
 
 
 def _checksum(file: Path) -> str:
-    """Of a damaged file: what no tensors have."""
+    """The checksum of a file; for a damaged file one that no tensors have."""
     try:
         return checksum(file)
     except ValueError:

@@ -10,7 +10,7 @@ from agentrl.proxy.access.authentication import Power
 from agentrl.proxy.access.request_bounds import MAX_INT32
 from agentrl.proxy.engines import publishing
 from agentrl.proxy.engines.tensor_transfer import Transfer, members
-from agentrl.proxy.engines.updates import Delivery
+from agentrl.proxy.engines.version_delivery import Delivery
 from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
 from agentrl.proxy.routes.request_bodies import Body

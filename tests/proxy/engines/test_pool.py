@@ -179,7 +179,7 @@ async def test_an_engine_that_is_updated_holds_calls_when_no_other_serves(pool: 
     await pool.set_state(other, EngineState.DEAD)
     with pytest.raises(EngineUnavailable):  # it may still sample with the weights that it is to lose
         await pool.acquire("a", time.monotonic() + 0.01)
-    home.holds = True
+    home.paused = True
     assert await pool.acquire("a", soon()) is home
     await pool.set_state(home, EngineState.DEAD)
     with pytest.raises(EngineUnavailable):
@@ -298,7 +298,7 @@ async def test_an_engine_that_another_replica_updates_is_left_alone(
     calls = len(fakes[0].calls)
     await pool.probe(pool.engines[0])
     assert states(pool) == ["updating", "serving"]
-    assert pool.engines[0].holds
+    assert pool.engines[0].paused
     assert len(fakes[0].calls) == calls
     await pool.engines[0].client.continue_generation()
     await pool.probe(pool.engines[0])  # not yet given back, and whole
@@ -368,7 +368,7 @@ async def test_what_another_replica_has_just_done_is_not_done_again(
 async def test_a_publish_waits_for_a_replica_that_updates_the_engine(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(updates, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(updates, "POLL_S", 0.01)
     store.taken[fakes[0].url] = "other"
     loading = asyncio.create_task(pool.load(pool.engines[0], 1))
     await asyncio.sleep(0.05)
