@@ -40,6 +40,13 @@ test: setup  ## Run all tests, with one real SGLang server; those of frameworks 
 test-thorough: setup  ## Run the property tests with many times as many examples, drawn at random: an hour
 	@AGENTRL_TEST_THOROUGH=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 --timeout 3600 -m "hypothesis or searches"
 
+coverage: setup setup-agents setup-coders setup-mutants  ## Run all tests; how many lines and branches of each folder they reach
+	@mkdir -p build/coverage && rm -f build/coverage/*
+	@export PYTHONPATH=$$(echo $(CURDIR)/.venv-mutants/lib/python*/site-packages) COVERAGE_FILE=$(CURDIR)/build/coverage/data; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest -n logical --maxprocesses 4; \
+	$(PY) -m coverage combine -q && $(PY) -m coverage xml -q -o build/coverage/report.xml; \
+	for folder in agentrl agents proxy trainer; do echo "$$folder $$($(PY) -m coverage report --include "$$folder/*" | tail -1)"; done
+
 test-coders: setup setup-coders  ## Run all tests of coding agents (Claude Code, Codex, …), those on real SGLang too: minutes
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest tests/coders -m ""  # those that teach a model too
 
@@ -76,4 +83,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 mutants: setup setup-mutants  ## Change the pure modules in small ways; count the changes that no test notices (an hour; GROUPS="credit forks" for some)
 	@$(PY) scripts/mutants.py $(GROUPS)
 
-.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-thorough test-coders lint docs bench crash kill-proxy mutants
+.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-thorough coverage test-coders lint docs bench crash kill-proxy mutants

@@ -6,6 +6,8 @@ With NO_SKIPS set (`.ci/run` does) a test that is skipped for another reason tha
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Generator
 
 import pytest
@@ -26,6 +28,23 @@ def fault(reason: str) -> str | None:
     if not os.environ.get(NO_SKIPS) or any(said.startswith(known) for known in DELIBERATE):
         return None
     return f"{NO_SKIPS} is set, and this was skipped: {said}"
+
+
+def left_out(reasons: list[str]) -> str:
+    """One line of how many tests were skipped for want of which environment; empty where none was."""
+    targets = Counter(found[1] for reason in reasons if (found := re.search(r"run `(make setup-[\w-]+)`", reason)))
+    if not targets:
+        return ""
+    return "left out: " + ", ".join(f"{count} tests that need `{target}`" for target, count in sorted(targets.items()))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of a session says what it left out."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(config, "workerinput"):
+        skipped = [report.longrepr for report in reporter.stats.get("skipped", [])]
+        if line := left_out([reason[2] for reason in skipped if isinstance(reason, tuple)]):
+            reporter.write_line(line)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

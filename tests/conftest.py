@@ -16,9 +16,10 @@ import pytest
 import uvicorn.server
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import databases` and so on
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other on a busy machine take minutes
 
 import thoroughness  # noqa: F401 - chooses the profile of property tests
-from absences import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - hooks
+from absences import pytest_make_collect_report, pytest_runtest_makereport, pytest_unconfigure  # noqa: F401 - hooks
 from databases import KINDS, Databases
 from serving import ENGINE_KEY, serving
 

@@ -34,6 +34,7 @@ OWN_ENGINE = (
 )
 """Tests that start servers of their own."""
 UNDIVIDED = (
+    "tests/agentrl/export/test_job.py",
     "tests/agentrl/rendering/",
     "tests/agentrl/store/audit/test_run_audit.py",
     "tests/agentrl/store/test_damage.py",

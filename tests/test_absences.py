@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from absences import DELIBERATE, NO_SKIPS, fault
+from absences import DELIBERATE, NO_SKIPS, fault, left_out
 
 TESTS = Path(__file__).parent
 SUITE = """
@@ -37,7 +37,9 @@ def test_a_suite_without_its_environment_fails_where_nothing_may_skip(tmp_path: 
     command = [sys.executable, "-m", "pytest", "-p", "absences", "--continue-on-collection-errors"]
     env = os.environ | {"PYTHONPATH": str(TESTS), NO_SKIPS: value}
     done = subprocess.run([*command, "-q", str(tmp_path)], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert outcome in done.stdout.splitlines()[-1]
+    *_, summary, last = done.stdout.splitlines()
+    assert outcome in summary
+    assert last.startswith("left out: 1 tests that need `make setup-") or value
     assert done.returncode == (1 if value else 0)
     said = f"{NO_SKIPS} is set, and this was skipped: "
     assert (f"{said}no .venv-agents: run `make setup-agents`" in done.stdout) == bool(value)
@@ -51,6 +53,14 @@ def test_what_is_absent_on_purpose_is_skipped_by_some_test(monkeypatch: pytest.M
         assert reason in sources
         assert fault(f"Skipped: {reason}") is None
     assert fault("Skipped: another") == f"{NO_SKIPS} is set, and this was skipped: another"
+
+
+def test_what_was_left_out_is_said_in_one_line() -> None:
+    agents, peers = "Skipped: no .venv-agents: run `make setup-agents`", "no TRL: run `make setup-trl`"
+    assert left_out([agents, agents, peers, "the processor has none"]) == (
+        "left out: 2 tests that need `make setup-agents`, 1 tests that need `make setup-trl`"
+    )
+    assert left_out(["the processor has none"]) == ""
 
 
 def test_ci_says_that_nothing_may_skip() -> None:

@@ -26,13 +26,13 @@ STEPS = 20
 
 
 @pytest.fixture
-def run(tmp_path: Path, empty_database_url: str, database_kind: str, sglang_engine: Server) -> Iterator[Run]:
-    seed = 1 if database_kind == "sqlite" else 2
-    run = Run(tmp_path.resolve(), empty_database_url, seed, STEPS, engine_url=sglang_engine.url, think_s=0.1)
+def run(tmp_path: Path, empty_database_url: str, sglang_engine: Server) -> Iterator[Run]:
+    run = Run(tmp_path.resolve(), empty_database_url, 2, STEPS, engine_url=sglang_engine.url, think_s=0.1)
     yield run
     run.stop()
 
 
+@pytest.mark.parametrize("database_kind", ["postgresql"])  # test_run.py and `make crash` kill parts of runs on SQLite
 def test_nothing_is_lost_when_processes_are_killed(run: Run) -> None:
     rng = random.Random(run.seed)
     parts = [*killer.FREQUENT, SUPERVISOR]

@@ -169,7 +169,9 @@ async def play(config: RunConfig, url: str, stop: threading.Event) -> None:
         stop.set()
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("database_kind", "max_staleness"), [("sqlite", 0), ("sqlite", 1), ("sqlite", 4), ("postgresql", 1)]
+)
 async def test_no_trained_token_is_older_than_the_bound(
     database_url: str, tiny_model: Path, tmp_path: Path, max_staleness: int
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,21 @@ class Died(Exception):
     """Stands for kill -9: nothing after it runs."""
 
 
+PLAYED = tempfile.TemporaryDirectory(prefix="agentrl-played-")
+
+
+@cache
+def played(steps: int) -> tuple[Path, str]:
+    """A database file of a run of so many steps whose groups are all ready, and the run's id; made once per process."""
+    file = Path(PLAYED.name) / f"{steps}.db"
+    database = Database(f"sqlite:///{file}")
+    database.upgrade()
+    run_id = make_run(database, steps=steps)
+    play_groups(database, run_id, 2 * steps)
+    database.close()  # so nothing of it is in a write-ahead log
+    return file, run_id
+
+
 class Setup:
     """A run of `steps` steps of two groups, all of them ready."""
 
@@ -45,10 +63,9 @@ class Setup:
             trainer={"groups_per_step": 2, "max_staleness": steps + 2, "lr": 1e-3, "train_layers": 2},
         )
         self.model, self.world = model, world
+        file, self.run_id = played(steps)
+        shutil.copyfile(file, folder / "store.db")
         self.database = Database(f"sqlite:///{folder}/store.db")
-        self.database.upgrade()
-        self.run_id = make_run(self.database, steps=steps)
-        play_groups(self.database, self.run_id, 2 * steps)
         self.stop = Stop()
         self.said: list[str] = []
         self.proxy = PublishStub(self.database, self.run_id, refuse=refuse)

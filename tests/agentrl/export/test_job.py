@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import orjson
 import pytest
+from databases import KINDS
 from history import TOOLS, History
 from pyarrow import parquet
 from safetensors.numpy import load_file
@@ -17,7 +18,7 @@ from agentrl.domain.selection import Selection
 from agentrl.errors import UserError
 from agentrl.export import tensors
 from agentrl.export.job import Job
-from agentrl.store import runs
+from agentrl.store import Database, runs
 from agentrl.store.calls import call_traces
 from agentrl.store.exports import row_pages
 from agentrl.store.exports.columns import COLUMNS
@@ -28,7 +29,16 @@ from agentrl.store.training import steps
 ARRAYS = ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids", "temperatures", "turn_returns")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", params=KINDS)
+def db(databases, request):
+    """One for all tests: they read it."""
+    with databases.lent(request.param) as url:
+        database = Database(url)
+        yield database
+        database.close()
+
+
+@pytest.fixture(scope="module")
 def history(db, tiny_model) -> History:
     """Two trained steps, one leased, a stale group, ready, rejected and evaluated ones; another run beside it."""
     History(db, name="other", seed=9).train(1)
