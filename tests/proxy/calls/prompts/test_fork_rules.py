@@ -248,6 +248,12 @@ def test_why_a_branch_extends_nothing_deeper(after, expected):
     assert judge_branch([*beside, *below], [S, U1, A1, *after], 3, {"2", "3"}) == expected
 
 
+@pytest.mark.parametrize(("finish", "expected"), [("stop", "template_rewrote"), ("length", "truncated")])
+def test_a_branch_that_repeats_every_message_differs_in_its_tokens(finish, expected):
+    deeper = recorded([S, U1, A1, U2, A2], [ADD], id="2", finish=finish)
+    assert judge_branch([deeper], [S, U1, A1, U2, A2, U3], 3, {"2"}) == ForkReason(expected)
+
+
 def test_a_branch_that_quotes_an_answer_behind_a_tools_result_is_compacted():
     worked = recorded([*WORKED[0].system, *WORKED[0].messages[:-1], says("assistant", OWN)], [ADD], id="2")
     sent = [*WORKED[0].system, *WORKED[0].messages[:2], says("user", f"So far: {OWN}")]
