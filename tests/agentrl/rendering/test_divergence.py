@@ -92,6 +92,7 @@ def test_the_cause(recorded, sent, expected):
         (TALK, [SYSTEM, A1, U1, U2, A2], "moved"),
         (WORK, [SYSTEM, U1, result("2", "x"), A2], "dropped"),  # ids do not count
         (WORK, [SYSTEM, U1, U3, calls({"a": 1}, "x"), result("2", "x")], "inserted"),
+        ([U1, calls({"a": 1, "b": 2})], [U1, U3, calls({"b": 2, "a": 1})], "inserted"),  # nor does the arguments' order
         # what stands before the difference does not count
         ([U1, A1, U1, A2], [U1, A1, U2, A2], "edited"),
         ([U1, A1, U2, A2], [U1, A1, U1, A2], "edited"),
