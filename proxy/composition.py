@@ -213,7 +213,7 @@ def tree_cache(store: RunStore) -> TreeCache:
 async def _take_over(store: RunStore, metrics: Metrics) -> None:
     """Announce this replica, and close what an earlier process of it left open."""
     await store.write(heartbeats.beat, store.run_id, "proxy", store.replica)
-    await store.write(engine_turns.release, store.run_id, store.replica)
+    await store.write(engine_turns.expire_claims, store.run_id, store.replica)
     lost = await store.write(running_calls.declare_lost, store.run_id, store.replica)
     if lost:
         metrics.ended("lost", lost)

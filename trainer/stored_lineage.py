@@ -119,7 +119,7 @@ class StoredLineage:
 
     def is_held(self, version: int) -> bool:
         """Whether `version` must wait for the evaluation of the version that is served."""
-        return self.database.query(evaluation_episodes.holds, self.run_id, version, self.config)
+        return self.database.query(evaluation_episodes.paused, self.run_id, version, self.config)
 
     def next_version(self) -> int:
         """A version number that was never used."""

@@ -110,7 +110,7 @@ def reopen(
 
     with opened(name, database_url) as store:
         row = store.run()
-        store.database.transact(runs.go_on, row.id)
+        store.database.transact(runs.resume, row.id)
     say(f"run {row.name} takes groups again")
 
 

@@ -60,7 +60,7 @@ def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
         newest_step_state=steps.newest_state(conn, run_id),
         engines=engine_turns.states(conn, run_id),
         tokens_per_s=activity.output_tokens_per_s(conn, run_id, RATE_WINDOW_S, LONGEST_CALL_S),
-        failing=failures.seen(conn, run_id),
+        failing=failures.newest_error(conn, run_id),
         points=_points(steps.of_run(conn, run_id, after_step)),
         evaluations=evaluation_episodes.newest(conn, run) if after_step else evaluation_episodes.of_run(conn, run_id),
     )

@@ -35,7 +35,7 @@ def forget(conn: Connection, run_id: str, keep: list[str]) -> None:
     conn.execute(update(engines).where(mine).values(state="dead"))
 
 
-def take(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> str | None:
+def claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> str | None:
     """Let `replica` alone change an engine's weights, for so long; again if it has taken it already.
 
     Returns None, or who has it: it is free when given back, or when that one's time is over, by the clock of who asks:
@@ -53,13 +53,13 @@ def take(conn: Connection, run_id: str, url: str, replica: str, seconds: float) 
     return None if holder == replica else str(holder)
 
 
-def release(conn: Connection, run_id: str, replica: str) -> None:
+def expire_claims(conn: Connection, run_id: str, replica: str) -> None:
     """A replica that starts changes nothing yet: what it had taken is free, and left as it was."""
     mine = and_(engines.c.run_id == run_id, engines.c.updater == replica)
     conn.execute(update(engines).where(mine).values(updating_until=0.0))
 
 
-def give_back(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> None:
+def release(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> None:
     """Others may change its weights, and have to where they are not `whole`. What another took since stays its."""
     mine = and_(engines.c.run_id == run_id, engines.c.url == url, engines.c.updater == replica)
     left = {"updater": None, "updating_until": None} if whole else {"updating_until": 0.0}

@@ -100,7 +100,7 @@ def is_complete(conn: Connection, run_id: str, version: int) -> bool:
     return any(one.complete for one in evaluation.collect(episodes(conn, run_id, version=version)))
 
 
-def holds(conn: Connection, run_id: str, version: int, config: RunConfig) -> bool:
+def paused(conn: Connection, run_id: str, version: int, config: RunConfig) -> bool:
     """Whether what the run serves is yet to be evaluated before `version` takes its place (`evaluation.hold`)."""
     run = runs.get(conn, run_id)
     if not (config.evaluation.hold and config.is_evaluated) or version == run.current_version:

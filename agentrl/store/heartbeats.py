@@ -23,7 +23,7 @@ def beat(conn: Connection, run_id: str, kind: Kind, name: str) -> None:
     )
 
 
-def last(conn: Connection, run_id: str, kind: Kind, name: str) -> float:
+def last_seen(conn: Connection, run_id: str, kind: Kind, name: str) -> float:
     """When `name` was last heard of; 0 when never."""
     seen = conn.execute(
         select(heartbeats.c.last_seen_at).where(

@@ -66,9 +66,9 @@ def rotate(
 ) -> Made:
     """Make a key with the name and the power of another, which ends after `overlap_s`; None: when it is revoked.
 
-    Raises RequestError as `pick` and `create` do, 409 for a key that has ended.
+    Raises RequestError as `resolve` and `create` do, 409 for a key that has ended.
     """
-    old = pick(conn, run_id, which)
+    old = resolve(conn, run_id, which)
     now = time.time()
     if _state(old, now) != "valid":
         raise RequestError(409, f"key {which!r} is {_state(old, now)}: make a new one", code="key_ended")
@@ -112,8 +112,8 @@ def rotate_session(
 
 
 def revoke(conn: Connection, run_id: str, which: str) -> str:
-    """End a key at once; returns its id. Revoking twice is harmless. Raises RequestError as `pick` does."""
-    row = pick(conn, run_id, which)
+    """End a key at once; returns its id. Revoking twice is harmless. Raises RequestError as `resolve` does."""
+    row = resolve(conn, run_id, which)
     key_id = _stored(conn, run_id, row)
     if row["revoked_at"] is None:
         now = time.time()
@@ -128,7 +128,7 @@ def listing(conn: Connection, run_id: str) -> list[Json]:
     return [{name: row[name] for name in shown} | {"state": _state(row, now)} for row in _of_run(conn, run_id)]
 
 
-def pick(conn: Connection, run_id: str, which: str) -> Json:
+def resolve(conn: Connection, run_id: str, which: str) -> Json:
     """An admin or run key by its id, or a valid one by its name. Raises RequestError: 404, 409 when several fit."""
     now = time.time()
     rows = _of_run(conn, run_id)
@@ -154,7 +154,7 @@ def find(conn: Connection, run_id: str, key_hash: str) -> Key | None:
     return Key(Power.RUN) if runs.get(conn, run_id).key_hash == key_hash else None
 
 
-def of_everybody(conn: Connection, run_id: str) -> dict[str, Key]:
+def admin_and_run_keys(conn: Connection, run_id: str) -> dict[str, Key]:
     """Every admin and run key, ended ones too, by hash."""
     found = {runs.get(conn, run_id).key_hash: Key(Power.RUN)}
     rows = conn.execute(select(keys).where(keys.c.run_id == run_id, keys.c.session_id.is_(None)))
@@ -180,7 +180,7 @@ def changes(conn: Connection, run_id: str, since: float) -> Changes:
     """Read what changed about the run's keys after `since` (seconds since the epoch)."""
     now = time.time()
     changed = changed_of_sessions(conn, run_id, since)
-    return Changes(now, of_everybody(conn, run_id), changed)
+    return Changes(now, admin_and_run_keys(conn, run_id), changed)
 
 
 def _of_run(conn: Connection, run_id: str) -> list[Json]:

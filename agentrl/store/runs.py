@@ -89,7 +89,7 @@ def reopen(conn: Connection, run_id: str, *, key: str, config: Json, steps: int)
     events.record(conn, run_id, events.REOPENED, {}, "store")
 
 
-def go_on(conn: Connection, run_id: str) -> None:
+def resume(conn: Connection, run_id: str) -> None:
     """A run that was stopped or has failed takes groups again; sessions that failed before do not count any more.
 
     Raises UserError for one that is finished.

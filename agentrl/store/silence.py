@@ -30,7 +30,7 @@ def declare_replica_lost(conn: Connection, run_id: str, replica: str, silent_sin
 
     Does nothing after `valid_until`, or when the replica has sent a heartbeat since.
     """
-    if time.time() > valid_until or heartbeats.last(conn, run_id, "proxy", replica) >= silent_since:
+    if time.time() > valid_until or heartbeats.last_seen(conn, run_id, "proxy", replica) >= silent_since:
         return 0
     return running_calls.declare_lost(conn, run_id, replica)
 

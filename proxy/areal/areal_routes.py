@@ -56,7 +56,7 @@ async def start_session(body: StartBody, request: Request) -> JSONResponse:
     if body.api_key:
         _check_choice(access, body.api_key)
         new_keys[0] = body.api_key
-        before = await store.read(areal_sessions.active, store.run_id, hash_key(body.api_key), begun.digest)
+        before = await store.read(areal_sessions.open_session, store.run_id, hash_key(body.api_key), begun.digest)
         if before is not None:
             await app_parts.ends(request).end(before)
     hashes = [hash_key(key) for key in new_keys]

@@ -79,7 +79,7 @@ async def resume(store: RunStore, pool: EnginePool, config: RunConfig) -> None:
     A version that the trainer holds back for an evaluation is left to it: its publish has not begun.
     """
     version = await store.read(publishes.pending, store.run_id)
-    if version is not None and not await store.read(evaluation_episodes.holds, store.run_id, version, config):
+    if version is not None and not await store.read(evaluation_episodes.paused, store.run_id, version, config):
         log.info("finishing the publish of version %d", version)
         await publish(store, pool, version)
 

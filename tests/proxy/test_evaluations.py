@@ -155,7 +155,7 @@ class Run:
             self.database.transact(
                 steps.complete, self.id, self.epoch, facts, metrics={}, version=version, path=str(path), checksum="c"
             )
-            while hold and self.database.query(evaluation_episodes.holds, self.id, version, self.config):
+            while hold and self.database.query(evaluation_episodes.paused, self.id, version, self.config):
                 time.sleep(0.01)
             self.publish(version)
         self.database.transact(runs.set_status, self.id, "finished")

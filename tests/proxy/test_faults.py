@@ -119,13 +119,13 @@ def test_what_is_held_back_for_an_evaluation_is_not_published_by_a_proxy_that_st
         run_id = conn.scalars(select(runs.c.id)).one()
     add_version(database, run_id, 1, tmp_path)
     seen: list[bool] = []
-    holds = publishing.evaluation_episodes.holds
+    holds = publishing.evaluation_episodes.paused
 
     def asked(*args: Any) -> bool:
         seen.append(holds(*args))
         return seen[-1]
 
-    monkeypatch.setattr(publishing.evaluation_episodes, "holds", asked)
+    monkeypatch.setattr(publishing.evaluation_episodes, "paused", asked)
     for hold in (True, False):
         with database.write() as conn:
             config = {**conn.scalars(select(runs.c.config)).one(), "evaluation": {"tasks": "t.jsonl", "hold": hold}}

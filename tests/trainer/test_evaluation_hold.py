@@ -119,7 +119,7 @@ def test_a_run_that_evaluates_nothing_holds_nothing(setup: Setup, changes: dict[
 
 def test_weights_that_were_rolled_back_hold_nothing(setup: Setup) -> None:
     def held(version: int) -> bool:
-        return setup.database.query(evaluation_episodes.holds, setup.run_id, version, setup.config)
+        return setup.database.query(evaluation_episodes.paused, setup.run_id, version, setup.config)
 
     assert held(1)
     assert not held(0)  # they are served already

@@ -78,12 +78,12 @@ class History:
 
 def history(conn: Connection, session_id: str) -> History:
     """The session's conversations, to decide why a call forks. A session without calls costs one look-up."""
-    if not any_of(conn, session_id):
+    if not has_calls(conn, session_id):
         return History([], [], any=False)
-    return History(list(of_session(conn, session_id).values()), under_way(conn, session_id))
+    return History(list(of_session(conn, session_id).values()), running(conn, session_id))
 
 
-def any_of(conn: Connection, session_id: str) -> bool:
+def has_calls(conn: Connection, session_id: str) -> bool:
     """Whether the session has made a call."""
     return (
         conn.execute(select(interactions.c.id).where(interactions.c.session_id == session_id).limit(1)).first()
@@ -91,7 +91,7 @@ def any_of(conn: Connection, session_id: str) -> bool:
     )
 
 
-def under_way(conn: Connection, session_id: str) -> list[Conversation]:
+def running(conn: Connection, session_id: str) -> list[Conversation]:
     """What is known of the conversations that running calls to the policy begin: all but their messages."""
     columns = interactions.c
     rows = conn.execute(

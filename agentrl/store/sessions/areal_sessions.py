@@ -27,7 +27,7 @@ RESPONSE_IDS = {
 }
 
 
-def active(conn: Connection, run_id: str, key_hash: str, start_digest: str | None) -> str | None:
+def open_session(conn: Connection, run_id: str, key_hash: str, start_digest: str | None) -> str | None:
     """The open session of a key; None for a start that is only repeated."""
     if _is_repeated(conn, run_id, start_digest):
         return None

@@ -87,7 +87,7 @@ def assign(conn: Connection, claimed: Claim, step_id: str, epoch: int) -> None:
             conn.execute(update(trajectories_table).where(trajectories_table.c.id.in_(ids)).values(lease | values))
 
 
-def move(conn: Connection, step_id: str, state: TrajectoryState) -> None:
+def set_state(conn: Connection, step_id: str, state: TrajectoryState) -> None:
     """Move what a step leased or trained, trajectories and groups, to `state` (ready: the lease is undone)."""
     of_step = select(trajectories_table.c.group_id).where(trajectories_table.c.lease_step_id == step_id)
     conn.execute(

@@ -13,7 +13,7 @@ from agentrl.store.tables import runs, weight_versions
 from agentrl.store.training import version_states
 
 
-def wanted(conn: Connection, run_id: str, reported: int | None) -> int:
+def version_to_serve(conn: Connection, run_id: str, reported: int | None) -> int:
     """The version that an engine which reports `reported` should serve: the run's current version, as a rule.
 
     It is the reported version itself while any replica publishes it, so that nobody undoes that publish: a pending

@@ -65,4 +65,4 @@ def _roll_back(conn: Connection, step: Row[Any]) -> None:
             .where(weight_versions.c.run_id == step.run_id, weight_versions.c.version == step.version_after)
             .values(state=VersionState.ROLLED_BACK)
         )
-    leases.move(conn, step.id, TrajectoryState.READY)
+    leases.set_state(conn, step.id, TrajectoryState.READY)

@@ -193,7 +193,7 @@ def complete(
             for t in facts.trained
         ],
     )
-    leases.move(conn, facts.step_id, TrajectoryState.TRAINED)
+    leases.set_state(conn, facts.step_id, TrajectoryState.TRAINED)
 
 
 def finish(conn: Connection, run_id: str, epoch: int) -> None:

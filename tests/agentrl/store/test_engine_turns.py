@@ -16,7 +16,7 @@ URL = "http://127.0.0.1:30000"
 
 
 def take(db: Database, run_id: str, replica: str, seconds: float = 60.0) -> str | None:
-    return db.transact(engine_turns.take, run_id, URL, replica, seconds)
+    return db.transact(engine_turns.claim, run_id, URL, replica, seconds)
 
 
 def row(db: Database, run_id: str) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def test_an_engine_is_one_replicas_until_it_is_given_back(db, run_id):
     assert row(db, run_id)["state"] == "dead"
     assert take(db, run_id, "b") == "a"
     assert take(db, run_id, "a") is None  # as after a restart
-    db.transact(engine_turns.give_back, run_id, URL, "b", True)
+    db.transact(engine_turns.release, run_id, URL, "b", True)
     assert take(db, run_id, "b") == "a"
-    db.transact(engine_turns.give_back, run_id, URL, "a", True)
+    db.transact(engine_turns.release, run_id, URL, "a", True)
     assert take(db, run_id, "b") is None
     assert take(db, run_id, "a") == "b"
 
@@ -42,16 +42,16 @@ def test_what_a_dead_replica_took_is_free_when_its_time_is_over(db, run_id):
     assert before + 60 <= row(db, run_id)["updating_until"] <= time.time() + 60
     assert take(db, run_id, "a", -1) is None
     assert take(db, run_id, "b") is None
-    db.transact(engine_turns.give_back, run_id, URL, "a", True)  # too late: it is b's
+    db.transact(engine_turns.release, run_id, URL, "a", True)  # too late: it is b's
     assert take(db, run_id, "a") == "b"
 
 
 def test_a_replica_that_starts_has_taken_nothing(db, run_id):
     """What it had was left by one of its name."""
     assert take(db, run_id, "a") is None
-    db.transact(engine_turns.release, run_id, "b")
+    db.transact(engine_turns.expire_claims, run_id, "b")
     assert take(db, run_id, "b") == "a"
-    db.transact(engine_turns.release, run_id, "a")
+    db.transact(engine_turns.expire_claims, run_id, "a")
     assert not db.query(engine_turns.is_whole, run_id, URL)
     assert take(db, run_id, "b") is None
 
@@ -60,24 +60,24 @@ def test_what_is_left_in_the_middle_is_free_for_all_and_known_to_be(db, run_id):
     assert db.query(engine_turns.is_whole, run_id, URL)
     assert take(db, run_id, "a") is None
     assert not db.query(engine_turns.is_whole, run_id, URL)
-    db.transact(engine_turns.give_back, run_id, URL, "a", False)
+    db.transact(engine_turns.release, run_id, URL, "a", False)
     assert not db.query(engine_turns.is_whole, run_id, URL)
     assert take(db, run_id, "b") is None
-    db.transact(engine_turns.give_back, run_id, URL, "b", True)
+    db.transact(engine_turns.release, run_id, URL, "b", True)
     assert db.query(engine_turns.is_whole, run_id, URL)
 
 
 def test_a_new_start_knows_of_engines_that_others_run_whether_they_were_left(db, run_id):
     for url in (URL, URL + "1"):
         db.transact(engine_turns.save, run_id, url, state="serving", version=0, error=None)
-        db.transact(engine_turns.take, run_id, url, "a", 60)
+        db.transact(engine_turns.claim, run_id, url, "a", 60)
     db.transact(engine_turns.forget, run_id, [URL])
     assert (row(db, run_id)["url"], row(db, run_id)["state"], row(db, run_id)["updater"]) == (URL, "dead", "a")
 
 
 def test_each_engine_and_each_run_has_its_own(db, run_id):
     assert take(db, run_id, "a") is None
-    assert db.transact(engine_turns.take, run_id, URL + "1", "b", 60) is None
+    assert db.transact(engine_turns.claim, run_id, URL + "1", "b", 60) is None
 
 
 def test_of_many_that_take_it_at_once_one_has_it(db, run_id):
@@ -92,7 +92,7 @@ def test_of_many_that_take_it_at_once_one_has_it(db, run_id):
             found = list(pool.map(attempt, range(8)))
         winner = found.index(None)
         assert [who for who in found if who] == [f"r{winner}"] * 7
-        db.transact(engine_turns.give_back, run_id, URL, f"r{winner}", True)
+        db.transact(engine_turns.release, run_id, URL, f"r{winner}", True)
 
 
 def test_what_a_replica_believes_changes_neither_who_has_it_nor_whether_it_drains(db, run_id):

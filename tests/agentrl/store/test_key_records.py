@@ -75,7 +75,7 @@ def test_revoking_the_first_key_leaves_a_run_without_it(db, run_id):
     db.transact(key_records.revoke, run_id, "first")
     assert opens(db, run_id, "run-key").revoked
     assert [(k["name"], k["state"]) for k in db.query(key_records.listing, run_id)] == [("first", "revoked")]
-    assert db.query(key_records.of_everybody, run_id)[hash_key("run-key")].revoked
+    assert db.query(key_records.admin_and_run_keys, run_id)[hash_key("run-key")].revoked
 
 
 def test_a_rotation_without_an_overlap_leaves_the_old_key_until_it_is_revoked(db, run_id):
@@ -137,7 +137,7 @@ def test_a_session_gets_another_key_and_every_older_one_ends(db, run_id, session
     changed = db.query(key_records.changed_of_sessions, run_id, time.time())
     assert set(changed) == {hash_key(k) for k in ("s0", first.key, second.key)}
     assert db.query(key_records.changed_of_sessions, run_id, time.time() + key_records.SKEW_S + 60) == {}
-    assert db.query(key_records.of_everybody, run_id).keys() == {hash_key("run-key")}
+    assert db.query(key_records.admin_and_run_keys, run_id).keys() == {hash_key("run-key")}
 
 
 def test_a_sealed_session_gets_no_key(db, run_id, session_id, limits):

@@ -71,7 +71,7 @@ def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | N
         events.record(conn, run_id, STOPPED, {"failures": most, "session_id": last.id, "error": why}, "proxy", new_id())
 
 
-def seen(conn: Connection, run_id: str) -> str | None:
+def newest_error(conn: Connection, run_id: str) -> str | None:
     """The newest session's error, when the newest LOOKED_AT that have ended all failed: for who watches the run."""
     newest = conn.execute(
         select(sessions.c.status, sessions.c.error)

@@ -70,7 +70,7 @@ def check_due_session(conn: Connection, session_id: str, limits: Limits, *, hear
     below = [member for member in tree.below(session_id) if member.status == SessionStatus.OPEN]
     heard = max(heard_since, *(member.last_seen_at for member in (row, *below)))
     if owner is not None:
-        heard = max(heard, heartbeats.last(conn, row.run_id, "worker", owner))
+        heard = max(heard, heartbeats.last_seen(conn, row.run_id, "worker", owner))
     at_work = count_running(conn, session_id, *(member.id for member in below))
     if now < heard + silence_s or at_work or _is_open(conn, row.parent_session_id):
         next_look = max(heard, now - silence_s / 2) + silence_s

@@ -37,7 +37,7 @@ class Turn:
     said: bool  # its caller named its role
 
 
-def judge(conn: Connection, session_id: str) -> None:
+def reassign(conn: Connection, session_id: str) -> None:
     """Make `side` what only looked like turns of the agent, in a session that takes no calls any more."""
     columns = interactions.c
     rows = conn.execute(
@@ -71,14 +71,14 @@ def judge(conn: Connection, session_id: str) -> None:
         )
         for row in rows
     ]
-    found = aside(turns)
+    found = side_calls(turns)
     if found:
         found -= _handed_over(conn, session_id, found)
     if found:
         conn.execute(update(interactions).where(columns.id.in_(found)).values(role=Role.SIDE))
 
 
-def aside(turns: Sequence[Turn]) -> set[str]:
+def side_calls(turns: Sequence[Turn]) -> set[str]:
     """The calls that are no turns of their agent, by their place among the others."""
     armed = {turn.agent for turn in turns if turn.tools and turn.role == Role.MAIN}
     talks = {turn.agent for turn in turns if not turn.tools and not (turn.fresh and turn.alone)}

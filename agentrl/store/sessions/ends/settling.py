@@ -69,7 +69,7 @@ def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, par
             return False
         # A reward of a session above is either seen now, or waits for this lock and then finds the trajectories.
         lock_group(conn, row.group_id)
-    roles.judge(conn, session_id)
+    roles.reassign(conn, session_id)
     is_below_gone = any(member.status in GONE for member in tree.above(session_id))
     if not row.is_eval and status == SessionStatus.COMPLETED and not is_below_gone:
         rewarded = returns.of_sessions(conn, [session_id], limits.turn_discount)[session_id].rewarded

@@ -69,12 +69,12 @@ def test_who_watches_the_run_sees_that_its_sessions_fail(db, run_id, limits, fai
     limits = replace(limits, max_failures_in_a_row=None)
     with db.write() as conn:
         for number in range(failures.LOOKED_AT):
-            assert failures.seen(conn, run_id) is None
+            assert failures.newest_error(conn, run_id) is None
             new = group_starts.start_evaluation(conn, run_id, limits, [str(number)], {}, {}, None)
             sealing.end(conn, new.session_ids[0], SessionStatus.FAILED, f"boom {number}", limits)
-        assert failures.seen(conn, run_id) == f"boom {failures.LOOKED_AT - 1}"
+        assert failures.newest_error(conn, run_id) == f"boom {failures.LOOKED_AT - 1}"
     group(db, run_id, limits)
-    assert db.query(failures.seen, run_id) is None
+    assert db.query(failures.newest_error, run_id) is None
 
 
 def test_failures_of_several_workers_and_of_evaluations_count_together(db, run_id, limits, fail):
@@ -151,7 +151,7 @@ def test_a_run_that_is_reopened_counts_anew(db, run_id, limits, fail):
     for _ in range(3):
         fail()
     assert status(db, run_id)[0] == "failed"
-    db.transact(runs.go_on, run_id)
+    db.transact(runs.resume, run_id)
     for _ in range(2):
         assert status(db, run_id) == ("running", None)
         fail()
@@ -164,7 +164,7 @@ def test_a_run_that_is_reopened_counts_anew(db, run_id, limits, fail):
     with db.write() as conn:
         runs.set_status(conn, run_id, "finished")
         with pytest.raises(UserError, match="run test is finished"):
-            runs.go_on(conn, run_id)
+            runs.resume(conn, run_id)
 
 
 def test_a_run_may_ask_not_to_be_stopped(db, run_id, limits):

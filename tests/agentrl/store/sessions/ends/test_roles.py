@@ -14,7 +14,7 @@ from agentrl.rendering.divergence import mark
 from agentrl.store.calls import conversations
 from agentrl.store.calls.conversations import Conversation
 from agentrl.store.sessions.ends import roles
-from agentrl.store.sessions.ends.roles import Turn, aside
+from agentrl.store.sessions.ends.roles import Turn, side_calls
 
 AGENT = Turn(id="agent", role="main", fresh=True, alone=False, tools=True, agent="solve", said=False)
 ON = replace(AGENT, id="on", fresh=False, alone=True)
@@ -38,7 +38,7 @@ TITLE = Turn(id="title", role="main", fresh=True, alone=True, tools=False, agent
     ],
 )
 def test_what_is_no_turn_of_the_agent(turns, expected):
-    assert aside(turns) == expected
+    assert side_calls(turns) == expected
 
 
 turn = st.builds(
@@ -55,11 +55,11 @@ turn = st.builds(
 
 @given(st.lists(turn, max_size=8), st.randoms())
 def test_it_depends_on_no_order_and_is_settled_at_once(turns, random):
-    found = aside(turns)
+    found = side_calls(turns)
     shuffled = random.sample(turns, len(turns))
-    assert aside(shuffled) == found
+    assert side_calls(shuffled) == found
     after = [replace(one, role=Role.SIDE) if one.id in found else one for one in turns]
-    assert aside(after) == set()
+    assert side_calls(after) == set()
     for one in turns:
         if one.id in found:
             assert (one.tools, one.said) == (False, False)
