@@ -24,13 +24,8 @@ class EngineRecords:
         self._folders = folders
 
     async def wanted(self, reported: int | None) -> int:
-<<<<<<< HEAD
         """The version that an engine which reports `reported` should serve: `publishes.version_to_serve`."""
         return await self._store.read(publishes.version_to_serve, self._run_id, reported)
-=======
-        """The version that an engine should serve which reports `reported`: `publishes.version_to_serve`."""
-        return await self._store.read(publishes.version_to_serve, self._run_id, reported)
->>>>>>> c21138d (Verbs of the protocol for the store's claims, states and reads)
 
     async def folder(self, version: int) -> str | None:
         """The folder with a version's tensors, checked against the trainer's checksum.
@@ -48,21 +43,12 @@ class EngineRecords:
         await self._store.write(engine_turns.save, self._run_id, engine.url, **state)
 
     async def take(self, url: str, seconds: float) -> str | None:
-<<<<<<< HEAD
         """Take the turn to change an engine's weights for `seconds`; returns None, or the replica that has it."""
         return await self._store.write(engine_turns.claim, self._run_id, url, self._store.replica, seconds)
 
     async def give_back(self, url: str, *, whole: bool) -> None:
         """End the turn; if the weights are not `whole`, another replica has to repair them."""
         await self._store.write(engine_turns.release, self._run_id, url, self._store.replica, whole)
-=======
-        """Let no other replica change an engine's weights, for so long; else who does so now."""
-        return await self._store.write(engine_turns.claim, self._run_id, url, self._store.replica, seconds)
-
-    async def give_back(self, url: str, *, whole: bool) -> None:
-        """Others may, and have to if its weights are not `whole`."""
-        await self._store.write(engine_turns.release, self._run_id, url, self._store.replica, whole)
->>>>>>> c21138d (Verbs of the protocol for the store's claims, states and reads)
 
     async def is_whole(self, url: str) -> bool:
         """Whether no replica is changing the engine's weights or has left them incomplete."""

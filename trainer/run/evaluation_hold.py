@@ -22,16 +22,9 @@ def wait_for_evaluation(t: Trainer, version: int) -> bool:
         return True
     start, held, stopping = time.time(), True, False
     while held and not stopping:
-<<<<<<< HEAD
         in_time = time.time() - start < t.config.evaluation.hold_timeout_s
         held = in_time and t.lineage.is_held(version)
         stopping = held and (t.stop.wait(POLL_S) or t.lineage.is_stopping())
-=======
-        if t.lineage:
-            in_time = time.time() - start < t.config.evaluation.hold_timeout_s
-            held = in_time and t.lineage.database.query(evaluation_episodes.paused, t.lineage.run_id, version, t.config)
-            stopping = held and (t.stop.wait(POLL_S) or t.lineage.is_stopping())
->>>>>>> c21138d (Verbs of the protocol for the store's claims, states and reads)
         held, stopping = t.world.share((held, stopping))
     t.lineage.record("wait_for_evaluation", start, time.time(), version=version)
     return not stopping

@@ -15,8 +15,6 @@ from agentrl.store.db.codec import Content
 from agentrl.store.tables import contents, interactions, sessions
 
 INSERT_CONTENT = bulk.insert_new(contents)
-
-
 INSERT_INTENT = bulk.insert(
     interactions,
     "id",
@@ -48,8 +46,6 @@ INSERT_INTENT = bulk.insert(
     "output_tokens",
     "created_at",
 )
-
-
 # Whoever ends a session waits until the intents of its calls can be seen.
 SELECT_OPEN = bulk.select(sessions, "id", where="status = 'open'", lock="SHARE")
 

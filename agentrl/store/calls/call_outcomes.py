@@ -16,11 +16,7 @@ from agentrl.store.db.bulk_unit import bulk_unit, only
 from agentrl.store.tables import interaction_data, interactions, sessions
 
 INSERT_DATA = bulk.insert(interaction_data)
-
-
 SELECT_SEQ = bulk.select(sessions, "id", "seq", where="NOT built", lock="NO KEY UPDATE")
-
-
 UPDATE_SESSION = bulk.update(
     sessions,
     "id",
@@ -29,8 +25,6 @@ UPDATE_SESSION = bulk.update(
     # The last call of an ended session is in: it is due.
     due_at=case((sessions.c.status == literal_column("'open'"), sessions.c.due_at), else_=bindparam("last_seen_at")),
 )
-
-
 UPDATE_FINISHED = bulk.update(
     interactions,
     "id",

@@ -2,7 +2,8 @@
 
 running ──► complete, aborted     `call_outcomes.finish`: an answer was recorded
    ├──────► failed                `fail`: the call raised an error
-   └──────► lost                  `declare_lost`: its proxy died"""
+   └──────► lost                  `declare_lost`: its proxy died
+"""
 
 from __future__ import annotations
 

@@ -23,11 +23,7 @@ from agentrl.store.db.sql_engines import is_file_uri, parse_url, postgresql_engi
 from agentrl.store.db.writer import GroupCommitWriter, pauses
 
 T = TypeVar("T")
-
-
 RETRY_S = 60.0
-
-
 SNAPSHOT = "REPEATABLE READ"
 
 
@@ -193,8 +189,6 @@ _SQLITE_CHECKS = (
     """SELECT "table" || ', row ' || coalesce(rowid, '?') || ': its ' || parent || ' is missing'
        FROM pragma_foreign_key_check""",
 )
-
-
 _POSTGRESQL_CHECKS = (
     "SELECT 'index ' || indexrelid::regclass || ' is invalid: REINDEX it' FROM pg_index WHERE NOT indisvalid",
     """SELECT 'constraint ' || conname || ' of ' || conrelid::regclass || ' is not validated'

@@ -37,7 +37,6 @@ from agentrl.store.training import trajectories as paths
 PAGE_ROWS = 256
 PAGE_TOKENS = 500_000
 """A page ends here even when it has fewer rows; one row alone may be longer."""
-
 Page = list[Row]
 
 

@@ -1,7 +1,8 @@
 """Admission: whether a run takes another group now, by one conditional UPDATE of its counters.
 
 A place is free while `admitted - returned` is below the staleness capacity and `running` is below
-`max_concurrent_groups`."""
+`max_concurrent_groups`.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +18,7 @@ from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import runs as runs_table
 
 NO_CAPACITY = "no_capacity"
-
-
 RETRY_AFTER_S = 0.5
-
-
 WAITS_S = 5.0
 """How long a refused client counts as waiting for a place; `agentrl.client` asks again sooner."""
 

@@ -1,7 +1,8 @@
 """Row locks of sessions and groups, in one order that every transaction keeps.
 
 Order: root session, sessions below it from the top, group, run. A transaction that opens or ends a session of a tree
-holds the root. SQLite ignores FOR UPDATE: there the writing transaction holds the whole database."""
+holds the root. SQLite ignores FOR UPDATE: there the writing transaction holds the whole database.
+"""
 
 from __future__ import annotations
 

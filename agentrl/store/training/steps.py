@@ -3,7 +3,8 @@
     started ──► trained ──► published       `lease`, `complete`, `version_states.mark_published`
        └───────────┴───────────┴──► rolled_back      `step_resume.reconcile`
 
-Every writing call carries the trainer's epoch (`trainer_epochs`)."""
+Every writing call carries the trainer's epoch (`trainer_epochs`).
+"""
 
 from __future__ import annotations
 

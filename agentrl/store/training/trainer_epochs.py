@@ -1,6 +1,7 @@
 """Trainer epochs: starting a trainer ends the epochs before its own.
 
-A trainer of an older epoch gets FencedError from every writing call."""
+A trainer of an older epoch gets FencedError from every writing call.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Weight versions as their steps make and publish them.
 
 pending ──► published        `steps.complete` inserts a version, `mark_published` moves the run to it
-   └───────────┴──► rolled_back      `step_resume.reconcile`"""
+   └───────────┴──► rolled_back      `step_resume.reconcile`
+"""
 
 from __future__ import annotations
 

@@ -37,15 +37,9 @@ from agentrl.store.tables import (
 )
 
 PAGE_GROUPS = 32
-
-
 HEARTBEATS_KEPT_S = 86400.0
-
-
 KEPT_EVENTS = ("stopped",)
 """Kinds that stay: a run's total time is added up from them."""
-
-
 ENDED = ("rejected", "stale", "evaluated")
 
 

@@ -17,8 +17,6 @@ from agentrl.errors import UserError
 from agentrl.store.db.database import Database
 
 _PRUNE_LOCK = 0x61677072  # PostgreSQL advisory lock
-
-
 _REFERENCES = {
     "tmp_prune_parent": "interactions (parent_id) WHERE parent_id IS NOT NULL",
     "tmp_prune_tools": "interactions (tools_hash) WHERE tools_hash IS NOT NULL",

@@ -3,7 +3,8 @@
 A group is removed as a whole, with its sessions, calls, rewards and trajectories, when it is rejected, stale or
 evaluated, finished before the cut, and none of its trajectories was ever leased or trained, not even by a step that
 was rolled back. What a past batch is rebuilt from therefore stays, and so do the run, its tasks, steps and weight
-versions. The evaluations of the base weights and of the newest step stay too: the run's summary compares them."""
+versions. The evaluations of the base weights and of the newest step stay too: the run's summary compares them.
+"""
 
 from __future__ import annotations
 

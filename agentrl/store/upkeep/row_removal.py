@@ -30,11 +30,7 @@ from agentrl.store.tables import (
 from agentrl.store.upkeep.prunable_rows import old_events, old_heartbeats, orphaned, prunable, rows_of_groups
 
 PAGE_EVENTS = 5000
-
-
 PAGE_CONTENTS = 5000
-
-
 TABLES = (
     "groups",
     "sessions",

@@ -1,6 +1,7 @@
 """Liveness: which sessions are due for a check, and what the check does with a silent one.
 
-Every session that is not built has a `due_at`; any replica's sweep checks the sessions that are due."""
+Every session that is not built has a `due_at`; any replica's sweep checks the sessions that are due.
+"""
 
 from __future__ import annotations
 
