@@ -1,8 +1,8 @@
-"""Work that would hold the event loop: large bodies are decoded, hashed, rendered and encoded by a few threads.
+"""Threads for work that would block the event loop: decoding, hashing, rendering and encoding large bodies.
 
 Small bodies are processed on the event loop, because a thread would cost more. A session uses at most half of the
-threads, and its other large requests wait, so that it does not delay other sessions. The bytes that wait are bounded;
-beyond the bound a request gets 429.
+threads; its other large requests wait, so that they do not delay other sessions. The bytes that wait are bounded: a
+request beyond the bound gets 429.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ INLINE_BYTES = 32 * 1024
 """Smaller requests are processed on the event loop: they take a few milliseconds."""
 WORKERS = max(2, min(4, os.cpu_count() or 1))
 MOST_BYTES, MOST_BYTES_OF_ONE = 512 * 1024 * 1024, 256 * 1024 * 1024
-"""Under way at once, waiting ones included: of all sessions, and of one."""
+"""Bytes in work or waiting: of all sessions, and of one."""
 RETRY_AFTER_S = 1.0
 
 
 @dataclass(slots=True)
 class _Load:
-    """What a session has under way."""
+    """The large requests of one session."""
 
     turns: Semaphore
     size: int = 0
@@ -40,7 +40,7 @@ class Heavy:
     """The threads for large requests, of one process."""
 
     workers: int = WORKERS
-    size: int = 0  # bytes under way
+    size: int = 0  # bytes in work or waiting
     _pool: ThreadPoolExecutor = field(init=False)
     _of: dict[str, _Load] = field(default_factory=dict)
 
@@ -48,9 +48,9 @@ class Heavy:
         self._pool = ThreadPoolExecutor(self.workers, "heavy")
 
     async def run(self, session_id: str, size: int, work: Callable[..., T], *args: Any) -> T:
-        """`work(*args)`, which has about `size` bytes to read, for a session. Raises RequestError 429, and as `work`.
+        """Run `work(*args)`, which reads about `size` bytes, for a session. Raises RequestError 429, or as `work`.
 
-        Work that has begun is finished, also where its caller is cancelled.
+        Work that has begun is finished even if its caller is cancelled.
         """
         if size < INLINE_BYTES:
             return work(*args)
@@ -71,7 +71,7 @@ class Heavy:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Wait for what is under way; what waits is given up."""
+        """Wait for running work; waiting work is dropped."""
         self._pool.shutdown(cancel_futures=True)
 
     def _begin(self, session_id: str, size: int) -> _Load:

@@ -1,4 +1,4 @@
-"""The URLs of this proxy in its answers."""
+"""The URL under which clients reach this proxy, for the answers that name it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from agentrl.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class PublicAddress:
-    """`url` is where clients reach the proxy; without one it is what their Host header says, if that can be trusted.
+    """`url` is the proxy's URL; without it, the URL comes from the request's Host header, if that is trusted.
 
-    Trusted are IP addresses, `localhost`, this machine's name and `hosts`. Any other name
-    could lead an agent, with its session's key, to another server.
+    Trusted hosts are IP addresses, `localhost`, this machine's name and `hosts`. Any other name could lead an agent,
+    with its session's key, to another server.
     """
 
     url: str | None
@@ -25,6 +25,7 @@ class PublicAddress:
 
     @classmethod
     def of(cls, config: ProxyConfig) -> PublicAddress:
+        """The address of a proxy's configuration."""
         own = {"localhost", socket.gethostname()}
         return cls(config.public_url, frozenset(host.lower() for host in own.union(config.allowed_hosts)))
 

@@ -1,4 +1,4 @@
-"""How much of what callers send is stored: numbers, names, metadata, task data, and what a call asks for."""
+"""Upper bounds of what a request may store: numbers, names, metadata, task data, and the options of a call."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 
 MAX_INT32 = 2**31 - 1
-"""The largest number of a step, a version, an epoch or a count that every database holds."""
+"""The largest step, version, epoch or count that fits into a column of every database."""
 METADATA_BYTES = 64 * 1024
 TASK_BYTES = 1024 * 1024
 OPTIONS_BYTES = 256 * 1024
-"""Of what a call asks for besides its messages and tools."""
+"""Of a call's options besides its messages and tools."""
 LONGEST_NAME = 100
 LONGEST_KEY = 200
-"""Characters of an id, of an idempotency key, of a sub-agent's name."""
+"""Characters of an id, an idempotency key or a sub-agent's name."""
 
 
 def _at_most(size_bytes: int) -> Callable[[Json], Json]:
@@ -38,7 +38,7 @@ Key = Annotated[str, Field(max_length=LONGEST_KEY)]
 
 
 def check_options(*asked: Json | None) -> None:
-    """Raises RequestError 400 for a call that asks for more than is stored beside its messages and tools."""
+    """Raises RequestError 400 for a call with larger options than the store takes."""
     for options in asked:
         if options is None or len(orjson.dumps(options)) <= OPTIONS_BYTES:
             continue

@@ -1,4 +1,4 @@
-"""`/docs`: the routes of `/openapi.json` as one page of HTML, without scripts, so that it needs no other server."""
+"""`/docs`: the routes of `/openapi.json` as one page of HTML, without scripts and other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /openapi.json says beyond FastAPI's own: the model routes, the keys, and every error in the caller's dialect.
+"""Completes FastAPI's /openapi.json: the model routes, the keys, and every error in the caller's dialect.
 
 Bodies of model routes are generated from the structs that decode them.
 """
@@ -91,7 +91,7 @@ TURN_HEADER: Json = {
 
 
 def install(app: FastAPI) -> None:
-    """Complete the app's description, when it is first asked for."""
+    """Complete the app's description when it is first requested."""
     generated = app.openapi
 
     def openapi() -> Json:
@@ -158,7 +158,7 @@ def _operation(summary: str, parameters: list[Json], body: Json | None = None, *
 
 
 def _guard(path: str, operation: Json, statuses: tuple[int, ...]) -> None:
-    """It takes a key, and may answer these errors."""
+    """Add the keys that a route takes, and the errors that it may answer."""
     name = "AnthropicError" if of_request(path, {}) is MESSAGES else "OpenAIError"
     shape = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     operation["security"] = [{scheme: []} for scheme in KEYS]

@@ -1,4 +1,4 @@
-"""The answer of a recorded request once more, from the store: what was sampled, parsed as it was then."""
+"""Rebuilds the answer of a recorded request from the store: parses the sampled tokens again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentrl.store.db import codec
 async def load(
     context: CallContext, session_id: str, request: ModelRequest, ids: list[str]
 ) -> tuple[Head, list[tuple[int, Piece | Answer]]]:
-    """What the client of `request` is to be sent, whose completed calls are `ids`, in the order of its choices."""
+    """The events of the answer to `request`, whose completed calls are `ids`, in the order of its choices."""
     tree = await context.trees.get(session_id, fresh=True)
     rows = await context.store.read(recorded_outputs.of_calls, ids)
     events: list[tuple[int, Piece | Answer]] = []
@@ -62,7 +62,7 @@ def _answer(context: CallContext, request: ModelRequest, prompt_ids: list[int], 
 
 
 def _as_then(delta: Delta, message: Json) -> Delta:
-    """Ids of tool calls are made up when they are parsed: those that were recorded count."""
+    """A delta with the recorded id of its tool call: the parser makes up a new one."""
     if isinstance(delta, ToolCallDelta) and delta.id is not None:
         return replace(delta, id=message["tool_calls"][delta.index]["id"])
     return delta

@@ -1,7 +1,10 @@
-"""A session's token tree: finding the earlier call that a new one extends.
+"""A session's token tree, which finds the earlier call that a new call extends.
 
-A call's key is the chained hash of the conversation it ended with, its own answer included. The deepest earlier call
-whose key lies on the new conversation's chain is the parent, so what follows it is all that has to be rendered.
+    call 1 ── call 2 ── call 4        a path: each call extends the tokens of its parent
+         └─── call 3                  a branch
+
+A call's key is the chained hash of its conversation, its own answer included. The parent of a new call is the deepest
+call whose key lies on the chain of the new conversation. Only the messages after it have to be rendered.
 """
 
 from __future__ import annotations
@@ -19,23 +22,23 @@ from agentrl.store.calls.call_tree import Node
 
 W = TypeVar("W", str, bytes)
 CONTEXT_TOKENS = 8
-"""So many ids before a piece decide how it decodes: no character is spread over more."""
+"""How many ids before a piece are decoded with it: no character spans more tokens."""
 Decode = Callable[[list[int]], str]
 Loader = Callable[[str, int, Mapping[str, Node]], Awaitable[tuple[int, list[Node]]]]
-"""(session, number, calls up to it by id) → the session's last number, and the calls above the given one."""
+"""(session, seq, calls up to seq by id) → the session's last seq, and the calls after the given one."""
 
 
 @dataclass(slots=True)
 class Tree:
-    """The delivered calls of one session, by conversation key and by id, up to the store's number `seq`."""
+    """The committed calls of one session up to the store's sequence number `seq`, by conversation key and by id."""
 
     seq: int = 0
     nodes: dict[bytes, Node] = field(default_factory=dict)
     by_id: dict[str, Node] = field(default_factory=dict)
-    _texts: dict[tuple[str, int | None], str] = field(default_factory=dict)  # of so many of a call's own ids
+    _texts: dict[tuple[str, int | None], str] = field(default_factory=dict)  # (call, number of own ids) → text
 
     def add(self, node: Node) -> None:
-        """A later call with an equal conversation takes the earlier one's place."""
+        """Add a call; it replaces an earlier call with an equal conversation as parent of new calls."""
         self.nodes[node.conversation_key] = node
         if node.textless_key is not None:
             self.nodes[node.textless_key] = node
@@ -50,30 +53,30 @@ class Tree:
         return None
 
     def branches_at(self, node: Node, delta: Sequence[int]) -> bool:
-        """Whether calls go on from `node`, none of them with this prompt: it is neither a retry nor a parallel one."""
+        """Whether other calls extend `node`, none of them with this prompt: it is neither a retry nor a sibling."""
         calls = self.by_id.values()
         below = [call.own_ids for call in calls if call.parent is not None and call.parent.id == node.id]
         prompt = packed(delta)
         return bool(below) and not any(ids.startswith(prompt) for ids in below)
 
     def below(self, node: Node) -> set[str]:
-        """The calls that go on from `node`, and from those."""
+        """The ids of all descendants of `node`."""
         found = {node.id}
-        for call in self.by_id.values():  # parents come before what follows them
+        for call in self.by_id.values():  # parents come before their children
             if call.parent is not None and call.parent.id in found:
                 found.add(call.id)
         return found - {node.id}
 
     def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
-        """The call whose whole sequence begins `ids` and is longest, and how long it is."""
+        """The call with the longest sequence that is a prefix of `ids`, and its length."""
         return self._longest_of_ids(ids)
 
     def longest_text(self, prompt: str, decode: Decode) -> tuple[Node, int] | None:
-        """The call the text of whose whole sequence begins `prompt` and is longest, and how long it is."""
+        """The call with the longest text that is a prefix of `prompt`, and its length."""
         return self._longest(prompt, partial(self._spelled, decode))
 
     def nearest_prompt(self, raw: str | list[int], decode: Decode) -> tuple[Node, int] | None:
-        """The call whose prompt begins the raw prompt and is longest, and how long that is."""
+        """The call with the longest prompt that is a prefix of the raw prompt, and its length."""
         if isinstance(raw, str):
             return self._longest(raw, partial(self._spelled, decode), answered=False)
         return self._longest_of_ids(raw, answered=False)
@@ -93,14 +96,14 @@ class Tree:
     def _longest(
         self, whole: W, first: Callable[[Node, int | None], W], *, answered: bool = True
     ) -> tuple[Node, int] | None:
-        """The call whose path's own parts together begin `whole` and are longest, and how long they are.
+        """The call with the longest path that is a prefix of `whole`, and the length of that path.
 
-        `first` gives the first so many of a call's own ids, or all. Where a call need not be `answered`, its prompt is
-        enough.
+        `first(call, n)` returns the first `n` of a call's own ids, or all. Unless `answered`, a call's prompt alone may
+        match.
         """
         ends: dict[str, int] = {}
         best: tuple[Node, int] | None = None
-        for node in self.by_id.values():  # parents come before what follows them
+        for node in self.by_id.values():  # parents come before their children
             start = 0 if node.parent is None else ends.get(node.parent.id)
             if start is None:
                 continue
@@ -118,7 +121,7 @@ class Tree:
 
 
 def with_texts(messages: Sequence[Json], node: Node) -> list[Json]:
-    """Messages that go on from `node`, with the texts of its path's answers that their client dropped."""
+    """The messages, with the texts put back that their client dropped from the answers on the path to `node`."""
     whole = list(messages)
     above: Node | None = node
     while above is not None:
@@ -135,7 +138,7 @@ def _first_ids(node: Node, count: int | None) -> bytes:
 
 
 class TreeCache:
-    """The trees of the sessions used last; a miss loads from the store."""
+    """The trees of the sessions that were used last; others are loaded from the store."""
 
     def __init__(self, load: Loader, capacity: int = 4096) -> None:
         self._load = load
@@ -143,20 +146,20 @@ class TreeCache:
         self._trees: OrderedDict[str, Tree] = OrderedDict()
 
     async def get(self, session_id: str, *, fresh: bool = False) -> Tree:
-        """The session's tree; with `fresh`, also what was committed since it was loaded, by other replicas too."""
+        """The session's tree; with `fresh`, including the calls that any replica has committed since it was loaded."""
         tree = self._trees.get(session_id)
         if tree is None or fresh:
             tree = tree or Tree()
             seq, nodes = await self._load(session_id, tree.seq, tree.by_id)
             for node in nodes:
-                if node.id not in tree.by_id:  # committed here meanwhile
+                if node.id not in tree.by_id:  # committed here while it was read
                     tree.add(node)
             tree.seq = max(tree.seq, seq)
         self._keep(session_id, tree)
         return tree
 
     def plant(self, session_id: str) -> None:
-        """The session is new: nobody has called yet."""
+        """Keep an empty tree for a session that has just been opened."""
         self._keep(session_id, Tree())
 
     def _keep(self, session_id: str, tree: Tree) -> None:
@@ -166,9 +169,9 @@ class TreeCache:
             self._trees.popitem(last=False)
 
     def commit(self, session_id: str, seq: int, node: Node | None) -> None:
-        """A call was committed as number `seq`; behind a gap, which others committed, a fresh `get` brings it.
+        """Add a call that was committed as number `seq`. After a gap, which other replicas committed, `get` loads it.
 
-        `node` is None for a call to another model than the policy.
+        `node` is None for a call to an upstream.
         """
         tree = self._trees.get(session_id)
         if tree is not None and seq == tree.seq + 1:

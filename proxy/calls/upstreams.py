@@ -6,7 +6,7 @@
 
 The upstream decides what it supports: nothing of the request is checked or changed but the model's name. A failure
 keeps the upstream's own status and body. The key comes from the proxy's environment; it is cut out of whatever the
-upstream says, so that it reaches neither the origin nor the store.
+upstream says, so that it reaches neither the caller nor the store.
 """
 
 from __future__ import annotations

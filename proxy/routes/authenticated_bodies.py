@@ -19,7 +19,7 @@ BODY_BYTES = 4 * 1024 * 1024
 
 
 class GuardedRoute(APIRoute):
-    """`APIRouter(route_class=GuardedRoute)`: the key is checked first, then the body is read within its limits."""
+    """`APIRouter(route_class=GuardedRoute)`: checks the key first, then reads the body within its limits."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's own handler, after authentication and the read of the body."""

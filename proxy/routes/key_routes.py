@@ -1,4 +1,4 @@
-"""Making, rotating and revoking keys: `/api/keys` for admins, `/sessions/{session_id}/key` for the run."""
+"""Create, rotate and revoke keys: `/api/keys` for admins, `/sessions/{session_id}/key` for the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_S = 3.2e9  # a century
 
 
 class KeyBody(Body):
-    """An admin or run key, which ends after `expires_in_s` or never."""
+    """A new admin or run key. It expires after `expires_in_s`, or never."""
 
     power: Power
     name: str = Field(min_length=1, max_length=100)
@@ -30,14 +30,14 @@ class KeyBody(Body):
 
 
 class RotateBody(Body):
-    """The old key ends after `overlap_s`; without it, when it is revoked."""
+    """The old key expires after `overlap_s`; without it, the old key stays valid until it is revoked."""
 
     overlap_s: float | None = Field(default=None, ge=0, le=LONGEST_S)
     expires_in_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
 
 
 class SessionKeyBody(Body):
-    """The keys that the session has end after `overlap_s`."""
+    """The session's earlier keys expire after `overlap_s`."""
 
     overlap_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
     expires_in_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
@@ -54,7 +54,7 @@ def _end(expires_in_s: float | None) -> float | None:
 
 @router.post("/api/keys", status_code=201)
 async def make_key(body: KeyBody, request: Request) -> Json:
-    """Make an admin or run key. The answer is the only place where it is ever shown."""
+    """Create an admin or run key. Only this answer shows the key itself."""
     store = await _of_admin(request)
     made = await store.write(key_records.create, store.run_id, body.power, body.name, _end(body.expires_in_s))
     await app_parts.access(request).refresh()
@@ -70,7 +70,7 @@ async def list_keys(request: Request) -> list[Json]:
 
 @router.post("/api/keys/{key}/rotate", status_code=201)
 async def rotate_key(key: str, body: RotateBody, request: Request) -> Json:
-    """Make a key in place of the one with this id or name."""
+    """Replace the key with this id or name by a new one."""
     store = await _of_admin(request)
     made = await store.write(
         key_records.rotate, store.run_id, key, overlap_s=body.overlap_s, expires_at=_end(body.expires_in_s)
@@ -81,7 +81,7 @@ async def rotate_key(key: str, body: RotateBody, request: Request) -> Json:
 
 @router.delete("/api/keys/{key}")
 async def revoke_key(key: str, request: Request) -> Json:
-    """End the key with this id or name, at once here and within seconds at every replica."""
+    """Revoke the key with this id or name: at once here, within seconds at every replica."""
     store = await _of_admin(request)
     key_id = await store.write(key_records.revoke, store.run_id, key)
     await app_parts.access(request).refresh()
@@ -90,7 +90,7 @@ async def revoke_key(key: str, request: Request) -> Json:
 
 @router.post("/sessions/{session_id}/key", status_code=201)
 async def rotate_session_key(session_id: str, body: SessionKeyBody, request: Request) -> Json:
-    """Give an open session another key. It takes a run or admin key: whoever stole a session's key cannot keep it."""
+    """Give an open session a new key. Needs a run or admin key, so that a stolen session key cannot renew itself."""
     store = app_parts.store(request)
     caller = await app_parts.access(request).session_caller(request, session_id)
     authentication.require(caller, Power.RUN, Power.ADMIN)

@@ -18,7 +18,7 @@ async def answer(store: RunStore, make: Callable[..., Any], *args: Any, **kwargs
 
 
 def as_json(value: Any) -> bytes:
-    """JSON; integers beyond 64 bits, which orjson does not write, included."""
+    """JSON, including integers beyond 64 bits, which orjson refuses."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:

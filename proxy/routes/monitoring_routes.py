@@ -1,4 +1,4 @@
-"""Looking at runs: `/health` and `/api/…`, documented by OpenAPI."""
+"""Shows runs: `/health`, `/metrics` and `/api/…`, documented by OpenAPI."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ async def _of_run(request: Request, run_id: str) -> RunStore:
 
 @router.get("/health")
 async def health() -> Json:
-    """Answers as soon as the proxy takes calls; needs no key."""
+    """Answers once the proxy accepts calls. Needs no key."""
     return {"status": "ok"}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def prometheus(request: Request) -> Response:
-    """Prometheus' text format: of every worker of this port."""
+    """The metrics of every worker of this port, in Prometheus' text format."""
     scrape = app_parts.scrape(request)
     if not scrape.public:
         await _reader(request)
@@ -56,7 +56,7 @@ async def prometheus(request: Request) -> Response:
 
 @router.get("/api/status")
 async def status(request: Request, window_s: Annotated[float, Query(gt=0, le=600)] = 60.0) -> Json:
-    """What the run does just now: version, step, engines, sessions, and the calls that began in the last `window_s`."""
+    """The run at this moment: version, step, engines, sessions, and the calls that began in the last `window_s`."""
     await _reader(request)
     store = app_parts.store(request)
     found = await store.read(activity.of_run, store.run_id, window_s)
@@ -76,7 +76,7 @@ async def current_run(request: Request) -> Json:
 
 @router.get("/api/runs")
 async def list_runs(request: Request) -> list[Json]:
-    """The runs that the key may read, newest first: an admin's every run of the database, a run's its own."""
+    """The runs that the key may read, newest first: every run for an admin key, its own for a run key."""
     caller, store = await _reader(request), app_parts.store(request)
     if caller.power is not Power.ADMIN:
         return [await store.read(run_view.of_run, store.run_id)]
@@ -85,14 +85,14 @@ async def list_runs(request: Request) -> list[Json]:
 
 @router.get("/api/runs/{run_id}")
 async def get_run(run_id: str, request: Request) -> Json:
-    """One run: status, versions, admission, groups and trajectories by store."""
+    """One run: status, versions, admission, groups and trajectories by state."""
     store = await _of_run(request, run_id)
     return await store.read(run_view.of_run, run_id)
 
 
 @router.get("/api/runs/{run_id}/steps", response_model=list[Json])
 async def get_steps(run_id: str, request: Request, after: Annotated[int, Query(ge=0, le=MAX_INT32)] = 0) -> Response:
-    """The run's optimizer steps behind step `after`, with metrics and staleness."""
+    """The run's optimizer steps after step `after`, with metrics and staleness."""
     store = await _of_run(request, run_id)
     return await answer(store, run_view.of_steps, run_id, after)
 
@@ -122,7 +122,7 @@ async def get_evaluations(run_id: str, request: Request) -> list[Json]:
 async def get_evaluation_episodes(
     run_id: str, request: Request, version: Annotated[int | None, Query(ge=0, le=MAX_INT32)] = None
 ) -> Response:
-    """Ended evaluation sessions with their metadata and reward, of all versions (rolled back ones too) or of one."""
+    """Ended evaluation sessions with metadata and reward, of one version or of all, rolled back ones included."""
     store = await _of_run(request, run_id)
     return await answer(store, evaluation_episodes.episodes, run_id, version=version)
 

@@ -1,6 +1,6 @@
-"""Responses once more: GET and DELETE /v1/responses/ID, and the items that a response was made from.
+"""Stored responses: GET and DELETE /v1/responses/ID, and the input items of a response.
 
-The store holds what was asked and what was sampled. The request is put together again, and the answer encoded as then.
+The store holds the request and the sampled output. The request is reconstructed, and its answer is encoded again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST_PAGE = 100
 
 
 async def retrieve(request: Request) -> Response:
-    """A response of the session as it was answered, with what `include` asks for besides. Raises RequestError."""
+    """A response of the session as it was answered, with the additions of `include`. Raises RequestError."""
     context = app_parts.context(request)
     session_id, call_id = await _named(request)
     query = _query(request, "include")
@@ -42,7 +42,7 @@ async def retrieve(request: Request) -> Response:
 
 
 async def input_items(request: Request) -> Response:
-    """A page of the items before a response, those of earlier responses included. Raises RequestError."""
+    """A page of a response's input items, those of earlier responses included. Raises RequestError."""
     context = app_parts.context(request)
     session_id, call_id = await _named(request)
     query = {name: values[-1] for name, values in _query(request, "after", "limit", "order").items()}
@@ -67,7 +67,7 @@ async def input_items(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Forget a response; what was recorded of the call stays, and trains. Raises RequestError."""
+    """Delete a response for its client. The recorded call stays, and is trained. Raises RequestError."""
     session_id, call_id = await _named(request)
     _query(request)
     if not await app_parts.store(request).write(response_records.delete, session_id, call_id):
@@ -109,7 +109,7 @@ def _query(request: Request, *known: str) -> dict[str, list[str]]:
 
 
 def _body(found: Conversation, include: list[str]) -> Json:
-    """The request, its input aside: nothing is sampled for it."""
+    """The request body, with a placeholder as input: it is only decoded, never sampled."""
     asked: Json = {**found.options[response_records.ASKED]}
     asked.pop(NAMESPACES, None)
     instructions = text_of(found.system[0]) if found.options.get("has_instructions") else None
@@ -122,12 +122,12 @@ def _body(found: Conversation, include: list[str]) -> Json:
 
 
 def _items(found: Conversation) -> list[Json]:
-    """What stands before the answer; instructions are no items."""
+    """The messages before the answer as items, without the instructions."""
     return items_of(found.all[bool(found.options.get("has_instructions")) : -1], found.call_id, _tools(found))
 
 
 def _tools(found: Conversation) -> list[Json]:
-    """The functions that the policy was shown, in their namespaces."""
+    """The tools of the call, in their namespaces."""
     return response_tools(found.tools, found.options[response_records.ASKED].get(NAMESPACES, []))
 
 

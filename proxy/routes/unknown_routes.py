@@ -1,4 +1,4 @@
-"""An address that nothing is served at: which one, and which one was meant."""
+"""The 404 for an unknown address, with a hint at the route that was probably meant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_SESSION = re.compile(r"/sessions/[^/]+(?=/)")
 
 
 def no_route(request: Request) -> RequestError:
-    """The 404 for a request that no route takes."""
+    """The 404 for a request that no route matches."""
     path = request.url.path
     of_session = _OF_SESSION.match(path)
     prefix = of_session[0] if of_session else ""
@@ -37,6 +37,6 @@ def _hint(path: str, prefix: str, served: Iterable[str]) -> str:
 
 
 def _served(routes: Iterable[BaseRoute]) -> set[str]:
-    """Addresses without what stands for a session."""
+    """The paths of all routes, without the session's prefix."""
     found = (route.path for route in routes if isinstance(route, Route))
     return {path.removeprefix("/sessions/{session_id}") for path in found} - {""}

@@ -1,7 +1,7 @@
-"""How the proxy is served: uvicorn, whose connections nobody can hold for nothing.
+"""Uvicorn with time and size limits on idle connections.
 
-Uvicorn waits for ever for the headers of a request, of any size, and for a client that does not read its answer. Each
-connection has one timer here, which looks every LOOK_EVERY_S; nothing is added to the path of a call.
+Uvicorn waits forever for the headers of a request, of any size, and for a client that does not read its answer. Here
+each connection has one timer, which checks both every CHECK_EVERY_S. The path of a call gets no further work.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentrl.proxy.serving.prefork import GRACEFUL_S
 
-LOOK_EVERY_S = 5.0
+CHECK_EVERY_S = 5.0
 HEADERS_S = 20.0
-"""For the headers of a request to arrive."""
+"""Limit for the headers of a request to arrive."""
 STALLED_S = 120.0
-"""For a client to read something of an answer that waits for it."""
+"""Limit for a client that does not read its answer."""
 MAX_HEADER_BYTES = 65_536
 KEEP_ALIVE_S = 30
-"""Seconds that a connection without a request stays open: more than the 5 of SDKs' pools."""
+"""How long an idle connection stays open: longer than the 5 s of SDKs' pools."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Uvicorn's protocol, which also ends connections that are too slow or send too much before a request begins."""
+    """Uvicorn's protocol, which closes connections that are too slow or send too large headers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._heading_since: float | None = self.loop.time()  # the headers of a request are awaited
+        self._heading_since: float | None = self.loop.time()  # when it began to wait for a request's headers
         self._header_bytes = 0
-        self._stalled_since: float | None = None  # the client reads nothing
-        self._look: asyncio.TimerHandle | None = None
+        self._stalled_since: float | None = None  # when the client stopped reading
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is here: its headers are due."""
+        """A client has connected: its headers are due."""
         super().connection_made(transport)
-        self._look = self.loop.call_later(LOOK_EVERY_S, self._look_again)
+        self._timer = self.loop.call_later(CHECK_EVERY_S, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
-        if self._look is not None:
-            self._look.cancel()
+        """The client has disconnected."""
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Refuse headers without end; else as ever."""
+        """Refuse headers that are too large; otherwise pass the data on."""
         if self._heading_since is not None:
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES and not _ends_headers(data):
@@ -57,34 +57,34 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """The first bytes of a request: its headers are due."""
+        """A request has begun: its headers are due."""
         if self._heading_since is None:
             self._heading_since, self._header_bytes = self.loop.time(), 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The application takes it from here."""
+        """The headers are complete: the application has its own limits."""
         self._heading_since = None
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we write."""
+        """The client reads more slowly than the proxy writes."""
         self._stalled_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """The client has caught up."""
         self._stalled_since = None
         super().resume_writing()
 
-    def _look_again(self) -> None:
+    def _check(self) -> None:
         now = self.loop.time()
         if self._heading_since is not None and now - self._heading_since > HEADERS_S:
             self._refuse(b"408 Request Timeout")
         elif self._stalled_since is not None and now - self._stalled_since > STALLED_S:
             self.transport.abort()
         else:
-            self._look = self.loop.call_later(LOOK_EVERY_S, self._look_again)
+            self._timer = self.loop.call_later(CHECK_EVERY_S, self._check)
 
     def _refuse(self, status: bytes) -> None:
         if not self.transport.is_closing():
@@ -98,7 +98,7 @@ def _ends_headers(data: bytes) -> bool:
 
 
 def server_config(app: ASGIApp, log_level: str) -> uvicorn.Config:
-    """What a process that serves the proxy hands to uvicorn."""
+    """The configuration of uvicorn in every process that serves the proxy."""
     return uvicorn.Config(
         app,
         loop="uvloop",
@@ -112,7 +112,7 @@ def server_config(app: ASGIApp, log_level: str) -> uvicorn.Config:
 
 
 def keep_what_is_loaded() -> None:
-    """Modules stay for ever, so the garbage collector need not look at them: a tenth of a call's CPU."""
+    """Exempt loaded modules from garbage collection, which costs a tenth of a call's CPU otherwise."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -1,7 +1,7 @@
 """`agentrl proxy --workers N`: a parent that holds the listening socket, and N processes that accept from it.
 
     parent ── binds, starts, restarts, stops ──► worker 0 … N-1   (agentrl/proxy/serving/replica.py)
-        └── a socket pair with each: the worker says that it serves; whoever dies, the other side sees it close
+        └── a socket pair with each: the worker announces that it serves; each side sees when the other dies
 
 A connection waits in the shared socket until a worker accepts it; a worker that dies loses only its own. A worker
 keeps its replica name over its restarts, and finds the calls that it left running by that name; `uvicorn --workers`
@@ -29,15 +29,15 @@ from agentrl.processes.restarts import Backoff
 log = logging.getLogger(__name__)
 
 GRACEFUL_S = 10
-"""How long a worker that is told to stop goes on with the calls that run."""
+"""How long a worker that is stopped may finish its running calls."""
 STOP_S = GRACEFUL_S + 5.0
-"""A worker that still runs this long after it was told to stop is killed."""
+"""A worker that still runs so long after SIGTERM is killed."""
 SERVES = b"s"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a worker is started with, on its command line; the secrets are in its environment."""
+    """The command line of a worker; its secrets are in its environment."""
 
     run_name: str
     engine_urls: list[str]
@@ -48,16 +48,16 @@ class Job:
     parent: int = -1  # the worker's end of the socket pair
 
     def argv(self) -> list[str]:
-        """The command that does it."""
+        """The command that starts the worker."""
         return [sys.executable, "-m", "agentrl.proxy.serving.replica", json.dumps(asdict(self))]
 
 
 def supervise(job: Job, count: int, env: dict[str, str], serving: Callable[[], None]) -> int:
     """Run `count` workers until SIGTERM or Ctrl-C; returns the exit status. A second signal kills them at once.
 
-    0 after a stop that was asked for, 1 when a worker had to be killed for it; when the first worker ends before it
-    serves, its status: what is wrong will be wrong with all of them. `env` is added to their environment. `serving` is
-    called once the first one serves.
+    The status is 0 after a requested stop, 1 if a worker had to be killed. If the first worker ends before it serves,
+    the others would too: its status is returned. `env` is added to the workers' environment. `serving` is called once
+    the first worker serves.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-metrics-", ignore_cleanup_errors=True) as metrics:
         env = os.environ | env | {"PROMETHEUS_MULTIPROC_DIR": metrics}
@@ -71,7 +71,7 @@ class _Parent:
         self._env = env
         self._serving = serving
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._served = asyncio.Event()  # some worker has served since we started
+        self._served = asyncio.Event()  # at least one worker has served
         self._stopping = asyncio.Event()
         self._status = 0
 
@@ -92,7 +92,7 @@ class _Parent:
         again = self._stopping.is_set()
         self._stopping.set()
         for process in self._processes.values():
-            _tell(process, kill=again)
+            _signal(process, kill=again)
         if not again:
             log.info("stopping %d workers; once more kills them", len(self._processes))
             asyncio.get_running_loop().call_later(STOP_S, self._kill_rest)
@@ -101,10 +101,10 @@ class _Parent:
         for index, process in self._processes.items():
             log.error("worker %d did not stop in %g s: killing it", index, STOP_S)
             self._status = 1
-            _tell(process, kill=True)
+            _signal(process, kill=True)
 
     async def _keep(self, index: int) -> None:
-        """Run a worker again and again until we stop."""
+        """Run a worker, and restart it when it ends, until the parent stops."""
         backoff = Backoff()
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -128,8 +128,8 @@ class _Parent:
                 continue
 
     async def _run_once(self, index: int) -> int:
-        """One life of a worker; its exit status, negative after a signal."""
-        # What the last one was doing is no longer done.
+        """Run a worker once; returns its exit status, negative after a signal."""
+        # Drops the gauges of the previous process of this worker.
         mark_process_dead(index, self._env["PROMETHEUS_MULTIPROC_DIR"])  # type: ignore[no-untyped-call]
         ours, theirs = socket.socketpair()
         with ours:
@@ -144,21 +144,21 @@ class _Parent:
                 )
             self._processes[index] = process
             if self._stopping.is_set():
-                _tell(process, kill=False)
-            hearing = asyncio.create_task(self._hear(ours, index, process.pid))
+                _signal(process, kill=False)
+            waiting = asyncio.create_task(self._wait_until_serving(ours, index, process.pid))
             try:
                 return await process.wait()
             finally:
-                hearing.cancel()
-                await asyncio.wait([hearing])
+                waiting.cancel()
+                await asyncio.wait([waiting])
                 del self._processes[index]
 
-    async def _hear(self, worker: socket.socket, index: int, pid: int) -> None:
+    async def _wait_until_serving(self, worker: socket.socket, index: int, pid: int) -> None:
         if await asyncio.get_running_loop().sock_recv(worker, 1) == SERVES:
             log.info("worker %d serves (process %d)", index, pid)
             self._served.set()
 
 
-def _tell(process: asyncio.subprocess.Process, *, kill: bool) -> None:
+def _signal(process: asyncio.subprocess.Process, *, kill: bool) -> None:
     if process.returncode is None:
         process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What cannot fit into the model's context is refused by its length, before it is rendered and encoded."""
+"""Refuses prompts that cannot fit into the model's context, by their length, before they are rendered and encoded."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agentrl.rendering.messages import text_of
 
 PIECE = 64 * 1024
 END_OF_REASONING = "</think>"
-"""What stands before it in an answer, templates may leave out."""
+"""Templates may leave out the part of an answer before this."""
 
 
 def written(messages: Sequence[Json]) -> int:
-    """How many characters some messages have, about: texts, and the arguments of tool calls."""
+    """About how many characters the messages have, in texts and in arguments of tool calls."""
     calls = (call["function"].get("arguments") for message in messages for call in message.get("tool_calls") or ())
     arguments = sum(len(text) for text in calls if isinstance(text, str))
     return arguments + sum(len(text_of(message)) for message in messages)
@@ -35,7 +35,7 @@ def check(asked: ModelRequest, renderer: Renderer) -> None:
 
 
 def _kept(message: Json) -> str:
-    """What of a message is surely in the prompt."""
+    """The part of a message's text that every template renders."""
     text = text_of(message)
     return text.rpartition(END_OF_REASONING)[2] if message["role"] == "assistant" else text
 
@@ -52,7 +52,7 @@ def _check_texts(texts: Sequence[str], renderer: Renderer, param: str) -> None:
 
 
 def _pieces(texts: Sequence[str]) -> Iterator[str]:
-    """The texts in pieces that are soon counted: other threads run between them, and no long text is copied whole."""
+    """The texts in small pieces: other threads can run between them, and no long text is copied as a whole."""
     return (text[start : start + PIECE] for text in texts for start in range(0, len(text), PIECE))
 
 

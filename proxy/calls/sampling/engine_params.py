@@ -1,4 +1,4 @@
-"""What the engine is asked to do with a prompt: SGLang's sampling parameters."""
+"""SGLang's sampling parameters for a call."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _STATEFUL = ("frequency_penalty", "presence_penalty", "json_schema", "regex", "s
 
 
 def replaced(request: ModelRequest, params: Json) -> Json:
-    """What a caller asked for and did not get: the run or the evaluation has its own, or the context is full."""
+    """The parameters that the caller asked for and that the run, the evaluation or the context size replaced."""
     asked = request.sampling | ({} if request.max_tokens is None else {"max_new_tokens": request.max_tokens})
     return {name: value for name, value in asked.items() if params.get(name) != value}
 
 
 def modifies_distribution(params: Json) -> bool:
-    """Whether logprobs are of another distribution than the temperature-scaled policy's (DESIGN section 6)."""
+    """Whether logprobs come from another distribution than the temperature-scaled policy's."""
     return any(params.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
 
 
 def is_greedy(params: Json) -> bool:
-    """Whether the engine takes the likeliest token: nothing is sampled, so nothing can be learned."""
+    """Whether the engine always takes the likeliest token: such a call cannot be trained."""
     return bool(params["temperature"] < GREEDY_BELOW)
 
 
 def resumable(params: Json) -> bool:
-    """Whether prompt + tokens so far continue an answer exactly: penalties, grammars and seeds remember its start."""
+    """Whether prompt + tokens so far continue an answer exactly; penalties, grammars and seeds depend on its start."""
     return all(name not in params or params[name] == _NEUTRAL.get(name) for name in _STATEFUL)
 
 
 def engine_params(context: CallContext, session: Session, request: ModelRequest, prompt: Prompt, index: int) -> Json:
-    """SGLang's sampling parameters of one answer, its temperature always among them.
+    """SGLang's sampling parameters of one answer, always with a temperature.
 
     Raises RequestError 400 when the context cannot hold the call, a token does not exist, or a parameter is out of its
     range: an engine dies of it.
@@ -77,14 +77,14 @@ def engine_params(context: CallContext, session: Session, request: ModelRequest,
     except ParamRefused as error:
         param = (
             "tools" if error.param in prompt.grammar else error.param
-        )  # the grammar of a forced call is made of them
+        )  # the grammar of a forced call is derived from the tools
         message = str(error).replace(error.param, param, 1)
         raise RequestError(400, message, code="invalid_parameter", param=param) from error
     return params
 
 
 def _check_ids(prompt: Prompt, vocab_size: int) -> None:
-    """A tokenizer may know tokens that the model does not. What came before in the session was checked before."""
+    """Raises RequestError 400 for a token that the model lacks, which a tokenizer may have; parents were checked."""
     highest = max(prompt.delta_ids, default=0)
     if highest >= vocab_size:
         message = f"the prompt has token {highest}, which is outside the vocabulary of {vocab_size}"
@@ -92,14 +92,14 @@ def _check_ids(prompt: Prompt, vocab_size: int) -> None:
 
 
 def _budget(context: CallContext, request: ModelRequest, prompt_tokens: int, forced: int | None) -> int:
-    """How many tokens may be sampled."""
+    """The maximum number of tokens to sample. Raises RequestError 400 when the context cannot hold them."""
     window = context.renderer.max_context
     room = (window or 1 << 30) - prompt_tokens
     clips = request.clips or context.settings.clip_max_tokens
     if room < 1 or (request.max_tokens is not None and request.max_tokens > room and not clips):
         asked = f" and {request.max_tokens} new ones" if request.max_tokens is not None else ""
         needed = f"this call needs {prompt_tokens} prompt tokens{asked}"
-        raise RequestError(  # in the words by which LiteLLM, and what stands on it, knows what this is
+        raise RequestError(  # LiteLLM, and programs that use it, recognize this error by these words
             400,
             f"This model's maximum context length is {window} tokens; {needed}",
             code="context_length_exceeded",

@@ -1,4 +1,4 @@
-"""What of an answer the client gets: text up to the first stop string, and one tool call where it asked for no more."""
+"""Truncates an answer at stop strings, and after its first tool call if the request allows only one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from agentrl.rendering import ContentDelta, Delta, ParsedOutput, ToolCallDelta
 
 
 class Delivered:
-    """Cuts content before the stop string that is complete first, holding back text that may be the start of one.
+    """Cuts content before the first complete stop string, and holds back text that may be the start of one.
 
-    The recorded tokens stay whole; only what is delivered is cut (OpenAI's `stop` and `parallel_tool_calls`).
+    Only the delivered answer is cut (OpenAI's `stop` and `parallel_tool_calls`); the recorded tokens are complete.
     """
 
     def __init__(self, stops: list[str], *, one_call: bool = False) -> None:
@@ -16,10 +16,10 @@ class Delivered:
         self._one_call = one_call
         self._held = ""
         self._sent = ""
-        self.stop: str | None = None  # the one that was found
+        self.stop: str | None = None  # the stop string that was found
 
     def push(self, deltas: list[Delta]) -> list[Delta]:
-        """The deltas that may be sent."""
+        """The deltas that may be delivered now."""
         if self._one_call:
             deltas = [delta for delta in deltas if not (isinstance(delta, ToolCallDelta) and delta.index > 0)]
         if not self._stops:
@@ -33,7 +33,7 @@ class Delivered:
         return result
 
     def finish(self, parsed: ParsedOutput) -> ParsedOutput:
-        """The message as it was delivered, and the last deltas."""
+        """The message as it is delivered, and the last deltas."""
         last = self.push(parsed.deltas)
         calls = parsed.tool_calls[:1] if self._one_call else parsed.tool_calls
         if not self._stops:

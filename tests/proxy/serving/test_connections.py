@@ -50,7 +50,7 @@ def app() -> App:
 
 @pytest.fixture
 def port(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(connections, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(connections, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(connections, "HEADERS_S", 0.3)
     monkeypatch.setattr(connections, "STALLED_S", 0.3)
     config = uvicorn.Config(
