@@ -57,17 +57,17 @@ class AnswerFinder:
             slots = await context.sessions.admit(origin.session_id, request.choices)
             begins = False
             try:
-                head, begun = await model_call.prepare(context, origin, request)
+                header, begun = await model_call.prepare(context, origin, request)
                 ids = await model_call.begin(context, origin, begun)
                 begins = not ids
             finally:
                 if not begins:
                     slots.cancel()
             if begins:
-                exchange = Exchange(context, self._notes, head, [call.id for call in begun], origin.session_id)
+                exchange = Exchange(context, self._notes, header, [call.id for call in begun], origin.session_id)
 
-                self._sampling[head.id] = exchange
-                exchange.sample(begun, partial(self._over, head.id, slots))
+                self._sampling[header.id] = exchange
+                exchange.sample(begun, partial(self._over, header.id, slots))
                 return exchange
             if (found := await self._earlier_or_release(origin, request, ids, deadline)) is not None:
                 return found
@@ -141,8 +141,8 @@ class AnswerFinder:
                 return running
             statuses, free = await store.read(deliveries.progress, ids)
             if statuses == {InteractionStatus.COMPLETE}:
-                head, events = await recorded_answers.load(self._context, origin.session_id, request, ids)
-                exchange = Exchange(self._context, self._notes, head, ids, origin.session_id)
+                header, events = await recorded_answers.load(self._context, origin.session_id, request, ids)
+                exchange = Exchange(self._context, self._notes, header, ids, origin.session_id)
                 exchange.replay(events)
                 return exchange
             if not statuses <= {InteractionStatus.COMPLETE, InteractionStatus.RUNNING}:

@@ -15,10 +15,10 @@ from agentrl.proxy.calls.prompts.prompt_options import parser_after
 from agentrl.proxy.calls.sampling.sample_segment import Sampled
 from agentrl.proxy.calls.sampling.sampling import SampleRequest, sample
 from agentrl.proxy.calls.sampling.stop_strings import Delivered
-from agentrl.proxy.dialects.dialect import Answer, Piece, Tokens, message_of
+from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, Tokens, message_of
 from agentrl.rendering import Delta, ToolCallDelta
 
-Emit = Callable[[Piece | Answer], None]
+Emit = Callable[[AnswerDelta | Answer], None]
 
 
 class Attempt:
@@ -69,11 +69,11 @@ class Attempt:
         for part in self._parts(tokens):
             if self._delivered.stop is not None and self.sampled.resumed:
                 break  # the stop string began in an earlier segment, so the engine did not see it
-            piece = self._push(part.ids, part)
+            delta = self._push(part.ids, part)
             self._kept += len(part.ids)
-            if piece is not None and self._call.request.stream:
+            if delta is not None and self._call.request.stream:
                 self.emitted = True
-                self._emit(piece)
+                self._emit(delta)
 
     def answer(self) -> Answer:
         """The whole answer, once `sample` has returned."""
@@ -104,13 +104,13 @@ class Attempt:
         ids, logprobs, top = tokens.ids, tokens.logprobs, tokens.top
         return [Tokens(ids[i : i + 1], logprobs[i : i + 1], top and top[i : i + 1]) for i in range(len(ids))]
 
-    def _push(self, ids: Sequence[int], tokens: Tokens) -> Piece | None:
-        """Parse some ids; the piece that may be delivered at once, if any."""
+    def _push(self, ids: Sequence[int], tokens: Tokens) -> AnswerDelta | None:
+        """Parse some ids; the delta that may be delivered at once, if any."""
         deltas = self._delivered.push(self._parser.push(ids))
         tool_calls = (i for i, delta in enumerate(deltas) if isinstance(delta, ToolCallDelta))
         first_late = 0 if self.held_back else next(tool_calls, len(deltas))
         shown = deltas[:first_late]
         self.held_back += deltas[first_late:]
         if shown or (self._call.request.logprobs and tokens.ids):
-            return Piece(shown, tokens)
+            return AnswerDelta(shown, tokens)
         return None

@@ -26,11 +26,11 @@ from agentrl.proxy.calls import model_call
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.delivery_notes import DeliveryNotes
 from agentrl.proxy.calls.pending_call import Call
-from agentrl.proxy.dialects.dialect import Answer, Head, Piece
+from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ResponseHeader
 from agentrl.store.calls import deliveries
 
 log = logging.getLogger(__name__)
-Event = tuple[int, Piece | Answer]
+Event = tuple[int, AnswerDelta | Answer]
 """(index of the answer among the request's, what happened to it)."""
 
 
@@ -41,8 +41,10 @@ class ClientLeft(Exception):
 class Exchange:
     """The events of one request's answers, as they happen. `ids` are its calls, in the order of its choices."""
 
-    def __init__(self, context: CallContext, notes: DeliveryNotes, head: Head, ids: list[str], session_id: str) -> None:
-        self.head = head
+    def __init__(
+        self, context: CallContext, notes: DeliveryNotes, header: ResponseHeader, ids: list[str], session_id: str
+    ) -> None:
+        self.header = header
         self.ids = ids
         self.session_id = session_id
         self.done = False
@@ -149,7 +151,7 @@ class Exchange:
         else:
             self._cancel(self._task)
 
-    def _emit(self, choice: int, event: Piece | Answer) -> None:
+    def _emit(self, choice: int, event: AnswerDelta | Answer) -> None:
         self._events.append((choice, event))
         self.wake()
 
@@ -172,7 +174,9 @@ class Exchange:
             self.wake()
 
 
-async def _run_all(context: CallContext, begun: Sequence[Call], emit: Callable[[int, Piece | Answer], None]) -> None:
+async def _run_all(
+    context: CallContext, begun: Sequence[Call], emit: Callable[[int, AnswerDelta | Answer], None]
+) -> None:
     """Sample the calls of a request side by side. When one fails, the others are stopped and its error is raised."""
     if len(begun) == 1:
         return await model_call.run(context, begun[0], partial(emit, 0))

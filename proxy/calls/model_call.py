@@ -1,8 +1,8 @@
 """One call of the policy, from the decoded request to the committed answer.
 
-    request ─► prompts ─► intent rows ─► attempt: sample, parse ─► pieces, as they are generated
+    request ─► prompts ─► intent rows ─► attempt: sample, parse ─► deltas, as they are generated
                (render)     (begin)        │                         (before the first tool call)
-                                           └► commit ─► the pieces held back, the Answer
+                                           └► commit ─► the deltas held back, the Answer
 
 A request is one call for every answer that it asks for (`n`, raw prompts): siblings in the token tree. No event that
 closes a tool call or ends the response is delivered before the commit. A call does not depend on its client's
@@ -29,7 +29,7 @@ from agentrl.proxy.calls.pending_call import Call, CallOrigin
 from agentrl.proxy.calls.prompts.request_prompts import prompts_for
 from agentrl.proxy.calls.sampling.engine_params import engine_params
 from agentrl.proxy.calls.sampling.sample_segment import Interrupted
-from agentrl.proxy.dialects.dialect import Head, ModelRequest, Piece, Tokens
+from agentrl.proxy.dialects.dialect import AnswerDelta, ModelRequest, ResponseHeader, Tokens
 from agentrl.proxy.dialects.model_names import is_policy
 from agentrl.store.calls import call_intents, deliveries, response_records, running_calls
 from agentrl.store.db.codec import new_id
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 GONE = "its client went away"
 
 
-async def prepare(context: CallContext, origin: CallOrigin, request: ModelRequest) -> tuple[Head, list[Call]]:
+async def prepare(context: CallContext, origin: CallOrigin, request: ModelRequest) -> tuple[ResponseHeader, list[Call]]:
     """Render the prompts and check the parameters. Raises RequestError."""
     at = time.perf_counter()
     session = await context.sessions.get(origin.session_id)
@@ -68,12 +68,16 @@ async def prepare(context: CallContext, origin: CallOrigin, request: ModelReques
                 own_seed=own_seed,
             )
         )
-    return head_of(context, request, calls[0].id, created_at, sum(len(prompt.token_ids) for prompt in prompts)), calls
+    return response_header(
+        context, request, calls[0].id, created_at, sum(len(prompt.token_ids) for prompt in prompts)
+    ), calls
 
 
-def head_of(context: CallContext, request: ModelRequest, first_id: str, created_at: float, prompt_tokens: int) -> Head:
+def response_header(
+    context: CallContext, request: ModelRequest, first_id: str, created_at: float, prompt_tokens: int
+) -> ResponseHeader:
     """What is known of a response when its first answer begins."""
-    return Head(
+    return ResponseHeader(
         id=first_id,
         created=int(created_at),
         model=request.model or context.store.run_name,
@@ -136,7 +140,7 @@ async def _continued(context: CallContext, session_id: str, request: ModelReques
 
 
 async def run(context: CallContext, call: Call, emit: Emit) -> None:
-    """Sample the call and `emit` its answer: pieces as they are generated; after the commit the last ones, the Answer.
+    """Sample the call and `emit` its answer: deltas as they are generated; after the commit the last ones, the Answer.
 
     For a request that does not stream, only the Answer is emitted, and an answer that broke off is sampled again.
     Raises RequestError; the intent row then says why. Cancelling it aborts the call. A row that cannot be closed now is
@@ -157,7 +161,7 @@ async def run(context: CallContext, call: Call, emit: Emit) -> None:
         answer = attempt.answer()
         await call_records.commit(context, call, attempt.sampled, answer)
     if call.request.stream and attempt.held_back:
-        emit(Piece(attempt.held_back, Tokens([], [])))
+        emit(AnswerDelta(attempt.held_back, Tokens([], [])))
     emit(answer)
 
 

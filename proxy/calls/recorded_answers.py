@@ -7,10 +7,10 @@ from typing import Any
 
 from agentrl.domain.schemas import Json
 from agentrl.proxy.calls.call_context import CallContext
-from agentrl.proxy.calls.model_call import head_of
+from agentrl.proxy.calls.model_call import response_header
 from agentrl.proxy.calls.prompts.prompt_options import opening_of, parser_after
 from agentrl.proxy.calls.sampling.stop_strings import Delivered
-from agentrl.proxy.dialects.dialect import Answer, Head, ModelRequest, Piece, Tokens
+from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ModelRequest, ResponseHeader, Tokens
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.store.calls import recorded_outputs
 from agentrl.store.db import codec
@@ -18,11 +18,11 @@ from agentrl.store.db import codec
 
 async def load(
     context: CallContext, session_id: str, request: ModelRequest, ids: list[str]
-) -> tuple[Head, list[tuple[int, Piece | Answer]]]:
+) -> tuple[ResponseHeader, list[tuple[int, AnswerDelta | Answer]]]:
     """The events of the answer to `request`, whose completed calls are `ids`, in the order of its choices."""
     tree = await context.trees.get(session_id, fresh=True)
     rows = await context.store.read(recorded_outputs.of_calls, ids)
-    events: list[tuple[int, Piece | Answer]] = []
+    events: list[tuple[int, AnswerDelta | Answer]] = []
     prompt_ids: list[int] = []
     prompt_tokens = 0
     for choice, call_id in enumerate(ids):
@@ -31,14 +31,14 @@ async def load(
             whole = tree.by_id[call_id].ids
             prompt_ids = whole[: len(whole) - row.output_tokens]
             prompt_tokens += len(prompt_ids)
-        piece, answer = _answer(context, request, prompt_ids, row)
+        part, answer = _answer(context, request, prompt_ids, row)
         if request.stream:
-            events.append((choice, piece))
+            events.append((choice, part))
         events.append((choice, answer))
-    return head_of(context, request, ids[0], rows[ids[0]].created_at, prompt_tokens), events
+    return response_header(context, request, ids[0], rows[ids[0]].created_at, prompt_tokens), events
 
 
-def _answer(context: CallContext, request: ModelRequest, prompt_ids: list[int], row: Any) -> tuple[Piece, Answer]:
+def _answer(context: CallContext, request: ModelRequest, prompt_ids: list[int], row: Any) -> tuple[AnswerDelta, Answer]:
     message: Json = codec.unpack_json(row.answer)
     output_ids = codec.unpack_ids(row.output_ids).tolist()
     top = None if row.top_logprobs is None else codec.unpack_json(row.top_logprobs)
@@ -58,7 +58,7 @@ def _answer(context: CallContext, request: ModelRequest, prompt_ids: list[int], 
         tokens=tokens,
         versions=row.spans,
     )
-    return Piece([_as_then(delta, message) for delta in deltas], tokens), answer
+    return AnswerDelta([_as_then(delta, message) for delta in deltas], tokens), answer
 
 
 def _as_then(delta: Delta, message: Json) -> Delta:

@@ -1,7 +1,7 @@
 """What every dialect shares: one request the proxy understands, one answer it gives, and how a dialect speaks them.
 
     body ──decode──► ModelRequest ──(sampled, committed)──► Answer ──encode──► body
-                                   └── pieces as generated ──► StreamEncoder ──► server-sent events
+                                   └── deltas as generated ──► StreamEncoder ──► server-sent events
 
 Messages and tools of a `ModelRequest` are in Chat Completions' shape, whatever the dialect; so is an answer's message.
 """
@@ -94,7 +94,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
+class ResponseHeader:
     """What is known about a response when its first answer begins."""
 
     id: str  # of the first answer's interaction: 32 hex digits
@@ -123,7 +123,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerDelta:
     """What one event of the engine made certain: parts of the message, and the tokens it brought."""
 
     deltas: list[Delta]
@@ -148,15 +148,15 @@ class StreamEncoder(Protocol):
     """One streamed response, in the dialect's event grammar. Every method returns bytes to send, perhaps none."""
 
     def start(self) -> bytes:
-        """The events before the first piece."""
+        """The events before the first delta."""
         ...
 
-    def piece(self, choice: int, piece: Piece) -> bytes:
+    def push(self, choice: int, part: AnswerDelta) -> bytes:
         """A part of an answer; tool calls come here too, after the commit."""
         ...
 
     def finish(self, choice: int, answer: Answer) -> bytes:
-        """An answer is committed and all its pieces have been sent."""
+        """An answer is committed and all its deltas have been sent."""
         ...
 
     def end(self, answers: Sequence[Answer]) -> bytes:
@@ -178,11 +178,11 @@ class Dialect(Protocol):
         """Read a request. Raises RequestError 400, naming what is wrong."""
         ...
 
-    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+    def encode(self, request: ModelRequest, header: ResponseHeader, answers: Sequence[Answer]) -> bytes:
         """The whole response; as many answers as the request has choices."""
         ...
 
-    def stream(self, request: ModelRequest, head: Head) -> StreamEncoder:
+    def stream(self, request: ModelRequest, header: ResponseHeader) -> StreamEncoder:
         """An encoder for the events of a streamed response."""
         ...
 

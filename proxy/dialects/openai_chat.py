@@ -17,10 +17,10 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.dialect import (
     Answer,
-    Head,
+    AnswerDelta,
     ModelRequest,
     Named,
-    Piece,
+    ResponseHeader,
     Tokens,
     ToolChoice,
     bad_parameter,
@@ -139,7 +139,7 @@ class OpenAIChat:
             wire=data,
         )
 
-    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+    def encode(self, request: ModelRequest, header: ResponseHeader, answers: Sequence[Answer]) -> bytes:
         """The whole response."""
         choices: list[Json] = []
         for index, answer in enumerate(answers):
@@ -147,24 +147,24 @@ class OpenAIChat:
                 "index": index,
                 "message": {"reasoning_content": None, **answer.message},
                 "finish_reason": answer.finish_reason,
-                "logprobs": logprobs_of(head, answer.tokens) if request.logprobs else None,
+                "logprobs": logprobs_of(header, answer.tokens) if request.logprobs else None,
             }
             choices.append(choice | _extras(request, answer))
         body: Json = {
-            "id": f"chatcmpl-{head.id}",
+            "id": f"chatcmpl-{header.id}",
             "object": "chat.completion",
-            "created": head.created,
-            "model": head.model,
+            "created": header.created,
+            "model": header.model,
             "choices": choices,
-            "usage": usage_of(head, answers),
+            "usage": usage_of(header, answers),
         }
         if request.wire.return_token_ids:
             body["prompt_token_ids"] = list(answers[0].prompt_ids)
         return orjson.dumps(body)
 
-    def stream(self, request: ModelRequest, head: Head) -> ChatStream:
+    def stream(self, request: ModelRequest, header: ResponseHeader) -> ChatStream:
         """An encoder for `chat.completion.chunk` events."""
-        return ChatStream(request, head)
+        return ChatStream(request, header)
 
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
@@ -178,20 +178,20 @@ class OpenAIChat:
 class ChatStream:
     """Chunks; the first of a choice carries the role, the last one its finish reason."""
 
-    def __init__(self, request: ModelRequest, head: Head) -> None:
+    def __init__(self, request: ModelRequest, header: ResponseHeader) -> None:
         self._request = request
-        self._head = head
+        self._header = header
 
     def start(self) -> bytes:
         """An empty message of the assistant for every choice."""
         empty = {"role": "assistant", "content": "", "reasoning_content": None}
         return b"".join(sse(self._chunk(index, empty)) for index in range(self._request.choices))
 
-    def piece(self, choice: int, piece: Piece) -> bytes:
+    def push(self, choice: int, part: AnswerDelta) -> bytes:
         """A chunk for every delta; the tokens' logprobs go with the first."""
-        asked = self._request.logprobs and len(piece.tokens.ids) > 0
-        logprobs = logprobs_of(self._head, piece.tokens) if asked else None
-        deltas = [delta_json(delta) for delta in piece.deltas] or [{}] * asked
+        asked = self._request.logprobs and len(part.tokens.ids) > 0
+        logprobs = logprobs_of(self._header, part.tokens) if asked else None
+        deltas = [delta_json(delta) for delta in part.deltas] or [{}] * asked
         out = b""
         for delta in deltas:
             out += sse(self._chunk(choice, delta, logprobs=logprobs))
@@ -211,7 +211,7 @@ class ChatStream:
         options, openrouter = self._request.wire.stream_options, self._request.wire.usage
         usage = b""
         if (options is not None and options.include_usage) or (openrouter is not None and openrouter.include):
-            usage = sse(self._chunk(0, {}) | {"choices": [], "usage": usage_of(self._head, answers)})
+            usage = sse(self._chunk(0, {}) | {"choices": [], "usage": usage_of(self._header, answers)})
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:
@@ -223,10 +223,10 @@ class ChatStream:
         if logprobs is not None:
             choice["logprobs"] = logprobs
         return {
-            "id": f"chatcmpl-{self._head.id}",
+            "id": f"chatcmpl-{self._header.id}",
             "object": "chat.completion.chunk",
-            "created": self._head.created,
-            "model": self._head.model,
+            "created": self._header.created,
+            "model": self._header.model,
             "choices": [choice],
         }
 
@@ -317,7 +317,7 @@ def delta_json(delta: Delta) -> Json:
             return {"tool_calls": [call]}
 
 
-def usage_of(head: Head, answers: Sequence[Answer]) -> Json:
+def usage_of(header: ResponseHeader, answers: Sequence[Answer]) -> Json:
     """Token counts: a prompt counts once, however many answers it has."""
     prompts = {id(answer.prompt_ids): answer for answer in answers}
     prompt = sum(len(answer.prompt_ids) for answer in prompts.values())
@@ -327,23 +327,23 @@ def usage_of(head: Head, answers: Sequence[Answer]) -> Json:
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in prompts.values())},
-        "completion_tokens_details": {"reasoning_tokens": sum(map(head.reasoning_tokens, answers))},
+        "completion_tokens_details": {"reasoning_tokens": sum(map(header.reasoning_tokens, answers))},
     }
 
 
-def logprobs_of(head: Head, tokens: Tokens) -> Json:
+def logprobs_of(header: ResponseHeader, tokens: Tokens) -> Json:
     """OpenAI's `logprobs` of some tokens."""
     top = tokens.top or [[] for _ in tokens.ids]
     return {
         "content": [
-            _logprob(head, token, logprob) | {"top_logprobs": [_logprob(head, other, p) for p, other in others]}
+            _logprob(header, token, logprob) | {"top_logprobs": [_logprob(header, other, p) for p, other in others]}
             for token, logprob, others in zip(tokens.ids, tokens.logprobs, top, strict=True)
         ]
     }
 
 
-def _logprob(head: Head, token: int, logprob: float) -> Json:
-    text = head.token_text(token)
+def _logprob(header: ResponseHeader, token: int, logprob: float) -> Json:
+    text = header.token_text(token)
     # A part of a character has no text of its own; OpenAI leaves its bytes out.
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 

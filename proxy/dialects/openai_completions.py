@@ -17,9 +17,9 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.dialect import (
     Answer,
-    Head,
+    AnswerDelta,
     ModelRequest,
-    Piece,
+    ResponseHeader,
     Tokens,
     bad_parameter,
     decode_struct,
@@ -90,18 +90,18 @@ class OpenAICompletions:
             wire=data,
         )
 
-    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+    def encode(self, request: ModelRequest, header: ResponseHeader, answers: Sequence[Answer]) -> bytes:
         """The whole response."""
         choices: list[Json] = []
         for index, answer in enumerate(answers):
-            logprobs = logprobs_of(head, answer.tokens) if request.logprobs else None
+            logprobs = logprobs_of(header, answer.tokens) if request.logprobs else None
             text = echoed(request, index) + answer.message["content"]
             choices.append(_choice(index, text, answer.finish_reason, logprobs) | _extras(request, answer))
-        return orjson.dumps(_body(head, choices) | {"usage": usage_of(head, answers)})
+        return orjson.dumps(_body(header, choices) | {"usage": usage_of(header, answers)})
 
-    def stream(self, request: ModelRequest, head: Head) -> CompletionsStream:
+    def stream(self, request: ModelRequest, header: ResponseHeader) -> CompletionsStream:
         """An encoder for `text_completion` chunks."""
-        return CompletionsStream(request, head)
+        return CompletionsStream(request, header)
 
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
@@ -115,9 +115,9 @@ class OpenAICompletions:
 class CompletionsStream:
     """Chunks of text; the last one of a choice carries its finish reason."""
 
-    def __init__(self, request: ModelRequest, head: Head) -> None:
+    def __init__(self, request: ModelRequest, header: ResponseHeader) -> None:
         self._request = request
-        self._head = head
+        self._header = header
         self._offsets = [0] * request.choices  # where in its choice's text the next token begins
 
     def start(self) -> bytes:
@@ -126,12 +126,12 @@ class CompletionsStream:
             return b""
         return b"".join(self._chunk(i, echoed(self._request, i)) for i in range(self._request.choices))
 
-    def piece(self, choice: int, piece: Piece) -> bytes:
+    def push(self, choice: int, part: AnswerDelta) -> bytes:
         """A chunk with the new text, and the new tokens' logprobs if asked for."""
-        text = "".join(delta.text for delta in piece.deltas if isinstance(delta, ContentDelta))
+        text = "".join(delta.text for delta in part.deltas if isinstance(delta, ContentDelta))
         logprobs = None
-        if self._request.logprobs and piece.tokens.ids:
-            logprobs = logprobs_of(self._head, piece.tokens, self._offsets[choice])
+        if self._request.logprobs and part.tokens.ids:
+            logprobs = logprobs_of(self._header, part.tokens, self._offsets[choice])
             self._offsets[choice] = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
         return self._chunk(choice, text, logprobs=logprobs) if text or logprobs else b""
 
@@ -144,7 +144,7 @@ class CompletionsStream:
         options = self._request.wire.stream_options
         usage = b""
         if options is not None and options.include_usage:
-            usage = sse(_body(self._head, []) | {"usage": usage_of(self._head, answers)})
+            usage = sse(_body(self._header, []) | {"usage": usage_of(self._header, answers)})
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:
@@ -160,7 +160,7 @@ class CompletionsStream:
         logprobs: Json | None = None,
         extras: Json | None = None,
     ) -> bytes:
-        return sse(_body(self._head, [_choice(index, text, finish_reason, logprobs) | (extras or {})]))
+        return sse(_body(self._header, [_choice(index, text, finish_reason, logprobs) | (extras or {})]))
 
 
 def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -185,9 +185,9 @@ def echoed(request: ModelRequest, choice: int) -> str:
     return prompt if request.wire.echo and isinstance(prompt, str) else ""
 
 
-def logprobs_of(head: Head, tokens: Tokens, offset: int = 0) -> Json:
+def logprobs_of(header: ResponseHeader, tokens: Tokens, offset: int = 0) -> Json:
     """Completions' `logprobs`; `text_offset` counts the characters of the tokens' own texts from `offset`."""
-    texts = [head.token_text(token) for token in tokens.ids]
+    texts = [header.token_text(token) for token in tokens.ids]
     offsets = []
     for text in texts:
         offsets.append(offset)
@@ -195,18 +195,18 @@ def logprobs_of(head: Head, tokens: Tokens, offset: int = 0) -> Json:
     return {
         "tokens": texts,
         "token_logprobs": list(tokens.logprobs),
-        "top_logprobs": _top(head, tokens, texts) if tokens.top is not None else None,
+        "top_logprobs": _top(header, tokens, texts) if tokens.top is not None else None,
         "text_offset": offsets,
     }
 
 
-def _top(head: Head, tokens: Tokens, texts: Sequence[str]) -> list[dict[str, float]]:
+def _top(header: ResponseHeader, tokens: Tokens, texts: Sequence[str]) -> list[dict[str, float]]:
     """For each token the likeliest ones by their text, the sampled one always among them."""
     found = []
     for text, logprob, others in zip(texts, tokens.logprobs, tokens.top or [], strict=True):
         best: dict[str, float] = {}
         for other, token in others:
-            best.setdefault(head.token_text(token), other)  # best first; parts of characters may read the same
+            best.setdefault(header.token_text(token), other)  # best first; parts of characters may read the same
         found.append({text: logprob} | best if text not in best else best)
     return found
 
@@ -215,12 +215,12 @@ def _choice(index: int, text: str, finish_reason: str | None, logprobs: Json | N
     return {"index": index, "text": text, "finish_reason": finish_reason, "logprobs": logprobs}
 
 
-def _body(head: Head, choices: list[Json]) -> Json:
+def _body(header: ResponseHeader, choices: list[Json]) -> Json:
     return {
-        "id": f"cmpl-{head.id}",
+        "id": f"cmpl-{header.id}",
         "object": "text_completion",
-        "created": head.created,
-        "model": head.model,
+        "created": header.created,
+        "model": header.model,
         "choices": choices,
     }
 

@@ -109,6 +109,6 @@ def _answers(news: list[Event]) -> dict[int, Answer]:
 def _encoded(encoder: StreamEncoder, news: list[Event]) -> bytes:
     """Some events as the dialect streams them."""
     return b"".join(
-        encoder.finish(choice, event) if isinstance(event, Answer) else encoder.piece(choice, event)
+        encoder.finish(choice, event) if isinstance(event, Answer) else encoder.push(choice, event)
         for choice, event in news
     )

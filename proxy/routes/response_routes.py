@@ -37,8 +37,8 @@ async def retrieve(request: Request) -> Response:
     async with slot_for(context.sessions, session_id):
         found = await _find(context.store, session_id, call_id)
         asked = RESPONSES.decode(orjson.dumps(_body(found, query.get("include", []))))
-        head, events = await recorded_answers.load(context, session_id, asked, [call_id])
-        return _json(RESPONSES.encode(asked, head, [event for _, event in events if isinstance(event, Answer)]))
+        header, events = await recorded_answers.load(context, session_id, asked, [call_id])
+        return _json(RESPONSES.encode(asked, header, [event for _, event in events if isinstance(event, Answer)]))
 
 
 async def input_items(request: Request) -> Response:

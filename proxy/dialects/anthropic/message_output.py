@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, Head, spoken
+from agentrl.proxy.dialects.dialect import Answer, ResponseHeader, spoken
 
 NAMES = {"json_schema": "output_config.format"}
 """What errors call differently here."""
@@ -21,22 +21,22 @@ _ERROR_TYPES = {
 }
 
 
-def message_json(head: Head, *, content: list[Json], usage: Json, stop: Json | None = None) -> Json:
+def message_json(header: ResponseHeader, *, content: list[Json], usage: Json, stop: Json | None = None) -> Json:
     """A message of the assistant; while it is streamed it has no `stop` yet."""
     return {
-        "id": f"msg_{head.id}",
+        "id": f"msg_{header.id}",
         "type": "message",
         "role": "assistant",
-        "model": head.model,
+        "model": header.model,
         "content": content,
         **(stop or {"stop_reason": None, "stop_sequence": None}),
         "usage": usage,
     }
 
 
-def stop_of(head: Head, answer: Answer) -> Json:
+def stop_of(header: ResponseHeader, answer: Answer) -> Json:
     """Why an answer ended. A tool call comes before a stop sequence: it is what the agent has to see."""
-    full = head.max_context is not None and len(answer.prompt_ids) + len(answer.tokens.ids) >= head.max_context
+    full = header.max_context is not None and len(answer.prompt_ids) + len(answer.tokens.ids) >= header.max_context
     if answer.finish_reason == "length" and full:
         return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
     if answer.finish_reason == "stop" and answer.stop is not None:
@@ -44,14 +44,14 @@ def stop_of(head: Head, answer: Answer) -> Json:
     return {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
 
 
-def usage_json(head: Head, answer: Answer) -> Json:
+def usage_json(header: ResponseHeader, answer: Answer) -> Json:
     """Token counts. The three of the input add up to the prompt."""
     return {
         "input_tokens": len(answer.prompt_ids) - answer.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": answer.cached_tokens,
         "output_tokens": len(answer.tokens.ids),
-        "output_tokens_details": {"thinking_tokens": head.reasoning_tokens(answer)},
+        "output_tokens_details": {"thinking_tokens": header.reasoning_tokens(answer)},
     }
 
 

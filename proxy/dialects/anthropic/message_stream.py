@@ -8,7 +8,7 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.anthropic.content_blocks import object_text
 from agentrl.proxy.dialects.anthropic.message_output import error_body, message_json, stop_of, usage_json
-from agentrl.proxy.dialects.dialect import Answer, Head, Piece, sse
+from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ResponseHeader, sse
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
 _EMPTY: dict[str, Json] = {
@@ -20,8 +20,8 @@ _EMPTY: dict[str, Json] = {
 class MessagesStream:
     """Thinking and text as they are generated; a tool call's input in one piece, once it is complete."""
 
-    def __init__(self, head: Head, *, thinking: bool) -> None:
-        self._head = head
+    def __init__(self, header: ResponseHeader, *, thinking: bool) -> None:
+        self._header = header
         self._thinking = thinking
         self._started = 0  # content blocks so far
         self._open: str | int | None = None  # the open block: "thinking", "text", or a tool call's index
@@ -30,16 +30,16 @@ class MessagesStream:
     def start(self) -> bytes:
         """The message, still empty."""
         usage = {
-            "input_tokens": self._head.prompt_tokens,
+            "input_tokens": self._header.prompt_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 0,
         }
-        return _event("message_start", message=message_json(self._head, content=[], usage=usage))
+        return _event("message_start", message=message_json(self._header, content=[], usage=usage))
 
-    def piece(self, choice: int, piece: Piece) -> bytes:
+    def push(self, choice: int, part: AnswerDelta) -> bytes:
         """Deltas of the open block; another kind of delta starts another block."""
-        return b"".join(self._delta(delta) for delta in piece.deltas)
+        return b"".join(self._delta(delta) for delta in part.deltas)
 
     def finish(self, choice: int, answer: Answer) -> bytes:
         """The end of the last block, why the message ended, and what it took."""
@@ -47,7 +47,7 @@ class MessagesStream:
         return (
             out
             + self._stop()
-            + _event("message_delta", delta=stop_of(self._head, answer), usage=usage_json(self._head, answer))
+            + _event("message_delta", delta=stop_of(self._header, answer), usage=usage_json(self._header, answer))
         )
 
     def end(self, answers: Sequence[Answer]) -> bytes:

@@ -28,9 +28,9 @@ from agentrl.proxy.dialects.anthropic.message_types import (
 )
 from agentrl.proxy.dialects.dialect import (
     Answer,
-    Head,
     ModelRequest,
     Named,
+    ResponseHeader,
     ToolChoice,
     bad_parameter,
     decode_struct,
@@ -172,17 +172,17 @@ class AnthropicMessages:
             wire=data,
         )
 
-    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+    def encode(self, request: ModelRequest, header: ResponseHeader, answers: Sequence[Answer]) -> bytes:
         """The whole response."""
         (answer,) = answers
         content = content_blocks(answer.message, thinking=request.wire.shows_thinking)
         return orjson.dumps(
-            message_json(head, content=content, usage=usage_json(head, answer), stop=stop_of(head, answer))
+            message_json(header, content=content, usage=usage_json(header, answer), stop=stop_of(header, answer))
         )
 
-    def stream(self, request: ModelRequest, head: Head) -> MessagesStream:
+    def stream(self, request: ModelRequest, header: ResponseHeader) -> MessagesStream:
         """An encoder for the events of a message."""
-        return MessagesStream(head, thinking=request.wire.shows_thinking)
+        return MessagesStream(header, thinking=request.wire.shows_thinking)
 
     def encode_error(self, error: RequestError) -> bytes:
         """An error in Anthropic's shape."""

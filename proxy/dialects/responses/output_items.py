@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, Head, ModelRequest, Tokens, spoken
+from agentrl.proxy.dialects.dialect import Answer, ModelRequest, ResponseHeader, Tokens, spoken
 from agentrl.proxy.dialects.openai_chat import logprobs_of, usage_of
 from agentrl.proxy.dialects.responses.input_items import seal
 from agentrl.proxy.dialects.responses.response_tools import spoken as spoken_name
@@ -18,30 +18,30 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
 
-def output_items(request: ModelRequest, head: Head, answer: Answer) -> list[Json]:
+def output_items(request: ModelRequest, header: ResponseHeader, answer: Answer) -> list[Json]:
     """An answer's items: reasoning, message, function calls. Without calls there is a message, if an empty one."""
     message = answer.message
     calls = message.get("tool_calls") or []
     items: list[Json] = []
     if reasoning := message.get("reasoning_content"):
-        items.append(new_item("reasoning", head, len(items)) | reasoning_fields(request, reasoning))
+        items.append(new_item("reasoning", header, len(items)) | reasoning_fields(request, reasoning))
     if message["content"] or not calls:
-        logprobs = text_logprobs(head, answer.tokens) if request.logprobs else []
+        logprobs = text_logprobs(header, answer.tokens) if request.logprobs else []
         part = text_part(message["content"] or "", logprobs)
-        items.append(new_item("message", head, len(items)) | {"content": [part]})
+        items.append(new_item("message", header, len(items)) | {"content": [part]})
     for call in calls:
         name = spoken_name(request.wire.tools, call["function"]["name"])
         fields = {"call_id": call["id"], **call["function"], **name}
-        items.append(new_item("function_call", head, len(items)) | fields)
+        items.append(new_item("function_call", header, len(items)) | fields)
     for item in items:
         item["status"] = "completed"
     items[-1]["status"] = status_of(answer)
     return items
 
 
-def new_item(kind: str, head: Head, index: int) -> Json:
+def new_item(kind: str, header: ResponseHeader, index: int) -> Json:
     """The item at `index` of a response, in progress and empty."""
-    item: Json = {"type": kind, "id": f"{PREFIXES[kind]}_{head.id}_{index}", "status": "in_progress"}
+    item: Json = {"type": kind, "id": f"{PREFIXES[kind]}_{header.id}_{index}", "status": "in_progress"}
     match kind:
         case "reasoning":
             item |= {"summary": [], "content": []}
@@ -65,9 +65,9 @@ def text_part(text: str, logprobs: Sequence[Json] = ()) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def text_logprobs(head: Head, tokens: Tokens) -> list[Json]:
+def text_logprobs(header: ResponseHeader, tokens: Tokens) -> list[Json]:
     """Logprobs as in Chat Completions, except that bytes which are not known are an empty list here."""
-    entries: list[Json] = logprobs_of(head, tokens)["content"]
+    entries: list[Json] = logprobs_of(header, tokens)["content"]
     for entry in entries:
         for token in (entry, *entry["top_logprobs"]):
             token["bytes"] = token["bytes"] or []
@@ -81,7 +81,7 @@ def status_of(answer: Answer) -> str:
 
 def response_json(
     request: ModelRequest,
-    head: Head,
+    header: ResponseHeader,
     *,
     items: Sequence[Json] = (),
     answer: Answer | None = None,
@@ -91,15 +91,15 @@ def response_json(
     wire = request.wire
     status = "failed" if error else status_of(answer) if answer else "in_progress"
     return {
-        "id": f"resp_{head.id}",
+        "id": f"resp_{header.id}",
         "object": "response",
-        "created_at": head.created,
+        "created_at": header.created,
         "status": status,
         "error": _error(error) if error else None,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-        "model": head.model,
+        "model": header.model,
         "output": list(items),
-        "usage": _usage(head, answer) if answer else None,
+        "usage": _usage(header, answer) if answer else None,
         "previous_response_id": wire.previous_response_id,
         "instructions": wire.instructions,
         "tools": wire.tools or [],
@@ -123,8 +123,8 @@ def response_json(
     }
 
 
-def _usage(head: Head, answer: Answer) -> Json:
-    usage = usage_of(head, [answer])
+def _usage(header: ResponseHeader, answer: Answer) -> Json:
+    usage = usage_of(header, [answer])
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": answer.cached_tokens},

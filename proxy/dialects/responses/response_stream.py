@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, Head, ModelRequest, Piece, sse
+from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ModelRequest, ResponseHeader, sse
 from agentrl.proxy.dialects.openai_chat import error_body
 from agentrl.proxy.dialects.responses.output_items import (
     NAMES,
@@ -31,9 +31,9 @@ from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 class ResponsesStream:
     """One item is open at a time; a delta of another kind, or of another call, closes it."""
 
-    def __init__(self, request: ModelRequest, head: Head) -> None:
+    def __init__(self, request: ModelRequest, header: ResponseHeader) -> None:
         self._request = request
-        self._head = head
+        self._header = header
         self._sequence = 0
         self._items: list[Json] = []  # the last one is open if _is_open
         self._is_open = False
@@ -43,15 +43,15 @@ class ResponsesStream:
 
     def start(self) -> bytes:
         """An empty response."""
-        response = response_json(self._request, self._head)
+        response = response_json(self._request, self._header)
         return self._event("created", response=response) + self._event("in_progress", response=response)
 
-    def piece(self, choice: int, piece: Piece) -> bytes:
+    def push(self, choice: int, part: AnswerDelta) -> bytes:
         """A part of the answer; a text delta carries the logprobs of all tokens since the last one."""
         if self._request.logprobs:
-            self._logprobs += text_logprobs(self._head, piece.tokens)
+            self._logprobs += text_logprobs(self._header, part.tokens)
         out = b""
-        for delta in piece.deltas:
+        for delta in part.deltas:
             match delta:
                 case ContentDelta(text):
                     out += self._switch("message") + self._message_delta(text)
@@ -73,13 +73,13 @@ class ResponsesStream:
     def end(self, answers: Sequence[Answer]) -> bytes:
         """The whole response."""
         (answer,) = answers
-        response = response_json(self._request, self._head, items=self._items, answer=answer)
+        response = response_json(self._request, self._header, items=self._items, answer=answer)
         return self._event(response["status"], response=response)
 
     def error(self, error: RequestError) -> bytes:
         """A response that failed, and an error as OpenAI sends it (nested) and as it documents it (flat)."""
         done = self._items[:-1] if self._is_open else self._items
-        failed = self._event("failed", response=response_json(self._request, self._head, items=done, error=error))
+        failed = self._event("failed", response=response_json(self._request, self._header, items=done, error=error))
         body = error_body(error, NAMES)
         flat = {name: body["error"][name] for name in ("code", "message", "param")}
         return failed + sse({"type": "error", "sequence_number": self._sequence, **flat, **body}, "error")
@@ -96,7 +96,7 @@ class ResponsesStream:
 
     def _open(self, kind: str, fields: Json | None = None) -> bytes:
         index = len(self._items)
-        item = new_item(kind, self._head, index) | (fields or {})
+        item = new_item(kind, self._header, index) | (fields or {})
         self._items.append(item)
         self._is_open = True
         self._text.clear()

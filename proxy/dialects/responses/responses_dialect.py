@@ -15,9 +15,9 @@ from agentrl.errors import RequestError, did_you_mean
 from agentrl.proxy.dialects import openai_chat
 from agentrl.proxy.dialects.dialect import (
     Answer,
-    Head,
     ModelRequest,
     Named,
+    ResponseHeader,
     ToolChoice,
     bad_parameter,
     check_neutral,
@@ -134,15 +134,15 @@ class OpenAIResponses:
             wire=data,
         )
 
-    def encode(self, request: ModelRequest, head: Head, answers: Sequence[Answer]) -> bytes:
+    def encode(self, request: ModelRequest, header: ResponseHeader, answers: Sequence[Answer]) -> bytes:
         """The whole response."""
         (answer,) = answers
-        items = output_items(request, head, answer)
-        return orjson.dumps(response_json(request, head, items=items, answer=answer))
+        items = output_items(request, header, answer)
+        return orjson.dumps(response_json(request, header, items=items, answer=answer))
 
-    def stream(self, request: ModelRequest, head: Head) -> ResponsesStream:
+    def stream(self, request: ModelRequest, header: ResponseHeader) -> ResponsesStream:
         """An encoder for `response.…` events."""
-        return ResponsesStream(request, head)
+        return ResponsesStream(request, header)
 
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.domain.schemas import UNREAD
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, Head, Named, Tokens
+from agentrl.proxy.dialects.dialect import Answer, Named, ResponseHeader, Tokens
 from agentrl.proxy.dialects.openai_chat import OpenAIChat
 from agentrl.rendering.validation import validate_messages
 
@@ -83,7 +83,7 @@ def test_a_message_without_reasoning_has_it_as_null():
     """As SGLang and vLLM have it, so that programs may read the attribute of the SDK's object."""
     dialect = OpenAIChat()
     request = dialect.decode(json.dumps({"messages": MESSAGES}).encode())
-    head = Head(id="0" * 32, created=7, model="m", prompt_tokens=3, decode=lambda ids: "a")
+    header = ResponseHeader(id="0" * 32, created=7, model="m", prompt_tokens=3, decode=lambda ids: "a")
     answer = Answer(
         interaction_id="0" * 32,
         message={"role": "assistant", "content": "a"},
@@ -94,8 +94,8 @@ def test_a_message_without_reasoning_has_it_as_null():
         tokens=Tokens([1], [-0.5]),
         versions=[[0, 0, 1]],
     )
-    message = json.loads(dialect.encode(request, head, [answer]))["choices"][0]["message"]
-    first = json.loads(dialect.stream(request, head).start().removeprefix(b"data: "))["choices"][0]["delta"]
+    message = json.loads(dialect.encode(request, header, [answer]))["choices"][0]["message"]
+    first = json.loads(dialect.stream(request, header).start().removeprefix(b"data: "))["choices"][0]["delta"]
     assert message == {"role": "assistant", "content": "a", "reasoning_content": None}
     assert first == {"role": "assistant", "content": "", "reasoning_content": None}
     history = [*MESSAGES, message, *MESSAGES]

@@ -6,12 +6,12 @@ import pytest
 from openai.types import Completion
 
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, Head, Piece, Tokens
+from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ResponseHeader, Tokens
 from agentrl.proxy.dialects.openai_completions import OpenAICompletions
 from agentrl.rendering import ContentDelta
 
 DIALECT = OpenAICompletions()
-HEAD = Head(id="0" * 32, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)))
+HEADER = ResponseHeader(id="0" * 32, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)))
 
 
 def decode(**fields):
@@ -42,7 +42,7 @@ def answer(text, *, id="0" * 32, prompt=(1, 2, 3), finish_reason="stop", top=Non
 
 
 def encode(request, *answers) -> Completion:
-    return Completion.model_validate_json(DIALECT.encode(request, HEAD, answers))
+    return Completion.model_validate_json(DIALECT.encode(request, HEADER, answers))
 
 
 def chunks_of(data: bytes) -> list[Completion]:
@@ -171,12 +171,12 @@ def test_exact_tokens_are_there_when_asked_for():
 def test_a_stream_says_the_same_as_the_whole(cut):
     request = decode(prompt=["p", "q"], logprobs=0, stream_options={"include_usage": True}, return_token_ids=True)
     answers = [answer("abc"), answer("xyz", finish_reason="length")]
-    encoder = DIALECT.stream(request, HEAD)
+    encoder = DIALECT.stream(request, HEADER)
     data = encoder.start()
     for index, text in enumerate(["abc.", "xyz."]):
         for part in (text[:cut], text[cut:]):
             deltas = [ContentDelta(part.rstrip("."))] if part.rstrip(".") else []
-            data += encoder.piece(index, Piece(deltas, tokens(part)))
+            data += encoder.push(index, AnswerDelta(deltas, tokens(part)))
     data += encoder.finish(1, answers[1]) + encoder.finish(0, answers[0])
     *chunks, last = chunks_of(data + encoder.end(answers))
     whole = encode(request, *answers)
@@ -193,8 +193,8 @@ def test_a_stream_says_the_same_as_the_whole(cut):
 
 
 def test_a_stream_with_echo_begins_with_the_prompt_and_without_usage_ends_after_the_reason():
-    encoder = DIALECT.stream(decode(prompt=["p", "q"], echo=True), HEAD)
-    assert encoder.piece(0, Piece([], tokens("a"))) == b""
+    encoder = DIALECT.stream(decode(prompt=["p", "q"], echo=True), HEADER)
+    assert encoder.push(0, AnswerDelta([], tokens("a"))) == b""
     answers = [answer("a"), answer("b")]
     data = encoder.start() + encoder.finish(0, answers[0]) + encoder.finish(1, answers[1]) + encoder.end(answers)
     assert [(c.choices[0].text, c.choices[0].finish_reason) for c in chunks_of(data)] == [
@@ -206,6 +206,6 @@ def test_a_stream_with_echo_begins_with_the_prompt_and_without_usage_ends_after_
 
 
 def test_a_stream_that_breaks_off_ends_with_an_error():
-    data = DIALECT.stream(decode(), HEAD).error(RequestError(502, "the engine died", code="engine_died"))
+    data = DIALECT.stream(decode(), HEADER).error(RequestError(502, "the engine died", code="engine_died"))
     assert json.loads(data.removeprefix(b"data: "))["error"]["code"] == "engine_died"
     assert json.loads(DIALECT.encode_error(refusal(n=0)))["error"]["param"] == "n"

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.anthropic.messages_dialect import AnthropicMessages
-from agentrl.proxy.dialects.dialect import Answer, Head, Piece, Tokens, message_of
+from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ResponseHeader, Tokens, message_of
 from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.renderer import gather, merge
@@ -30,8 +30,8 @@ def decode(**fields):
     return DIALECT.decode(json.dumps({"model": "m", "max_tokens": 9, "messages": [HI], **fields}).encode())
 
 
-def head() -> Head:
-    return Head(id=ID, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)))
+def header() -> ResponseHeader:
+    return ResponseHeader(id=ID, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)))
 
 
 def answer(message, *, finish_reason="stop", stop=None, text="ab") -> Answer:
@@ -53,7 +53,7 @@ def call(id, name, arguments):
 
 
 def encode(the_answer, **fields) -> Message:
-    return Message.model_validate_json(DIALECT.encode(decode(**fields), head(), [the_answer]))
+    return Message.model_validate_json(DIALECT.encode(decode(**fields), header(), [the_answer]))
 
 
 def events_of(data: bytes):
@@ -68,10 +68,10 @@ def events_of(data: bytes):
 
 
 def streamed(deltas, the_answer, **fields):
-    encoder = DIALECT.stream(decode(stream=True, **fields), head())
+    encoder = DIALECT.stream(decode(stream=True, **fields), header())
     out = encoder.start()
     for delta in deltas:
-        out += encoder.piece(0, Piece([delta], Tokens([], [])))
+        out += encoder.push(0, AnswerDelta([delta], Tokens([], [])))
     return events_of(out + encoder.finish(0, the_answer) + encoder.end([the_answer]))
 
 
@@ -203,8 +203,8 @@ def test_a_stream_has_anthropics_grammar():
 
 
 def test_a_tool_call_is_closed_by_what_follows_its_last_piece():
-    encoder = DIALECT.stream(decode(stream=True), head())
-    opened = events_of(encoder.piece(0, Piece([ToolCallDelta(0, "c", "f", "{}")], Tokens([], []))))
+    encoder = DIALECT.stream(decode(stream=True), header())
+    opened = events_of(encoder.push(0, AnswerDelta([ToolCallDelta(0, "c", "f", "{}")], Tokens([], []))))
     assert [event.type for event in opened] == ["content_block_start"]
     the_answer = answer({"content": None, "tool_calls": [call("c", "f", "{}")]}, finish_reason="tool_calls")
     closed = events_of(encoder.finish(0, the_answer))
@@ -288,7 +288,7 @@ def test_errors_have_anthropics_shape_and_the_sdks_classes(status, kind, raised)
 
 
 def test_a_stream_that_breaks_ends_with_an_error_event():
-    encoder = DIALECT.stream(decode(stream=True), head())
+    encoder = DIALECT.stream(decode(stream=True), header())
     out = encoder.start() + encoder.error(RequestError(502, "gone", code="engine_died"))
     event, data = out.decode().split("\n\n")[1].split("\n")
     assert event == "event: error"

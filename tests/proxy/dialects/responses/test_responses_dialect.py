@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from agentrl.domain.schemas import UNREAD
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, Head, Named, Piece, Tokens
+from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, Named, ResponseHeader, Tokens
 from agentrl.proxy.dialects.responses.responses_dialect import OpenAIResponses
 from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.conversation import canonical
@@ -36,8 +36,10 @@ def refusal(**fields) -> RequestError:
     return caught.value
 
 
-def head(**fields) -> Head:
-    return Head(id=ID, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)), **fields)
+def header(**fields) -> ResponseHeader:
+    return ResponseHeader(
+        id=ID, created=7, model="m", prompt_tokens=3, decode=lambda ids: "".join(map(chr, ids)), **fields
+    )
 
 
 def answer(message, *, finish_reason="stop", text="ab") -> Answer:
@@ -60,7 +62,7 @@ def call(id, name, arguments):
 
 def encode(request, the_answer) -> Any:
     """The response as the SDK's own type."""
-    return Response.model_validate_json(DIALECT.encode(request, head(), [the_answer]))
+    return Response.model_validate_json(DIALECT.encode(request, header(), [the_answer]))
 
 
 def events_of(data: bytes):
@@ -75,10 +77,10 @@ def events_of(data: bytes):
 
 def stream(request, deltas, the_answer):
     """What a stream of these deltas sends; the tokens come before them."""
-    encoder = DIALECT.stream(request, head())
-    data = encoder.start() + encoder.piece(0, Piece([], the_answer.tokens))
+    encoder = DIALECT.stream(request, header())
+    data = encoder.start() + encoder.push(0, AnswerDelta([], the_answer.tokens))
     for delta in deltas:
-        data += encoder.piece(0, Piece([delta], Tokens([], [])))
+        data += encoder.push(0, AnswerDelta([delta], Tokens([], [])))
     return events_of(data + encoder.finish(0, the_answer) + encoder.end([the_answer]))
 
 
@@ -235,11 +237,11 @@ def test_logprobs_are_there_when_asked_for():
 
 def test_a_text_delta_carries_the_logprobs_since_the_last_one():
     request = decode(include=[LOGPROBS])
-    encoder = DIALECT.stream(request, head())
+    encoder = DIALECT.stream(request, header())
     data = encoder.start()
     for text, ids in [("", "<"), ("a", "a"), ("", "b"), ("bc", "c"), ("", ".")]:
         deltas = [ContentDelta(text)] if text else []
-        data += encoder.piece(0, Piece(deltas, Tokens([ord(c) for c in ids], [-1.0])))
+        data += encoder.push(0, AnswerDelta(deltas, Tokens([ord(c) for c in ids], [-1.0])))
     data += encoder.finish(0, answer({"content": "abc"}))
     events = events_of(data)
     deltas = [event for event in events if event.type == "response.output_text.delta"]
@@ -249,8 +251,8 @@ def test_a_text_delta_carries_the_logprobs_since_the_last_one():
 
 
 def test_a_stream_that_breaks_off_fails_visibly():
-    encoder = DIALECT.stream(decode(), head())
-    data = encoder.start() + encoder.piece(0, Piece([ReasoningDelta("x"), ContentDelta("a")], Tokens([], [])))
+    encoder = DIALECT.stream(decode(), header())
+    data = encoder.start() + encoder.push(0, AnswerDelta([ReasoningDelta("x"), ContentDelta("a")], Tokens([], [])))
     data += encoder.error(RequestError(502, "the engine died", code="engine_died"))
     *_, failed, error = events_of(data)
     assert (failed.type, failed.response.status, failed.response.error.code) == (
@@ -271,7 +273,7 @@ def test_a_stream_that_breaks_off_fails_visibly():
     ("status", "code"), [(400, "invalid_prompt"), (429, "rate_limit_exceeded"), (503, "server_error")]
 )
 def test_a_failed_response_has_one_of_openais_codes(status, code):
-    encoder = DIALECT.stream(decode(), head())
+    encoder = DIALECT.stream(decode(), header())
     failed, _ = events_of(encoder.error(RequestError(status, "no", code="why")))
     assert failed.response.error.code == code
 
@@ -511,9 +513,9 @@ class TestTools:
     def test_a_call_goes_out_with_its_namespace_and_comes_back_as_it_was_sampled(self, name):
         request = decode(tools=[CALC, SPACE])
         the_answer = answer({"content": None, "tool_calls": [call("call_0", name, "{}")]})
-        whole = json.loads(DIALECT.encode(request, head(), [the_answer]))
-        encoder = DIALECT.stream(request, head())
-        delta = encoder.piece(0, Piece([ToolCallDelta(0, "call_0", name, "{}")], the_answer.tokens))
+        whole = json.loads(DIALECT.encode(request, header(), [the_answer]))
+        encoder = DIALECT.stream(request, header())
+        delta = encoder.push(0, AnswerDelta([ToolCallDelta(0, "call_0", name, "{}")], the_answer.tokens))
         data = encoder.start() + delta + encoder.finish(0, the_answer) + encoder.end([the_answer])
         events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: ")]
         expected = ("agents", "spawn") if name == "agents__spawn" else (None, name)
