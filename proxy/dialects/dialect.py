@@ -223,7 +223,7 @@ def decode_struct(body: bytes, shape: type[S]) -> S:
     return data
 
 
-def spoken(error: RequestError, names: Mapping[str, str]) -> RequestError:
+def translated(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """The error in a dialect's `names` of parameters, and an engine's words without what its log puts before them."""
     message, param = str(error), error.param
     if error.code == "engine_rejected":

@@ -27,8 +27,8 @@ from agentrl.proxy.dialects.dialect import (
     check_neutral,
     decode_struct,
     message_of,
-    spoken,
     sse,
+    translated,
     unsupported,
 )
 from agentrl.proxy.dialects.neutral_fields import OF_CHAT, Neutral, Table
@@ -350,7 +350,7 @@ def _logprob(header: ResponseHeader, token: int, logprob: float) -> Json:
 
 def error_body(error: RequestError, names: Mapping[str, str]) -> Json:
     """An error in OpenAI's shape, with the dialect's `names` of parameters."""
-    error = spoken(error, names)
+    error = translated(error, names)
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     if error.status == 429:
         kind = "rate_limit_error"

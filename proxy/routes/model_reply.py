@@ -63,7 +63,7 @@ class Reply(Response):
         found: dict[int, Answer] = {}
         while len(found) < self._asked.choices:
             found |= _answers(await self._exchange.after(len(found), left))
-        body = self._dialect.encode(self._asked, self._exchange.head, [found[index] for index in sorted(found)])
+        body = self._dialect.encode(self._asked, self._exchange.header, [found[index] for index in sorted(found)])
         await _still_there(left)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -73,7 +73,7 @@ class Reply(Response):
     async def _stream(self, left: asyncio.Task[None], send: Send) -> bool:
         """Send the stream; returns whether it was complete."""
         news = await self._exchange.after(0, left)
-        encoder = self._dialect.stream(self._asked, self._exchange.head)
+        encoder = self._dialect.stream(self._asked, self._exchange.header)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         found: dict[int, Answer] = {}

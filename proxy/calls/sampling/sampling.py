@@ -25,7 +25,7 @@ from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
 from agentrl.proxy.calls.sampling.engine_params import resumable
 from agentrl.proxy.calls.sampling.sample_segment import Interrupted, Sampled, Segment
-from agentrl.proxy.dialects.dialect import ENGINE_REFUSED, Tokens, spoken
+from agentrl.proxy.dialects.dialect import ENGINE_REFUSED, Tokens, translated
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
 
@@ -169,7 +169,7 @@ async def _stream(
     except EngineRejected as error:
         log.info("call %s: %s refused it", request.rid, engine.url)
         message = f"{ENGINE_REFUSED}{error.said or NO_REASON}"
-        raise spoken(RequestError(400, message, code="engine_rejected"), {}) from error
+        raise translated(RequestError(400, message, code="engine_rejected"), {}) from error
     except EngineUnavailable as error:
         is_dead = True
         if request.is_late:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, ResponseHeader, spoken
+from agentrl.proxy.dialects.dialect import Answer, ResponseHeader, translated
 
 NAMES = {"json_schema": "output_config.format"}
 """What errors call differently here."""
@@ -57,7 +57,7 @@ def usage_json(header: ResponseHeader, answer: Answer) -> Json:
 
 def error_body(error: RequestError) -> Json:
     """An error in Anthropic's shape and names; its `details` say our code, and the parameter at fault."""
-    error = spoken(error, NAMES)
+    error = translated(error, NAMES)
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
     details = {"error_code": error.code, "param": error.param}
     return {"type": "error", "error": {"type": kind, "message": str(error), "details": details}}

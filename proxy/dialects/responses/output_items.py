@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, ModelRequest, ResponseHeader, Tokens, spoken
+from agentrl.proxy.dialects.dialect import Answer, ModelRequest, ResponseHeader, Tokens, translated
 from agentrl.proxy.dialects.openai_chat import logprobs_of, usage_of
 from agentrl.proxy.dialects.responses.input_items import seal
-from agentrl.proxy.dialects.responses.response_tools import spoken as spoken_name
+from agentrl.proxy.dialects.responses.response_tools import caller_name
 
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "function_call_output": "fco"}
 NAMES = {"messages": "input", "json_schema": "text.format"}
@@ -30,7 +30,7 @@ def output_items(request: ModelRequest, header: ResponseHeader, answer: Answer) 
         part = text_part(message["content"] or "", logprobs)
         items.append(new_item("message", header, len(items)) | {"content": [part]})
     for call in calls:
-        name = spoken_name(request.wire.tools, call["function"]["name"])
+        name = caller_name(request.wire.tools, call["function"]["name"])
         fields = {"call_id": call["id"], **call["function"], **name}
         items.append(new_item("function_call", header, len(items)) | fields)
     for item in items:
@@ -137,4 +137,7 @@ def _usage(header: ResponseHeader, answer: Answer) -> Json:
 def _error(error: RequestError) -> Json:
     """OpenAI knows few codes for a response that failed; the `error` event has our own."""
     code = "server_error" if error.status >= 500 else "invalid_prompt"
-    return {"code": "rate_limit_exceeded" if error.status == 429 else code, "message": str(spoken(error, NAMES))}
+    return {
+        "code": "rate_limit_exceeded" if error.status == 429 else code,
+        "message": str(translated(error, NAMES)),
+    }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.proxy.dialects.responses.output_items import PREFIXES
-from agentrl.proxy.dialects.responses.response_tools import spoken
+from agentrl.proxy.dialects.responses.response_tools import caller_name
 from agentrl.rendering.messages import text_of
 
 
@@ -36,5 +36,5 @@ def _items(message: Json, tools: Sequence[Json]) -> Iterator[Json]:
     if text or not calls:
         yield {"type": "message", "role": role, "content": [{"type": "output_text", "text": text, "annotations": []}]}
     for call in calls:
-        name = spoken(tools, call["function"]["name"])
+        name = caller_name(tools, call["function"]["name"])
         yield {"type": "function_call", "call_id": call["id"], **call["function"], **name}

@@ -24,7 +24,7 @@ from agentrl.proxy.dialects.responses.output_items import (
     text_logprobs,
     text_part,
 )
-from agentrl.proxy.dialects.responses.response_tools import spoken
+from agentrl.proxy.dialects.responses.response_tools import caller_name
 from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 
 
@@ -85,7 +85,7 @@ class ResponsesStream:
         return failed + sse({"type": "error", "sequence_number": self._sequence, **flat, **body}, "error")
 
     def _called(self, call_id: str, name: str) -> Json:
-        return {"call_id": call_id, **spoken(self._request.wire.tools, name)}
+        return {"call_id": call_id, **caller_name(self._request.wire.tools, name)}
 
     def _switch(self, kind: str) -> bytes:
         """An open item of this kind."""

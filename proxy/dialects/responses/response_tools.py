@@ -74,7 +74,7 @@ def joined(namespace: str | None, name: str) -> str:
     return f"{namespace}{'' if namespace.endswith(JOINT) else JOINT}{name}"
 
 
-def spoken(tools: Sequence[Json] | None, name: str) -> Json:
+def caller_name(tools: Sequence[Json] | None, name: str) -> Json:
     """A function's name as the caller gave it: with its namespace, if it has one."""
     for namespace, own in _named(tools):
         if joined(namespace, own) == name:
