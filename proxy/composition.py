@@ -30,7 +30,6 @@ from agentrl.proxy.access.keyring import Keyring
 from agentrl.proxy.access.limits import Gate
 from agentrl.proxy.access.public_address import PublicAddress
 from agentrl.proxy.access.request_body import BodyLimits
-from agentrl.proxy.calls import upstreams
 from agentrl.proxy.calls.answer_finder import AnswerFinder
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.call_seeds import CallSeeds
@@ -39,7 +38,9 @@ from agentrl.proxy.calls.delivery_notes import DeliveryNotes
 from agentrl.proxy.calls.live_sessions import LiveSessions
 from agentrl.proxy.calls.sweep import Sweep
 from agentrl.proxy.calls.token_tree import TreeCache
-from agentrl.proxy.calls.upstreams import Upstream, Upstreams
+from agentrl.proxy.calls.upstreams import upstream_models
+from agentrl.proxy.calls.upstreams.upstream_calls import Upstreams
+from agentrl.proxy.calls.upstreams.upstream_models import Upstream
 from agentrl.proxy.engines import publishing
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.engine_records import EngineRecords
@@ -107,7 +108,7 @@ def load_run(settings: Settings) -> ServedRun:
         base_model=str(run.base_model),
         seed=run.seed,
         renderer=renderer,
-        upstreams=upstreams.from_config(config.proxy.upstreams),
+        upstreams=upstream_models.from_config(config.proxy.upstreams),
     )
 
 

@@ -21,6 +21,7 @@ import orjson
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.neutral_fields import Neutral, Table
+from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 from agentrl.rendering import Delta, ParsedOutput
 from agentrl.rendering.encoding.text_decoding import reasoning_tokens
 
@@ -188,6 +189,10 @@ class Dialect(Protocol):
 
     def encode_error(self, error: RequestError) -> bytes:
         """The body of a response that is an error."""
+        ...
+
+    def read_upstream(self, data: Any) -> UpstreamEvent:
+        """What the proxy acts on in another server's answer: `data` is a whole answer, or the payload of an event."""
         ...
 
     def status(self, error: RequestError) -> int:

@@ -34,6 +34,8 @@ from agentrl.proxy.dialects.dialect import (
 from agentrl.proxy.dialects.neutral_fields import OF_CHAT, Neutral, Table
 from agentrl.proxy.dialects.sampling_fields import SamplingBody, Seed, Stop, TopLogprobs, format_constraint, stops
 from agentrl.proxy.dialects.tool_results import Results, text_only
+from agentrl.proxy.dialects.upstream_chunks import read_chunk
+from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.options import check_options
 from agentrl.rendering.validation import validate_messages, validate_tools
@@ -169,6 +171,10 @@ class OpenAIChat:
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
         return orjson.dumps(error_body(error, NAMES))
+
+    def read_upstream(self, data: Any) -> UpstreamEvent:
+        """An answer of another server, or one of its events."""
+        return read_chunk(data)
 
     def status(self, error: RequestError) -> int:
         """Its own."""

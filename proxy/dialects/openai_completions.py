@@ -29,6 +29,8 @@ from agentrl.proxy.dialects.dialect import (
 from agentrl.proxy.dialects.neutral_fields import OF_COMPLETIONS, Table
 from agentrl.proxy.dialects.openai_chat import StreamOptions, check_stream_options, error_body, usage_of
 from agentrl.proxy.dialects.sampling_fields import SamplingBody, Seed, Stop, TopLogprobs, stops
+from agentrl.proxy.dialects.upstream_chunks import read_chunk
+from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 from agentrl.rendering import ContentDelta
 
 NAMES = {"messages": "prompt"}
@@ -106,6 +108,10 @@ class OpenAICompletions:
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
         return orjson.dumps(error_body(error, NAMES))
+
+    def read_upstream(self, data: Any) -> UpstreamEvent:
+        """An answer of another server, or one of its events."""
+        return read_chunk(data)
 
     def status(self, error: RequestError) -> int:
         """Its own."""

@@ -13,7 +13,7 @@ from agentrl.proxy.access.public_address import PublicAddress
 from agentrl.proxy.access.request_body import BodyLimits
 from agentrl.proxy.calls.answer_finder import AnswerFinder
 from agentrl.proxy.calls.call_context import CallContext
-from agentrl.proxy.calls.upstreams import Upstreams
+from agentrl.proxy.calls.upstreams.upstream_calls import Upstreams
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.metrics.counters import Metrics
 from agentrl.proxy.metrics.scrape import Scrape

@@ -25,8 +25,9 @@ from agentrl.proxy.calls import model_call
 from agentrl.proxy.calls.live_sessions import LiveSessions
 from agentrl.proxy.calls.pending_call import CallOrigin
 from agentrl.proxy.calls.prompts.prompt_options import told_to_think
-from agentrl.proxy.calls.upstreams import Start, asked_for
-from agentrl.proxy.calls.upstreams import run as run_upstream
+from agentrl.proxy.calls.upstreams.answer_relay import AnswerStart
+from agentrl.proxy.calls.upstreams.upstream_calls import run as run_upstream
+from agentrl.proxy.calls.upstreams.upstream_models import requested_upstream
 from agentrl.proxy.dialects import MESSAGES
 from agentrl.proxy.dialects.dialect import Dialect, sse
 from agentrl.proxy.dialects.model_names import Model, model_body, models_body
@@ -59,7 +60,7 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
             client=client_of(request),
             repeat_key=None if (repeat := authentication.repeat_key(request)) is None else hash_key(repeat),
         )
-        upstream = await heavy(asked_for, upstreams.configured, body) if upstreams.configured else None
+        upstream = await heavy(requested_upstream, upstreams.configured, body) if upstreams.configured else None
         if upstream is not None:
             path = request.url.path.rpartition("/v1/")[2]
             parts = run_upstream(upstreams, upstream, origin, f"/{path}", request.headers, body)
@@ -104,14 +105,14 @@ def _digest(name: bytes, body: bytes) -> str:
     return blake3(name + body).hexdigest(16)
 
 
-async def _pass_on(request: Request, dialect: Dialect, parts: AsyncGenerator[Start | bytes, None]) -> Response:
+async def _pass_on(request: Request, dialect: Dialect, parts: AsyncGenerator[AnswerStart | bytes, None]) -> Response:
     """The answer of another model, passed on as it arrives."""
 
-    async def first() -> Start | bytes:
+    async def first() -> AnswerStart | bytes:
         return await anext(parts)
 
     start = await unless_disconnected(request, first())
-    assert isinstance(start, Start)
+    assert isinstance(start, AnswerStart)
     if start.body is not None:
         await parts.aclose()
         return Response(start.body, start.status, start.headers)

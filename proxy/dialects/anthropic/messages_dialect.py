@@ -26,6 +26,7 @@ from agentrl.proxy.dialects.anthropic.message_types import (
     TurnConfig,
     Typed,
 )
+from agentrl.proxy.dialects.anthropic.upstream_messages import read_message_event
 from agentrl.proxy.dialects.dialect import (
     Answer,
     ModelRequest,
@@ -39,6 +40,7 @@ from agentrl.proxy.dialects.dialect import (
 )
 from agentrl.proxy.dialects.openai_chat import among
 from agentrl.proxy.dialects.sampling_fields import format_constraint, stops
+from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 
 B = TypeVar("B", bound="CountBody")
 
@@ -187,6 +189,10 @@ class AnthropicMessages:
     def encode_error(self, error: RequestError) -> bytes:
         """An error in Anthropic's shape."""
         return orjson.dumps(error_body(error))
+
+    def read_upstream(self, data: Any) -> UpstreamEvent:
+        """An answer of another server, or one of its events."""
+        return read_message_event(data)
 
     def status(self, error: RequestError) -> int:
         """Its own."""

@@ -29,8 +29,10 @@ from agentrl.proxy.dialects.responses.input_items import messages_of
 from agentrl.proxy.dialects.responses.output_items import ENCRYPTED, LOGPROBS, NAMES, output_items, response_json
 from agentrl.proxy.dialects.responses.response_stream import ResponsesStream
 from agentrl.proxy.dialects.responses.response_tools import chat_tools, joined, namespaces_of
+from agentrl.proxy.dialects.responses.upstream_responses import read_response_event
 from agentrl.proxy.dialects.sampling_fields import TopLogprobs, format_constraint
 from agentrl.proxy.dialects.statuses import for_codex
+from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 
 PREVIOUS = re.compile("resp_([0-9a-f]{32})")
 NAMESPACES = "namespaces"
@@ -147,6 +149,10 @@ class OpenAIResponses:
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
         return orjson.dumps(openai_chat.error_body(error, NAMES))
+
+    def read_upstream(self, data: Any) -> UpstreamEvent:
+        """An answer of another server, or one of its events."""
+        return read_response_event(data)
 
     def status(self, error: RequestError) -> int:
         """The status that makes Codex retry, or not, as the error intends."""
