@@ -1,8 +1,8 @@
-"""agentrl turns any LLM agent into a trainable one.
+"""agentrl trains any LLM agent with reinforcement learning.
 
     from agentrl import Client, RunConfig, load_config
 
-Names of the public API are imported from their modules at their first use (PEP 562), so that `import agentrl` is fast.
+Public names are imported from their modules on first use (PEP 562), which keeps `import agentrl` fast.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name. Raises AttributeError naming the nearest one."""
+    """Import a public name. Raises AttributeError with the nearest valid name."""
     if name not in _MODULES:
         from agentrl.errors import did_you_mean
 

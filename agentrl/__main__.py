@@ -1,4 +1,4 @@
-"""`python -m agentrl` is `agentrl`."""
+"""Entry point of `python -m agentrl`, the same as `agentrl`."""
 
 from agentrl.cli.main import main
 

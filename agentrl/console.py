@@ -1,4 +1,4 @@
-"""The terminal that commands draw on."""
+"""The console that commands print to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.visible import LINES, visible
 
 
 class Console(rich.console.Console):  # noqa: TID251
-    """Rich's console, safe for untrusted text: strings are no markup, and control characters are spelled out.
+    """Rich's console for untrusted text: markup is off, and control characters are escaped.
 
     Styles come from `rich.text.Text` and `style=`. Rich's own control segments (cursor, clearing) pass through.
     """

@@ -1,4 +1,4 @@
-"""The environment variables that are secrets: what each process gets of them, it is given by name."""
+"""Environment variables, secrets above all: names, removal from child processes, masking for output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DATABASE_URL = "AGENTRL_DATABASE_URL"
 ENGINE_KEY = "AGENTRL_ENGINE_KEY"
 ENGINE_KEYS = "AGENTRL_ENGINE_KEYS"
 SECRETS = frozenset({RUN_KEY, ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS})
-"""A database's URL holds its password."""
-# Greedy, up to the last `@`: a password that should have been percent-encoded is hidden as a whole.
+"""Variables that hold a secret. A database URL holds its password."""
+# Greedy, up to the last `@`: hides the whole of a password that should have been percent-encoded.
 _PASSWORD = re.compile(r"\A((?>[\w+]+://)?+[^:@/]*):.*@|(?<=[?&]password=)[^&]*", re.DOTALL)
 
 _SECRET_NAME = re.compile(r"(?i)pass(word|wd|phrase)|secret|credential|token|api_?key|private_?key|authorization")
@@ -26,24 +26,27 @@ MASK = "***"
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` as a child process may inherit it."""
+    """Return `env` without secrets, for a child process."""
     return {name: value for name, value in env.items() if name not in SECRETS}
 
 
 def drop_secrets() -> None:
-    """Take the secrets out of this process's own environment: for code that we run but did not write."""
+    """Remove the secrets from this process's environment, before it runs user code."""
     for name in SECRETS:
         os.environ.pop(name, None)
 
 
 def without_password(url: str) -> str:
-    """A database's URL as it may be printed, whether or not it can be parsed."""
+    """Return a database URL with its password masked. Accepts URLs that do not parse."""
     return _PASSWORD.sub(lambda found: "***" if found[1] is None else f"{found[1]}:***@", url)
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """A configuration as it may be shown: strings under the name of a secret (`password`, `api_key`, `token`, …)
-    and passwords in URLs become `***`. `…_env` names a variable, which is no secret."""
+    """Mask the secrets of a configuration, for output.
+
+    Masks strings whose name is that of a secret (`password`, `api_key`, `token`, …) and passwords in URLs. A field
+    `…_env` holds a variable's name and stays.
+    """
     if isinstance(value, dict):
         return {key: masked(inner, f"{name}.{key}" if name else str(key)) for key, inner in value.items()}
     if isinstance(value, list):
@@ -56,7 +59,7 @@ def masked(value: Any, name: str = "") -> Any:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Whether the address is a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -66,7 +69,9 @@ def is_loopback(host: str) -> bool:
 
 
 def key_from(env: Mapping[str, str], name: str) -> str | None:
-    """The key that a variable holds; None when it is unset or empty. Raises ConfigError for what no header carries."""
+    """The key in a variable; None when it is unset or empty. Raises ConfigError for characters that a header cannot
+    carry.
+    """
     key = env.get(name) or None
     if key is not None and not all("!" <= char <= "~" for char in key):
         raise ConfigError(f"{name}: a key consists of printable ASCII characters without spaces")

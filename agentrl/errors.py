@@ -1,20 +1,20 @@
-"""Every error that agentrl raises on purpose.
+"""The exceptions that agentrl raises.
 
 AgentRLError
-├── UserError (ValueError)        bad input; the message is one line and names the field
-│   ├── ConfigError               a config file, an override, a flag
-│   └── ModelFolderError          a model folder that is missing, incomplete or of a model that cannot be trained
-├── RequestError                  an HTTP answer with a status and a code, in the caller's dialect
-├── StoreError                    the database refused, is damaged, or is too old
-│   ├── StoreUnavailable          it cannot be reached or is locked, for longer than was waited: try later
-│   ├── ValueRefused              a value that it cannot hold: the caller's fault
-│   └── FencedError               an older trainer epoch met a newer one
-├── UnknownAttention              a model's attention is not the one that prefix trees have
-├── NonFiniteError                training met a loss or a gradient that is NaN or infinite
+├── UserError (ValueError)        invalid input; the message is one line and names the field
+│   ├── ConfigError               a config file, an override or a flag
+│   └── ModelFolderError          a model folder is missing or incomplete, or its model is not supported
+├── RequestError                  an HTTP error response with a status and a code
+├── StoreError                    the database rejected an operation, is damaged, or has an old schema
+│   ├── StoreUnavailable          it stayed unreachable or locked for the whole wait: retry later
+│   ├── ValueRefused              it cannot hold a value that the caller sent
+│   └── FencedError               a newer trainer epoch has started
+├── UnknownAttention              prefix-tree attention does not support the model
+├── NonFiniteError                a loss or a gradient is NaN or infinite
 └── EngineError                   an inference engine failed a call
-    ├── EngineUnavailable         nobody answers, or no engine is in the pool
-    │   └── EngineDied            the connection broke off under a call
-    └── EngineRejected            the engine refused the request (its own 4xx)
+    ├── EngineUnavailable         the engine does not answer, or the pool is empty
+    │   └── EngineDied            the connection broke during a call
+    └── EngineRejected            the engine rejected the request with a 4xx
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from collections.abc import Iterable
 
 
 class AgentRLError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of all errors raised by agentrl."""
 
 
 class UserError(AgentRLError, ValueError):
-    """Bad input. The message is one line, names the field, and is shown without a traceback."""
+    """Invalid input. The message is one line, names the field, and is shown without a traceback."""
 
 
 class ConfigError(UserError):
-    """A config file, an override or a flag is wrong."""
+    """A config file, an override or a flag is invalid."""
 
 
 class ModelFolderError(UserError):
-    """A model folder is missing or incomplete, or the trainer cannot train its model."""
+    """A model folder is missing or incomplete, or the trainer does not support its model."""
 
 
 class RequestError(AgentRLError):
-    """An HTTP answer: `status`, a machine-readable `code`, the `param` at fault, seconds to `retry_after_s`."""
+    """An HTTP error response: `status`, a machine-readable `code`, the invalid `param`, and `retry_after_s`."""
 
     def __init__(
         self, status: int, message: str, *, code: str, param: str | None = None, retry_after_s: float | None = None
@@ -53,55 +53,55 @@ class RequestError(AgentRLError):
 
 
 class StoreError(AgentRLError):
-    """The database refused, is damaged, or has an older schema."""
+    """The database rejected an operation, is damaged, or has an old schema."""
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be reached, or is locked, and waiting did not help: try later."""
+    """The database stayed unreachable or locked for the whole wait. Retry later."""
 
 
 class ValueRefused(StoreError):
-    """A value that the database cannot hold, for example text with NUL in PostgreSQL."""
+    """The database cannot hold a value, for example text with NUL in PostgreSQL."""
 
 
 class FencedError(StoreError):
-    """This trainer's epoch is over: a newer trainer has started."""
+    """A newer trainer has started: this trainer's epoch is over."""
 
 
 class UnknownAttention(AgentRLError):
-    """A model attends in a way that the attention over prefix trees does not: it is trained unpacked."""
+    """Prefix-tree attention does not support the model's attention. The trainer then uses unpacked sequences."""
 
 
 class NonFiniteError(AgentRLError):
-    """A loss or a gradient is NaN or infinite; the message names the trajectories that are to blame."""
+    """A loss or a gradient is NaN or infinite. The message names the trajectories that caused it."""
 
 
 class EngineError(AgentRLError):
     """An inference engine failed a call.
 
-    The message is for the operator: it may hold the engine's address and whatever answered there. `said` is what the
-    engine itself says of the request, for whoever sent it.
+    The message is for the operator and may contain the engine's address and response body. `engine_message` is the part
+    that is safe to send to the client: the engine's own error about the request.
     """
 
-    def __init__(self, message: str, *, said: str = "") -> None:
+    def __init__(self, message: str, *, engine_message: str = "") -> None:
         super().__init__(message)
-        self.said = said
+        self.engine_message = engine_message
 
 
 class EngineUnavailable(EngineError):
-    """Nobody answers at the engine's address, or no engine is in the pool."""
+    """The engine does not answer, or the pool is empty."""
 
 
 class EngineDied(EngineUnavailable):
-    """The connection broke off after the engine had the request: it may have died of it."""
+    """The connection broke after the request was sent. The request may have crashed the engine."""
 
 
 class EngineRejected(EngineError):
-    """The engine refused the request with a 4xx of its own."""
+    """The engine rejected the request with a 4xx."""
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest choice, else the list of choices."""
-    options = sorted(str(choice) for choice in choices)  # an enum shows its value
+    """Return `; did you mean 'x'?` for the nearest choice, else the list of choices."""
+    options = sorted(str(choice) for choice in choices)  # str: the value of an enum member
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(options)}"

@@ -1,4 +1,4 @@
-"""Folders that are complete or absent (written beside their place, synced, renamed), and files of one owner."""
+"""Atomic folders (written under a draft name, synced, renamed) and private files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from uuid import uuid4
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """A draft that becomes `target`, durably, when the block ends without an error; an existing one is replaced.
-
-    Raises OSError when that cannot be.
-    """
+    """Yield a draft folder that replaces `target`, durably, when the block ends without an error. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(target)
     try:
@@ -27,8 +24,10 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def settle(draft: Path, target: Path) -> None:
-    """Sync what is in a draft, then give it its name. The old one is renamed away first, not emptied: who has its files
-    open keeps them. Raises OSError when that cannot be."""
+    """Sync a draft's files and rename the draft to `target`. Raises OSError.
+
+    An old `target` is renamed and then removed, so programs that have its files open keep reading them.
+    """
     for inner in [*draft.rglob("*"), draft]:
         sync(inner)
     old = draft_of(target)
@@ -42,17 +41,17 @@ def settle(draft: Path, target: Path) -> None:
 
 
 def touch_private(path: Path) -> None:
-    """Make an empty file that only its owner may read and write. Raises OSError, FileExistsError when it is there."""
+    """Create an empty file with mode 0600. Raises OSError; FileExistsError when it exists."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def draft_of(target: Path) -> Path:
-    """A hidden name beside `target` that nobody else has."""
+    """Return a unique hidden name beside `target`."""
     return target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder."""
+    """Sync a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,6 +60,6 @@ def sync(path: Path) -> None:
 
 
 def remove_drafts(parent: Path) -> None:
-    """Delete what writers that died left. Call only while nobody else writes here."""
+    """Delete the drafts of writers that crashed. Call it only while no other process writes in `parent`."""
     for folder in parent.glob(".*.part/"):
         shutil.rmtree(folder, ignore_errors=True)

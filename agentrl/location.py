@@ -1,14 +1,14 @@
-"""Finds a run's database. The first that applies is taken:
+"""Finds a run's database. The first rule that applies wins:
 
     --database-url URL      that database
-    --run FOLDER            the one that the folder's run was started with (FOLDER is a path with a slash)
+    --run FOLDER            the database of the run in that folder (FOLDER is a path with a slash)
     AGENTRL_DATABASE_URL    that database
-    --run NAME              as for the folder runs/NAME
-    nothing                 as for the folder in runs/ whose run was started last
+    --run NAME              the database of the run in runs/NAME
+    nothing                 the database of the run in runs/ that was started last
 
-A run's own SQLite file lies in its folder. `agentrl train` and `agentrl run create` write the URL of any other database
-into the folder, without its password: that comes from the folder's config.yaml, AGENTRL_DATABASE_URL, or libpq's own
-PGPASSWORD and ~/.pgpass.
+A run's own SQLite file is in its folder. For any other database, `agentrl train` and `agentrl run create` write the URL
+without its password into the folder. The password then comes from the folder's config.yaml, AGENTRL_DATABASE_URL, or
+libpq's PGPASSWORD and ~/.pgpass.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ LIBPQ_PASSWORDS = ("PGPASSWORD", "PGPASSFILE")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """A database, and the run in it that was asked for."""
+    """A database and the selected run in it."""
 
     database_url: str = field(repr=False)
     name: str | None
-    """None: the user named a database and no run."""
+    """None when the user gave a database but no run."""
     folder: Path | None = None
-    """None: the user named the database."""
+    """None when the user gave the database."""
     note: str | None = None
-    """Names the run that was chosen, where the user named none."""
+    """Names the run that was selected by default."""
     by_environment: bool = False
-    """Whether AGENTRL_DATABASE_URL named the database."""
+    """Whether AGENTRL_DATABASE_URL selected the database."""
 
 
 def locate(run: str | None, database_url: str | None, env: Mapping[str, str], runs_dir: Path = RUNS_DIR) -> Location:
-    """Find the database of a run, which is given by name or folder. Raises UserError naming the runs that there are."""
+    """Find the database of a run, given by name or folder. Raises UserError with the list of known runs."""
     folder = Path(run) if run is not None and _is_path(run) else None
     name = run if folder is None else run_name(folder)
     if database_url:
@@ -65,7 +65,7 @@ def locate(run: str | None, database_url: str | None, env: Mapping[str, str], ru
 
 
 def folders(runs_dir: Path = RUNS_DIR) -> list[Path]:
-    """The folders of runs that have a database, the one started last first."""
+    """The folders of runs that have a database, the last started first."""
     found = [folder for folder in runs_dir.glob("*/") if has_database(folder)]
     return sorted(found, key=_started, reverse=True)
 
@@ -75,13 +75,13 @@ def newest(runs_dir: Path) -> Path:
     found = folders(runs_dir)
     if not found:
         raise UserError(
-            f"which run? {runs_dir.absolute()} holds none: give --run FOLDER, or --database-url (AGENTRL_DATABASE_URL)"
+            f"which run? {runs_dir.absolute()} has no runs: give --run FOLDER, or --database-url (AGENTRL_DATABASE_URL)"
         )
     return found[0]
 
 
 def named(run: str, runs_dir: Path) -> Path:
-    """The folder of a run of this name. Raises UserError with the nearest name and the list."""
+    """The folder of the run with this name. Raises UserError with the nearest name and the list of runs."""
     for folder in (runs_dir / run, Path(run)):
         if has_database(folder):
             return folder
@@ -93,14 +93,14 @@ def named(run: str, runs_dir: Path) -> Path:
 
 
 def has_database(folder: Path) -> bool:
-    """Whether a folder is that of a run with a database."""
+    """Whether a run's folder has a database, or the URL of one."""
     return (folder / SQLITE_FILE).is_file() or (folder / DATABASE).is_file()
 
 
 def database_in(folder: Path, env: Mapping[str, str]) -> str:
-    """The URL of the database that a folder's run was started with. Raises UserError when its password is unknown."""
+    """The URL of the database of the run in `folder`. Raises UserError when its password is unknown."""
     if not has_database(folder):
-        raise UserError(f"{folder} holds no run with a database")
+        raise UserError(f"{folder} has no run with a database")
     try:
         recorded = (folder / DATABASE).read_text().strip()
     except FileNotFoundError:
@@ -112,11 +112,11 @@ def database_in(folder: Path, env: Mapping[str, str]) -> str:
         return recorded
     if any(env.get(name) for name in LIBPQ_PASSWORDS) or (Path.home() / ".pgpass").exists():
         return recorded.replace(f":{MASK}@", "@")
-    raise UserError(f"the run in {folder} is in {recorded}: set {DATABASE_URL}, or PGPASSWORD to its password")
+    raise UserError(f"the run in {folder} uses {recorded}: set {DATABASE_URL}, or set PGPASSWORD to its password")
 
 
 def proxy_of(folder: Path) -> dict[str, str]:
-    """The variables by which programs find the proxy of a run that is on; empty when it is not. Raises UserError."""
+    """The variables with which programs reach the proxy of an active run; empty for other runs. Raises UserError."""
     path = folder / ENV_FILE
     try:
         lines = path.read_text().splitlines()
@@ -129,12 +129,12 @@ def proxy_of(folder: Path) -> dict[str, str]:
 
 
 def run_name(folder: Path) -> str:
-    """The name of a folder's run: its configuration's, else the folder's own."""
+    """A run's name: from its configuration, else the folder's name."""
     return str(config_of(folder).get("name") or folder.resolve().name)
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The configuration that a run's folder holds, not validated; empty where there is none. Raises UserError."""
+    """The configuration file in a run's folder, not validated; empty when it is missing. Raises UserError."""
     path = folder / CONFIG
     try:
         found = yaml.safe_load(path.read_text())
@@ -150,6 +150,6 @@ def _is_path(run: str) -> bool:
 
 
 def _started(folder: Path) -> float:
-    """Every start writes the configuration."""
+    """When the run was last started: each start writes the configuration."""
     paths = (folder / CONFIG, folder / SQLITE_FILE, folder / DATABASE)
     return next(path.stat().st_mtime for path in paths if path.exists())

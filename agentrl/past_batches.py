@@ -1,6 +1,6 @@
-"""Past batches again: rebuilt from the store, compared with what was trained, and under another credit.
+"""Rebuilds past batches from the store, compares them with what was trained, and recomputes their credit.
 
-Nothing here writes to the store.
+Reads the store only.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from agentrl.store.training.returns import Rescore
 from agentrl.trainer.algorithms.advantages import turn_advantages
 
 ESTIMATORS = [name for name in PRESETS if Algorithm(preset=name).estimator == "returns"]
-"""The algorithms whose advantages follow from what the store holds."""
+"""The algorithms whose advantages can be computed from the store alone."""
 
 Judge = Callable[[Json], float | Mapping[str, float] | None]
-"""`--rescore`: a session (`rescoring_view.describe`) → its reward, `{call id: reward}`, or None for the recorded."""
+"""`--rescore`: a session (`rescoring_view.describe`) → its reward, `{call id: reward}`, or None to keep its rewards."""
 
 COLUMNS: Columns = {
     "step": "int",
@@ -47,12 +47,12 @@ COLUMNS: Columns = {
     "old_return": "float",
     "old_advantage": "float",
 }
-"""Of `records`: a trajectory under the credit that was asked for, and beside it what it was."""
+"""The columns of `records`: a trajectory with its new credit and its recorded credit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A step's batch as the store gives it today. `fault` says what is wrong with it; None when it is identical."""
+    """A step's batch as rebuilt from the store. `fault` describes a difference; None when the batch is identical."""
 
     step: int
     batch: Batch | None  # None when it cannot be rebuilt
@@ -68,11 +68,11 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credit:
-    """How to credit a batch; what is None stays as the step had it."""
+    """How to recompute a batch's credit. None keeps the step's own value."""
 
     judge: Judge | None = None
     discount: float | None = None
-    estimator: str | None = None  # a preset: its advantages
+    estimator: str | None = None  # a preset whose advantages to compute
 
     def __post_init__(self) -> None:
         if self.discount is not None and not 0 <= self.discount <= 1:
@@ -82,13 +82,13 @@ class Credit:
 
     @property
     def changes(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether any field is set."""
         return self != Credit()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A trajectory's credit then and now. The advantage is the mean over its trained tokens; None without any."""
+    """A trajectory's recorded and recomputed credit. An advantage is the mean over trained tokens; None without any."""
 
     trajectory_id: str
     old_return: float
@@ -99,14 +99,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Recredited:
-    """A batch under another credit: its trajectories with their new returns and the advantages of their turns."""
+    """A batch with recomputed credit: its trajectories with new returns, and the advantages of their turns."""
 
     trajectories: list[TrajectoryTokens]
     advantages: list[Float32]
     changes: list[Change]
 
     def shift(self) -> Shift:
-        """What changed, in figures."""
+        """Summarize the changes."""
         pairs = [
             (c.old_advantage, c.new_advantage)
             for c in self.changes
@@ -124,7 +124,7 @@ class Recredited:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shift:
-    """Mean returns of trajectories then and now, mean |new - old| advantage, advantages that changed their sign."""
+    """Mean recorded and new returns, mean |new - old| advantage, and the number of advantages that changed sign."""
 
     old_return: float
     new_return: float
@@ -134,7 +134,7 @@ class Shift:
 
 
 def chosen_steps(database: Database, run: Row[Any], wanted: StepRange) -> list[Row[Any]]:
-    """The completed steps of the surviving lineage in a range. Raises UserError when there is none."""
+    """The completed steps of the surviving lineage in a range. Raises UserError when there are none."""
     complete = [row for row in database.query(steps.of_run, run.id) if row.state != StepState.STARTED]
     chosen = [row for row in complete if row.step in wanted]
     if not complete:
@@ -146,11 +146,11 @@ def chosen_steps(database: Database, run: Row[Any], wanted: StepRange) -> list[R
 
 
 def check(database: Database, step: Row[Any]) -> Check:
-    """Rebuild a step's batch and compare it, byte for byte by its digest, with what was trained."""
+    """Rebuild a step's batch and compare its digest with the digest of the batch that was trained."""
     try:
         batch = database.query(steps.batch, step.id)
     except (ZstdError, ValueError, LookupError) as error:
-        return Check(step.step, None, f"DIFFERENT: it cannot be rebuilt ({type(error).__name__}: {error})")
+        return Check(step.step, None, f"DIFFERENT: cannot be rebuilt ({type(error).__name__}: {error})")
     if step.batch_digest is None:
         return Check(step.step, batch, "UNKNOWN: it was trained before batches had digests")
     digest = batch.digest()
@@ -161,24 +161,26 @@ def check(database: Database, step: Row[Any]) -> Check:
 
 
 def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -> Recredited:
-    """Credit a step's batch anew, beside what it was.
+    """Recompute the credit of a step's batch, beside its recorded credit.
 
-    Raises UserError for what a judge should not return, and for a step whose advantages came from other models, too.
+    Raises UserError for an invalid judge result, and for a step whose advantages need another model.
     """
     judge = credit.judge
-    asked = database.query(_rebatch, step, credit.discount, judge) if judge or credit.discount is not None else batch
+    rebatched = (
+        database.query(_rebatch, step, credit.discount, judge) if judge or credit.discount is not None else batch
+    )
     recorded = database.query(_algorithm, step)
     old = turn_advantages(batch.trajectories, recorded)
-    new = turn_advantages(asked.trajectories, Algorithm(preset=credit.estimator) if credit.estimator else recorded)
+    new = turn_advantages(rebatched.trajectories, Algorithm(preset=credit.estimator) if credit.estimator else recorded)
     changes = [
         Change(before.trajectory_id, before.episode_return, after.episode_return, _mean(before, a), _mean(after, b))
-        for before, after, a, b in zip(batch.trajectories, asked.trajectories, old, new, strict=True)
+        for before, after, a, b in zip(batch.trajectories, rebatched.trajectories, old, new, strict=True)
     ]
-    return Recredited(asked.trajectories, new, changes)
+    return Recredited(rebatched.trajectories, new, changes)
 
 
 def records(step: Row[Any], credited: Recredited) -> list[Record]:
-    """Rows for a file, with the columns `COLUMNS`."""
+    """Rows for a file with the columns `COLUMNS`."""
     return [
         tokens_row(tokens)
         | {
@@ -193,15 +195,15 @@ def records(step: Row[Any], credited: Recredited) -> list[Record]:
 
 
 def _algorithm(conn: Connection, step: Row[Any]) -> Algorithm:
-    """What a step's advantages came from: of the run's configuration, which no resume changes, else by its name.
+    """The algorithm of a step: from the run's configuration, else from the step's estimator.
 
-    Raises UserError where they came from other models, too.
+    Raises UserError when its advantages need a critic or a reference policy.
     """
     configured = runs.get(conn, step.run_id).config.get("trainer", {}).get("algorithm")
     algorithm = Algorithm.model_validate(configured or step.estimator)
     if algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward"):
         model = "critic" if algorithm.needs_critic else "reference policy"
-        raise UserError(f"step {step.step} was trained with a {model}: the store does not hold what it said of tokens")
+        raise UserError(f"step {step.step} was trained with a {model}, whose outputs are not in the store")
     return algorithm
 
 

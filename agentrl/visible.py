@@ -1,9 +1,9 @@
-"""Untrusted text on terminals and in logs: control characters are spelled out before anything is printed.
+"""Escapes control characters in untrusted text before it is printed or logged.
 
-Field names, paths, messages, reward names and engines' errors come from outside. An escape sequence in one of them
-could move the operator's cursor, change the window's title or fill the clipboard. What prints goes through `say`, the
-console of `agentrl.console` or `LogFormatter`; all of them call `visible`. rich alone removes five control characters,
-and lets escape sequences through.
+Field names, paths, messages, reward names and engines' errors are untrusted. An escape sequence in one of them could
+move the operator's cursor, change the window's title or fill the clipboard. Output goes through `say`, the console of
+`agentrl.console` or `LogFormatter`, which all call `visible`. rich removes five control characters and keeps escape
+sequences.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import re
 import sys
 
 LINES = "\n\t"
-"""What a text of several lines keeps."""
+"""Control characters that multi-line text keeps."""
 _NOT_ASCII_PRINTABLE = re.compile(r"[^ -~]")
 
 
 def visible(text: str, keep: str = "") -> str:
-    """`text` with every character that is not printable written as its escape, except those in `keep`.
+    """Replace each non-printable character of `text`, except those in `keep`, with its escape.
 
-    `str.isprintable` decides: control characters, bidirectional overrides, zero-width characters, lone surrogates and
-    other separators than the space are not printable.
+    `str.isprintable` decides. Control characters, bidirectional overrides, zero-width characters, lone surrogates and
+    separators other than the space are non-printable.
     """
     return _NOT_ASCII_PRINTABLE.sub(lambda found: _spelled(found[0], keep), text)
 
@@ -31,12 +31,12 @@ def _spelled(character: str, keep: str) -> str:
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print lines of text on stdout, or on stderr."""
+    """Print text on stdout or stderr."""
     print(visible(str(text), LINES), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 class LogFormatter(logging.Formatter):
-    """A record's message is one line; its traceback keeps its lines."""
+    """Formats a record with its message on one line, followed by its traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return visible(super().formatMessage(record), "\t")
@@ -46,7 +46,7 @@ class LogFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str, source: str = "") -> None:
-    """Set up this process's log: `level` is debug, info, warning or error; `source` precedes each logger's name."""
+    """Configure logging to stderr. `level` is debug, info, warning or error; `source` precedes each logger's name."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter(f"%(asctime)s %(levelname)s {source}%(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

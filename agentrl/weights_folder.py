@@ -1,7 +1,7 @@
-"""A weights folder as the trainer writes it and the proxy checks it; without torch.
+"""The layout and checksum of a weights folder, which the trainer writes and the proxy checks. Imports no torch.
 
-`v12-STEP_ID/` holds version 12: the tensors that training changes, whole (TENSORS), or a low-rank adapter as peft
-writes it (ADAPTER). A step id belongs to one lease, so two sets of weights never share a name.
+`v12-STEP_ID/` holds version 12: either the trained tensors (TENSORS) or a low-rank adapter in peft's format (ADAPTER).
+A step id belongs to one lease, so each set of weights has its own name.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 TENSORS = "model.safetensors"
-"""The file of tensors in a weights folder."""
+"""The file of full tensors."""
 ADAPTER = "adapter_model.safetensors"
-"""The same, of one that holds an adapter."""
+"""The file of an adapter's tensors."""
 T = TypeVar("T")
 CHUNK = 1 << 20
 LENGTH_BYTES = 8
 TYPES = {"F32": "torch.float32", "F16": "torch.float16", "BF16": "torch.bfloat16"}
-"""Names of types as they enter the checksum."""
+"""Names of safetensors types, as they enter the checksum."""
 
 
 def folder_name(version: int, step_id: str) -> str:
-    """The folder of the version that a step made."""
+    """The folder of the version that a step produced."""
     return f"v{version}-{step_id}"
 
 
 def version_of(name: str) -> int | None:
-    """The version in a folder's name; None when it is not a version's folder."""
+    """The version in a folder's name; None for any other folder."""
     match = re.fullmatch(r"v(\d+)(-\w+)?", name)
     return int(match[1]) if match else None
 
 
 def checksum(path: Path) -> str:
-    """`combined` over the tensors of a safetensors file.
+    """The `combined` checksum of a safetensors file.
 
-    Raises OSError when the file cannot be read, ValueError when it is damaged or shorter than its header says.
+    Raises OSError when the file cannot be read, ValueError when it is damaged or shorter than its header states.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if length > path.stat().st_size:
-            raise ValueError(f"{path} is no safetensors file")
+            raise ValueError(f"{path} is not a safetensors file")
         tensors = _tensors(path, file.read(length))
 
     def digest(tensor: _Tensor) -> bytes:
@@ -54,9 +54,9 @@ def checksum(path: Path) -> str:
 
 
 def combined(heads: Iterable[str], digests: Iterable[bytes]) -> str:
-    """The checksum of tensors in the order of their names: SHA-256 over each one's `head` and the SHA-256 of its bytes.
+    """The checksum of tensors in name order: SHA-256 over each tensor's `head` and the SHA-256 of its bytes.
 
-    So they can be read side by side.
+    The inner digests can be computed in parallel.
     """
     whole = hashlib.sha256()
     for head, digest in zip(heads, digests, strict=True):
@@ -65,24 +65,24 @@ def combined(heads: Iterable[str], digests: Iterable[bytes]) -> str:
 
 
 def head(name: str, dtype: str, shape: Iterable[int]) -> str:
-    """What enters the checksum of a tensor but for its bytes; types as torch names them."""
+    """The metadata of a tensor that enters the checksum. `dtype` is torch's name."""
     return f"{name} {dtype} {tuple(shape)}"
 
 
 def in_threads(work: Callable[[T], bytes], over: Iterable[T]) -> list[bytes]:
-    """`work` of each, side by side: reading and hashing do not hold the interpreter's lock."""
+    """Apply `work` to each item in threads. Reading and hashing release the interpreter's lock."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(work, over))
 
 
 class _Tensor(NamedTuple):
     head: str
-    start: int  # behind the header
+    start: int  # offset in the data section
     size: int
 
 
 def _tensors(path: Path, header: bytes) -> list[_Tensor]:
-    """By name."""
+    """The tensors of a header, by name."""
     try:
         entries = json.loads(header)
         entries.pop("__metadata__", None)
@@ -90,7 +90,7 @@ def _tensors(path: Path, header: bytes) -> list[_Tensor]:
         for name in sorted(entries):
             dtype, (start, end) = entries[name]["dtype"], entries[name]["data_offsets"]
             if not 0 <= start <= end or {type(start), type(end)} != {int}:
-                raise ValueError(f"{name} has no place")
+                raise ValueError(f"{name} has invalid offsets")
             out.append(_Tensor(head(name, TYPES.get(dtype, dtype), entries[name]["shape"]), start, end - start))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has a damaged header: {error!r}") from error

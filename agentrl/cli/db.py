@@ -1,4 +1,4 @@
-"""`agentrl db`: the store's schema."""
+"""`agentrl db`: creates and upgrades the store's schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ db = typer.Typer(help="The store's schema.", no_args_is_help=True)
 
 @db.command()
 def upgrade(run: Run = None, database_url: DatabaseUrl = None) -> None:
-    """Create the tables, or bring them to the newest revision. Safe to run any number of times."""
+    """Create the tables, or upgrade them to the newest revision. Can be repeated safely."""
     with connected(find(run, database_url)) as database:
         database.upgrade()
         say(f"{database.where} is at the newest revision")

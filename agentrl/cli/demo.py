@@ -1,4 +1,4 @@
-"""`agentrl demo`: the packaged run, from a model that cannot to one that can."""
+"""`agentrl demo`: trains a packaged model on a packaged task."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import typer
 
 
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and an easy task: a few minutes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Use a tiny model and an easy task; takes a few minutes.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seeds task order, initialisation and the engine.")] = 0,
-    runs_dir: Annotated[Path, typer.Option(help="Where the run's folder goes.")] = Path("runs"),
+    runs_dir: Annotated[Path, typer.Option(help="Parent of the run's folder.")] = Path("runs"),
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, as for `agentrl train`.")] = None,
 ) -> None:
     """Train SmolLM2-135M to use a calculator (or, with --quick, a tiny model to reverse words), and show the result."""

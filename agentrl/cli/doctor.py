@@ -1,4 +1,4 @@
-"""`agentrl doctor`: a session's token tree and why it forks; whether an agent can be trained."""
+"""`agentrl doctor`: shows a session's token tree and its forks, and whether an agent can be trained."""
 
 from __future__ import annotations
 
@@ -22,35 +22,33 @@ NEVER_WRAPS = 100_000
 
 
 def doctor(
-    command: Annotated[list[str] | None, typer.Argument(help="After `--`: a program to play one episode.")] = None,
-    session: Annotated[str | None, typer.Option("--session", help="Examine this session of the store.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="After `--`: a program that runs one episode.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="Id of a recorded session to examine.")] = None,
     run: Annotated[
-        str | None, typer.Option("--run", help="Name or folder of --session's run; by default the newest in runs/.")
+        str | None, typer.Option("--run", help="Name or folder of --session's run; default: the newest in runs/.")
     ] = None,
     database_url: Annotated[
         str | None,
         typer.Option(
             "--database-url",
             "--database",
-            help="URL of --session's store; by default AGENTRL_DATABASE_URL, else that of the run.",
+            help="URL of --session's store; default: AGENTRL_DATABASE_URL, else that of the run.",
             show_default=False,
         ),
     ] = None,
-    proxy: Annotated[
-        str | None, typer.Option("--proxy", help="Play against this proxy; without it one is started.")
-    ] = None,
+    proxy: Annotated[str | None, typer.Option("--proxy", help="URL of a proxy to use; default: start one.")] = None,
     key: Annotated[
-        str | None, typer.Option("--key", envvar="AGENTRL_RUN_KEY", help="The run key of --proxy.", show_default=False)
+        str | None, typer.Option("--key", envvar="AGENTRL_RUN_KEY", help="Run key for --proxy.", show_default=False)
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", help="What a started engine serves: tiny, smollm2 or a Hugging Face folder.")
+        str, typer.Option("--model", help="Model of the started engine: tiny, smollm2 or a Hugging Face folder.")
     ] = "tiny",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the program's output goes to stderr.")] = False,
 ) -> None:
-    """Show a session's token tree, why it forks, and whether it can be trained: `--session ID`, or `-- COMMAND …`.
+    """Show a session's token tree, its forks, and whether it can be trained: `--session ID` or `-- COMMAND …`.
 
-    COMMAND is run as one episode, with OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and
-    AGENTRL_… set. Exit status: 0 trainable; 1 not, or with problems; 2 for a mistake of yours; 130 stopped.
+    COMMAND runs one episode, with OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and AGENTRL_…
+    set. Exit status: 0 trainable; 1 not trainable, or with problems; 2 invalid arguments; 130 stopped.
     """
     if (session is None) == (not command):
         raise UserError("give either --session ID or -- COMMAND")
@@ -71,7 +69,7 @@ def doctor(
 
         console = Console()
         if not console.is_terminal and "COLUMNS" not in os.environ:
-            console.width = NEVER_WRAPS  # a file or a program reads it
+            console.width = NEVER_WRAPS  # output goes to a file or a program
         show(report, console)
     raise typer.Exit(0 if report.verdict.answer is Answer.TRAINABLE else 1)
 
@@ -106,25 +104,25 @@ def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str
     try:
         episode, base_model = asyncio.run(main())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        say("stopped: the command, and all that was started for it, has ended", err=True)
+        say("stopped: the command and the processes started for it have ended", err=True)
         raise typer.Exit(STOPPED) from None
     return report.make(episode.session, sources.decoder(base_model), episode.status)
 
 
 async def _against(command: Sequence[str], url: str, key: str | None, stdout: int | None) -> tuple[Episode, str | None]:
-    """Play against a proxy that is there; the session is given up in the end, so that its run does not train it."""
+    """Run the command against an existing proxy. Abandons the session afterwards, so that the run does not train it."""
     from agentrl.client import AsyncClient
     from agentrl.doctor.trial import play
 
     if key is None:
-        raise UserError("--proxy needs --key, or AGENTRL_RUN_KEY: the run's key")
+        raise UserError("--proxy needs the run's key: give --key or set AGENTRL_RUN_KEY")
     async with AsyncClient(url, key, timeout_s=10) as client:
         run = await client.request("GET", "/api/run")
     return await play(command, url, key, keep=False, stdout=stdout), run["base_model"]
 
 
 async def _against_own(command: Sequence[str], model: str, stdout: int | None) -> tuple[Episode, str | None]:
-    """Play against an engine and a proxy that are started for it."""
+    """Run the command against a temporary engine and proxy."""
     from rich.text import Text
 
     from agentrl.console import Console
@@ -147,11 +145,11 @@ async def _against_own(command: Sequence[str], model: str, stdout: int | None) -
                 console.print(f"running {' '.join(command)}", style="dim", soft_wrap=True)
                 return await play(command, where.url, where.key, keep=True, stdout=stdout), where.model
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise _root_cause(group) from group
 
 
-def _first(error: BaseException) -> BaseException:
-    """What started the trouble, out of the groups around it."""
+def _root_cause(error: BaseException) -> BaseException:
+    """The first cause inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""`agentrl engine`: one SGLang server, started, watched and restarted."""
+"""`agentrl engine`: starts one SGLang server, watches it and restarts it."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ def engine(
     model: Annotated[str, typer.Option("--model", help="smollm2, tiny, or a Hugging Face folder.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 30000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes CUDA where it is.")] = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="auto uses CUDA when it is available.")
+    ] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     max_total_tokens: Annotated[int, typer.Option(min=1, help="Key/value cache size, in tokens.")] = 16384,
     max_running_requests: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 64,
-    start_timeout_s: Annotated[float, typer.Option(min=1, help="Give up on a start after this long.")] = 300.0,
-    log_file: Annotated[Path | None, typer.Option(help="SGLang's output; by default runs/engine-PORT.log.")] = None,
+    start_timeout_s: Annotated[float, typer.Option(min=1, help="Timeout of a start.")] = 300.0,
+    log_file: Annotated[
+        Path | None, typer.Option(help="File for SGLang's output; default: runs/engine-PORT.log.")
+    ] = None,
     weights: Annotated[Path | None, typer.Option(help="Load this folder's weights after each start.")] = None,
     version: Annotated[int | None, typer.Option(min=1, help="The version of --weights.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**31 - 1, help="Seeds what it samples; default: random.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Sampling seed; default: random.")] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="For runs with engine.deterministic: sample by each call's seed.")
+        bool,
+        typer.Option("--deterministic", help="Use each call's own sampling seed, for runs with engine.deterministic."),
     ] = False,
-    lora_rank: Annotated[int, typer.Option(min=0, help="Take adapters up to this rank while it runs.")] = 0,
+    lora_rank: Annotated[int, typer.Option(min=0, help="Largest rank of adapters that can be loaded; 0: none.")] = 0,
     lora_target: Annotated[
-        list[str] | None, typer.Option(help="Last name of a linear layer that adapters may change; default: all.")
+        list[str] | None, typer.Option(help="Name of a linear layer that adapters may change; default: all.")
     ] = None,
 ) -> None:
-    """Start a real SGLang server, on a GPU or a plain CPU, restart it when it dies, end it on Ctrl-C.
+    """Start an SGLang server on a GPU or CPU, restart it when it dies, and end it on Ctrl-C.
 
-    Base weights are version 0. A proxy that knows the server brings it to the run's version by itself. The server asks
-    for the key in AGENTRL_ENGINE_KEY, else for a random one, which is written beside the log: the proxy needs it.
+    Base weights are version 0. A proxy that uses the server loads the run's version into it. The server requires the
+    key in AGENTRL_ENGINE_KEY; without one it creates a random key in a file beside the log, which the proxy needs.
     """
     import os
 
@@ -80,15 +83,15 @@ def engine(
         deterministic=deterministic,
         lora_rank=lora_rank,
         lora_targets=tuple(lora_target or [ALL_LINEAR]),
-        key=key_from(os.environ, ENGINE_KEY) or made_up_key(key_file),
+        key=key_from(os.environ, ENGINE_KEY) or create_key_file(key_file),
     )
     loaded = Weights(path=weights, version=version) if weights is not None and version is not None else None
     observer = _Screen(console, spec.log_file, None if key_from(os.environ, ENGINE_KEY) else key_file)
     _run_until_signal(EngineSupervisor(spec, observer, weights=loaded, start_timeout_s=start_timeout_s), observer)
 
 
-def made_up_key(path: Path) -> str:
-    """A random key, in a file that its owner alone reads."""
+def create_key_file(path: Path) -> str:
+    """Write a random key to a file with mode 0600."""
     from agentrl.engine.engine_keys import new_key
     from agentrl.files import touch_private
 
@@ -101,7 +104,7 @@ def made_up_key(path: Path) -> str:
 
 
 def _run_until_signal(supervisor: EngineSupervisor, screen: _Screen) -> None:
-    """Run until SIGINT or SIGTERM, which end the server and then us, with status 0."""
+    """Run until SIGINT or SIGTERM, then end the server and exit with status 0."""
     import asyncio
     import signal
 
@@ -121,7 +124,7 @@ def _run_until_signal(supervisor: EngineSupervisor, screen: _Screen) -> None:
 
 
 class _Screen:
-    """Shows the supervisor's news: a spinner with the time and the log's last line while the server starts."""
+    """Displays the supervisor's events, and a spinner with the last log line while the server starts."""
 
     def __init__(self, console: Console, log_file: Path, key_file: Path | None) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""`agentrl export`: a run's rows as files for other programs."""
+"""`agentrl export`: writes a run's rows to files."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from agentrl.visible import say
 
 
 def export(
-    out: Annotated[Path, typer.Option("--out", help="File or folder to make.")],
+    out: Annotated[Path, typer.Option("--out", help="File or folder to create.")],
     run: Run = None,
     database_url: DatabaseUrl = None,
     what: Annotated[str, typer.Option(help="trajectories, interactions, rewards or steps.")] = "trajectories",
     format_: Annotated[
-        str, typer.Option("--format", help="parquet, jsonl, or of trajectories: areal (text), tensors (safetensors).")
+        str,
+        typer.Option("--format", help="parquet or jsonl; for trajectories also areal (text) or tensors (safetensors)."),
     ] = "parquet",
     state: Annotated[str | None, typer.Option(help="Only rows in these states, e.g. trained,ready.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Only what these steps trained: 5, 3..7, 3.. or ..7.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Model folder whose tokenizer makes text (areal).")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    steps: Annotated[str | None, typer.Option(help="Only rows that these steps trained: 5, 3..7, 3.. or ..7.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Model folder whose tokenizer decodes text (areal).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the existing output.")] = False,
 ) -> None:
-    """Write a run's rows as Parquet, JSONL, AReaL's dump or padded tensors. The run may go on meanwhile.
+    """Write a run's rows as Parquet, JSONL, AReaL's dump or padded tensors. Works while the run is active.
 
-    Whatever it makes appears complete under its name, or not at all.
+    The output is atomic: it appears complete or not at all.
     """
     from agentrl.cli.progress_bar import bar
     from agentrl.domain.selection import Selection, require_choice

@@ -1,4 +1,4 @@
-"""`agentrl key`: who may do what in a run."""
+"""`agentrl key`: manages the admin and run keys of a run."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from agentrl.domain.schemas import Power
 from agentrl.errors import UserError
 from agentrl.visible import say
 
-key = typer.Typer(help="Make, list, rotate and revoke the admin and run keys of a run.", no_args_is_help=True)
+key = typer.Typer(help="Create, list, rotate and revoke the admin and run keys of a run.", no_args_is_help=True)
 
-Which = Annotated[str, typer.Argument(metavar="KEY", help="The key's id or name, as `list` shows them.")]
-ExpiresIn = Annotated[str | None, typer.Option(help="It ends after so long: 7d, 12h, 30m. Without: never.")]
+Which = Annotated[str, typer.Argument(metavar="KEY", help="The key's id or name, as shown by `list`.")]
+ExpiresIn = Annotated[str | None, typer.Option(help="Expires after this time: 7d, 12h, 30m; default: never.")]
 
 
 @key.command()
 def create(
     run: RequiredRun,
-    name: Annotated[str, typer.Option(help="What it is called in lists.")],
-    power: Annotated[Power, typer.Option(help="admin: everything. run: sessions, rewards, looking.")] = Power.RUN,
+    name: Annotated[str, typer.Option(help="Name shown in lists.")],
+    power: Annotated[Power, typer.Option(help="admin: all rights. run: sessions, rewards, read access.")] = Power.RUN,
     expires_in: ExpiresIn = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Make a key and print it, this once: the store keeps its hash. Proxies accept it at once."""
+    """Create a key and print it once; the store keeps its hash. Proxies accept it at once."""
     from agentrl.store import key_records
 
     if power is Power.SESSION:
-        raise UserError("--power session: a session's key comes with its session")
+        raise UserError("--power session: a session's key is created with its session")
     made = _write(database_url, run, key_records.create, power, name, _end(expires_in))
     say(made.key)
 
 
 @key.command("list")
 def list_keys(run: RequiredRun, database_url: DatabaseUrl = None) -> None:
-    """Show the keys as JSON: id, name, power, when they were made and when they end. Never the keys themselves."""
+    """Print the keys' metadata as JSON: id, name, power, creation and expiry. The keys themselves are not stored."""
     from agentrl.store import key_records
 
     say(json.dumps(_write(database_url, run, key_records.listing), indent=2))
@@ -48,7 +48,7 @@ def list_keys(run: RequiredRun, database_url: DatabaseUrl = None) -> None:
 
 @key.command()
 def revoke(which: Which, run: RequiredRun, database_url: DatabaseUrl = None) -> None:
-    """End a key: proxies refuse it within seconds."""
+    """Revoke a key. Proxies reject it within seconds."""
     from agentrl.store import key_records
 
     say(f"{_write(database_url, run, key_records.revoke, which)} is revoked")
@@ -59,12 +59,12 @@ def rotate(
     which: Which,
     run: RequiredRun,
     overlap: Annotated[
-        str | None, typer.Option(help="The old one ends after so long: 1h, 0s. Without: when it is revoked.")
+        str | None, typer.Option(help="The old key expires after this time: 1h, 0s; default: when it is revoked.")
     ] = None,
     expires_in: ExpiresIn = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Make a key in place of another and print it, this once."""
+    """Create a replacement for a key and print it once."""
     from agentrl.store import key_records
 
     overlap_s = None if overlap is None else parse_age(overlap, "--overlap")

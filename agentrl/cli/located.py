@@ -1,4 +1,4 @@
-"""Opens the database of the run that a command's options name (`agentrl.location` says how it is found)."""
+"""Opens the database of the run that a command's options select (see `agentrl.location`)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 Run = Annotated[
     str | None,
-    typer.Option("--run", help="Name or folder of the run; by default the newest in runs/.", show_default=False),
+    typer.Option("--run", help="Name or folder of the run; default: the newest in runs/.", show_default=False),
 ]
 RequiredRun = Annotated[str, typer.Option("--run", help="Name or folder of the run.")]
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         "--database-url",
-        help="SQLAlchemy URL: sqlite:///FILE or postgresql://…; by default AGENTRL_DATABASE_URL, else that of the run.",
+        help="SQLAlchemy URL: sqlite:///FILE or postgresql://…; default: AGENTRL_DATABASE_URL, else that of the run.",
         show_default=False,
     ),
 ]
@@ -37,20 +37,20 @@ DatabaseUrl = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """An open database, and which run of it was asked for."""
+    """An open database and the selected run."""
 
     database: Database
     location: Location
 
     def run(self) -> Row[Any]:
-        """The run that was named; where only a database was, its newest. Raises UserError for one it does not hold."""
+        """The selected run, else the newest of the database. Raises UserError when the database does not have it."""
         from agentrl.store import runs
 
         name = self.location.name
         if name is None:
             known = self.database.query(runs.all_runs)
             if not known:
-                raise UserError(f"{self.database.where} holds no run")
+                raise UserError(f"{self.database.where} has no runs")
             return known[0]
         try:
             return self.database.query(runs.by_name, name)
@@ -58,14 +58,14 @@ class Store:
             if self.location.by_environment and location.has_database(RUNS_DIR / name):
                 own = RUNS_DIR / name
                 raise UserError(
-                    f"{DATABASE_URL} names a database without the run {name!r}, which {own} knows: "
+                    f"{DATABASE_URL} names a database without run {name!r}, which is in {own}: "
                     f"unset the variable, or give --run {own}"
                 ) from error
             raise
 
 
 def find(run: str | None, database_url: str | None) -> Location:
-    """Where the run is; prints which run was chosen when the user named none. Raises UserError."""
+    """Locate the run's database; prints the run that was selected by default. Raises UserError."""
     found = location.locate(run, database_url, os.environ)
     if found.note is not None:
         say(found.note, err=True)
@@ -74,7 +74,7 @@ def find(run: str | None, database_url: str | None) -> Location:
 
 @contextmanager
 def opened(run: str | None, database_url: str | None) -> Iterator[Store]:
-    """The run's database, at the newest revision, until the block ends. Raises UserError, StoreError."""
+    """The run's database, checked to be at the newest revision, until the block ends. Raises UserError, StoreError."""
     found = find(run, database_url)
     with connected(found) as database:
         database.require_current()
@@ -83,7 +83,7 @@ def opened(run: str | None, database_url: str | None) -> Iterator[Store]:
 
 @contextmanager
 def connected(found: Location) -> Iterator[Database]:
-    """The database, whatever its revision, until the block ends."""
+    """The database at any revision, until the block ends."""
     from agentrl.store import Database
 
     database = Database(found.database_url)

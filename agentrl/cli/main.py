@@ -1,4 +1,4 @@
-"""The `agentrl` command. Heavy imports live inside the commands, so that `--help` answers at once."""
+"""The `agentrl` command. Commands import heavy modules themselves, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentrl.visible import say
 
 app = typer.Typer(
     name="agentrl",
-    help="Train any LLM agent: record it through an OpenAI-compatible proxy, learn from its rewards.",
+    help="Train any LLM agent: record its calls through an OpenAI-compatible proxy and learn from its rewards.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -72,7 +72,7 @@ app.command("demo")(demo.demo)
 
 
 def main() -> None:
-    """Entry point: errors that we raise on purpose, and mistakes in the arguments, become one line and status 2."""
+    """Entry point. AgentRLError and invalid arguments are printed as one line, with exit status 2."""
     try:
         sys.exit(app(prog_name="agentrl", standalone_mode=False))
     except AgentRLError as error:
@@ -81,20 +81,20 @@ def main() -> None:
     except typer.Abort:
         say("agentrl: aborted", err=True)
         sys.exit(1)
-    except _Mistake as error:
+    except _UsageError as error:
         if line := _line(error):
             say(f"agentrl: {line}", err=True)
         sys.exit(2)
 
 
-# Of whichever click typer brings: it names none but the last of the line.
-_Mistake: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+# The base class of typer's usage errors, which typer does not export.
+_UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def _line(error: Any) -> str:
-    """What is wrong with the arguments; nothing where there were none at all, because the help has been shown."""
+    """The message of a usage error; empty for a call without arguments, which has printed the help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""
-    said = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    return f"{said[:1].lower()}{said[1:]}{f'; see {context.command_path} --help' if context else ''}"
+    return f"{message[:1].lower()}{message[1:]}{f'; see {context.command_path} --help' if context else ''}"

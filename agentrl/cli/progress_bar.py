@@ -1,4 +1,4 @@
-"""A progress bar on stderr, where stderr is a terminal."""
+"""A progress bar on stderr, shown when stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a bar until the block ends; call what it yields with (done, in all)."""
+    """Show a bar until the block ends. Yields a function that sets (done, total)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from agentrl.console import Console

@@ -1,4 +1,4 @@
-"""`agentrl proxy`: serve a run's model to its agents, recording every call."""
+"""`agentrl proxy`: serves a run's model to agents and records every call."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def proxy(
     database_url: DatabaseUrl = None,
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
     port: int = typer.Option(8080, min=0, max=65535, help="Port to listen on; 0 picks a free one."),
-    workers: int = typer.Option(1, min=1, help="Processes that serve the port."),
+    workers: int = typer.Option(1, min=1, help="Number of processes that serve the port."),
     log_level: str = typer.Option("info", help="debug, info, warning or error."),
 ) -> None:
-    """Serve OpenAI's API in front of SGLang and record every call in the store.
+    """Serve the OpenAI API in front of SGLang and record every call in the store.
 
-    The admin key comes from AGENTRL_ADMIN_KEY; on loopback one is made up when it is not set. The engines' keys come
-    from AGENTRL_ENGINE_KEY, or AGENTRL_ENGINE_KEYS; engines off loopback must have one.
+    The admin key comes from AGENTRL_ADMIN_KEY; on loopback the default is a random key. The engines' keys come from
+    AGENTRL_ENGINE_KEY or AGENTRL_ENGINE_KEYS; engines off loopback require one.
     """
     from agentrl.engine.engine_keys import EngineKeys
 
@@ -43,7 +43,7 @@ def proxy(
         admin_key = f"arl-admin-{secrets.token_urlsafe(24)}"
     listener = _listen(host, port)
     port = listener.getsockname()[1]
-    replica = f"{socket.gethostname()[:50]}:{port}"  # the same after a restart, another one on another machine
+    replica = f"{socket.gethostname()[:50]}:{port}"  # stable across restarts, different on each machine
     where = f"agentrl proxy for run {run} on http://{host}:{port}"
     log_to_stderr(log_level)
     if workers > 1:
@@ -78,7 +78,7 @@ def proxy(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind before anything is loaded. Raises UserError when the port is taken or the address is not ours."""
+    """Bind the port before heavy imports. Raises UserError when the port is in use or the address is not local."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,4 +1,4 @@
-"""`agentrl replay`: past batches again, checked byte for byte, and under another credit."""
+"""`agentrl replay`: rebuilds past batches, verifies them byte for byte, and recomputes their credit."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 def replay(
-    steps: Annotated[str, typer.Option(help="Which steps: 5, 3..7, 3.. or ..7.")],
+    steps: Annotated[str, typer.Option(help="Steps to replay: 5, 3..7, 3.. or ..7.")],
     run: Run = None,
     database_url: DatabaseUrl = None,
     rescore: Annotated[
-        str | None, typer.Option(help="module:function from a session to its reward, {call id: reward} or None.")
+        str | None, typer.Option(help="module:function that maps a session to its reward, {call id: reward} or None.")
     ] = None,
-    discount: Annotated[float | None, typer.Option(help="Turn discount to credit with.")] = None,
-    estimator: Annotated[
-        str | None, typer.Option(help="The algorithm whose advantages to compute: grpo, rloo, …")
+    discount: Annotated[float | None, typer.Option(help="Turn discount for the new credit.")] = None,
+    estimator: Annotated[str | None, typer.Option(help="Algorithm for the new advantages: grpo, rloo, …")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the batches, one Parquet file per step.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the batches as Parquet, a file a step.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is at --out.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the existing --out.")] = False,
 ) -> None:
-    """Rebuild the batches of past steps and compare each, byte for byte, with what was trained. Never writes the store.
+    """Rebuild the batches of past steps and compare each, byte for byte, with what was trained. Reads the store only.
 
-    With --rescore, --discount or --estimator also says what returns and advantages would have been. Exits with status 1
-    when a batch is not what was trained.
+    With --rescore, --discount or --estimator also print the returns and advantages under the new credit. Exit status 1
+    means that a batch differs from what was trained.
     """
     from agentrl import past_batches as again
     from agentrl.console import Console
@@ -67,7 +67,7 @@ def replay(
     if credit.changes and shifts:
         console.print(_table(shifts))
     if different:
-        say(f"{different} of {len(chosen)} batches are not what was trained", err=True)
+        say(f"{different} of {len(chosen)} batches differ from what was trained", err=True)
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""`agentrl store reward`: a person's judgement of a session or a call, straight into the database."""
+"""`agentrl store reward`: writes a reward for a session or a call to the database."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from agentrl.visible import say
 def reward(
     session: Annotated[str, typer.Option(help="The session's id.")],
     value: Annotated[float, typer.Option(help="A finite number.")],
-    call: Annotated[str | None, typer.Option(help="Id of one model call; without it the session is rewarded.")] = None,
-    scope: Annotated[str | None, typer.Option(help="session, call, or branch: the path to the call.")] = None,
-    name: Annotated[str, typer.Option(help="Names add up; a later value of the same name supersedes.")] = "reward",
-    source: Annotated[str, typer.Option(help="Who says so.")] = "human",
-    key: Annotated[str | None, typer.Option(help="Idempotency key: repeated, it counts once.")] = None,
+    call: Annotated[str | None, typer.Option(help="Id of a model call; default: reward the session.")] = None,
+    scope: Annotated[
+        str | None, typer.Option(help="session, call, or branch (the calls on the path to --call).")
+    ] = None,
+    name: Annotated[
+        str, typer.Option(help="Rewards of different names add up; the last one of a name counts.")
+    ] = "reward",
+    source: Annotated[str, typer.Option(help="Origin of the reward.")] = "human",
+    key: Annotated[str | None, typer.Option(help="Idempotency key: repeated calls count once.")] = None,
     run: Run = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Reward a session or one of its calls, as the REST API does. Works while the run is on, and hours later.
+    """Reward a session or one of its calls, as the REST API does, during the run or later.
 
-    Prints JSON; `applied` is false when it came too late to be trained on. It is kept all the same.
+    Prints JSON. `applied` is false when the reward came too late for training; it is stored in any case.
     """
     from agentrl.configs.run_config import RunConfig
     from agentrl.errors import RequestError

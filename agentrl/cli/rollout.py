@@ -1,4 +1,4 @@
-"""`agentrl rollout`: run agents against a proxy, from any machine that reaches it."""
+"""`agentrl rollout`: runs agents against a proxy, from any machine that can reach it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def rollout(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run", help="Name or folder of a run that is on: for --config, --url and --run-key.", show_default=False
+            "--run", help="Name or folder of an active run; sets --config, --url and --run-key.", show_default=False
         ),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(envvar="AGENTRL_PROXY_URL", help="The proxy, e.g. http://127.0.0.1:8000.")
+        str | None, typer.Option(envvar="AGENTRL_PROXY_URL", help="URL of the proxy, e.g. http://127.0.0.1:8000.")
     ] = None,
     run_key: Annotated[
         str | None, typer.Option(envvar="AGENTRL_RUN_KEY", help="The run's key.", show_default=False)
     ] = None,
     owner: Annotated[
         str | None,
-        typer.Option(help="This worker's name. Restarted under the same one, it abandons what its dead process left."),
+        typer.Option(help="This worker's name. A restart with the same name abandons the groups of the dead process."),
     ] = None,
 ) -> None:
-    """Play the run's tasks with its agent until the run is finished, and its evaluations beside them."""
+    """Run the agent on the run's tasks, and its evaluations, until the run is finished."""
     from agentrl.configs.config_files import load_config
     from agentrl.rollout.worker import run_worker
 
     if run is not None:
         folder = folder_named(run)
         config = config or folder / location.CONFIG
-        told = location.proxy_of(folder)
-        url, run_key = url or told.get(PROXY_URL), run_key or told.get(RUN_KEY)
+        env = location.proxy_of(folder)
+        url, run_key = url or env.get(PROXY_URL), run_key or env.get(RUN_KEY)
     if config is None:
-        raise UserError("which run? give --config FILE, or --run NAME for one that is on")
+        raise UserError("which run? give --config FILE, or --run NAME of an active run")
     run_worker(load_config(config, overrides), base_url=url, api_key=run_key, owner=owner)

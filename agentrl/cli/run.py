@@ -1,4 +1,4 @@
-"""`agentrl run`: make a run without starting anything, and list those there are."""
+"""`agentrl run`: creates a run without starting processes, and lists runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from agentrl.configs.run_config import RunConfig
     from agentrl.store import Row
 
-run = typer.Typer(help="Make a run without starting anything; list the runs.", no_args_is_help=True)
+run = typer.Typer(help="Create a run without starting processes; list runs.", no_args_is_help=True)
 
 RECORDING: dict[str, object] = {"steps": 0, "rollout": {"group_size": 1, "min_group_size": 1}}
-"""A run without a config file: nothing is trained, and each program's session stands for itself."""
+"""The config of a run without a config file: it records only, and each session is its own group."""
 
 
 @run.command()
@@ -33,25 +33,26 @@ def create(
     config: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG] [SECTION.KEY=VALUE]…", help="A run's YAML file, and overrides.", show_default=False
+            metavar="[CONFIG] [SECTION.KEY=VALUE]…", help="A run's YAML file and overrides.", show_default=False
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The run's name; needed without a config file.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The run's name; required without a config file.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="tiny, smollm2 or a Hugging Face folder: what the engines serve.")
+        str | None,
+        typer.Option("--model", help="Model that the engines serve: tiny, smollm2 or a Hugging Face folder."),
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", envvar="AGENTRL_RUN_KEY", help="The run's key.", show_default="a new one")
     ] = None,
     database_url: Annotated[
         str | None,
-        typer.Option("--database-url", help="SQLAlchemy URL; by default as for `agentrl train`.", show_default=False),
+        typer.Option("--database-url", help="SQLAlchemy URL; default: as for `agentrl train`.", show_default=False),
     ] = None,
 ) -> None:
-    """Make a run, so that `agentrl proxy` can serve it to programs that agentrl does not start.
+    """Create a run that `agentrl proxy` can serve to programs that agentrl does not start.
 
-    Without a config file it only records. The run's key is printed as a shell's `export`, here and never again: only
-    its hash is stored. Everything else goes to stderr.
+    Without a config file the run records only. The run's key is printed once, as a shell `export`; the store keeps its
+    hash. Other output goes to stderr.
     """
     from agentrl.configs import cautions
     from agentrl.domain.schemas import Power
@@ -66,7 +67,7 @@ def create(
     for caution in cautions.of(settings):
         say(caution, err=True)
     say(
-        f"run {settings.name} is made; agentrl proxy --run {settings.name} --engine http://HOST:PORT serves it",
+        f"run {settings.name} created; serve it with agentrl proxy --run {settings.name} --engine http://HOST:PORT",
         err=True,
     )
 
@@ -76,12 +77,12 @@ def list_runs(
     database_url: Annotated[
         str | None,
         typer.Option(
-            help="SQLAlchemy URL; by default AGENTRL_DATABASE_URL, else the databases of the runs in runs/.",
+            help="SQLAlchemy URL; default: AGENTRL_DATABASE_URL, else the databases of the runs in runs/.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """List the runs of a database, or of all that runs/ has folders of; newest first."""
+    """List the runs of one database, or of all runs in runs/; newest first."""
     from rich.table import Table
 
     from agentrl.console import Console
@@ -105,17 +106,17 @@ def reopen(
     name: Annotated[str, typer.Argument(help="The run's name or folder.")],
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Let a run that was stopped or has failed go on: it takes groups again. `agentrl train` does so by itself."""
+    """Let a stopped or failed run admit groups again. `agentrl train` does this itself."""
     from agentrl.store import runs
 
     with opened(name, database_url) as store:
         row = store.run()
         store.database.transact(runs.resume, row.id)
-    say(f"run {row.name} takes groups again")
+    say(f"run {row.name} admits groups again")
 
 
 def _databases(database_url: str | None) -> list[Location]:
-    """The database that is named, else those of the folders in runs/. Raises UserError when there is none."""
+    """The given database, else the databases of the folders in runs/. Raises UserError when there are none."""
     folders = location.folders()
     if database_url or os.environ.get(DATABASE_URL) or not folders:
         return [location.locate(None, database_url, os.environ)]
@@ -123,7 +124,7 @@ def _databases(database_url: str | None) -> list[Location]:
 
 
 def _config(args: list[str], flags: dict[str, str | None]) -> RunConfig:
-    """Of a file and overrides, or of `--name` and `--model` alone; flags win. Raises ConfigError."""
+    """The configuration from a file and overrides, or from `--name` and `--model`. Flags win. Raises ConfigError."""
     from agentrl.configs.config_files import apply_override, load_config, parse_config
 
     overrides = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]

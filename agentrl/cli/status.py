@@ -1,4 +1,4 @@
-"""`agentrl status`: what a run does just now, on one screen."""
+"""`agentrl status`: shows the current state of a run on one screen."""
 
 from __future__ import annotations
 
@@ -23,30 +23,33 @@ if TYPE_CHECKING:
 EVERY_S = 2.0
 TIMEOUT_S = 10.0
 STALE_S = 15.0
-"""A replica that has not been heard of for this long is marked."""
+"""A replica whose last heartbeat is older is shown as silent."""
 
 
 def status(
     ctx: typer.Context,
     run: Annotated[
-        str | None, typer.Option("--run", help="Name or folder of the run, read from its database.", show_default=False)
+        str | None,
+        typer.Option("--run", help="Name or folder of the run to read from its database.", show_default=False),
     ] = None,
-    proxy: Annotated[str | None, typer.Option(envvar="AGENTRL_PROXY_URL", help="Where the proxy is.")] = None,
+    proxy: Annotated[str | None, typer.Option(envvar="AGENTRL_PROXY_URL", help="URL of the proxy.")] = None,
     run_key: Annotated[str | None, typer.Option("--key", envvar="AGENTRL_RUN_KEY", help="A run or admin key.")] = None,
     admin_key: Annotated[str | None, typer.Option(envvar="AGENTRL_ADMIN_KEY", hidden=True)] = None,
     database_url: DatabaseUrl = None,
-    window: Annotated[float, typer.Option(min=1, max=600, help="Rates and latencies of the last N seconds.")] = 60.0,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    window: Annotated[
+        float, typer.Option(min=1, max=600, help="Seconds over which rates and latencies are computed.")
+    ] = 60.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a run does: version and step, engines, sessions, calls, tokens, latencies, forks, events, errors.
+    """Show a run's version, step, engines, sessions, calls, tokens, latencies, forks, events and errors.
 
-    Without options it shows the newest run in runs/. With --proxy or AGENTRL_PROXY_URL (and AGENTRL_RUN_KEY or
-    AGENTRL_ADMIN_KEY) it asks the proxy, from any machine. --run and --database-url read the store, without the proxy.
+    The default is the newest run in runs/. --proxy or AGENTRL_PROXY_URL (with AGENTRL_RUN_KEY or AGENTRL_ADMIN_KEY)
+    asks the proxy, from any machine. --run and --database-url read the store instead.
     """
-    by_option = _given(ctx, "proxy")
+    by_option = _on_command_line(ctx, "proxy")
     if by_option and (run or database_url):
-        raise UserError("--proxy serves one run of its own database: leave out --run and --database-url")
+        raise UserError("--proxy cannot be combined with --run or --database-url")
     if proxy and (by_option or not (run or database_url)):
         key = run_key or admin_key
         if not key:
@@ -73,14 +76,14 @@ def status(
         return None
 
 
-def _given(ctx: typer.Context, option: str) -> bool:
-    """Whether an option is on the command line, not only in the environment."""
+def _on_command_line(ctx: typer.Context, option: str) -> bool:
+    """Whether an option is on the command line, as opposed to the environment."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def _follow(console: Any, ask: Callable[[], Json]) -> None:
-    """Show it for ever; a proxy or database that is away is said to be, and asked again."""
+    """Refresh the screen until interrupted. Shows an error while the proxy or the database is unavailable."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -99,7 +102,7 @@ def _follow(console: Any, ask: Callable[[], Json]) -> None:
 
 
 def from_proxy(address: str, key: str, window_s: float) -> Json:
-    """Raises UserError when nothing answers there, or refuses the key."""
+    """Read the status from the proxy. Raises UserError when it does not answer or rejects the key."""
     import httpx
 
     try:
@@ -110,7 +113,7 @@ def from_proxy(address: str, key: str, window_s: float) -> Json:
             headers={"Authorization": f"Bearer {key}"},
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise UserError(f"--proxy {address} is no address: {error}") from error
+        raise UserError(f"--proxy {address} is not a valid URL: {error}") from error
     except httpx.TransportError as error:
         why = str(error) or type(error).__name__
         raise UserError(f"no proxy answers at {address}: {why}; --run NAME reads the run's database instead") from error
@@ -120,12 +123,14 @@ def from_proxy(address: str, key: str, window_s: float) -> Json:
             return dict(found)
         why = found["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        why = "this is no agentrl proxy"
-    raise UserError(f"{address} answers {answer.status_code}: {why}")
+        why = "not an agentrl proxy"
+    raise UserError(f"{address} answered {answer.status_code}: {why}")
 
 
 def from_store(found: Location, window_s: float) -> Json:
-    """The same from the store itself. Raises UserError when it holds no run, StoreError when it cannot be read."""
+    """Read the status from the store. Raises UserError when the run is missing, StoreError when the store is
+    unreadable.
+    """
     from agentrl.store import activity
 
     with connected(found) as database:
@@ -134,7 +139,7 @@ def from_store(found: Location, window_s: float) -> Json:
 
 
 def screen(found: Json, now: float) -> RenderableType:
-    """What `found` looks like in a terminal of 80 columns or more."""
+    """Render `found` for a terminal of at least 80 columns."""
     from rich.console import Group
     from rich.text import Text
 
@@ -201,7 +206,7 @@ def _facts(found: Json) -> RenderableType:
 
 
 def _parts(found: Json, now: float) -> RenderableType:
-    """Engines, proxies and workers."""
+    """The table of engines, proxies and workers."""
     from rich.table import Table
     from rich.text import Text
 
@@ -217,10 +222,10 @@ def _parts(found: Json, now: float) -> RenderableType:
     for replica in found["replicas"]:
         silent_s = now - replica["last_seen_at"]
         state = "silent" if silent_s > STALE_S else "alive"
-        heard = f"heard {_ago(silent_s)}" if state == "silent" else ""
-        table.add_row(replica["kind"], Text(replica["name"]), _state(state), heard)
+        last_seen = f"last seen {_ago(silent_s)}" if state == "silent" else ""
+        table.add_row(replica["kind"], Text(replica["name"]), _state(state), last_seen)
     if not found["engines"]:
-        table.add_row("engine", "none has been seen", "", "")
+        table.add_row("engine", "none registered", "", "")
     return table
 
 

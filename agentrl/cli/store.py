@@ -1,4 +1,4 @@
-"""`agentrl store`: check, prune and back up the database."""
+"""`agentrl store`: checks, prunes and backs up the database."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ store.command()(reward)
 @store.command()
 def check(
     run: Annotated[
-        str | None, typer.Option("--run", help="Name or folder of the run; without it every run of the database.")
+        str | None, typer.Option("--run", help="Name or folder of the run; default: all runs of the database.")
     ] = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Check the database itself, then what the rows of its runs must fulfil: exact tokens, exactly-once training,
-    bounded staleness, states, credit, counters.
+    """Check the database, then the invariants of its runs: exact tokens, exactly-once training, bounded staleness,
+    states, credit, counters.
 
-    Prints each run's figures as JSON; exits with status 1 and one line per violation (`TABLE ID: what is wrong`) on
-    stderr. A run may be on meanwhile. What left no row, an answer that was lost before it was recorded, it cannot see.
+    Prints each run's statistics as JSON. Violations go to stderr, one line each (`TABLE ID: what is wrong`), with exit
+    status 1. Works while a run is active. An answer that was lost before it was recorded leaves no row to check.
     """
     from agentrl.cli.progress_bar import bar
     from agentrl.store import runs
@@ -58,17 +58,19 @@ def check(
 def prune(
     run: RequiredRun,
     database_url: DatabaseUrl = None,
-    older_than: Annotated[str | None, typer.Option(help="Only what finished so long ago: 7d, 12h, 30m.")] = None,
-    keep_steps: Annotated[
-        int | None, typer.Option(min=0, help="Only what finished before the newest N steps began.")
+    older_than: Annotated[
+        str | None, typer.Option(help="Only groups that finished at least this long ago: 7d, 12h, 30m.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    vacuum: Annotated[bool, typer.Option("--vacuum", help="Then give the space back to the disk.")] = False,
+    keep_steps: Annotated[
+        int | None, typer.Option(min=0, help="Only groups that finished before the newest N steps began.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed, and keep it.")] = False,
+    vacuum: Annotated[bool, typer.Option("--vacuum", help="Then return the free space to the disk.")] = False,
 ) -> None:
-    """Remove rejected, stale and evaluated groups that no lineage needs, and old events. The run may go on meanwhile.
+    """Remove rejected, stale and evaluation groups that no step uses, and old events. Works while the run is active.
 
-    Whatever a step has leased or trained stays, so that every past batch can still be rebuilt; so do the first
-    and the newest evaluation.
+    Groups that a step has leased or trained are kept, so that every past batch can be rebuilt. The first and the newest
+    evaluation are kept too.
     """
     from agentrl.cli.progress_bar import bar
     from agentrl.store.upkeep import disk_space, retention
@@ -91,19 +93,19 @@ def prune(
                 disk_space.vacuum(database)
     for table, rows in pruned.rows.items():
         say(f"{rows:>12,} {table}")
-    say(f"{pruned.bytes:>12,} bytes of tokens and messages {'would go' if dry_run else 'removed'}")
+    say(f"{pruned.bytes:>12,} bytes of tokens and messages {'would be removed' if dry_run else 'removed'}")
 
 
 @store.command()
 def backup(
-    target: Annotated[Path, typer.Argument(help="File to make.")],
+    target: Annotated[Path, typer.Argument(help="File to create.")],
     run: Run = None,
     database_url: DatabaseUrl = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Copy the database to a file while others write to it: everything committed before this began is in the copy.
+    """Copy the database to a file while it is in use. The copy has all transactions committed before the start.
 
-    SQLite: a database file, checked. PostgreSQL: an archive by pg_dump, for pg_restore.
+    SQLite: a database file, which is checked. PostgreSQL: an archive by pg_dump, for pg_restore.
     """
     from agentrl.cli.progress_bar import bar
     from agentrl.store.upkeep import backup
@@ -118,8 +120,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def parse_age(text: str, option: str = "--older-than") -> float:
-    """`7d`, `12h`, `1.5w` in seconds. Raises UserError naming the option."""
+    """Parse an age such as `7d`, `12h` or `1.5w` to seconds. Raises UserError naming the option."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip())
     if found is None:
-        raise UserError(f"{option}: {text!r} is no age; write a number and a unit (s, m, h, d, w), e.g. 7d")
+        raise UserError(f"{option}: {text!r} is not an age; give a number and a unit (s, m, h, d, w), e.g. 7d")
     return float(found[1]) * _UNITS[found[2]]

@@ -1,4 +1,4 @@
-"""`agentrl train`: a whole run on this machine."""
+"""`agentrl train`: runs all processes of a run on this machine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def train(
     ] = None,
     from_base: Annotated[
         bool,
-        typer.Option("--from-base", help="Without a usable checkpoint: train all steps again from the base model."),
+        typer.Option("--from-base", help="Without a usable checkpoint, train all steps again from the base model."),
     ] = False,
 ) -> None:
-    """Start engine, proxy, rollouts and trainer, and watch them until the run is finished. Resumes a stopped run."""
+    """Start the engine, proxy, rollouts and trainer, and supervise them until the run is finished. Resumes a stopped
+    run.
+    """
     from agentrl.configs.config_files import load_config
     from agentrl.console import Console
     from agentrl.launch import local_run as launch
@@ -38,7 +40,7 @@ def train(
 
 @contextmanager
 def exit_when_stopped() -> Iterator[None]:
-    """A stopped run is no error: say how to go on, and exit as an interrupted program does."""
+    """Exit with status 130 on Stopped, after printing how to resume."""
     from agentrl.launch.local_run import Stopped
 
     try:

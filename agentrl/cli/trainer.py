@@ -1,4 +1,4 @@
-"""`agentrl trainer`: update the policy from a run's store, on one process or several."""
+"""`agentrl trainer`: trains the policy on a run's batches, in one process or several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentrl.configs.run_config import RunConfig
 
 FENCED_STATUS = 3
-"""Exit status of a trainer that met a newer one."""
+"""Exit status of a trainer that a newer trainer has fenced off."""
 
 
 def trainer(
@@ -24,14 +24,14 @@ def trainer(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, as for `agentrl train`.")] = None,
     from_base: Annotated[
         bool,
-        typer.Option("--from-base", help="Without a usable checkpoint: train all steps again from the base model."),
+        typer.Option("--from-base", help="Without a usable checkpoint, train all steps again from the base model."),
     ] = False,
 ) -> None:
-    """Lease batches from the store, train, checkpoint, and have the proxy publish the weights.
+    """Lease batches from the store, train, write checkpoints, and publish the weights through the proxy.
 
-    Starts torchrun by itself when trainer.ranks is more than one. Needs AGENTRL_PROXY_URL and AGENTRL_ADMIN_KEY.
-    A run whose steps had checkpoints is not started over without them, unless --from-base says so.
-    Exit status 3 means that a newer trainer of the same run has started.
+    Starts torchrun when trainer.ranks is more than one. Needs AGENTRL_PROXY_URL and AGENTRL_ADMIN_KEY. A run that has
+    lost its checkpoints needs --from-base to start over. Exit status 3 means that a newer trainer of the same run has
+    started.
     """
     from agentrl.configs import cautions
     from agentrl.configs.config_files import load_config
@@ -39,11 +39,11 @@ def trainer(
 
     run = load_config(config, overrides)
     metric_sinks.require(run.metrics)
-    if "RANK" not in os.environ:  # before torchrun: said once
+    if "RANK" not in os.environ:  # before torchrun, so that each caution is printed once
         for caution in cautions.of(run):
             say(caution, err=True)
     url, key = _required("AGENTRL_PROXY_URL"), _required("AGENTRL_ADMIN_KEY")
-    if "RANK" not in os.environ:  # before any other trainer is fenced; and torchrun would hide the exit status
+    if "RANK" not in os.environ:  # before this trainer fences another; torchrun would also hide the exit status
         _check_resume(run, from_base)
     if run.trainer.ranks > 1 and "RANK" not in os.environ:
         launcher = [sys.executable, "-m", "agentrl.trainer.torchrun", "--standalone"]
@@ -51,7 +51,7 @@ def trainer(
         ours += ["--from-base"] if from_base else []
         os.execv(sys.executable, [*launcher, f"--nproc-per-node={run.trainer.ranks}", *ours])
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads leave the cores to engines on the same machine
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads sleep instead of taking cores from the engines
 
     from agentrl.launch.run_folder import database_url
     from agentrl.models import resolve_model
@@ -78,7 +78,7 @@ def trainer(
             on_cpu = run.engine.device != "cuda" and world.device.type == "cpu"
             compares = engine_dtype(run) if on_cpu else None
             if run.publish.verify and compares is None:
-                say("publish.verify compares nothing: only engines on a CPU tell digests that can be computed here")
+                say("publish.verify has no effect: the trainer can compute weight digests only for engines on a CPU")
             publisher = Publisher(
                 url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device, compares=compares
             )
@@ -94,7 +94,7 @@ def trainer(
 
 
 def _check_resume(run: RunConfig, from_base: bool) -> None:
-    """Raise UserError when the run cannot go on from a checkpoint. Disturbs no trainer that still works."""
+    """Raise UserError when the run cannot resume from a checkpoint. Leaves a running trainer undisturbed."""
     from agentrl.launch.run_folder import database_url
     from agentrl.store import Database
     from agentrl.trainer.run.resume import find_checkpoint
@@ -110,5 +110,5 @@ def _check_resume(run: RunConfig, from_base: bool) -> None:
 def _required(name: str) -> str:
     value = os.environ.get(name)
     if not value:
-        raise ConfigError(f"{name} is not set: the trainer asks the proxy to publish weights")
+        raise ConfigError(f"{name} is not set: the trainer publishes weights through the proxy")
     return value

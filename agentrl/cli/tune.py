@@ -1,4 +1,4 @@
-"""`agentrl sft`, `agentrl dpo`, `agentrl reward-model`: learn from data that are there, without a rollout."""
+"""`agentrl sft`, `agentrl dpo`, `agentrl reward-model`: train on existing data without rollouts."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from agentrl.visible import say
 if TYPE_CHECKING:
     from agentrl.configs.tuning_config import AnyConfig
 
-Config = Annotated[Path, typer.Argument(help="The YAML file (docs/tuning.md).")]
+Config = Annotated[Path, typer.Argument(help="The tuning run's YAML file (docs/tuning.md).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. trainer.lr=1e-5 epochs=2.")]
 
 
 def sft(config: Config, overrides: Overrides = None) -> None:
-    """Imitate the assistant's turns of conversations: of a file, or the best of a run. Resumes a stopped run."""
+    """Fine-tune on the assistant turns of conversations, from a file or a run's best trajectories. Resumes a stopped
+    run.
+    """
     from agentrl.configs.tuning_config import SftConfig, load
 
     _tune(load(config, overrides, SftConfig))
 
 
 def dpo(config: Config, overrides: Overrides = None) -> None:
-    """Prefer the chosen of two answers: pairs of a file, or of a run's groups by reward. Resumes a stopped run."""
+    """Train on preference pairs, from a file or a run's groups ordered by reward (DPO). Resumes a stopped run."""
     from agentrl.configs.tuning_config import DpoConfig, load
 
     _tune(load(config, overrides, DpoConfig))
 
 
 def reward_model(config: Config, overrides: Overrides = None) -> None:
-    """Learn a reward from pairs of answers (Bradley-Terry). Resumes a stopped run."""
+    """Train a reward model on preference pairs (Bradley-Terry). Resumes a stopped run."""
     from agentrl.configs.tuning_config import RewardModelConfig, load
 
     _tune(load(config, overrides, RewardModelConfig))
@@ -45,11 +47,11 @@ def _tune(config: AnyConfig) -> None:
     from agentrl.trainer.tuning.source import load_data
 
     model = resolve_model(config.model)
-    first = "RANK" not in os.environ  # not one of torchrun's processes, which would hide mistakes in the data
+    first = "RANK" not in os.environ  # load the data before torchrun, which hides the exit status of UserError
     data = load_data(config, model) if first or os.environ["RANK"] == "0" else None
     if first:
         assert data is not None
-        for note in (f"{len(data.train)} items to train, {len(data.held_out)} held out", *data.notes):
+        for note in (f"{len(data.train)} training items, {len(data.held_out)} held out", *data.notes):
             say(note)
         if config.trainer.ranks > 1:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -1,15 +1,15 @@
-"""Talk to the agentrl proxy: open a session, run any agent against it, reward it, end it.
+"""A client of the agentrl proxy: open a session, run any agent against it, reward it, end it.
 
     with Client().session(task={"question": "2+2"}) as s:
         answer = my_agent(base_url=s.base_url, api_key=s.api_key)
         s.reward(1.0 if answer == "4" else 0.0)
 
-A session that makes no call for long calls `s.heartbeat()` now and then. A sub-agent gets a session of its own,
-`with s.child() as sub:`. Inside an agent, `Client(base_url, api_key)` with the agent's own two values opens them.
+A session without calls for a long time must call `s.heartbeat()`. A sub-agent uses its own session: `with s.child() as
+sub:`. Inside an agent, `Client(base_url, api_key)` with the agent's URL and key opens sub-agent sessions.
 
-`Client` and `Session` block; `AsyncClient` and `AsyncSession` await. The blocking pair is generated from the awaiting
-one (scripts/blocking_client.py). Connection errors, 502 and 503 are retried with the same idempotency key, because the
-proxy may be killed and come back at any moment: nothing is lost and nothing counts twice. A 429 is waited out.
+`Client` and `Session` are synchronous; `AsyncClient` and `AsyncSession` are asynchronous. The synchronous pair is
+generated (scripts/blocking_client.py). Connection errors, 429, 502 and 503 are retried with the same idempotency key,
+so a restart of the proxy loses no call and counts none twice.
 """
 
 from agentrl.client.awaiting import AsyncClient, AsyncSession

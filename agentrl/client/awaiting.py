@@ -1,4 +1,4 @@
-"""The awaiting client and its sessions. `agentrl/client/blocking.py` is generated from this file."""
+"""The asynchronous client and its sessions. `agentrl/client/blocking.py` is generated from this file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentrl.domain.schemas import Json
 
 
 class AsyncClient(Settings):
-    """A client of the proxy. `timeout_s` bounds every call, waiting for admission included."""
+    """A client of the proxy. `timeout_s` limits each call, with the wait for admission."""
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None, **options: Any) -> None:
         super().__init__(base_url, api_key, **options)
@@ -38,9 +38,9 @@ class AsyncClient(Settings):
         timeout_s: float | None = None,
         api_key: str | None = None,
     ) -> Any:
-        """Send one call until it is answered; with `api_key`, as the holder of that key. Returns the answer's JSON.
+        """Send a request, with retries, and return the response's JSON. `api_key` replaces the client's key.
 
-        Raises RequestError for a refusal, or when `timeout_s` is over.
+        Raises RequestError for an error response, or after `timeout_s`.
         """
         headers = headers_of(api_key)
         retries = Retries(self.timeout_s if timeout_s is None else timeout_s, self.on_wait)
@@ -58,9 +58,9 @@ class AsyncClient(Settings):
     def session(
         self, task: Json | None = None, metadata: Json | None = None, *, parent_session_id: str | None = None
     ) -> AsyncSession:
-        """Open a session when entered; waits for admission. Leaving the block ends it.
+        """A session, opened on entering the block, after a wait for admission, and ended on leaving it.
 
-        With `parent_session_id` it is a sub-agent's (`AsyncSession.child`), and waits for nothing.
+        With `parent_session_id` it is a sub-agent's session (`AsyncSession.child`), which needs no admission.
         """
         return AsyncSession(self, task, metadata, parent_session_id)
 
@@ -76,7 +76,7 @@ class AsyncClient(Settings):
 
 
 class AsyncSession(SessionState):
-    """One agent episode; use it as a context manager."""
+    """One agent episode, as a context manager."""
 
     def __init__(
         self, client: AsyncClient, task: Json | None, metadata: Json | None, parent_session_id: str | None = None
@@ -97,32 +97,32 @@ class AsyncSession(SessionState):
         source: str | None = None,
         idempotency_key: str | None = None,
     ) -> bool:
-        """Reward the session, or one model call by its completion id. False: too late to be trained on.
+        """Reward the session, or one model call by its completion id. Returns False when it is too late for training.
 
-        `scope="branch"` keeps a call's reward to the path that leads to it. Rewards of several names add up; a later
-        one of the same name, call and scope takes the earlier one's place. A repeated `idempotency_key` counts once.
+        `scope="branch"` limits a call's reward to the path that leads to it. Rewards of different names add up; a later
+        reward of the same name, call and scope replaces the earlier one. A repeated `idempotency_key` counts once.
         """
         answer = await self._post("reward", reward_body(value, interaction_id, scope, name, source, idempotency_key))
         return bool(answer["applied"])
 
     async def heartbeat(self) -> bool:
-        """Report that the session is still used. Returns whether it is still open.
+        """Send a heartbeat. Returns whether the session is still open.
 
-        A model call counts as one. An agent that makes none for longer than `proxy.session_timeout_s` (waiting for a
-        person, or for a long tool) calls this now and then, or its session is abandoned.
+        Model calls count as heartbeats. An agent without calls for longer than `proxy.session_timeout_s`, for example
+        in a long tool, must send heartbeats, or its session is abandoned.
         """
         answer = await self._post("heartbeat")
         return bool(answer["status"] == "open")
 
     def child(self, metadata: Json | None = None) -> AsyncSession:
-        """A sub-agent's session under this one: its own key, URL and rewards, and no wait for admission.
+        """A sub-agent's session under this one, with its own key, URL and rewards. It needs no admission.
 
-        Unless rewarded itself it inherits this session's return; it ends at the latest with this session.
+        Without its own reward it inherits this session's return. It ends when this session ends, or earlier.
         """
         return self._client.session(metadata=metadata, parent_session_id=self.id)
 
     async def end(self, error: str | None = None) -> None:
-        """End as completed, or as failed with `error`. Only the first call counts."""
+        """End the session as completed, or as failed with `error`. Later calls have no effect."""
         if not self.ended:
             await self._post("end", end_body(error))
             self.ended = True

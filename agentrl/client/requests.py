@@ -1,7 +1,7 @@
-"""What the client sends to the proxy, and how it reads the answers; without sending anything.
+"""Builds the client's requests, parses the responses, and implements the retry rule. Performs no I/O.
 
-The retry rule is our own: a pause comes from the proxy's two Retry-After headers, is reported to `on_wait` before it
-begins, and ends in the proxy's own error when the deadline is near. tenacity would leave each of these to be written.
+The retry rule is custom: a pause comes from the proxy's two Retry-After headers, is reported to `on_wait` beforehand,
+and ends with the proxy's error when the deadline is near. tenacity provides none of these.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CALL_TIMEOUT_S = 30.0
 LONGEST_ERROR = 2000
 
 OnWait = Callable[[float, str], None]
-"""Called before every pause with its length in seconds and the reason."""
+"""Called before each pause, with its length in seconds and the reason."""
 
 
 class Settings:
-    """Where the proxy is and with which key it is called.
+    """The proxy's URL and the key of the calls.
 
-    Arguments win over AGENTRL_PROXY_URL and AGENTRL_RUN_KEY. A session's own `base_url` and key are taken too: they
-    open sub-agents' sessions.
+    Arguments take precedence over AGENTRL_PROXY_URL and AGENTRL_RUN_KEY. A session's `base_url` and key are also valid;
+    they can open sub-agent sessions.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Settings:
 
 
 class Retries:
-    """The pauses between the attempts of one call, until its deadline."""
+    """The pauses between the attempts of a call, until its deadline."""
 
     def __init__(self, timeout_s: float, on_wait: OnWait | None) -> None:
         self._deadline = time.monotonic() + timeout_s
@@ -67,7 +67,7 @@ class Retries:
         self._on_wait = on_wait
 
     def pause_s(self, problem: RequestError) -> float:
-        """Seconds to wait before the next attempt. Raises `problem` when it is final, or the deadline is too near."""
+        """Seconds until the next attempt. Raises `problem` when it is final or the deadline is too near."""
         pause_s = max(problem.retry_after_s or 0.0, self._backoff_s) * random.uniform(1.0, 1.25)
         if problem.status not in RETRIED or time.monotonic() + pause_s > self._deadline:
             raise problem
@@ -78,7 +78,7 @@ class Retries:
 
 
 class SessionState:
-    """What a session knows. `base_url` and `api_key` go to any OpenAI-compatible SDK."""
+    """The attributes of a session. Pass `base_url` and `api_key` to any OpenAI-compatible SDK."""
 
     id: str
     api_key: str
@@ -96,17 +96,17 @@ class SessionState:
 
 
 def headers_of(api_key: str | None) -> dict[str, str]:
-    """The headers of one call, the same in every attempt; `api_key` replaces the client's own key."""
+    """The headers of a call, equal in all attempts. `api_key` replaces the client's key."""
     return {"Idempotency-Key": uuid.uuid4().hex} | ({} if api_key is None else {"Authorization": f"Bearer {api_key}"})
 
 
 def unanswered(error: httpx.TransportError) -> RequestError:
-    """The error of an attempt that got no answer."""
+    """The error of an attempt without a response."""
     return RequestError(503, f"the proxy does not answer ({error!r})", code="connection_error")
 
 
 def refusal(answer: httpx.Response) -> RequestError:
-    """The error of an answer in OpenAI's shape; any other body is quoted."""
+    """The error of a response in OpenAI's format; other bodies are quoted."""
     try:
         error = answer.json()["error"]
         message, code, param = str(error["message"]), str(error.get("code") or error.get("type")), error.get("param")
@@ -116,7 +116,7 @@ def refusal(answer: httpx.Response) -> RequestError:
 
 
 def _retry_after_s(answer: httpx.Response) -> float | None:
-    """How long the proxy asks to wait, by the finer of the two headers that it sends."""
+    """The proxy's requested pause, from the more precise of its two headers."""
     for header, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return float(answer.headers[header]) * unit_s
@@ -128,17 +128,17 @@ def _retry_after_s(answer: httpx.Response) -> float | None:
 def reward_body(
     value: float, interaction_id: str | None, scope: str | None, name: str, source: str | None, key: str | None
 ) -> Json:
-    """The body of a reward; without a `key` of the caller's it gets one."""
+    """The request body of a reward; generates an idempotency key when `key` is None."""
     body: Json = {"value": float(value), "name": name, "idempotency_key": key or uuid.uuid4().hex}
     optional = {"interaction_id": interaction_id, "scope": scope, "source": source}
     return body | {k: v for k, v in optional.items() if v is not None}
 
 
 def end_body(error: str | None) -> Json:
-    """The body of a session's end: completed, or failed with `error`."""
+    """The request body that ends a session: completed, or failed with `error`."""
     return {"status": "completed"} if error is None else {"status": "failed", "error": error}
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an error for a session's end: short, and always valid to send and to store."""
+    """Format an error for the end of a session: short, and valid UTF-8."""
     return f"{type(error).__name__}: {error}"[:LONGEST_ERROR].encode(errors="replace").decode()

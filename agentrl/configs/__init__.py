@@ -1,1 +1,1 @@
-"""A run's configuration, one section per part of the system. It loads no torch."""
+"""A run's configuration, one section per part of the system. Imports no torch."""

@@ -1,4 +1,4 @@
-"""What an algorithm is: the choice of its parts. A preset names a choice; any part of it can be given another value."""
+"""The parts of an algorithm. A preset chooses all parts; each part can be overridden."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.configs.section import Section
 from agentrl.errors import did_you_mean
 
 Level = Literal["token", "turn", "sequence", "product"]
-"""What a ratio is of: each token; the geometric mean over a turn's or a trajectory's tokens; their product."""
+"""The level of a ratio: per token; the geometric mean over a turn's or a sequence's tokens; the sequence's product."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
@@ -19,83 +19,91 @@ Tokens = Annotated[int, Field(gt=0)]
 
 
 class Algorithm(Section):
-    """How returns become a loss ([algorithms](algorithms.md)): a preset's name, or a preset with some parts changed.
+    """How returns become a loss ([algorithms](algorithms.md)): the name of a preset, or a preset with changed parts.
 
-    The defaults here are those of `grpo`; another preset brings its own.
+    The defaults are those of `grpo`; another preset has its own defaults.
     """
 
     preset: str = "grpo"
-    """Where the parts come from that are not given."""
+    """The preset that supplies the defaults of all other parts."""
 
     credit: Literal["turn", "trajectory"] = "turn"
-    """A token's return: that of its turn, discounted from there on, or that of the whole episode."""
+    """The return of a token: `turn`: its turn's discounted return; `trajectory`: the return of the episode."""
     estimator: Literal["returns", "gae"] = "returns"
-    """Advantages from returns against a baseline, or generalised advantage estimation over a critic's values."""
+    """`returns`: advantages from returns against a baseline; `gae`: generalised advantage estimation over a critic's
+    values.
+    """
     gae_gamma: Fraction = 1.0
     """γ of `gae`, per loss token."""
     gae_lambda: Fraction = 1.0
     """λ of `gae`."""
     baseline: Literal["group_mean", "leave_one_out", "critic", "none"] = "group_mean"
-    """What is subtracted from a return. Those of a group leave a session alone, or equal returns, without advantage."""
+    """The baseline that is subtracted from a return. A group baseline gives no advantage to a single session or to
+    equal returns.
+    """
     normalization: Literal["group_std", "batch_std", "whiten", "none"] = "group_std"
-    """What divides it: the standard deviation of the group's or the batch's returns; `whiten`: mean 0 and deviation 1
-    over the loss tokens of the batch."""
+    """The divisor of an advantage: the standard deviation of the group's or the batch's returns; `whiten`: mean 0 and
+    deviation 1 over the batch's loss tokens.
+    """
     dynamic_sampling: bool = False
-    """Groups of equal returns are dropped before a step, which waits for others in their place."""
+    """Drop groups with equal returns before a step; the step waits for other groups instead."""
     overlong_tokens: Tokens | None = None
-    """Sampled tokens of an episode at which its return is lowered by the whole `overlong_penalty`; null: by nothing."""
+    """Sampled tokens of an episode at which the full `overlong_penalty` applies; null: no penalty."""
     overlong_buffer: Tokens = 4096
-    """That many tokens earlier the penalty begins to grow, linearly."""
+    """The penalty grows linearly over this many tokens before `overlong_tokens`."""
     overlong_penalty: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """By how much the return of an episode that is too long is lowered."""
+    """Largest reduction of the return of an overlong episode."""
 
     ratio: Level = "token"
-    """What ρ, the current policy over the proximal one, is of."""
+    """The level of ρ = π_current/π_proximal."""
     clip: Literal["ppo", "cispo", "sapo", "none"] = "ppo"
-    """How far ρ may go: PPO's clip, a clipped weight without gradient on log π, a sigmoid gate, or anywhere."""
+    """The bound on ρ: PPO's clip; CISPO's clipped weight on log π, without gradient; SAPO's sigmoid gate; none."""
     clip_low: Fraction = 0.2
-    """ρ is clipped at 1 − this; 1 is no bound."""
+    """Lower clip: 1 − this; 1: no bound."""
     clip_high: Above0 = 0.2
-    """ρ is clipped at 1 + this."""
+    """Upper clip: 1 + this."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Where the advantage is negative, ρ counts as at most this (`clip: ppo`); null: unbounded."""
+    """Upper bound of ρ for negative advantages (`clip: ppo`); null: none."""
     sapo_tau_positive: Above0 = 1.0
-    """Temperature of SAPO's gate where the advantage is positive."""
+    """Temperature of SAPO's gate for positive advantages."""
     sapo_tau_negative: Above0 = 1.05
-    """The same where it is not."""
+    """Temperature of SAPO's gate for other advantages."""
     m2_threshold: Above0 | None = None
-    """Tokens with the largest (log π/π_behaviour)² leave the loss until the mean of the others is at most this."""
+    """Mask tokens with the largest (log π/π_behaviour)² until the mean of the rest is at most this; null: off."""
 
     proximal: Literal["recompute", "interpolate", "behavior"] = "recompute"
-    """The policy that ρ is against: the one before the step, computed; the same, interpolated by version between the
-    behaviour and the current policy (no forward pass); or the behaviour policy itself."""
+    """π_proximal: `recompute`: the policy before the step; `interpolate`: an interpolation by version between the
+    behaviour and the current policy, without a forward pass; `behavior`: the behaviour policy.
+    """
     correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
-    """What w = π_proximal/π_behaviour does: weigh, at most by `correction_cap`; weigh while within its bounds, else
-    the loss is 0; no weight, but outside the bounds the loss is 0; nothing."""
+    """The use of w = π_proximal/π_behaviour: `truncate`: weight, at most `correction_cap`; `mask`: weight within the
+    bounds, else loss 0; `reject`: no weight, and loss 0 outside the bounds; `none`.
+    """
     correction_level: Level = "token"
-    """What w is of."""
+    """The level of w."""
     correction_cap: Above0 = 5.0
     """Upper bound of w."""
     correction_floor: NotNegative = 0.0
-    """Lower bound of w, of `mask` and `reject`."""
+    """Lower bound of w, for `mask` and `reject`."""
 
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "sequence_mean"
-    """Mean over tokens; over each trajectory's tokens, then trajectories; sum over a trajectory's tokens, then mean;
-    the same over `aggregation_tokens`."""
+    """The reduction of the loss: mean over tokens; mean over each trajectory's tokens, then over trajectories; sum over
+    each trajectory's tokens, then mean; the same sum divided by `aggregation_tokens`.
+    """
     aggregation_tokens: Tokens = 1024
-    """What divides a trajectory's sum with `constant`: any number, the same for all."""
+    """Divisor of a trajectory's sum with `constant`."""
     kl: Literal["loss", "reward"] = "loss"
-    """Where the divergence from the reference policy enters: the loss, or each token's return."""
+    """Where the divergence from the reference policy is added: to the loss, or to each token's return."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators of it, from a token's log π/π_reference."""
+    """Schulman's estimator of the divergence, from log π/π_reference per token."""
     kl_coef: NotNegative = 0.0
-    """Its weight; 0 is off."""
+    """Weight of the divergence; 0: off."""
     kl_refresh_steps: Tokens | None = None
-    """The reference becomes the policy after every N-th step; null: it stays `trainer.reference`."""
+    """Update the reference to the policy after every N steps; null: it stays `trainer.reference`."""
     entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     value_clip: Above0 | None = 0.2
-    """How far from what it was before the step a critic's value may go and still learn; null: anywhere."""
+    """Largest change of a critic's value in a step that still has a gradient; null: unbounded."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,39 +122,39 @@ class Algorithm(Section):
         if (self.estimator == "gae") != (self.baseline == "critic"):
             raise ValueError("estimator gae and baseline critic go together")
         if self.estimator == "gae" and self.normalization not in ("whiten", "none"):
-            raise ValueError(f"normalization {self.normalization} is of returns; with gae it is whiten or none")
+            raise ValueError(f"normalization {self.normalization} applies to returns; use whiten or none with gae")
         if self.dual_clip is not None and (self.clip != "ppo" or self.dual_clip <= 1 + self.clip_high):
-            raise ValueError("dual_clip needs clip: ppo, and more than 1 + clip_high")
+            raise ValueError("dual_clip needs clip: ppo and a value above 1 + clip_high")
         if self.proximal == "behavior" and self.correction != "none":
-            raise ValueError("proximal behavior leaves nothing to correct: give correction: none")
+            raise ValueError("proximal: behavior needs correction: none")
         if self.correction_floor >= self.correction_cap:
             raise ValueError("correction_floor must be less than correction_cap")
         if self.correction_floor and self.correction not in ("mask", "reject"):
-            raise ValueError(f"correction_floor is of mask and reject, not of {self.correction}")
+            raise ValueError(f"correction_floor applies to mask and reject, not to {self.correction}")
         if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
-            raise ValueError("overlong_buffer is more than overlong_tokens")
+            raise ValueError("overlong_buffer is larger than overlong_tokens")
         if self.kl_refresh_steps is not None and not self.kl_coef:
-            raise ValueError("kl_refresh_steps is of kl_coef, which is 0")
+            raise ValueError("kl_refresh_steps needs a kl_coef above 0")
         if self.dynamic_sampling and not self.is_group_relative:
-            raise ValueError(f"dynamic_sampling drops groups that baseline {self.baseline} learns from")
+            raise ValueError(f"dynamic_sampling would drop groups from which baseline {self.baseline} learns")
         return self
 
     @property
     def is_group_relative(self) -> bool:
-        """Whether a return counts against those of its group."""
+        """Whether the baseline of a return comes from its group."""
         return self.baseline in ("group_mean", "leave_one_out")
 
     @property
     def trains_every_token(self) -> bool:
-        """Whether tokens without advantage matter to the gradient."""
+        """Whether tokens without advantage contribute to the gradient."""
         return bool(self.entropy_coef or self.m2_threshold or self.needs_critic or (self.kl_coef and self.kl == "loss"))
 
     @property
     def needs_reference(self) -> bool:
-        """Whether there is a reference policy."""
+        """Whether the algorithm uses a reference policy."""
         return bool(self.kl_coef)
 
     @property
     def needs_critic(self) -> bool:
-        """Whether there is a critic."""
+        """Whether the algorithm uses a critic."""
         return self.estimator == "gae"

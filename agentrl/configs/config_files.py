@@ -1,6 +1,6 @@
-"""Reads configurations: YAML, `section.key=value` overrides, errors that name the field and the nearest valid key.
+"""Loads configurations: YAML, `section.key=value` overrides, validation with one-line errors.
 
-Overrides are applied here because OmegaConf would interpolate `${…}` in values, and pydantic-settings knows no presets.
+Overrides have their own parser: OmegaConf would interpolate `${…}` in values, and pydantic-settings has no presets.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from agentrl.errors import ConfigError, did_you_mean
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
-    """Read YAML from `path`, apply `section.key=value` overrides (values are YAML), validate.
+    """Read YAML from `path`, apply `section.key=value` overrides (values are YAML), and validate.
 
-    Raises ConfigError, one line, naming the field and the nearest valid key.
+    Raises ConfigError: one line with the field and the nearest valid key.
     """
     return parse_config(read_config(path, overrides))
 
 
 def read_config(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """The mapping in a YAML file with overrides applied, not validated yet. Raises ConfigError."""
+    """Read the mapping in a YAML file and apply the overrides, without validation. Raises ConfigError."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -67,7 +67,7 @@ def apply_override(data: dict[str, Any], item: str) -> None:
 
 
 def parse_config(data: dict[str, Any]) -> RunConfig:
-    """Validate a mapping. Raises ConfigError naming the first bad field."""
+    """Validate a mapping. Raises ConfigError with the first invalid field."""
     return validated(data, RunConfig)
 
 
@@ -75,7 +75,7 @@ Root = TypeVar("Root", bound=Section)
 
 
 def validated(data: dict[str, Any], kind: type[Root]) -> Root:
-    """A mapping as a configuration of `kind`. Raises ConfigError naming the first bad field."""
+    """Validate a mapping as a configuration of type `kind`. Raises ConfigError with the first invalid field."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -94,7 +94,7 @@ def validated(data: dict[str, Any], kind: type[Root]) -> Root:
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The section that a field holds, or may hold."""
+    """The section type in a field's annotation, None for other fields."""
     kinds = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 

@@ -11,31 +11,33 @@ from agentrl.configs.section import Positive, Seconds, Section
 
 
 class EngineConfig(Section):
-    """SGLang servers that `agentrl train` starts."""
+    """SGLang servers, started by `agentrl train` or given as `urls`."""
 
     backend: Literal["sglang"] = "sglang"
-    """What the engines are."""
+    """The inference server of the engines."""
     count: Positive = 1
-    """How many servers."""
+    """Number of servers to start."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where torch sees a GPU."""
+    """`auto` uses CUDA when torch finds a GPU."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Weights and activations of the engines, of those in `urls` too; what is published to them has it."""
+    """Type of the engines' weights and activations, also for `urls`. Weights are published in this type."""
     max_total_tokens: Positive = 16384
-    """Key/value cache size, in tokens."""
+    """Size of the key/value cache, in tokens."""
     max_running_requests: Positive = 64
-    """Requests decoded together; more wait in the engine's queue."""
+    """Requests decoded together; further requests wait in the engine's queue."""
     start_timeout_s: Seconds = 300.0
-    """The run fails when any of the servers that it starts does not serve after this long, at each of its starts; of
-    those in `urls`, when none does."""
+    """Timeout of each start of a server; then the run fails. For `urls`: the run fails if none of them is serving by
+    then.
+    """
     deterministic: bool = False
-    """Sample every call by a seed of its own, made of the run's seed, the session's place in the run and the prompt:
-    the same weights then sample the same tokens, whatever else the engine samples. Slower. Servers in `urls` must have
-    been started for it (`agentrl engine --deterministic`)."""
+    """Sample each call with its own seed, derived from the run's seed, the session's position in the run and the
+    prompt. Equal weights then sample equal tokens, whatever else the engine samples. Slower. Servers in `urls` must be
+    started with `agentrl engine --deterministic`.
+    """
     urls: list[str] = Field(default_factory=list)
-    """Servers that already run; when given, none is started. Their keys are in AGENTRL_ENGINE_KEY."""
+    """Existing servers to use instead of starting any. Their keys come from AGENTRL_ENGINE_KEY."""
     extra_args: list[str] = Field(default_factory=list)
-    """Passed to `sglang.launch_server` as they are."""
+    """Further arguments of `sglang.launch_server`."""
 
     @field_validator("urls")
     @classmethod

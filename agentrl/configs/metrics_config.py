@@ -1,4 +1,4 @@
-"""The section `metrics`: services that get the metrics of every step."""
+"""The section `metrics`: services that receive the metrics of each step."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from agentrl.configs.section import Section
 
 
 class WandbConfig(Section):
-    """A run of Weights & Biases (needs the extra `wandb`; the key is in WANDB_API_KEY, or `wandb login` keeps it)."""
+    """A Weights & Biases run (needs the extra `wandb`, and WANDB_API_KEY or a prior `wandb login`)."""
 
     project: Annotated[str, Field(min_length=1)]
-    """Its project there."""
+    """Name of the project."""
     entity: Annotated[str, Field(min_length=1)] | None = None
-    """User or team that the project is of; null: your own."""
+    """User or team that owns the project; null: your default."""
     mode: Literal["online", "offline"] = "online"
-    """`offline` writes to the run's folder alone, for `wandb sync`."""
+    """`offline` writes to the run's folder only, for a later `wandb sync`."""
 
 
 class TrackioConfig(Section):
-    """A run of trackio (needs the extra `trackio`)."""
+    """A trackio run (needs the extra `trackio`)."""
 
     project: Annotated[str, Field(min_length=1)]
-    """Its project; `trackio show` shows it."""
+    """Name of the project; `trackio show` displays it."""
     space_id: Annotated[str, Field(min_length=1)] | None = None
-    """Hugging Face Space that it is logged to, `USER/SPACE`; null: this machine."""
+    """Hugging Face Space to log to, `USER/SPACE`; null: this machine."""
 
 
 class MetricsConfig(Section):
-    """Where the metrics of every step go besides the store and the terminal."""
+    """Where the metrics of each step go, in addition to the store and the terminal."""
 
     tensorboard: bool = False
     """Write event files to `runs/NAME/tensorboard` (needs the extra `tensorboard`)."""
     wandb: WandbConfig | None = None
-    """Weights & Biases; null: no."""
+    """Weights & Biases; null: off."""
     trackio: TrackioConfig | None = None
-    """trackio; null: no."""
+    """trackio; null: off."""

@@ -1,6 +1,6 @@
-"""The algorithms by name. Adding one is one entry here and one test; new mathematics is one function beside its kind.
+"""The algorithms by name. A new algorithm is one entry here and one test; new mathematics is one function.
 
-An entry holds the parts that differ from the defaults of `agentrl.configs.algorithm.Algorithm`, which are GRPO's.
+An entry lists the parts that differ from the defaults of `agentrl.configs.algorithm.Algorithm`, which are GRPO's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """A named choice of parts, where it is from, and in what it differs from its paper."""
+    """A named choice of parts, with its paper and the differences from it."""
 
     title: str
     paper: str

@@ -1,4 +1,4 @@
-"""The section `proxy`: the recording proxy, its limits, and other models behind it."""
+"""The section `proxy`: the recording proxy, its limits, and upstream models."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from agentrl.configs.addresses import plain_address
 from agentrl.configs.section import NonNegative, Positive, Seconds, Section
 
 MAX_REWARD = 1e6
-"""Largest |value| of a reward, where a run does not say otherwise (`proxy.max_reward`)."""
+"""Default of `proxy.max_reward`."""
 
 
 class UpstreamConfig(Section):
-    """Another model beside the policy, for example a judge: calls that name it are passed on and recorded."""
+    """Another model, for example a judge. Calls that name it are forwarded and recorded."""
 
     base_url: str
-    """Where it is served, `/v1` included (`https://api.openai.com/v1`, `https://api.anthropic.com/v1`)."""
+    """Base URL of its API, with `/v1` (`https://api.openai.com/v1`, `https://api.anthropic.com/v1`)."""
     model: Annotated[str, Field(min_length=1)] | None = None
-    """What it is called there; null: as it is called here."""
+    """Its name at the upstream; null: the name used here."""
     api_key_env: Annotated[str, Field(min_length=1)] | None = None
-    """The environment variable of the proxy that holds the key; null sends none. The key itself is stored nowhere."""
+    """The proxy's environment variable with the API key; null: send none. The key itself is not stored."""
     timeout_s: Seconds = 600.0
-    """Deadline of one call."""
+    """Timeout of one call."""
 
     @field_validator("base_url")
     @classmethod
@@ -35,68 +35,74 @@ class ProxyConfig(Section):
     """The recording proxy."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Off loopback an admin key must be set."""
+    """Address to listen on. An address off loopback requires an admin key."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port to listen on; 0 picks a free one."""
     public_url: str | None = None
-    """Where clients reach the proxy, `https://agents.example.org` say: the beginning of every URL in its answers. null:
-    what the client's Host header says, if that is an IP address, `localhost`, this machine's name or allowed."""
+    """Public base URL of the proxy, for example `https://agents.example.org`; URLs in its answers start with it. null:
+    the client's Host header, if that is an IP address, `localhost`, this machine's name or in `allowed_hosts`.
+    """
     allowed_hosts: list[str] = Field(default_factory=list)
-    """Other host names that a Host header may say, without a port."""
+    """Further host names to accept in a Host header, without a port."""
     workers: Positive = 1
-    """Processes that serve the port; each is a replica of its own."""
+    """Number of processes that serve the port; each is a replica."""
     metrics_public: bool = False
-    """`/metrics` needs no key; else a run or admin key."""
+    """Serve `/metrics` without a key; else it requires a run or admin key."""
     request_timeout_s: Seconds = 600.0
-    """Deadline of one model call, waiting for an engine included."""
+    """Timeout of a model call, with the wait for an engine."""
     retry_grace_s: Annotated[float, Field(ge=0)] = 30.0
-    """How long an answer is sampled on after its client left, so that a retry gets it. 0 stops at once."""
+    """How long sampling continues after a client disconnects, so that a retry gets the answer; 0: stop at once."""
     restore_dropped_text: bool = False
-    """A tool call that comes back without the text that was sampled beside it, and is otherwise the same with the same
-    id, stands for the recorded turn: the prompt then has the text that the client dropped. Else such a call forks."""
+    """Match a tool call to its recorded turn even if the client dropped the text sampled beside it; the prompt then has
+    the dropped text. The call must be unchanged and have the same id. Else the call forks.
+    """
     max_body_bytes: Positive = 32 * 1024 * 1024
-    """Larger requests are refused with 413."""
+    """Maximum request size; larger requests get 413."""
     body_timeout_s: Seconds = 60.0
-    """A request whose body has not arrived after this long is refused with 408."""
+    """Timeout for receiving a request body; then the request gets 408."""
     max_concurrent_calls: Positive = 4096
-    """Answers that one process of the proxy samples at once; while there are as many, calls get 429."""
+    """Maximum answers that one proxy process samples at once; further calls get 429."""
     max_concurrent_calls_per_session: Positive = 512
-    """The same for one session with its sub-agents', and the most answers that a request may ask for (`n`, prompts)."""
+    """The same limit per session with its sub-agents. Also the maximum answers per request (`n`, prompts)."""
     max_calls_per_session: Positive | None = None
-    """Model calls of one session with its sub-agents' sessions, those of other models included; then they are refused
-    with 403, `session_limit_reached`. null: any number."""
+    """Maximum model calls of a session with its sub-agents, upstream calls included; further calls get 403,
+    `session_limit_reached`. null: unlimited.
+    """
     max_tokens_per_session: Positive | None = None
-    """Sampled tokens, counted alike; once there are as many, calls are refused in the same way. null: any number."""
+    """Maximum sampled tokens of a session with its sub-agents; further calls get 403. null: unlimited."""
     max_subagent_depth: NonNegative = 8
-    """Levels of sub-agents' sessions below a session; deeper ones are refused with 422. 0: none."""
+    """Maximum depth of sub-agent sessions below a session; deeper ones get 422. 0: none allowed."""
     max_subagents_per_session: NonNegative = 256
-    """Sub-agents' sessions below a root session, on all levels together; more are refused with 422."""
+    """Maximum sub-agent sessions below a root session, over all levels; further ones get 422."""
     session_timeout_s: Seconds = 900.0
-    """An open session of an outside program that made no call and sent no heartbeat for this long is abandoned."""
+    """Abandon an open session of an external program after this time without a call or heartbeat."""
     heartbeat_timeout_s: Seconds = 60.0
-    """A rollout worker that sent no heartbeat for this long is dead, and its sessions are abandoned; a silent proxy
-    replica too, and its calls are lost."""
+    """Time without a heartbeat after which a rollout worker is dead and its sessions are abandoned, or a proxy replica
+    is dead and its calls are lost.
+    """
     session_max_s: Seconds = 86400.0
-    """A session that is open for this long fails, whatever it does."""
+    """Maximum age of an open session; older sessions fail."""
     reward_timeout_s: Annotated[float, Field(ge=0)] = 0.0
-    """How long an ended session without any reward waits for one before it is rejected."""
+    """How long an ended session without a reward waits for one; then it is rejected."""
     max_reward: Annotated[float, Field(gt=0, le=1e12)] = MAX_REWARD
-    """Rewards beyond ± this are refused with 422, however they come in."""
+    """Maximum absolute value of a reward; larger ones get 422."""
     end_grace_s: Seconds = 30.0
     """How long an ended session waits for its running calls before its trajectories are built."""
     upstreams: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")], UpstreamConfig] = Field(
         default_factory=dict
     )
-    """Other models that calls may name, by the name that calls use."""
+    """Upstream models, by the name that calls use."""
     named_sessions: bool = False
-    """A model call with a run key and an `X-Session-ID` that is not known opens a session of that name."""
+    """Let a model call with a run key and an unknown `X-Session-ID` open a session with that name."""
     model_aliases: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    """Names besides the run's and `default` that reach the policy, as shell patterns: `["claude-*", "gpt-*"]` for
-    programs that name a model of their provider. An upstream of that name goes first. A judge by such a name would be
-    the policy."""
+    """Further names of the policy besides the run's name and `default`, as shell patterns: `["claude-*", "gpt-*"]` for
+    programs that request their provider's models. Upstream names take precedence. Without an upstream, a judge with
+    such a name would be the policy.
+    """
     clip_max_tokens: bool = False
-    """A call that asks for more tokens than the context has room for gets what room there is, and ends with `length`;
-    else it is refused. Anthropic's dialect clips always, as Anthropic does: its clients must ask for a number."""
+    """Clip the requested tokens of a call to the room in the context; the call then ends with `length`. Else the call
+    is rejected. Calls in Anthropic's dialect are always clipped, since its clients must request a number.
+    """
 
     @field_validator("public_url")
     @classmethod

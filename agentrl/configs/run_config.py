@@ -1,4 +1,4 @@
-"""The configuration of a run: all sections, and the settings of the run itself."""
+"""The configuration of a run: its sections and its own settings."""
 
 from __future__ import annotations
 
@@ -18,31 +18,36 @@ from agentrl.configs.trainer_config import TrainerConfig
 
 
 class RunConfig(Section):
-    """A whole run: what `agentrl train` starts."""
+    """A run, as started by `agentrl train`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    """The run's name and folder under `runs_dir`."""
+    """The run's name, and its folder under `runs_dir`."""
     model: str
-    """`smollm2`, `tiny` (made from what the installed packages ship), or a local Hugging Face folder."""
+    """`smollm2`, `tiny` (both built from installed packages), or a local Hugging Face folder."""
     agent: str | list[str] | None = None
-    """`module:Class` with `async def run(self, data, **extra)`, or a command as a list; null: others play."""
+    """`module:Class` with `async def run(self, data, **extra)`, or a command as a list; null: other programs run
+    agents.
+    """
     agent_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the agent class."""
     tasks: str | None = None
-    """JSONL file or `module:function` that yields the training tasks; null: programs bring their own."""
+    """JSONL file or `module:function` that yields the training tasks; null: programs bring their own tasks."""
     steps: NonNegative = 10
-    """Optimizer steps of the whole run; with 0 nothing is trained, and any number of sessions is recorded."""
+    """Total optimizer steps of the run. 0: train nothing and record any number of sessions."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
-    """Seeds the order of tasks, new weights, dropout, and each engine that is started here (others: `agentrl engine
-    --seed`). Calls reach an engine in the order of the moment, so that two runs of one seed are alike, not equal;
+    """Seeds the order of tasks, new weights, dropout, and each engine that the run starts (for other engines: `agentrl
+    engine --seed`). Calls reach an engine in varying order, so two runs with one seed are similar but not equal;
     `engine.deterministic` makes samples independent of that order ([two runs of one
-    seed](asynchrony.md#two-runs-of-one-seed))."""
+    seed](asynchrony.md#two-runs-of-one-seed)).
+    """
     runs_dir: Path = Path("runs")
-    """Where run folders live."""
+    """Parent folder of the runs' folders."""
     database_url: str | None = None
-    """SQLAlchemy URL; null takes AGENTRL_DATABASE_URL, else that of the last start, else SQLite in the run's folder."""
+    """SQLAlchemy URL; null: AGENTRL_DATABASE_URL, else the URL of the last start, else SQLite in the run's folder."""
     max_restarts: NonNegative = 5
-    """A part (engine, proxy, trainer, rollout worker) that dies more often than this in ten minutes fails the run."""
+    """The run fails when a process (engine, proxy, trainer, rollout worker) dies more often than this in
+    ten minutes.
+    """
     engine: EngineConfig = EngineConfig()
     proxy: ProxyConfig = ProxyConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -55,16 +60,16 @@ class RunConfig(Section):
     def _upstreams_do_not_hide_the_policy(self) -> RunConfig:
         for name in self.proxy.upstreams:
             if name in (self.name, "default"):
-                raise ValueError(f"proxy.upstreams.{name}: the policy has that name")
+                raise ValueError(f"proxy.upstreams.{name}: the name is reserved for the policy")
         return self
 
     @property
     def run_dir(self) -> Path:
-        """`runs_dir/name`."""
+        """The run's folder, `runs_dir/name`."""
         return self.runs_dir / self.name
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether its own agent plays held-out tasks."""
+        """Whether the run's own agent is evaluated on held-out tasks."""
         evaluation = self.evaluation
         return self.agent is not None and (evaluation.tasks is not None or evaluation.unseen_tasks is not None)

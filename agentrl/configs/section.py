@@ -1,4 +1,4 @@
-"""The base class of every section of a configuration, and the number types that sections share."""
+"""The base class of configuration sections, and their shared number types."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """Frozen; refuses unknown keys, NaN, infinity, and values of another type."""
+    """A frozen section. Rejects unknown keys, NaN, infinity, and values of another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""The section `trainer`: the optimizer, how the work is carried out, and the policy update."""
+"""The section `trainer`: the optimizer, the execution of the update, and the policy update."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.section import NonNegative, Positive, Seconds, Section
 
 ALL_LINEAR = "all-linear"
-"""Stands for every linear layer but the output head."""
+"""Selects all linear layers except the output head."""
 
 
 class AdapterConfig(Section):
-    """Low-rank adapters in place of full training (needs the extra `lora`)."""
+    """Low-rank adapters instead of full training (needs the extra `lora`)."""
 
     rank: NonNegative = 0
-    """Inner width of an adapter; 0 trains whole matrices, without adapters."""
+    """Rank of an adapter; 0: train full matrices."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
-    """An adapter's product is multiplied by alpha / rank."""
+    """Scale of an adapter: its product is multiplied by alpha / rank."""
     targets: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: [ALL_LINEAR])
-    """Last names of the linear layers that get one, `q_proj` say; `all-linear`: each, but for the output head."""
+    """Names of the linear layers that get an adapter, for example `q_proj`; `all-linear`: all except the
+    output head.
+    """
 
 
 class LoraConfig(AdapterConfig):
-    """An adapter of the policy, and how engines get it."""
+    """An adapter of the policy, and how it is published."""
 
     publish: Literal["merged", "adapter"] = "merged"
-    """What engines get: `merged`, the changed matrices whole, which any engine takes; `adapter`, it alone, which they
-    load while they sample on, if they were started with room for it."""
+    """`merged`: publish the changed matrices, which works with any engine; `adapter`: publish the adapter, which
+    engines load while they sample, if they were started with a large enough `--lora-rank`.
+    """
 
     @model_validator(mode="after")
     def _only_an_adapter_is_published_as_one(self) -> LoraConfig:
@@ -40,63 +43,67 @@ class LoraConfig(AdapterConfig):
 
 
 class UpdateConfig(Section):
-    """What every kind of training takes: its optimizer, and how its work is carried out."""
+    """Settings of all kinds of training: the optimizer, and the execution of the update."""
 
     lr: Annotated[float, Field(gt=0)] = 5e-5
-    """AdamW learning rate, at its highest."""
+    """Peak learning rate of AdamW."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How it goes on after the warm-up: `linear` and `cosine` fall to 0 at the end of the last step."""
+    """Schedule after the warm-up: `linear` and `cosine` fall to 0 at the last step."""
     warmup_steps: NonNegative = 0
-    """Steps over which it rises."""
+    """Steps over which the learning rate rises."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW moment decays."""
+    """Decay rates of AdamW's moments."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW weight decay."""
+    """Weight decay of AdamW."""
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
-    """Global gradient norm is clipped to this."""
+    """Maximum global gradient norm."""
     train_layers: Positive | None = None
-    """Train only the top N decoder blocks (and the final norm); null trains everything."""
+    """Train only the top N decoder blocks and the final norm; null: train all layers."""
     lora: AdapterConfig = AdapterConfig()
     tokens_per_microbatch: Positive = 4096
-    """Packing budget: tokens of one forward pass; of a model that is not packed one sequence, however long."""
+    """Packing budget: tokens per forward pass. A model without packing takes one sequence of any length."""
     ranks: Positive = 1
-    """Processes (torchrun) that share the model and the data."""
+    """Number of processes (torchrun) that share the model and the data."""
     replicas: Positive = 1
-    """Whole copies of the model among the ranks, each sharded over ranks / replicas of them; 1 shards over all."""
+    """Number of model copies, each sharded over ranks / replicas processes; 1: shard over all ranks."""
     tensor_parallel: Positive = 1
-    """Ranks that split each block's matrix products among them, by the plan that transformers has for the model."""
+    """Ranks over which each block's matrix products are split, by the model's plan in transformers."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where torch sees a GPU."""
+    """`auto` uses CUDA when torch finds a GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute type; master weights stay float32."""
+    """Compute type; master weights are float32."""
     threads: NonNegative = 0
-    """CPU threads per rank; 0 leaves torch's choice."""
+    """CPU threads per rank; 0: torch's default."""
     activation_checkpointing: bool = False
-    """Keep only the input of each decoder block and compute the block again in the backward: less memory, more time."""
+    """Keep only the input of each decoder block and recompute the block in the backward pass: less memory,
+    more time.
+    """
     keep_gathered: bool = False
-    """Several ranks gather weights once an update, keep them until its last microbatch, and reduce gradients only then:
-    faster, where the whole model with its gradients fits in each rank's memory."""
+    """With several ranks, gather weights once per update, keep them until the last microbatch, and reduce gradients
+    only then. Faster, if the whole model with its gradients fits in each rank's memory.
+    """
     cpu_offload: bool = False
-    """Keep parameters, gradients and AdamW's moments in the CPU's memory, a block at a time on the GPU: CUDA only."""
+    """Keep parameters, gradients and AdamW's moments in CPU memory, with one block at a time on the GPU (CUDA only)."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
-    """Newest checkpoints kept on disk."""
+    """Number of newest checkpoints to keep."""
     keep_best: str | None = None
-    """A metric of steps: the checkpoint with its largest value is kept beside the newest; with `-` in front of it, the
-    smallest. null: none."""
+    """A step metric: also keep the checkpoint with its largest value, or with a leading `-` its smallest;
+    null: none.
+    """
 
     @model_validator(mode="after")
     def _ranks_are_shared_out(self) -> Self:
         if self.ranks % self.replicas:
-            raise ValueError(f"ranks {self.ranks} is no multiple of replicas {self.replicas}")
+            raise ValueError(f"ranks {self.ranks} is not a multiple of replicas {self.replicas}")
         parts = self.replicas * self.tensor_parallel
         if self.ranks % parts:
-            raise ValueError(f"ranks {self.ranks} is no multiple of replicas × tensor_parallel = {parts}")
+            raise ValueError(f"ranks {self.ranks} is not a multiple of replicas × tensor_parallel = {parts}")
         return self
 
     @model_validator(mode="after")
     def _one_part_is_trained(self) -> Self:
         if self.lora.rank and self.train_layers:
-            raise ValueError("lora and train_layers exclude one another")
+            raise ValueError("lora and train_layers cannot be combined")
         return self
 
 
@@ -114,38 +121,43 @@ CHANGEABLE_OF_TRAINER = (
     "trainer.keep_checkpoints",
     "trainer.keep_best",
 )
-"""Keys of any training that may change when it is resumed: they say how it is carried out, not what it computes."""
+"""Trainer keys that may change on resume: they affect the execution but not the result."""
 
 
 class TrainerConfig(UpdateConfig):
     """The policy update."""
 
     groups_per_step: Positive = 8
-    """Groups in one batch."""
+    """Number of groups in a batch."""
     max_staleness: NonNegative = 1
-    """No token older than this many weight versions is trained (AReaL: max_head_offpolicyness)."""
+    """Maximum age of a trained token in weight versions (AReaL: max_head_offpolicyness)."""
     stale_policy: Literal["mask", "drop"] = "mask"
-    """What a too-old token does: `mask` takes it out of the loss, `drop` its whole trajectory (its reward stays)."""
+    """Treatment of older tokens: `mask` removes them from the loss; `drop` removes their trajectory and keeps its
+    reward.
+    """
     minibatches: Positive = 1
-    """Optimizer updates per step; the batch is split by whole groups."""
+    """Optimizer updates per step; the batch is split into whole groups."""
     algorithm: Algorithm = Algorithm()
     lora: LoraConfig = LoraConfig()
     critic_lr: Annotated[float, Field(gt=0)] = 1e-4
-    """AdamW learning rate of a critic; the other options of the optimizer are shared."""
+    """Learning rate of a critic; it shares the other optimizer settings."""
     reference: Path | None = None
-    """The reference policy of `kl_coef`: a model's folder, a checkpoint or one of a run's `weights/` folders, whose
-    tensors replace the base model's; null: the base model."""
+    """Reference policy of `kl_coef`: a model folder, a checkpoint, or a folder in a run's `weights/` whose tensors
+    replace the base model's; null: the base model.
+    """
     nonfinite: Literal["stop", "skip"] = "stop"
-    """What a NaN or infinite loss or gradient does: `stop` fails the run, `skip` leaves its minibatch out. Either way
-    an event names the trajectories."""
+    """On a NaN or infinite loss or gradient: `stop` fails the run, `skip` leaves out the minibatch. An event names the
+    trajectories.
+    """
     stop_timeout_s: Seconds = 600.0
-    """After Ctrl-C `agentrl train` lets the trainer finish and save the step in hand for so long; a second Ctrl-C kills
-    it at once, and the step is made again."""
+    """Time after Ctrl-C in which the trainer can finish and save the current step. A second Ctrl-C kills it; a resume
+    then repeats the step.
+    """
     checkpoint_every: Positive = 1
-    """Steps between durable checkpoints; a resume rolls back the steps after the newest one and trains them again."""
+    """Steps between durable checkpoints. A resume rolls back the steps after the newest one and trains them again."""
 
     @model_validator(mode="after")
     def _reference_is_asked_for(self) -> Self:
         if self.reference and not self.algorithm.needs_reference:
-            raise ValueError("reference is of algorithm.kl_coef, which is 0")
+            raise ValueError("reference needs an algorithm.kl_coef above 0")
         return self

@@ -1,4 +1,4 @@
-"""Configurations of `agentrl sft`, `dpo` and `reward-model`: keys that mean what they do in a run have its names."""
+"""Configurations of `agentrl sft`, `dpo` and `reward-model`. Keys shared with a run have the same names."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ CHANGEABLE = (
     "data.database_url",
     *CHANGEABLE_OF_TRAINER,
 )
-"""Keys that may change when a run is resumed. What the data are is checked by their digest."""
+"""Keys that may change on resume. A digest checks that the data stay the same."""
 
 
 class DataConfig(Section):
-    """Where the data are from: a file, or the trajectories of a run. One of `file` and `run` must be given."""
+    """The data: a file, or the trajectories of a run. Exactly one of `file` and `run` is required."""
 
     file: Path | None = None
-    """JSONL or Parquet, one item a row."""
+    """JSONL or Parquet file, one item per row."""
     run: str | None = None
-    """Name or folder of a run: its recorded token ids, as they were sampled."""
+    """Name or folder of a run whose recorded token ids to use."""
     database_url: str | None = None
-    """Where that run is; null takes AGENTRL_DATABASE_URL, else that of the run's folder."""
+    """Database of that run; null: AGENTRL_DATABASE_URL, else the database in the run's folder."""
     states: Annotated[tuple[State, ...], Field(min_length=1)] = ("ready", "leased", "trained", "stale")
-    """Only the run's trajectories in these states."""
+    """Use only trajectories in these states."""
     min_version: NonNegative | None = None
-    """Only trajectories without a trained token of an older weight version."""
+    """Use only trajectories whose trained tokens all have at least this weight version."""
     max_version: NonNegative | None = None
-    """Only trajectories without a trained token of a newer weight version."""
+    """Use only trajectories whose trained tokens all have at most this weight version."""
     min_reward: float | None = None
-    """Only trajectories of episodes with at least this return; of a pair, the chosen one."""
+    """Use only trajectories of episodes with at least this return; for pairs, the chosen trajectory counts."""
     max_tokens: Positive | None = None
-    """Longer items are left out, never cut; null takes the model's context."""
+    """Leave out longer items; null: the model's context length."""
     held_out: NonNegative = 0
-    """As many items are never trained but scored: before the first step and with every checkpoint."""
+    """Number of items to hold out. They are scored before the first step and at each checkpoint."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -57,98 +57,98 @@ class DataConfig(Section):
         if self.file is not None:
             for key in type(self).model_fields.keys() - {"file", "run", "max_tokens", "held_out"}:
                 if getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True):
-                    raise ValueError(f"{key} chooses among a run's trajectories, not in a file")
+                    raise ValueError(f"{key} applies to a run's trajectories, not to a file")
         return self
 
 
 class SftDataConfig(DataConfig):
-    """Where the conversations are from: a file, or the trajectories of a run."""
+    """The conversations: a file, or the trajectories of a run."""
 
     best_of_group: Positive | None = None
-    """Only the N best episodes of each group; of equal ones the first. null: all."""
+    """Use only the N best episodes of each group, the first among equals; null: all."""
 
 
 class PairDataConfig(DataConfig):
-    """Where the pairs are from: a file, or the trajectories of a run, paired in their groups by reward."""
+    """The pairs: a file, or the trajectories of a run, paired within their groups by reward."""
 
     pairs_per_group: Positive = 1
-    """At most as many pairs of one group: the best with the worst, the second best with the second worst, …"""
+    """Maximum pairs per group: the best with the worst, the second best with the second worst, …"""
     min_margin: Annotated[float, Field(ge=0)] = 0.0
-    """Pairs whose returns differ by less are left out; equal ones always are."""
+    """Leave out pairs whose returns differ by less. Equal returns never form a pair."""
 
 
 class TuningTrainerConfig(UpdateConfig):
-    """The updates."""
+    """The optimizer and the execution of the updates."""
 
     batch_size: Positive = 32
-    """Items (conversations, trajectories, pairs) of one optimizer step."""
+    """Items (conversations, trajectories, pairs) per optimizer step."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
-    """AdamW learning rate, at its highest."""
+    """Peak learning rate of AdamW."""
     checkpoint_every: Positive = 50
-    """Steps between durable checkpoints; the last step, and one that was told to stop, always leave one."""
+    """Steps between durable checkpoints. The last step and an interrupted run always write one."""
 
 
 class TuningConfig(Section):
-    """What all three methods share."""
+    """Settings shared by the three methods."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    """Folder under `runs_dir`."""
+    """The run's folder under `runs_dir`."""
     model: str
     """`smollm2`, `tiny`, or a local Hugging Face folder."""
     epochs: Positive = 1
     """Passes over the data."""
     steps: Positive | None = None
-    """Optimizer steps; null: as many as the epochs have."""
+    """Optimizer steps; null: as many as `epochs` needs."""
     seed: int = 0
-    """Seeds the order of the items, what is held out, and a new head or adapter."""
+    """Seeds the order of the items, the held-out items, and a new head or adapter."""
     runs_dir: Path = Path("runs")
-    """Where run folders live."""
+    """Parent folder of the runs' folders."""
     trainer: TuningTrainerConfig = TuningTrainerConfig()
 
     @property
     def run_dir(self) -> Path:
-        """`runs_dir/name`."""
+        """The run's folder, `runs_dir/name`."""
         return self.runs_dir / self.name
 
 
 class SftConfig(TuningConfig):
-    """`agentrl sft`: imitate the assistant's turns of conversations."""
+    """`agentrl sft`: fine-tune on the assistant turns of conversations."""
 
     method: Literal["sft"] = "sft"
-    """Which command this file is for."""
+    """The command that this file is for."""
     data: SftDataConfig
 
 
 class PairConfig(TuningConfig):
-    """What the two methods that learn from pairs share."""
+    """Settings shared by the methods that train on pairs."""
 
     data: PairDataConfig
 
 
 class DpoConfig(PairConfig):
-    """`agentrl dpo`: prefer the chosen of two answers to the rejected one."""
+    """`agentrl dpo`: direct preference optimization on pairs of answers."""
 
     method: Literal["dpo"] = "dpo"
-    """Which command this file is for."""
+    """The command that this file is for."""
     loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
     """`sigmoid`: −log σ(βh); `ipo`: (h − 1/(2β))², h per token."""
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """β: how strongly the base model holds the policy back."""
+    """β: strength of the pull towards the base model."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the pairs that are taken to be the wrong way round (`sigmoid`)."""
+    """Assumed share of pairs with swapped labels (`sigmoid`)."""
 
     @model_validator(mode="after")
     def _smoothing_has_a_meaning(self) -> Self:
         if self.loss_type == "ipo" and self.label_smoothing:
-            raise ValueError("label_smoothing goes with loss_type sigmoid")
+            raise ValueError("label_smoothing needs loss_type: sigmoid")
         return self
 
 
 class RewardModelConfig(PairConfig):
-    """`agentrl reward-model`: a number for a conversation, larger for the chosen of two."""
+    """`agentrl reward-model`: train a scalar score that is higher for the chosen answer of a pair."""
 
     method: Literal["reward-model"] = "reward-model"
-    """Which command this file is for."""
+    """The command that this file is for."""
 
 
 Kind = TypeVar("Kind", SftConfig, DpoConfig, RewardModelConfig)
@@ -156,12 +156,12 @@ AnyConfig = SftConfig | DpoConfig | RewardModelConfig
 
 
 def load(path: Path, overrides: list[str] | None, kind: type[Kind]) -> Kind:
-    """Read YAML, apply `section.key=value` overrides, validate. Raises ConfigError, one line, naming the field."""
+    """Read YAML, apply `section.key=value` overrides, and validate. Raises ConfigError: one line with the field."""
     return validated(read_config(path, overrides), kind)
 
 
 def stored(config: AnyConfig) -> dict[str, Any]:
-    """Every field, as it is kept in the run's folder: without a database's password."""
+    """The configuration as stored in the run's folder: all fields, without a database's password."""
     data = config.model_dump(mode="json")
     if data["data"]["database_url"] is not None:
         data["data"]["database_url"] = without_password(data["data"]["database_url"])
@@ -169,7 +169,7 @@ def stored(config: AnyConfig) -> dict[str, Any]:
 
 
 def keep(config: AnyConfig) -> None:
-    """Write `config.yaml` into the run's folder. Raises ConfigError when one there says to compute something else."""
+    """Write `config.yaml` to the run's folder. Raises ConfigError when a resume changes what the run computes."""
     path = config.run_dir / "config.yaml"
     if path.is_file():
         _check_resume(yaml.safe_load(path.read_text()), config)

@@ -13,7 +13,7 @@ BASE = 0
 """The version of base weights. A server that samples by an adapter reports this one all the same."""
 NO_TOKEN = "Grammar accept_token failed"
 """What SGLang says, as if it were its own fault, of a grammar that accepts no token."""
-LONGEST_SAID = 500
+LONGEST_ENGINE_MESSAGE = 500
 """Characters of an engine's words that are passed on."""
 FINISH_REASONS = frozenset({"stop", "length", "abort"})
 
@@ -164,9 +164,11 @@ def _stream_error(error: Any) -> EngineError:
     message = error.get("message") if isinstance(error, dict) else error
     code = int(error.get("code") or 500) if isinstance(error, dict) else 500
     if NO_TOKEN in str(message):
-        return EngineRejected(f"the engine refused the request: {message}", said="its grammar accepts no further token")
+        return EngineRejected(
+            f"the engine refused the request: {message}", engine_message="its grammar accepts no further token"
+        )
     kind = EngineRejected if 400 <= code < 500 else EngineError
-    return kind(f"the engine refused the request: {message}", said=str(message)[:LONGEST_SAID])
+    return kind(f"the engine refused the request: {message}", engine_message=str(message)[:LONGEST_ENGINE_MESSAGE])
 
 
 class EventBuffer:

@@ -23,7 +23,7 @@ from agentrl.domain.tokens import TokenIds
 from agentrl.engine.engine_keys import authorization
 from agentrl.engine.event_stream import (
     BASE,
-    LONGEST_SAID,
+    LONGEST_ENGINE_MESSAGE,
     Adapter,
     Chunk,
     ChunkReader,
@@ -332,9 +332,9 @@ def _label(version: int | None) -> str | None:
 def _refusal(where: str, status: int, body: bytes) -> EngineError:
     ours = status in (401, 403)  # our key is wrong, not the request
     kind = EngineError if ours or status >= 500 else EngineRejected
-    said = _said(body)
-    raw = body.decode(errors="replace").strip()[:LONGEST_SAID] or "no message"
-    return kind(f"{where} answered {status}: {said or raw}", said=said)
+    message = _engine_message(body)
+    raw = body.decode(errors="replace").strip()[:LONGEST_ENGINE_MESSAGE] or "no message"
+    return kind(f"{where} answered {status}: {message or raw}", engine_message=message)
 
 
 def _late(where: str, seconds: float) -> EngineUnavailable:
@@ -355,7 +355,7 @@ def _decode(raw: bytes) -> Json:
     return value
 
 
-def _said(raw: bytes) -> str:
+def _engine_message(raw: bytes) -> str:
     """SGLang words its errors as {"error": "…"}, {"error": {"message": "…"}}, {"error_message": "…"} or
     {"message": "…"}; anything else is not its own, and empty here."""
     try:
@@ -365,4 +365,4 @@ def _said(raw: bytes) -> str:
     error = value.get("error", value) if isinstance(value, dict) else None
     if isinstance(error, dict):
         error = error.get("message") or error.get("error_message")
-    return error[:LONGEST_SAID] if isinstance(error, str) else ""
+    return error[:LONGEST_ENGINE_MESSAGE] if isinstance(error, str) else ""

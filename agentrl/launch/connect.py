@@ -1,4 +1,4 @@
-"""How programs find a run that is on: its keys, the proxy's port, and the file `env` that a shell can source."""
+"""How programs reach an active run: its keys, the proxy's port, and the file `env` for a shell to source."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PORT_FILE = ".proxy-port"
 
 
 def choose_keys(env: Mapping[str, str]) -> tuple[str, str]:
-    """The admin's key and the run's: from the environment, else made up. Raises ConfigError for one that cannot be."""
+    """The admin key and the run key: from the environment, else new ones. Raises ConfigError for an invalid key."""
     admin_key, run_key = key_from(env, ADMIN_KEY), key_from(env, RUN_KEY)
     if admin_key is not None and admin_key == run_key:
-        raise ConfigError(f"{ADMIN_KEY} and {RUN_KEY} are the same: they are different powers")
+        raise ConfigError(f"{ADMIN_KEY} and {RUN_KEY} must differ: they grant different rights")
     return admin_key or new_key(Power.ADMIN), run_key or new_key(Power.RUN)
 
 
 def choose_engine_keys(env: Mapping[str, str], config: RunConfig, ports: Sequence[int]) -> EngineKeys:
-    """A random key for each engine that is started; those of the configured ones come from the environment.
+    """A random key for each started engine, or the keys of configured engines from the environment.
 
-    Raises ConfigError where a configured engine off loopback has none.
+    Raises ConfigError when a configured engine off loopback has no key.
     """
     if config.engine.urls:
         keys = EngineKeys.from_env(env)
@@ -43,7 +43,7 @@ def choose_engine_keys(env: Mapping[str, str], config: RunConfig, ports: Sequenc
 
 
 def choose_ports(config: RunConfig) -> tuple[int, tuple[int, ...], str | None]:
-    """As `parts.choose_ports`, with the proxy where it was the last time, and what to say if that cannot be."""
+    """As `parts.choose_ports`, keeping the proxy's previous port if it is free; also returns a note if it moved."""
     before = None if config.proxy.port else _port_before(config.run_dir)
     note = None
     try:
@@ -52,14 +52,14 @@ def choose_ports(config: RunConfig) -> tuple[int, tuple[int, ...], str | None]:
         if before is None:
             raise
         proxy, engines = parts.choose_ports(config)
-        note = f"port {before}, where the proxy was, is taken: it has moved to {proxy} (proxy.port keeps it in place)"
+        note = f"the proxy's previous port {before} is in use: it moved to {proxy} (set proxy.port for a fixed port)"
     if not config.proxy.port:
         (config.run_dir / PORT_FILE).write_text(str(proxy))
     return proxy, engines, note
 
 
 def _port_before(run_dir: Path) -> int | None:
-    """What the last start chose; None on the first, and for a file that is not ours."""
+    """The port of the last start; None at the first start and for an invalid file."""
     try:
         port = int((run_dir / PORT_FILE).read_text())
     except (OSError, ValueError):
@@ -69,12 +69,12 @@ def _port_before(run_dir: Path) -> int | None:
 
 @contextmanager
 def env_file(plan: Plan) -> Iterator[Path]:
-    """`env` in the run's folder, for nobody but its owner to read, until the block ends.
+    """Write `env` with mode 0600 to the run's folder, and remove it when the block ends.
 
-    It opens the run, not the proxy: the admin's key is not in it.
+    It has the run's key but not the admin key, so it gives access to the run and not to the proxy's administration.
     """
     path = plan.config.run_dir / ENV_FILE
-    path.unlink(missing_ok=True)  # a killed supervisor's
+    path.unlink(missing_ok=True)  # left by a killed supervisor
     variables = {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key}
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.writelines(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())

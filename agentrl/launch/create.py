@@ -1,4 +1,4 @@
-"""`agentrl run create`: a run in the database, without starting anything."""
+"""`agentrl run create`: creates a run in the database without starting processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from agentrl.store import Connection, Database, runs
 
 
 def create_run(config: RunConfig, key: str) -> str:
-    """Make the run of `config` and its folder; returns the URL of its database. Raises UserError for what cannot work.
+    """Create the run of `config` and its folder; returns its database URL. Raises UserError for an invalid config.
 
-    A run without an agent or tasks of its own serves programs that agentrl does not start. One that only records needs
-    no weights: engines keep theirs.
+    A run without agent or tasks serves programs that agentrl does not start. A run that only records needs no weights.
     """
     if config.agent is not None:
         load_agent(config.agent, config.agent_args)
@@ -39,7 +38,7 @@ def create_run(config: RunConfig, key: str) -> str:
 
 
 def insert(conn: Connection, config: RunConfig, model: Path, key: str, task_data: list[Json]) -> str:
-    """Insert a run with its tasks; returns its id. Raises UserError on a taken name."""
+    """Insert a run with its tasks; returns its id. Raises UserError when the name is taken."""
     return runs.create(
         conn,
         name=config.name,

@@ -1,4 +1,4 @@
-"""The learning curve: `curve.png`, and as text."""
+"""The learning curve, as `curve.png` and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENDS = ("low", "high")
 
 
 def save_png(path: Path, title: str, rewards: Sequence[float], evaluations: Sequence[Json]) -> None:
-    """Mean reward per step, and that of each complete evaluation with its interval (`summary.json`'s)."""
+    """Plot the mean reward per step, and each complete evaluation of `summary.json` with its interval."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def save_png(path: Path, title: str, rewards: Sequence[float], evaluations: Sequ
 
 
 def as_text(rewards: Sequence[float], *, width: int = 70, height: int = 14) -> str:
-    """Mean reward per step, drawn with characters."""
+    """Draw the mean reward per step as text."""
     import plotext
 
     figure = plotext.figure

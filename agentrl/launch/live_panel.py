@@ -1,4 +1,4 @@
-"""What `agentrl train` shows: a live panel on a terminal, else a line whenever something happened."""
+"""The terminal output of `agentrl train`: a live panel on a terminal, else one line per event."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LINE_EVERY_S = 30.0
 
 
 ERROR_SHOWN = 160
-"""Characters of an error that a line shows."""
+"""Maximum characters of an error in a line."""
 
 
 def waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
-    """What the run does or waits for, in a few words; and that its sessions fail."""
+    """Describe what the run waits for, and its newest error when its last sessions all failed."""
     waits = _waiting_for(snapshot, config)
     if snapshot.failing is None or snapshot.published_step >= snapshot.target_steps:
         return waits
@@ -47,13 +47,13 @@ def _waiting_for(snapshot: Snapshot, config: RunConfig) -> str:
 
 
 def evaluating(snapshot: Snapshot, step: int) -> str:
-    """How far the evaluation of a step is."""
+    """The progress of a step's evaluation."""
     found = next((evaluation for evaluation in snapshot.evaluations if evaluation.step == step), None)
     return f"evaluation of step {step}: " + (f"{found.ended} of {found.episodes} episodes" if found else "its start")
 
 
 class Display:
-    """Feed it snapshots and notes; it decides what to print."""
+    """Displays snapshots and notes, each step and evaluation once."""
 
     def __init__(self, config: RunConfig, console: Console) -> None:
         self.config = config
@@ -75,22 +75,22 @@ class Display:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """Say something that stays on the screen."""
+        """Print a permanent line."""
         elapsed = time.monotonic() - self._started
         self.console.print(f"[{elapsed:6.1f} s] {text}", soft_wrap=True)
 
     def starting(self, text: str) -> None:
-        """What the first start waits for; overwritten on a terminal."""
+        """Show what the first start waits for, on a terminal."""
         if self._live is not None:
             self._live.update(Text(text[: self.console.width], no_wrap=True))
 
     @property
     def shown_step(self) -> int:
-        """The last step that left its line: `update` needs the points after it."""
+        """The last step that has been printed. `update` needs the points after it."""
         return max(self._shown_step, 0)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show the run as it is now; every finished step leaves a line."""
+        """Show the run's state, and print a line for each newly finished step."""
         now = time.monotonic()
         rate = snapshot.tokens_per_s
         if self._shown_step < 0:
@@ -99,7 +99,7 @@ class Display:
             if self._shown_step < point.step <= snapshot.published_step:
                 self.note(step_line(point, snapshot.target_steps))
                 self._shown_step, self._newest = point.step, point
-        if self._shown_evaluation is None:  # those of before this start
+        if self._shown_evaluation is None:  # printed before this start
             self._shown_evaluation = max((e.step for e in snapshot.evaluations if e.complete), default=-1)
         for found in snapshot.evaluations:
             if found.complete and found.step > self._shown_evaluation:
@@ -131,7 +131,7 @@ class Display:
 
 
 def step_line(point: StepPoint, target: int) -> str:
-    """One finished step."""
+    """Format one finished step."""
     return (
         f"step {point.step}/{target}  reward {point.reward:.3f}  staleness ≤ {point.staleness_max}  "
         f"{point.tokens_trained} tokens of {point.trajectories} trajectories"

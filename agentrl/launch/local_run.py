@@ -1,13 +1,13 @@
-"""The supervisor of `agentrl train`: starts every part of a run on this machine, keeps them alive, ends them.
+"""The supervisor of `agentrl train`: starts the processes of a run on this machine, restarts them, and ends them.
 
-    engines ─┐                          (restarted: the proxy reloads the run's version into them)
-    proxy ───┼─ services, until the workers are done
+    engines ─┐                          (after a restart the proxy reloads the run's version)
+    proxy ───┼─ services: run until the workers are done
     trainer ─┤
-    rollout ─┴─ workers: end by themselves when the run is finished and evaluated
+    rollout ─┴─ workers: exit when the run is finished and evaluated
 
-All of them share only the database and the proxy's address, so each may die at any moment. What the supervisor knows
-it reads from the database, waiting out one that is away for some seconds (`Database.transact`, `query`), always in a
-thread, so that parts are watched meanwhile. Ctrl-C stops everything, and the same command goes on where it stopped.
+The processes share only the database and the proxy's address, so each can be restarted at any time. The supervisor
+reads the run's state from the database in a thread, and retries while the database is unavailable for some seconds
+(`Database.transact`, `query`). Ctrl-C stops the processes; the same command resumes the run.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Stopped(AgentRLError):
 
 
 def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Json:
-    """Run `config` to its end, or resume it; returns the summary. Raises UserError for what cannot work, Stopped.
+    """Run `config` to its end, or resume it; returns the summary. Raises UserError and Stopped.
 
-    `from_base`: a run that has lost its checkpoints is trained again from the base weights, not refused.
+    `from_base`: train a run without usable checkpoints again from the base weights, instead of raising.
     """
     check_trainable(config)
     admin_key, run_key = connect.choose_keys(os.environ)
@@ -90,18 +90,16 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
 
 
 def check_trainable(config: RunConfig) -> None:
-    """Raise ConfigError naming what a run may lack that only records, not one that is trained here."""
+    """Raise ConfigError for a config that is valid for recording but not for training."""
     missing = [key for key in ("agent", "tasks") if getattr(config, key) is None]
     if missing:
-        raise ConfigError(
-            f"`agentrl train` plays a run's tasks with its agent: the config lacks {' and '.join(missing)}"
-        )
+        raise ConfigError(f"`agentrl train` needs {' and '.join(missing)} in the config, to run the agent on the tasks")
     if config.steps == 0:
-        raise ConfigError("steps: 0 trains nothing; `agentrl run create` makes a run that only records")
+        raise ConfigError("steps: 0 trains nothing; use `agentrl run create` for a run that only records")
 
 
 def check_agent(config: RunConfig) -> None:
-    """Load what the config names, so that a mistake shows before anything is started."""
+    """Load the agent, tasks and metric sinks, so that errors appear before any process starts."""
     load_agent(config.agent, config.agent_args)
     load_tasks(config.tasks, seed=config.seed, limit=1)
     settings_of(config)
@@ -109,9 +107,9 @@ def check_agent(config: RunConfig) -> None:
 
 
 def open_run(database: Database, plan: Plan) -> tuple[str, str]:
-    """Create the run, or reopen the one of this name; returns its id and status.
+    """Create the run, or reopen the existing run of this name; returns its id and status.
 
-    Raises UserError when the folder holds checkpoints of a run that the database does not know.
+    Raises UserError when the folder has checkpoints of a run that is not in the database.
     """
     config = plan.config
     known = database.query(runs.find, config.name) is not None
@@ -132,7 +130,7 @@ def _open_run(conn: Connection, plan: Plan, task_data: list[Json]) -> tuple[str,
 
 
 def report(plan: Plan, database: Database, run_id: str) -> Json:
-    """Write `summary.json` and `curve.png` from what the store holds."""
+    """Write `summary.json` and `curve.png` from the store."""
     now = database.query(snapshot.take, run_id)
     wall_s = sum(row.data["wall_s"] for row in database.query(events.of_run, run_id, STOPPED))
     tokens = database.query(activity.total_output_tokens, run_id)
@@ -144,7 +142,7 @@ def report(plan: Plan, database: Database, run_id: str) -> Json:
 
 
 def _supervised(plan: Plan, database: Database, run_id: str, display: Display) -> None:
-    """Run the parts to their end, recording how long it took and how it ended."""
+    """Run the parts to their end, and record the duration and the outcome."""
     started = time.monotonic()
     outcome, error = "paused", None
     try:
@@ -166,11 +164,11 @@ async def _main(plan: Plan, database: Database, run_id: str, display: Display) -
     if work.cancelled():
         raise Stopped(f"stopped; the same command resumes {plan.config.run_dir}")
     if (problem := work.exception()) is not None:
-        raise _first(problem)
+        raise _root_cause(problem)
 
 
 async def _run_parts(plan: Plan, database: Database, run_id: str, display: Display, pids: dict[str, int]) -> None:
-    """Two nested groups: the workers end, in whatever way, before the services that they need."""
+    """Run the parts in two nested groups: the workers end before the services that they use."""
     starts = Starts(plan.config.engine.start_timeout_s)
     engines_by_name = dict(zip((part.name for part in parts.engines(plan)), plan.engine_urls, strict=False))
 
@@ -207,10 +205,10 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 
 
 async def _watch(database: Database, run_id: str, display: Display, starts: Starts) -> None:
-    """Show the run; declare it finished when its last step is published, so that admission says so.
+    """Update the display, and set the run to finished when its last step is published.
 
-    Raises AgentRLError with the run's error when it has failed elsewhere: its sessions did, one after another.
-    Raises EngineUnavailable for an engine that does not serve `engine.start_timeout_s` after its start.
+    Raises AgentRLError with the run's error when the run has failed, for example through failing sessions. Raises
+    EngineUnavailable for an engine that is not serving `engine.start_timeout_s` after its start.
     """
     while True:
         now = await asyncio.to_thread(database.query, snapshot.take, run_id, display.shown_step)
@@ -219,19 +217,19 @@ async def _watch(database: Database, run_id: str, display: Display, starts: Star
             display.update(now)
         if now.status == "failed":
             run = await asyncio.to_thread(database.query, runs.get, run_id)
-            raise AgentRLError(f"run {run.name} is failed: {run.error or 'no reason was given'}")
+            raise AgentRLError(f"run {run.name} failed: {run.error or 'no reason recorded'}")
         if now.published_step >= now.target_steps and now.status == "running":
             await asyncio.to_thread(database.transact, runs.set_status, run_id, "finished")
         await asyncio.sleep(POLL_S)
 
 
 async def _until_serving(plan: Plan, database: Database, run_id: str, display: Display) -> None:
-    """Wait until the proxy has an engine. Raises EngineUnavailable after `engine.start_timeout_s`."""
+    """Wait until the proxy has a serving engine. Raises EngineUnavailable after `engine.start_timeout_s`."""
     started, limit_s = time.monotonic(), plan.config.engine.start_timeout_s
     while "serving" not in (await asyncio.to_thread(database.query, snapshot.take, run_id)).engines.values():
         elapsed_s = time.monotonic() - started
         if elapsed_s > limit_s:
-            raise EngineUnavailable(f"no engine serves after {limit_s:g} s (see {plan.config.run_dir / 'logs'})")
+            raise EngineUnavailable(f"no engine is serving after {limit_s:g} s (see {plan.config.run_dir / 'logs'})")
         display.starting(f"starting the engine: {elapsed_s:.0f} s")
         await asyncio.sleep(POLL_S)
     display.note("an engine is serving")
@@ -239,18 +237,18 @@ async def _until_serving(plan: Plan, database: Database, run_id: str, display: D
 
 @contextmanager
 def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int]) -> Iterator[None]:
-    """First Ctrl-C or SIGTERM: a clean stop. Second: kill whatever still runs."""
+    """On the first Ctrl-C or SIGTERM stop cleanly; on the second kill the processes."""
     loop = asyncio.get_running_loop()
-    asked = False
+    stopping = False
 
     def stop() -> None:
-        nonlocal asked
-        if asked:
+        nonlocal stopping
+        if stopping:
             for pid in pids.values():
                 kill_tree(pid)
         else:
-            asked = True
-            display.note("stopping; once more kills at once")
+            stopping = True
+            display.note("stopping; press Ctrl-C again to kill the processes")
             work.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -263,13 +261,13 @@ def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int])
 
 
 def _close_run(conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float, event_id: str) -> None:
-    if runs.get(conn, run_id).status != "failed":  # else it says why already
+    if runs.get(conn, run_id).status != "failed":  # else the run already has its error
         runs.set_status(conn, run_id, outcome, error)
     events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train", event_id)
 
 
-def _first(error: BaseException) -> BaseException:
-    """What started the trouble, out of the groups around it."""
+def _root_cause(error: BaseException) -> BaseException:
+    """The first cause inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

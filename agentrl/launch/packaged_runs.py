@@ -1,4 +1,4 @@
-"""The packaged runs, and the page that shows what a run learned: table, curve, transcripts, files."""
+"""The packaged demo runs, and the report of a finished run: table, curve, transcripts, files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES = 3
 
 
 def run_demo(*, quick: bool, seed: int, runs_dir: Path, overrides: list[str], console: Console) -> None:
-    """Run a packaged config to its end and show the result. A stopped demo goes on; a finished one starts anew."""
+    """Run a packaged config to its end and show the result. Resumes a stopped demo; restarts a finished one."""
     from agentrl.launch.local_run import train
 
     with as_file(files("agentrl.agents") / ("demo-quick.yaml" if quick else "demo.yaml")) as path:
@@ -34,7 +34,7 @@ def run_demo(*, quick: bool, seed: int, runs_dir: Path, overrides: list[str], co
 
 
 def free_name(base: str, seed: int, runs_dir: Path) -> str:
-    """`base`, with the seed when it is not 0; numbered when runs of that name are finished."""
+    """A name that no finished run has: `base`, with the seed when it is not 0, and a number if needed."""
     name = base if seed == 0 else f"{base}-seed{seed}"
     number, candidate = 1, name
     while (runs_dir / candidate / "summary.json").exists():
@@ -44,7 +44,7 @@ def free_name(base: str, seed: int, runs_dir: Path) -> str:
 
 
 def show_results(config: RunConfig, result: Json, console: Console) -> None:
-    """Print what a finished run learned and where its files are."""
+    """Print a finished run's results and the paths of its files."""
     if result["gains"]:
         console.print(before_after(result))
     if len(result["rewards"]) > 1:
@@ -66,11 +66,11 @@ def show_results(config: RunConfig, result: Json, console: Console) -> None:
     for name in ("summary.json", "curve.png", "agentrl.db", "config.yaml", "model", "logs"):
         if (config.run_dir / name).exists():
             console.print(f"  {config.run_dir / name}", soft_wrap=True)
-    console.print("look at it:", *(f"  {command}" for command in next_commands(config)), sep="\n", soft_wrap=True)
+    console.print("inspect it:", *(f"  {command}" for command in next_commands(config)), sep="\n", soft_wrap=True)
 
 
 def next_commands(config: RunConfig) -> list[str]:
-    """Commands that show what a finished run did; they find it from the current folder."""
+    """Commands that inspect a finished run, for the current folder."""
     run = config.name if config.runs_dir == RUNS_DIR else str(config.run_dir)
     run = shlex.quote(run)
     return [
@@ -81,7 +81,7 @@ def next_commands(config: RunConfig) -> list[str]:
 
 
 def before_after(result: Json) -> Table:
-    """Held-out results before the first step and after the last, with 95 % intervals, one row per setting."""
+    """Held-out results before the first step and after the last, with 95 % intervals; one row per setting."""
     before, *_, after = (found for found in result["evaluations"] if found["complete"])
     table = Table("held-out tasks", "before", "after", "gain", "perfect before", "perfect after")
     for name, gain in result["gains"].items():
@@ -98,7 +98,7 @@ def before_after(result: Json) -> Table:
 
 
 def transcripts(conn: Connection, run_id: str, setting: str) -> list[str]:
-    """The first held-out tasks as the model played them before the first step and after the last."""
+    """The first held-out tasks, as played before the first step and after the last."""
     ends = [found for found in summary.ends(evaluation_episodes.of_run(conn, run_id)) if found is not None]
     played: dict[tuple[int, int], Json] = {}
     for found in ends:
@@ -117,7 +117,7 @@ def transcripts(conn: Connection, run_id: str, setting: str) -> list[str]:
 
 
 def conversation(calls: list[Json]) -> list[str]:
-    """A session's messages, one line each, from the last question of its first prompt on."""
+    """A session's messages, one line each, starting at the last user message of its first prompt."""
     lines: list[str] = []
     for number, call in enumerate(calls):
         messages = call["new_messages"]

@@ -1,4 +1,4 @@
-"""Runs one part of a run: starts it behind a guard, restarts it when it dies, and ends it with all that it started."""
+"""Runs one process of a run: starts it behind a guard, restarts it when it dies, and ends it with its children."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ USER_ERROR_STATUS = 2
 
 
 class PartFailed(AgentRLError):
-    """A part of the run died too often."""
+    """A process of the run died too often."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """How to start a process. It is finished when it exits with status 0 and `done()` is true.
+    """How to start a process. The part is finished when its process exits with status 0 and `done()` is true.
 
-    It inherits this process's environment without its secrets; `env` holds the secrets that it needs.
+    The process inherits this process's environment without the secrets; `env` adds the secrets that it needs.
     """
 
     name: str
@@ -49,11 +49,11 @@ async def keep_running(
     on_start: Callable[[int], Awaitable[None]] = _ignore,
     on_death: Callable[[int], Awaitable[None]] = _ignore,
 ) -> None:
-    """Run `part` until it is finished; restart it when it dies. When cancelled, end it and all that it started.
+    """Run `part` until it is finished, restarting it when it dies. On cancellation, end it and its children.
 
-    `on_start` gets the guard's process id. `on_death` gets the exit status, before the restart. Quick deaths in a row
-    are followed by a pause. Raises PartFailed when the part dies more than `max_restarts` times in RESTART_WINDOW_S,
-    and UserError at once when it exits with USER_ERROR_STATUS.
+    `on_start` receives the guard's process id; `on_death` receives the exit status, before the restart. Quick
+    successive deaths delay the restart. Raises PartFailed after more than `max_restarts` deaths in RESTART_WINDOW_S,
+    and UserError on exit status USER_ERROR_STATUS.
     """
     deaths: deque[float] = deque(maxlen=max_restarts + 1)
     backoff = Backoff()
@@ -89,8 +89,8 @@ async def _run_once(part: Part, on_start: Callable[[int], Awaitable[None]]) -> i
 
 
 def _last_line(part: Part, start: int) -> str:
-    """The last line of the log that this attempt wrote."""
+    """The last line that this attempt wrote to the log."""
     with part.log_file.open("rb") as log:
         log.seek(start)
         lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it wrote nothing"
+    return lines[-1] if lines else "no output"

@@ -1,4 +1,4 @@
-"""The processes of a run: command lines, environments, ports chosen once so that a restarted part is found again."""
+"""The processes of a run: command lines, environments, and ports that stay the same across restarts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.launch.part_process import Part
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Everything that is decided before the first process starts."""
+    """All decisions made before the first process starts."""
 
     config: RunConfig
     model: Path
@@ -28,34 +28,34 @@ class Plan:
     proxy_port: int
     engine_ports: tuple[int, ...]
     engine_keys: EngineKeys = field(default_factory=EngineKeys, repr=False)
-    from_base: bool = False  # what the trainer does without a usable checkpoint
+    from_base: bool = False  # start over when no checkpoint is usable
 
     @property
     def proxy_url(self) -> str:
-        """Where this machine reaches the proxy."""
+        """The proxy's URL from this machine."""
         host = self.config.proxy.host
         return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.proxy_port}"
 
     @property
     def engine_urls(self) -> list[str]:
-        """The configured servers, else ours."""
+        """The configured servers, else the URLs of the engines that the run starts."""
         return self.config.engine.urls or [engine_url(port) for port in self.engine_ports]
 
     @property
     def config_file(self) -> Path:
-        """The run's own copy of its configuration."""
+        """The run's copy of its configuration."""
         return self.config.run_dir / "config.yaml"
 
 
 def engine_url(port: int) -> str:
-    """Where an engine of ours listens."""
+    """The URL of an engine that the run starts."""
     return f"http://127.0.0.1:{port}"
 
 
 def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...]]:
-    """The proxy's port (the configured one, else `proxy`, else a free one), and one per engine.
+    """Choose the proxy's port (the configured port, else `proxy`, else a free one) and one free port per engine.
 
-    Raises UserError when that is in use.
+    Raises UserError when the proxy's port is in use.
     """
     proxy = config.proxy.port or proxy
     if proxy:
@@ -71,12 +71,12 @@ def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...
 
 
 def engine_seed(seed: int, index: int) -> int:
-    """The seed of a run's engine, different for each, so that no engine repeats the samples of another."""
+    """The seed of one engine. Engines get different seeds so that they produce different samples."""
     return zlib.crc32(f"{seed} engine {index}".encode()) & 0x7FFF_FFFF
 
 
 def engines(plan: Plan) -> list[Part]:
-    """One part per SGLang server of ours. Each starts on base weights; the proxy brings it to the run's version."""
+    """One part per SGLang server of the run. It starts with base weights; the proxy loads the run's version."""
     config, lora = plan.config.engine, plan.config.trainer.lora
     parts = []
     for index, port in enumerate(plan.engine_ports):
@@ -117,13 +117,13 @@ def proxy(plan: Plan) -> Part:
 
 
 def rollout(plan: Plan, finished: Callable[[], bool]) -> Part:
-    """The worker that evaluates and plays the training groups. It runs the user's code, and talks HTTP alone."""
+    """The worker that runs training and evaluation episodes. It runs user code and uses HTTP only."""
     argv = ["rollout", "--config", str(plan.config_file), "--owner", "local"]
     return _part(plan, "rollout", argv, {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key}, finished)
 
 
 def trainer(plan: Plan, finished: Callable[[], bool]) -> Part:
-    """The trainer. Told to stop by somebody else it exits with 0 too, but the run is not finished then."""
+    """The trainer. It also exits with 0 when another process stops it; `finished` tells the two apart."""
     argv = ["trainer", "--config", str(plan.config_file), *(["--from-base"] if plan.from_base else [])]
     env = {PROXY_URL: plan.proxy_url, DATABASE_URL: plan.database_url, ADMIN_KEY: plan.admin_key}
     return replace(_part(plan, "trainer", argv, env, finished), grace_s=plan.config.trainer.stop_timeout_s)
@@ -132,10 +132,10 @@ def trainer(plan: Plan, finished: Callable[[], bool]) -> Part:
 def _part(
     plan: Plan, name: str, argv: list[str], env: dict[str, str], done: Callable[[], bool] = lambda: False
 ) -> Part:
-    """A process of ours; `env` holds what it alone is told, its secrets above all."""
+    """An agentrl process. `env` holds the variables for this process only, including its secrets."""
     env = env | {
         "PYTHONUNBUFFERED": "1",
-        # Trainer and engine share the cores: threads that spin while they wait would take them from each other.
+        # Trainer and engine share the cores, so idle threads sleep instead of spinning.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
     return Part(name=name, argv=[sys.executable, "-m", "agentrl", *argv], env=env, log_file=_log(plan, name), done=done)

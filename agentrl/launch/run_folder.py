@@ -40,13 +40,16 @@ CHANGEABLE = (
     "evaluation.hold",
     "evaluation.hold_timeout_s",
 )
-"""Keys, or whole sections, that say how a run is carried out, not what it computes."""
+"""Keys or sections that affect how a run is executed but not what it computes."""
 
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Hold the run's folder, made for its owner alone where it is missing. Raises UserError when another process holds
-    it; the lock ends with its process."""
+    """Lock the run's folder, creating it with mode 0700 if needed. Raises UserError when another process holds the
+    lock.
+
+    The operating system releases the lock when its process ends.
+    """
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     run_dir.mkdir(mode=0o700, exist_ok=True)
     with (run_dir / ".lock").open("a+") as lock:
@@ -62,9 +65,9 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def database_url(config: RunConfig) -> str:
-    """The config's, else AGENTRL_DATABASE_URL, else the one that the run was started with, else SQLite in its folder.
+    """The config's URL, else AGENTRL_DATABASE_URL, else the run's recorded URL, else SQLite in its folder.
 
-    Raises UserError when the password of the one that it was started with is unknown.
+    Raises UserError when the password of the recorded URL is unknown.
     """
     if url := config.database_url or os.environ.get(DATABASE_URL):
         return url
@@ -74,7 +77,7 @@ def database_url(config: RunConfig) -> str:
 
 
 def remember_database(run_dir: Path, url: str) -> None:
-    """Write where the run's database is into its folder, without the password; nothing for its own SQLite file."""
+    """Record the database's URL, without its password, in the run's folder, unless it is the folder's SQLite file."""
     record = run_dir / location.DATABASE
     if (file := sqlite_path(url)) is not None:
         if file == (run_dir / location.SQLITE_FILE).resolve():
@@ -85,27 +88,27 @@ def remember_database(run_dir: Path, url: str) -> None:
 
 
 def has_checkpoints(run_dir: Path) -> bool:
-    """Whether a trainer has left a complete checkpoint in the folder."""
+    """Whether the folder has a complete checkpoint."""
     return any((run_dir / "checkpoints").glob("step-*/meta.json"))
 
 
 def check_new(config: RunConfig, database_url: str) -> None:
-    """Raise UserError when the folder holds checkpoints of a run that the database does not know."""
+    """Raise UserError when the folder has checkpoints of a run that is not in the database."""
     if has_checkpoints(config.run_dir):
         raise UserError(
-            f"{config.run_dir} holds checkpoints, but {without_password(database_url)} has no run "
-            f"{config.name!r}: restore or name the database that it used, or give another name to start anew"
+            f"{config.run_dir} has checkpoints, but {without_password(database_url)} has no run "
+            f"{config.name!r}: restore its database, or give another database or another run name"
         )
 
 
 def stored(config: RunConfig) -> Json:
-    """Every field, as the database keeps it: without its own password, which would leave with every copy of it."""
+    """The configuration as stored in the database: all fields, without the database's password."""
     url = config.database_url
     return config.model_dump(mode="json") | {"database_url": None if url is None else without_password(url)}
 
 
 def write_config(config: RunConfig, path: Path) -> None:
-    """Write every field, so that the run can be repeated whatever the defaults become. Only its owner may read it."""
+    """Write all fields, so that the run is repeatable when defaults change. The file has mode 0600."""
     data = config.model_dump(mode="json") | {"runs_dir": str(config.runs_dir.resolve())}
     path.touch(mode=0o600)
     path.chmod(0o600)
@@ -113,7 +116,7 @@ def write_config(config: RunConfig, path: Path) -> None:
 
 
 def check_resume(old: Json, new: RunConfig) -> None:
-    """Raise ConfigError, naming the key, when a resumed run would compute something else. Steps may only grow."""
+    """Raise ConfigError, naming the key, when a resume changes what the run computes or reduces `steps`."""
     before, after = _flat(parse_config(old)), _flat(new)
     for key in sorted(before.keys() | after.keys()):
         changed = before.get(key) != after.get(key)

@@ -1,4 +1,4 @@
-"""The run as the store has it right now: what progress shows and what the summary reports."""
+"""Reads the current state of a run from the store, for the display and the summary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.store.sessions.ends import failures
 from agentrl.store.training import steps
 
 RATE_WINDOW_S = 20.0
-LONGEST_CALL_S = 120.0  # of a call that counts in the rate
+LONGEST_CALL_S = 120.0  # calls that last longer are left out of the rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,16 +38,16 @@ class Snapshot:
     running_groups: int
     newest_step_state: str | None
     engines: dict[str, str]  # url → state
-    tokens_per_s: float  # sampled, over the last seconds
+    tokens_per_s: float  # sampled tokens in the rate window
     failing: str | None = None  # the newest session's error, when the last sessions all failed
     points: list[StepPoint] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)  # by step
+    evaluations: list[Evaluation] = field(default_factory=list)  # ordered by step
 
 
 def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
-    """Read it in one transaction: `points` of the steps after `after_step`; if that is given, the newest evaluations.
+    """Read the run's state in one transaction, with the points of steps after `after_step`.
 
-    Whoever looks again and again asks for what is new: then the cost does not grow with the run.
+    A positive `after_step` limits the evaluations to the newest. Repeated calls then have a constant cost.
     """
     run = runs.get(conn, run_id)
     return Snapshot(

@@ -1,4 +1,4 @@
-"""`summary.json`: the run in figures."""
+"""Builds `summary.json`, the statistics of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.launch.snapshot import Snapshot
 
 
 def summarize(snapshot: Snapshot, main_setting: str, wall_s: float, output_tokens: int) -> Json:
-    """What `summary.json` holds. Rewards are means over the evaluation's tasks; null where nothing was evaluated."""
+    """The content of `summary.json`. Rewards are means over the evaluation's tasks; null without an evaluation."""
     points = snapshot.points
     matched = [
         (p.metrics["logprob_mismatch_mean_abs"], p.metrics["mismatch_tokens"])
@@ -40,14 +40,14 @@ def summarize(snapshot: Snapshot, main_setting: str, wall_s: float, output_token
 
 
 def write(summary: Json, path: Path) -> None:
-    """Write it whole or not at all."""
+    """Write the file atomically."""
     staging = path.with_suffix(".tmp")
     staging.write_text(json.dumps(summary, indent=2) + "\n")
     os.replace(staging, path)
 
 
 def ends(evaluations: Sequence[Evaluation]) -> tuple[Evaluation | None, Evaluation | None]:
-    """The evaluations before the first step and after the newest, where they are complete."""
+    """The complete evaluations before the first step and after the newest step."""
     complete = [evaluation for evaluation in evaluations if evaluation.complete]
     before = next((evaluation for evaluation in complete if evaluation.step == 0), None)
     after = next((evaluation for evaluation in reversed(complete) if evaluation.step > 0), None)

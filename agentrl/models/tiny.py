@@ -1,7 +1,7 @@
-"""A 0.4M-parameter Qwen2 made from scratch in seconds: the model of tests and of the quick demo.
+"""Builds a 0.4M-parameter Qwen2 in seconds, the model of tests and of the quick demo.
 
-One token per byte, ChatML turns, one skill: the user says four letters, the assistant says them backwards. Supervised
-warm-up stops when a sample at temperature 1 is right about four times in ten, which leaves something to learn.
+It has one token per byte, ChatML turns and one task: the user gives four letters, and the assistant reverses them.
+Supervised warm-up stops when about four of ten samples at temperature 1 are correct, which leaves room to learn.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ LEARNING_RATE = 2e-3
 
 
 def random_word(rng: random.Random) -> str:
-    """One task: what the user says."""
+    """A random task: the user's word."""
     return "".join(rng.choices(LETTERS, k=WORD_LENGTH))
 
 
 def answer(word: str) -> str:
-    """What the assistant should say."""
+    """The correct answer."""
     return word[::-1]
 
 
 def build(out: Path, seed: int = 0) -> None:
-    """Train the model and write config, weights (float32) and tokenizer into the existing folder `out`."""
+    """Train the model and write config, weights (float32) and tokenizer to the existing folder `out`."""
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -59,7 +59,7 @@ def build(out: Path, seed: int = 0) -> None:
 
 
 def make_tokenizer() -> Any:
-    """256 byte tokens after the special tokens: any text can be encoded, nothing is merged."""
+    """256 byte tokens after the special tokens, without merges, so any text can be encoded."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -72,7 +72,7 @@ def make_tokenizer() -> Any:
 
 
 def warm_up(model: Any, tokenizer: Any, rng: random.Random) -> int:
-    """Teach reversal until the sampled accuracy reaches TARGET_ACCURACY; returns the number of steps."""
+    """Train reversal until the sampled accuracy reaches TARGET_ACCURACY; returns the number of steps."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
@@ -92,7 +92,7 @@ def warm_up(model: Any, tokenizer: Any, rng: random.Random) -> int:
 
 
 def sampled_accuracy(model: Any, batch: torch.Tensor) -> float:
-    """Mean probability of the whole right answer at temperature 1: what sampling would score, without sampling."""
+    """Mean probability of the correct answer at temperature 1, the expected accuracy of sampling."""
     import torch
 
     with torch.no_grad():
@@ -100,7 +100,7 @@ def sampled_accuracy(model: Any, batch: torch.Tensor) -> float:
 
 
 def encode(words: list[str], tokenizer: Any) -> torch.Tensor:
-    """Whole conversations, ending with the answer and <|im_end|>: (B, T), all of one length."""
+    """Encode conversations that end with the answer and <|im_end|>: (B, T), of equal length."""
     import torch
 
     turn = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>"
@@ -108,7 +108,7 @@ def encode(words: list[str], tokenizer: Any) -> torch.Tensor:
 
 
 def _answer_logprobs(model: Any, batch: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each answer token, <|im_end|> included: (B, WORD_LENGTH + 1)."""
+    """Log-probability of each answer token, with <|im_end|>: (B, WORD_LENGTH + 1)."""
     n = WORD_LENGTH + 1
     logits = model(input_ids=batch, logits_to_keep=n + 1).logits[:, :-1]  # (B, n, vocab), predicting the last n tokens
     return logits.log_softmax(-1).gather(-1, batch[:, -n:, None]).squeeze(-1)  # type: ignore[no-any-return]

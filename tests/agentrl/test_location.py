@@ -72,9 +72,9 @@ def test_an_unknown_name_gets_the_nearest_and_the_list(runs: Path, tmp_path: Pat
     assert str(refused.value) == f"no run 'countr' in {runs}; did you mean 'counter'? it holds counter, record"
     with pytest.raises(UserError, match=r"no run 'zzz' in .*/runs; it holds counter, record"):
         locate("zzz", None, {})
-    with pytest.raises(UserError, match="runs/imitate holds no run with a database"):
+    with pytest.raises(UserError, match="runs/imitate has no run with a database"):
         locate("runs/imitate", None, {})
-    with pytest.raises(UserError, match=r"which run\? .*/nothing holds none"):
+    with pytest.raises(UserError, match=r"which run\? .*/nothing has no runs"):
         locate(None, None, {}, Path("nothing"))
     assert [folder.name for folder in folders(runs)] == ["counter", "record"]
 
@@ -83,7 +83,9 @@ def test_a_run_in_another_database_is_found_and_its_password_is_not_stored(runs:
     folder = runs / "record"
     remember_database(folder, SECRET)
     assert "secret" not in (folder / ".database").read_text()
-    with pytest.raises(UserError, match=r"is in postgresql://me:\*\*\*@db/runs: set AGENTRL_DATABASE_URL, or PGPASS"):
+    with pytest.raises(
+        UserError, match=r"uses postgresql://me:\*\*\*@db/runs: set AGENTRL_DATABASE_URL, or set PGPASS"
+    ):
         locate("record", None, {})
     assert database_in(folder, {"PGPASSWORD": "x"}) == "postgresql://me@db/runs"
     assert database_in(folder, {"AGENTRL_DATABASE_URL": SECRET}) == SECRET

@@ -168,7 +168,7 @@ async def _stream(
                     raise _deadline_exceeded()
     except EngineRejected as error:
         log.info("call %s: %s refused it", request.rid, engine.url)
-        message = f"{ENGINE_REFUSED}{error.said or NO_REASON}"
+        message = f"{ENGINE_REFUSED}{error.engine_message or NO_REASON}"
         raise translated(RequestError(400, message, code="engine_rejected"), {}) from error
     except EngineUnavailable as error:
         is_dead = True

@@ -94,7 +94,7 @@ def test_replay_exits_with_1_and_names_the_step_that_differs(run, history) -> No
     assert status == 1
     assert [line.endswith("identical") for line in output.splitlines()[:3]] == [True, False, True]
     assert output.splitlines()[1].startswith("step 2: ")
-    assert "1 of 3 batches are not what was trained" in output
+    assert "1 of 3 batches differ from what was trained" in output
 
 
 def test_replay_with_another_credit_shows_a_table_and_writes_the_batches(run, tmp_path, monkeypatch) -> None:
@@ -119,7 +119,7 @@ def test_prune_first_tells_and_then_does(run, history) -> None:
     told = run("store", "prune", "--older-than", "0s", "--dry-run")
     assert told[0] == 0
     assert "           1 groups\n" in told[1]
-    assert "bytes of tokens and messages would go" in told[1]
+    assert "bytes of tokens and messages would be removed" in told[1]
     done = run("store", "prune", "--older-than", "0s", "--vacuum")
     assert done == (0, told[1].replace("would go", "removed"))
     assert "           0 groups\n" in run("store", "prune", "--older-than", "0s")[1]

@@ -87,13 +87,13 @@ def test_json_alone_on_stdout(proxy):
 
 def test_mistakes_are_one_line(proxy, store_url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    nowhere = f"which run? {tmp_path}/runs holds none: give --run FOLDER, or --database-url (AGENTRL_DATABASE_URL)"
+    nowhere = f"which run? {tmp_path}/runs has no runs: give --run FOLDER, or --database-url (AGENTRL_DATABASE_URL)"
     for args, line in [
         ((), "give either --session ID or -- COMMAND"),
         (("--session", "x", "--", "true"), "give either --session ID or -- COMMAND"),
         (("--session", "x"), nowhere),
         (("--session", "x", "--database-url", store_url), "--session: the database holds no session 'x'"),
-        (("--proxy", proxy.url, "--", "true"), "--proxy needs --key, or AGENTRL_RUN_KEY: the run's key"),
+        (("--proxy", proxy.url, "--", "true"), "--proxy needs the run's key: give --key or set AGENTRL_RUN_KEY"),
         (("--proxy", proxy.url, "--key", "wrong", "--", "true"), "the API key is not valid"),
         (
             ("--proxy", proxy.url, "--key", "run-key", "--", "no-such-program"),
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_the_command_and_gives_the_session_up(proxy, tmp_path: Path,
     process.send_signal(number)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert told == "stopped: the command, and all that was started for it, has ended\n"
+    assert told == "stopped: the command and the processes started for it have ended\n"
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
     assert proxy.get("/api/run")["running"] == 0

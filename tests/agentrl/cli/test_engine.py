@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from forks import ran
 
-from agentrl.cli.engine import made_up_key
+from agentrl.cli.engine import create_key_file
 
 
 def agentrl(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,8 +47,8 @@ def test_model_prints_the_folder(tiny_model: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{tiny_model}\n")
 
 
-def test_a_made_up_key_is_another_at_every_start_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_create_key_file_is_another_at_every_start_and_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "engine-1.key"
-    first, second = made_up_key(path), made_up_key(path)
+    first, second = create_key_file(path), create_key_file(path)
     assert first != second == path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -74,9 +74,9 @@ def test_a_rotated_key_lives_on_for_its_overlap(db: Database, key: Run) -> None:
 
 
 def test_what_is_wrong_is_said_in_one_line(key: Run) -> None:
-    with pytest.raises(UserError, match="--expires-in: 'soon' is no age"):
+    with pytest.raises(UserError, match="--expires-in: 'soon' is not an age"):
         key("create", "--name", "ci", "--expires-in", "soon")
-    with pytest.raises(UserError, match="session's key comes with its session"):
+    with pytest.raises(UserError, match="session's key is created with its session"):
         key("create", "--name", "ci", "--power", "session")
     with pytest.raises(AgentRLError, match="no key 'nobody'"):
         key("revoke", "nobody")

@@ -44,7 +44,7 @@ def test_every_command_finds_a_run(here: Path, run: str) -> None:
         (("db", "upgrade", "--run", run), f"{here}/runs/first/agentrl.db is at the newest revision"),
         (("export", "--run", run, "--out", "out", "--format", "jsonl"), "0 trajectories"),
         (("key", "list", "--run", run), "["),
-        (("run", "reopen", run), "run first takes groups again"),
+        (("run", "reopen", run), "run first admits groups again"),
     ]:
         done = call(*args)
         assert (done.exit_code, said in done.output) == (0, True), (args, done.output, done.exception)
@@ -69,7 +69,7 @@ def test_a_variable_of_another_run_is_named_in_the_error(here: Path, monkeypatch
     monkeypatch.setenv("AGENTRL_DATABASE_URL", f"sqlite:///{here}/runs/second/agentrl.db")
     refused = call("export", "--run", "first", "--out", "out")
     assert str(refused.exception) == (
-        "AGENTRL_DATABASE_URL names a database without the run 'first', which runs/first knows: "
+        "AGENTRL_DATABASE_URL names a database without run 'first', which is in runs/first: "
         "unset the variable, or give --run runs/first"
     )
     assert json.loads(call("status", "--run", "runs/first", "--json").stdout)["run"]["name"] == "first"

@@ -141,7 +141,7 @@ def test_train_says_what_such_a_run_lacks(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("name: a\nmodel: tiny\n")
     done = agentrl("train", "a.yaml", cwd=tmp_path)
     assert done.stderr == (
-        "agentrl: `agentrl train` plays a run's tasks with its agent: the config lacks agent and tasks\n"
+        "agentrl: `agentrl train` needs agent and tasks in the config, to run the agent on the tasks\n"
     )
 
 
@@ -152,7 +152,7 @@ def test_a_run_that_has_failed_is_reopened_by_its_name(tmp_path: Path, tiny_mode
     with database.write() as conn:
         runs.set_status(conn, runs.by_name(conn, "rec").id, "failed", "9 sessions in a row failed")
     done = agentrl("run", "reopen", "rec", cwd=tmp_path, **env)
-    assert (done.returncode, done.stdout) == (0, "run rec takes groups again\n")
+    assert (done.returncode, done.stdout) == (0, "run rec admits groups again\n")
     with database.read() as conn:
         row = runs.by_name(conn, "rec")
         assert (row.status, row.error, row.finished_at) == ("running", None, None)

@@ -163,14 +163,14 @@ def test_what_is_missing_is_said_in_one_line(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"no proxy answers at http://127\.0\.0\.1:9"):
         status.from_proxy("http://127.0.0.1:9", "k", 60.0)
-    with pytest.raises(UserError, match="answers 401: the API key is not valid"):
+    with pytest.raises(UserError, match="answered 401: the API key is not valid"):
         status.from_proxy(proxy, "wrong", 60.0)
     with pytest.raises(UserError, match="no address"):
         status.from_proxy("not-an-address", "k", 60.0)
     cases: tuple[tuple[list[str], dict[str, str], str], ...] = (
         ([], {}, "which run"),
         (["--proxy", proxy], {}, "no key"),
-        (["--proxy", proxy, "--run", "test"], {"AGENTRL_RUN_KEY": "run-key"}, "leave out --run"),
+        (["--proxy", proxy, "--run", "test"], {"AGENTRL_RUN_KEY": "run-key"}, "cannot be combined with --run"),
     )
     for argv, env, why in cases:
         asked = ask(*argv, **env)
@@ -179,10 +179,10 @@ def test_what_is_missing_is_said_in_one_line(
 
 
 def test_an_empty_database_holds_no_run(database_url: str) -> None:
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="has no runs"):
         status.from_store(Location(database_url=database_url, name=None), 60.0)
 
 
 def test_a_server_that_is_not_ours_is_told_apart(fake_engine: FakeEngine) -> None:
-    with pytest.raises(UserError, match="this is no agentrl proxy"):
+    with pytest.raises(UserError, match="not an agentrl proxy"):
         status.from_proxy(fake_engine.url, "k", 60.0)

@@ -45,7 +45,7 @@ def test_two_ranks_imitate_a_file(config: Path, tmp_path: Path) -> None:
     process = start("sft", config, "trainer.ranks=2", "data.held_out=1")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert out.startswith("5 items to train, 1 held out\n")
+    assert out.startswith("5 training items, 1 held out\n")
     assert "step 3/3" in out
     assert load_file(tmp_path / "runs" / "r" / "model" / "model.safetensors")
 

@@ -40,10 +40,10 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
         ({"rollout": {"sampling": {"temprature": 1}}}, "did you mean 'temperature'"),
         ({"steps": -1}, "config key 'steps': Input should be greater than or equal to 0"),
         ({"trainer": {"lr": "fast"}}, "config key 'trainer.lr'"),
-        ({"trainer": {"ranks": 4, "replicas": 3}}, "ranks 4 is no multiple of replicas 3"),
+        ({"trainer": {"ranks": 4, "replicas": 3}}, "ranks 4 is not a multiple of replicas 3"),
         (
             {"trainer": {"ranks": 4, "replicas": 2, "tensor_parallel": 4}},
-            "ranks 4 is no multiple of replicas × tensor_parallel = 8",
+            "ranks 4 is not a multiple of replicas × tensor_parallel = 8",
         ),
         ({"trainer": {"lora": {"publish": "adapter"}}}, "publish: adapter needs a rank above 0"),
         ({"name": "../x"}, "config key 'name'"),
@@ -117,7 +117,7 @@ def test_the_packaged_configs_are_valid_and_stay_short(name: str, most_steps: in
 
 
 def test_a_group_must_be_able_to_reach_its_smallest_size() -> None:
-    with pytest.raises(ConfigError, match="min_group_size 4 is more than group_size 2"):
+    with pytest.raises(ConfigError, match="min_group_size 4 is larger than group_size 2"):
         parse_config(
             {
                 "name": "r",

@@ -39,7 +39,7 @@ def test_keys_that_are_not_given_are_made_up() -> None:
     [
         (
             {"AGENTRL_ADMIN_KEY": "k3y", "AGENTRL_RUN_KEY": "k3y"},
-            "AGENTRL_ADMIN_KEY and AGENTRL_RUN_KEY are the same",
+            "AGENTRL_ADMIN_KEY and AGENTRL_RUN_KEY must differ",
         ),
         ({"AGENTRL_RUN_KEY": "two words"}, "AGENTRL_RUN_KEY: a key consists of printable ASCII"),
         ({"AGENTRL_ADMIN_KEY": "schlüssel"}, "AGENTRL_ADMIN_KEY: a key consists of printable ASCII"),
@@ -66,7 +66,7 @@ def test_a_port_that_was_taken_meanwhile_is_given_up_with_a_word(config: RunConf
         moved, _, note = connect.choose_ports(config)
     assert moved != first
     assert note is not None
-    assert f"port {first}, where the proxy was, is taken: it has moved to {moved}" in note
+    assert f"the proxy's previous port {first} is in use: it moved to {moved}" in note
     assert connect.choose_ports(config)[0] == moved
 
 

@@ -177,8 +177,8 @@ def test_each_part_is_told_only_the_secrets_that_it_needs(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"agent": None, "tasks": None}, "the config lacks agent and tasks"),
-        ({"tasks": None}, "the config lacks tasks"),
+        ({"agent": None, "tasks": None}, "needs agent and tasks in the config"),
+        ({"tasks": None}, "needs tasks in the config"),
         ({"steps": 0}, "steps: 0 trains nothing"),
     ],
 )
@@ -218,7 +218,7 @@ def test_checkpoints_of_a_run_that_the_database_does_not_know_are_not_started_ov
     checkpoint = run.run_dir / "checkpoints" / "step-000003-0123456789abcdef"
     checkpoint.mkdir(parents=True)
     (checkpoint / "meta.json").touch()
-    with pytest.raises(UserError, match=r"r holds checkpoints, but sqlite:.*emptied.db has no run 'r': ") as caught:
+    with pytest.raises(UserError, match=r"r has checkpoints, but sqlite:.*emptied.db has no run 'r': ") as caught:
         train(run, Console(file=io.StringIO()))
     assert "\n" not in str(caught.value)
     database = Database(str(run.database_url))
@@ -342,7 +342,7 @@ def test_a_run_that_fails_ends_with_the_reason_and_the_same_command_lets_it_go_o
 
     with ThreadPoolExecutor() as pool:
         playing = pool.submit(fail)
-        with pytest.raises(AgentRLError, match="run r is failed: 9 sessions in a row failed"):
+        with pytest.raises(AgentRLError, match="run r failed: 9 sessions in a row failed"):
             train(run, Console(file=out))
         playing.result()
     (row,) = stage.rows("SELECT status, error FROM runs")

@@ -25,7 +25,7 @@ def test_one_engine_that_serves_does_not_excuse_another() -> None:
     clock.now = 299.0
     starts.check({A: "serving"})
     clock.now = 301.0
-    with pytest.raises(EngineUnavailable, match=r":2 does not serve 300 s after its start"):
+    with pytest.raises(EngineUnavailable, match=r":2 is not serving 300 s after its start"):
         starts.check({A: "serving", B: "dead"})
 
 

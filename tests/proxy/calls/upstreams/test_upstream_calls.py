@@ -608,8 +608,8 @@ def test_a_missing_key_is_named_before_anything_serves(monkeypatch):
 @pytest.mark.parametrize(
     ("upstreams", "complaint"),
     [
-        ({"test": {"base_url": "http://h/v1"}}, "the policy has that name"),
-        ({"default": {"base_url": "http://h/v1"}}, "the policy has that name"),
+        ({"test": {"base_url": "http://h/v1"}}, "the name is reserved for the policy"),
+        ({"default": {"base_url": "http://h/v1"}}, "the name is reserved for the policy"),
         ({"a b": {"base_url": "http://h/v1"}}, "proxy.upstreams.a b"),
         ({"judge": {"base_url": "h/v1"}}, "must be http"),
         ({"judge": {"base_url": "http://me:secret@h/v1"}}, "use api_key_env"),
