@@ -1,4 +1,4 @@
-"""A bounded memory of what was looked up: five lines, for which cachetools would be a dependency."""
+"""A bounded cache of what was looked up: five lines, for which cachetools would be a dependency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REMEMBERED = 65_536
 
 
 class Recent(dict[str, V]):
-    """At most REMEMBERED entries, the oldest making room: sessions also end at other replicas, which tell nobody."""
+    """At most REMEMBERED entries. The oldest is dropped: sessions also end at other replicas, unnoticed here."""
 
     def __setitem__(self, key: str, value: V) -> None:
         super().__setitem__(key, value)

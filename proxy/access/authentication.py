@@ -37,7 +37,7 @@ class Start:
     """A request that opens sessions; `digest` identifies it when it carries an `Idempotency-Key` and may be repeated.
 
     The store holds only hashes of keys, so it could not answer a repeated start with its keys. They are derived from
-    the caller's own key and the digest: whoever can send the request again gets the same keys.
+    the caller's own key and the digest: a caller that can repeat the request gets the same keys.
     """
 
     digest: str | None

@@ -21,7 +21,7 @@ from agentrl.store.db.codec import hash_key
 from agentrl.store.key_records import Changes, Key
 
 log = logging.getLogger(__name__)
-LOOK_EVERY_S = 2.0
+REFRESH_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ def as_known(found: Key) -> Known:
 
 
 async def watch(keyring: Keyring, store: RunStore) -> None:
-    """Refresh the keyring every LOOK_EVERY_S, forever; retries when the database is unavailable."""
+    """Refresh the keyring every REFRESH_EVERY_S, forever; retries when the database is unavailable."""
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(REFRESH_EVERY_S)
         try:
             await keyring.refresh(store)
         except StoreError as error:

@@ -137,7 +137,7 @@ def _model_routes(bodies: tuple[Json, ...]) -> Iterator[tuple[str, str, Json]]:
         yield prefix + MODELS, "get", _operation("The models that calls may name.", in_path)
         yield f"{prefix}{MODELS}/{{model}}", "get", _operation("One of them.", [*in_path, MODEL])
         named = [*headers, RESPONSE_ID]
-        yield prefix + RESPONSE, "get", _operation("A response once more.", [*named, INCLUDE])
+        yield prefix + RESPONSE, "get", _operation("A stored response.", [*named, INCLUDE])
         yield prefix + RESPONSE, "delete", _operation("Forget a response; the call stays.", named)
         yield f"{prefix}{RESPONSE}/input_items", "get", _operation("What a response was made from.", [*named, *PAGING])
 

@@ -17,9 +17,9 @@ class ArealBody(Body):
 
 
 class StartBody(ArealBody):
-    """AReaL's task, and a key to use again: one that this route gave out or that the caller made.
+    """AReaL's task id, and optionally a key to use again: an earlier key of this route, or one that the caller made.
 
-    Keys that other routes gave out stay with their sessions. `group_size` asks as AReaL's inference service is asked:
+    Keys of other routes belong to their sessions and are refused. `group_size`, as in AReaL's inference service, opens
     so many sessions of one task, in one group.
     """
 
@@ -29,16 +29,16 @@ class StartBody(ArealBody):
 
 
 class RewardBody(ArealBody):
-    """Without `interaction_id` (a response's id) the reward is the last call's."""
+    """A reward of a call or, without `interaction_id` (a response's id), of the last call."""
 
     interaction_id: Key | None = None
     reward: float
 
 
 class ExportBody(ArealBody):
-    """`session_id`, or as the inference service has it `session_ids`, merged, which `remove_session` ends.
+    """`session_id`, or as in AReaL's inference service `session_ids`, merged; `remove_session` then ends them.
 
-    `encoding: list` gives plain numbers; `tensor` what AReaL's clients decode.
+    `encoding`: `list` for plain numbers, `tensor` for what AReaL's clients decode.
     """
 
     session_id: Key | None = None

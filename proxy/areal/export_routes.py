@@ -31,9 +31,9 @@ NO_REWARD = "it was exported without a reward"
 async def export_trajectories(body: ExportBody, request: Request) -> Response:
     """The calls of an ended session with tokens and returns; it stays, and can be exported again.
 
-    Waits for the end of `session_id`; 409 while it is open after `proxy.request_timeout_s`. Of `session_ids`, those
-    that are unknown or without a reward are left out. `individual`: every call, its prompt and its output. `concat`:
-    every leaf with all that led to it; what several share is trained in the first.
+    Waits for the end of `session_id`; 409 if it is still open after `proxy.request_timeout_s`. Of `session_ids`,
+    unknown sessions and those without a reward are left out. `individual`: every call, its prompt and its output.
+    `concat`: every leaf with all calls that led to it; a call that several paths share is trained in the first.
     """
     await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
     store = app_parts.store(request)

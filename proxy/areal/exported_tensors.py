@@ -46,7 +46,7 @@ def _individual(path: Path) -> Json:
 
 
 def _concat(path: Path) -> Json:
-    """The return is the episode's, as baselines see it; each turn's own is beside it."""
+    """One path: `reward` is the episode's return, which baselines use; `turn_returns` has the return of each turn."""
     t = path.tokens
     return {
         "interaction_id": path.response_ids[-1],
@@ -72,7 +72,7 @@ def _arrays(
 
 
 def _tensor(array: npt.NDArray[Any]) -> Json:
-    """A tensor as AReaL's remote calls write it."""
+    """A tensor as AReaL's remote calls encode it."""
     data = base64.b64encode(array.tobytes()).decode()
     return {"type": "tensor", "data": data, "shape": list(array.shape), "dtype": TORCH_NAMES[array.dtype.name]}
 

@@ -29,7 +29,7 @@ from agentrl.store.calls.deliveries import Claim
 HELD_S = 5.0
 """A retry waits so long for an answer that another client holds: until that client's disconnect is noticed, or the
 replica that held the answer is back. Then the retry is treated as a new call."""
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 
 
 class AnswerFinder:
@@ -50,7 +50,7 @@ class AnswerFinder:
             if (found := await self._earlier_or_release(origin, request, ids, deadline)) is not None:
                 context.metrics.retried("claimed")
                 return found
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
         if origin.retry:
             context.metrics.retried("resampled")
         while True:
@@ -71,7 +71,7 @@ class AnswerFinder:
                 return exchange
             if (found := await self._earlier_or_release(origin, request, ids, deadline)) is not None:
                 return found
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
 
     def _over(self, first_id: str, slots: Slots) -> None:
         self._sampling.pop(first_id, None)
@@ -99,7 +99,7 @@ class AnswerFinder:
             claim = await self._claim_once(origin)
             if claim.ids or not claim.held or time.monotonic() > until:
                 return claim.ids
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
 
     async def _claim_once(self, origin: CallOrigin) -> Claim:
         """A claim is released again if its client leaves meanwhile."""
@@ -151,4 +151,4 @@ class AnswerFinder:
                 raise RequestError(504, "the answer was not finished in time", code="deadline_exceeded")
             if free:  # the other client that waited for it has left
                 await store.write(deliveries.reclaim, ids, store.replica)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)

@@ -37,6 +37,6 @@ class CallSettings:
 
 
 def forced_sampling(config: RunConfig) -> Json:
-    """The sampling settings of every session but an evaluation's, whatever its program asks for."""
+    """The sampling settings of every session but an evaluation's, which override what its program asks for."""
     own = {"temperature": DEFAULT_TEMPERATURE} if config.steps else {}  # a run that only records changes nothing
     return own | config.rollout.sampling.model_dump(exclude_none=True)

@@ -130,7 +130,7 @@ async def _continued(context: CallContext, session_id: str, request: ModelReques
     if found is None:
         raise RequestError(
             400,
-            f"session {session_id} has no response 'resp_{request.previous_id}' to go on with",
+            f"session {session_id} has no response 'resp_{request.previous_id}' to continue",
             code="previous_response_not_found",
             param="previous_response_id",
         )

@@ -1,1 +1,1 @@
-"""The engines behind the proxy: who serves, with which weights, and how a version is published."""
+"""The engines behind the proxy: which ones serve, with which weights, and how a version is published."""

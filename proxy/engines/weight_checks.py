@@ -37,8 +37,8 @@ class WeightFolders:
         if expected is not None and known[1] != expected:
             raise StoreError(
                 f"version {version} is not loaded: the tensors in {file} are not those that the trainer recorded "
-                f"(checksum {known[1][:12]}, recorded {expected[:12]}); restart the trainer, which makes the folder of "
-                "its newest checkpoint anew"
+                f"(checksum {known[1][:12]}, recorded {expected[:12]}); restart the trainer, which writes the "
+                "folder of its newest checkpoint again"
             )
         return path
 

@@ -2,7 +2,7 @@
 
 With one process the numbers are in its memory. The workers of `--workers N` write theirs into shared files (`share`,
 prometheus_client's multiprocess mode), so that any worker can answer a scrape for all of them. A worker that is
-restarted goes on in its own files, so counters do not fall; its gauges are dropped.
+restarted continues in its own files, so counters do not fall; its gauges are dropped.
 
 A call only touches children that were bound before: see `Metrics.stage`, `over` and `answered`.
 """
@@ -72,17 +72,17 @@ class Metrics:
         self._calls_total = self._counter("calls", "Model calls that were answered.", "dialect", "status")
         self._call_seconds = self._histogram("call_seconds", "From the request to the end of its answer.", "dialect")
         self.in_flight = self._gauge("calls_in_flight", "Model calls that are being answered.")
-        self.streams = self._gauge("streams_open", "Those of them whose answer is streamed.")
-        stages = self._histogram("stage_seconds", "Parts of a call of the policy.", "stage")
+        self.streams = self._gauge("streams_open", "Model calls whose answer is being streamed.")
+        stages = self._histogram("stage_seconds", "Duration of the stages of a policy call.", "stage")
         self._stages: dict[Stage, Histogram] = {stage: stages.labels(stage) for stage in STAGES}
         tokens = self._counter("tokens", "Tokens of recorded calls.", "kind")
         self._prompt, self._cached, self._output = (tokens.labels(kind) for kind in ("prompt", "cached", "output"))
-        outcomes = self._counter("interactions", "Calls of the policy by how they ended.", "outcome")
+        outcomes = self._counter("interactions", "Policy calls by their outcome.", "outcome")
         self._outcomes: dict[Outcome, Counter] = {outcome: outcomes.labels(outcome) for outcome in OUTCOMES}
         forks = self._counter("forks", "Calls that could not extend an earlier one, by the reason.", "reason")
         self._forks: dict[str, Counter] = {reason: forks.labels(reason) for reason in ForkReason}
         self._bridged = self._counter("bridged", "Calls whose prompt extends an earlier call's tokens.")
-        retries = self._counter("retries", "Retries that got an answer that was there, or were sampled anew.", "how")
+        retries = self._counter("retries", "Retries that claimed a recorded answer, or were sampled again.", "how")
         self._retries: dict[Retry, Counter] = {how: retries.labels(how) for how in RETRIES}
         self._errors = self._counter("errors", "Requests of any route that were refused or failed.", "status", "code")
         self._batch_units = self._histogram(
@@ -90,7 +90,7 @@ class Metrics:
         )
         self._batch_seconds = self._histogram("commit_seconds", "How long a group commit took.")
         self._queued = self._gauge("commit_queue", "Units of work that wait for a commit.")
-        self._running = self._gauge("engine_calls", "Calls of ours that an engine is working on.", "engine")
+        self._running = self._gauge("engine_calls", "Calls of this proxy that an engine is working on.", "engine")
         self._usable = self._gauge("engine_usable", "How many proxy processes would send a call to it.", "engine")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

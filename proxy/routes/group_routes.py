@@ -32,12 +32,11 @@ TOGETHER = 8
 
 
 class GroupBody(Body):
-    """`task`, `size`, `metadata`, `sampling` and `claim` are for evaluation; training groups get the run's next task.
+    """`task`, `size`, `metadata`, `sampling` and `claim` are for evaluation; a training group gets the run's next task.
 
-    Of all workers that start a group under one `claim`, the first gets it, as often as it asks; the others get 409
-    `claimed`.
-    `owner` names the worker, as NAME/INSTANCE: its heartbeats (`/heartbeat`) keep the sessions alive, and a later
-    instance of the name abandons what this one left (`/groups/abandon`).
+    Of all workers that start a group under one `claim`, the first one gets it, as often as it repeats the request; the
+    others get 409 `claimed`. `owner` names the worker, as NAME/INSTANCE: its heartbeats (`/heartbeat`) keep the
+    sessions alive, and a later instance of the name abandons the sessions that this one left (`/groups/abandon`).
     """
 
     is_eval: bool = False
@@ -51,12 +50,12 @@ class GroupBody(Body):
     @model_validator(mode="after")
     def _a_worker_claims(self) -> GroupBody:
         if self.claim is not None and (self.owner is None or not self.is_eval):
-            raise ValueError("claim is of an evaluation that a worker plays: it needs is_eval and owner")
+            raise ValueError("claim is for an evaluation by a worker: it needs is_eval and owner")
         return self
 
 
 class OwnerBody(Body):
-    """A worker: NAME/INSTANCE, or a name alone for one that is never restarted under it."""
+    """A worker: NAME/INSTANCE, or NAME alone for a worker that never restarts under this name."""
 
     owner: str = Field(min_length=1, max_length=100)
 
@@ -78,7 +77,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
     hashes = [hash_key(key) for key in new_keys]
     if body.is_eval:
         if body.task is None:
-            raise RequestError(422, "an evaluation group brings its own task", code="invalid_parameter", param="task")
+            raise RequestError(422, "an evaluation group needs a task", code="invalid_parameter", param="task")
         group = await store.write(
             group_starts.start_evaluation,
             store.run_id,

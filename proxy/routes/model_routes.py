@@ -24,7 +24,7 @@ from agentrl.proxy.access.client_names import client_of
 from agentrl.proxy.calls import model_call
 from agentrl.proxy.calls.live_sessions import LiveSessions
 from agentrl.proxy.calls.pending_call import CallOrigin
-from agentrl.proxy.calls.prompts.prompt_options import told_to_think
+from agentrl.proxy.calls.prompts.prompt_options import with_thinking_option
 from agentrl.proxy.calls.upstreams.answer_relay import AnswerStart
 from agentrl.proxy.calls.upstreams.upstream_calls import run as run_upstream
 from agentrl.proxy.calls.upstreams.upstream_models import requested_upstream
@@ -67,7 +67,7 @@ def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
             response = await _pass_on(request, dialect, parts)
             response.background = None if over is None else BackgroundTask(over)
             return response
-        asked = told_to_think(context, replace(await heavy(dialect.decode, body), size=len(body)))
+        asked = with_thinking_option(context, replace(await heavy(dialect.decode, body), size=len(body)))
         limits.check(asked)
         if request.scope.get(AREALS) and getattr(asked.wire, "store", None) is False:
             origin = replace(origin, role=Role.SIDE, trains=False)
@@ -86,7 +86,7 @@ async def count_tokens(request: Request) -> Response:
     async with slot_for(context.sessions, session_id):
         asked = await context.heavy.run(session_id, len(body), MESSAGES.decode_count, body)
         limits.check(asked)
-        asked = told_to_think(context, replace(asked, size=len(body)))
+        asked = with_thinking_option(context, replace(asked, size=len(body)))
         tokens = await model_call.count_tokens(context, session_id, asked)
     return Response(MESSAGES.encode_count(tokens), media_type="application/json")
 

@@ -19,10 +19,10 @@ router = APIRouter(tags=["admin"], route_class=GuardedRoute)
 
 
 class PublishBody(Body):
-    """The version to publish; its folder is in the store. A trainer names its epoch: refused when that is over.
+    """The version to publish. The store has its folder. A trainer names its epoch: refused once a newer one has begun.
 
-    `transfer` says how engines get its tensors otherwise, `digests` what they should have then, by the engine's names,
-    `bytes` how many the version has.
+    `transfer`: how engines get the tensors without the folder. `digests`: the expected digests, by the engines' tensor
+    names. `bytes`: size of the version.
     """
 
     version: int = Field(ge=0, le=MAX_INT32)

@@ -1,4 +1,4 @@
-"""Sessions: starts, rewards, heartbeats, ends, traces. `/sessions/…`
+"""Sessions: start, reward, keep alive, end, trace. `/sessions/…`
 
 A start that carries an `Idempotency-Key` may be repeated, here or at another replica: it gets the same session and the
 same key, and is admitted once.
@@ -31,7 +31,7 @@ router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
 
 
 class SessionBody(Body):
-    """An outside program's own session, or with `parent_session_id` a sub-agent's, which has its parent's task."""
+    """A session of an outside program or, with `parent_session_id`, of a sub-agent, which has its parent's task."""
 
     task: TaskData | None = None
     metadata: Metadata = Field(default_factory=dict)
@@ -39,9 +39,9 @@ class SessionBody(Body):
 
 
 class RewardBody(Body):
-    """One reward; without `interaction_id` it is the session's. `scope: branch` keeps it to the path to that call.
+    """One reward: of a call or, without `interaction_id`, of the session. `scope: branch` limits it to the call's path.
 
-    The `Idempotency-Key` of the request stands in for a missing `idempotency_key`.
+    Without `idempotency_key`, the request's `Idempotency-Key` header is used.
     """
 
     value: float
@@ -53,7 +53,7 @@ class RewardBody(Body):
 
 
 class EndBody(Body):
-    """How the episode went. Of a long error the beginning is kept."""
+    """How the episode ended. A long error is truncated."""
 
     status: SessionStatus = SessionStatus.COMPLETED
     error: str | None = None
@@ -61,10 +61,10 @@ class EndBody(Body):
 
 @router.post("/sessions", status_code=201)
 async def start_session(body: SessionBody, request: Request) -> Json:
-    """Start one session for a program that brings its own task (429 while admission refuses), or for a sub-agent.
+    """Start a session for a program with its own task (429 while admission refuses), or for a sub-agent.
 
-    A sub-agent's session names its parent, in the body or as `x-parent-session-id`; opened with a session key, it is
-    that session's. It takes no place of its own.
+    A sub-agent's parent is named in the body or as `x-parent-session-id`; with a session key, it is the key's session.
+    A sub-agent's session needs no admission.
     """
     store = app_parts.store(request)
     caller = await app_parts.access(request).authenticate(request)
@@ -110,7 +110,7 @@ async def get_session(session_id: str, request: Request) -> Json:
 
 @router.post("/sessions/{session_id}/reward")
 async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
-    """Append a reward. `applied` is false when it came too late: leased, trained or rejected."""
+    """Append a reward. `applied` is false if it came too late: the trajectory is leased, trained or rejected."""
     store = app_parts.store(request)
     session_id = await app_parts.finder(request).resolve(request, session_id)
     answer = await store.write(
@@ -129,7 +129,7 @@ async def reward(session_id: str, body: RewardBody, request: Request) -> Json:
 
 @router.get("/sessions/{session_id}/rewards")
 async def reward_history(session_id: str, request: Request) -> list[Json]:
-    """Every reward that the session ever got, oldest first, with who gave it and whether it was applied."""
+    """All rewards of the session, oldest first, with their source and whether they were applied."""
     session_id = await app_parts.finder(request).resolve(request, session_id)
     return await app_parts.store(request).read(rewards.history, session_id)
 
@@ -151,7 +151,7 @@ async def session_heartbeat(session_id: str, request: Request) -> Json:
 
 @router.post("/sessions/{session_id}/end")
 async def end(session_id: str, body: EndBody, request: Request) -> Json:
-    """Seal the session; its trajectories are built once no call runs any more."""
+    """Seal the session. Its trajectories are built once its last call has ended."""
     if body.status not in (SessionStatus.COMPLETED, SessionStatus.FAILED):
         raise RequestError(422, "status must be completed or failed", code="invalid_parameter", param="status")
     return await _end(session_id, body.status, body.error, request)
@@ -159,7 +159,7 @@ async def end(session_id: str, body: EndBody, request: Request) -> Json:
 
 @router.delete("/sessions/{session_id}")
 async def abandon(session_id: str, request: Request) -> Json:
-    """Give the session up; nothing of it is trained."""
+    """Abandon the session: it is never trained."""
     return await _end(session_id, SessionStatus.ABANDONED, None, request)
 
 

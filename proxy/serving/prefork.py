@@ -94,7 +94,7 @@ class _Parent:
         for process in self._processes.values():
             _signal(process, kill=again)
         if not again:
-            log.info("stopping %d workers; once more kills them", len(self._processes))
+            log.info("stopping %d workers; a second signal kills them", len(self._processes))
             asyncio.get_running_loop().call_later(STOP_S, self._kill_rest)
 
     def _kill_rest(self) -> None:

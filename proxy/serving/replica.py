@@ -45,7 +45,7 @@ class _Server(uvicorn.Server):
 
 
 def main() -> int:
-    """Serve until told to stop; returns the exit status."""
+    """Serve until SIGTERM; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job = Job(**json.loads(sys.argv[1]))
     log_to_stderr(job.log_level, f"worker {job.index} ")

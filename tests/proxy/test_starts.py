@@ -85,9 +85,9 @@ def test_a_lost_reply_costs_nothing(proxy, monkeypatch):
     with Client(proxy.url, "run-key", timeout_s=20) as client:
         deliver = client._http.request
 
-        def lossy(*args: Any, **kwargs: Any) -> httpx.Response:
-            answer = deliver(*args, **kwargs)
-            if not lost and kwargs["url"] == "/sessions":
+        def lossy(method: str, url: str, **kwargs: Any) -> httpx.Response:
+            answer = deliver(method, url, **kwargs)
+            if not lost and url == "/sessions":
                 lost.append(place(answer))
                 raise httpx.ReadError("connection reset")
             return answer

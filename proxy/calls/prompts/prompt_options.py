@@ -12,7 +12,7 @@ from agentrl.rendering import OutputParser, Renderer
 from agentrl.rendering.options import with_thinking
 
 
-def told_to_think(context: CallContext, request: ModelRequest) -> ModelRequest:
+def with_thinking_option(context: CallContext, request: ModelRequest) -> ModelRequest:
     """The request with `thinks` among its template options, where the model's format has an option for it."""
     options = with_thinking(request.template_options, request.thinks, context.renderer.thinking_option)
     return replace(request, template_options=options)

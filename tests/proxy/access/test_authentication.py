@@ -257,7 +257,7 @@ def test_what_no_key_can_be_is_refused_by_name(proxy, body, param) -> None:
 
 @pytest.fixture
 def short_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyring, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(keyring, "REFRESH_EVERY_S", 0.05)
 
 
 @pytest.mark.parametrize("database_kind", KINDS)
