@@ -1,24 +1,24 @@
-"""The store: plain functions over a SQLAlchemy connection, grouped by what they touch.
+"""The store: plain functions over a SQLAlchemy connection, grouped in rooms by what they read and write.
 
-database        transactions that outlast faults, migrations
-writer          the group commit
-faults          what a database error means, and what to do
-sqlite_file     a SQLite database as a file: where it may lie, whether it is whole
-runs            runs, tasks, weight versions
-sessions        admission, groups, sessions and how they end
-family          a session's tree of sub-agents' sessions
-interactions    one model call: intent, commit, failure, and a session's token tree
-responses       what clients of the Responses API may name again
-rewards         append-only rewards
-keys            who may do what: hashes of keys, when they end
-trajectories    paths of a session: built at its end, loaded for the loss
-steps           trainer epochs, leases, completion, publishing, resume
-engines         what replicas believe of them, who changes their weights
-events          the timeline
-retention       removes what no lineage needs
-backup          a copy of the database while it is in use
-dialect         an insert that knows conflicts, for either database
-codec           arrays, JSON, ids and hashes
+db/        one database: transactions, the group commit, faults, migrations, values as bytes
+tables     the schema
+events     the run's timeline
+heartbeats when each proxy replica and worker was last seen
+family     the tree of a session and its sub-agents' sessions
+engine_turns  the state of each engine, and which replica may change its weights
+runs       runs, tasks, weight versions
+key_records   hashes of keys: what each opens, and until when
+calls/     model calls: intents, outcomes, deliveries, conversations
+training/  trajectories, rewards, leases, steps, published versions
+sessions/  admission, groups, sessions; ends/: how sessions end and settle
+evaluation_episodes  evaluations, computed from their sessions
+exports/   rows of a run, page by page
+audit/     checks a run's promises from its rows
+upkeep/    retention, vacuum, backup
+silence    what a replica decides about silent replicas and sessions
+activity, run_view  a run as status pages and the API show it
+
+Rooms import only rooms that are listed above them; an import contract checks it.
 """
 
 from sqlalchemy import Connection, Row

@@ -1,4 +1,4 @@
-"""What a run does just now: the figures that `agentrl status` and `/metrics` show, the same from every replica."""
+"""Current figures of a run, for `agentrl status` and `/metrics`; every replica reports the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of_run(conn: Connection, run_id: str, window_s: float) -> Json:
 
 
 def facts(conn: Connection, run_id: str) -> Json:
-    """Where the run stands; a handful of rows, whatever its size."""
+    """The run's position and parts; reads a few rows, whatever the run's size."""
     run = runs.get(conn, run_id)
     step = conn.execute(
         select(steps.c.step, steps.c.state, steps.c.staleness_max, steps.c.return_mean, steps.c.wasted_tokens)
@@ -111,7 +111,7 @@ def calls(conn: Connection, run_id: str, window_s: float) -> Json:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The value that `share` of an ascending sequence does not exceed; None of nothing."""
+    """The value that `share` of an ascending sequence does not exceed; None for an empty one."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
@@ -137,7 +137,7 @@ def _latest(conn: Connection, run_id: str) -> Json:
 
 
 def total_output_tokens(conn: Connection, run_id: str) -> int:
-    """All tokens that the run ever sampled; reads every call."""
+    """All tokens that the run has sampled; reads every call."""
     return int(
         conn.execute(
             select(func.coalesce(func.sum(interactions.c.output_tokens), 0)).where(interactions.c.run_id == run_id)

@@ -1,4 +1,9 @@
-"""The engines of a run as its replicas see them, and which replica may change one's weights."""
+"""Engines of a run: their state as replicas last saw it, and which replica may change an engine's weights.
+
+unclaimed ──► claimed        `claim`: until a deadline, by the clock of the replica that asks
+    ▲            ├──► unclaimed      `release` with whole weights
+    └── claim ── expired     `release` without whole weights, `expire_claims`, or the deadline has passed
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from agentrl.store.tables import engines
 
 
 def save(conn: Connection, run_id: str, url: str, *, state: str, version: int | None, error: str | None) -> None:
-    """Record what a replica believes of an engine."""
+    """Record the state of an engine as a replica sees it."""
     values = {
         "state": state,
         "version": version,
@@ -29,17 +34,17 @@ def save(conn: Connection, run_id: str, url: str, *, state: str, version: int | 
 
 
 def forget(conn: Connection, run_id: str, keep: list[str]) -> None:
-    """A new start of the run has other engines but for those to `keep`, of which it is not known how they are."""
+    """Delete the engines of an earlier start of the run; those to `keep` are dead until a replica checks them."""
     mine = engines.c.run_id == run_id
     conn.execute(delete(engines).where(mine, engines.c.url.not_in(keep)))
     conn.execute(update(engines).where(mine).values(state="dead"))
 
 
 def claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> str | None:
-    """Let `replica` alone change an engine's weights, for so long; again if it has taken it already.
+    """Let only `replica` change an engine's weights, for `seconds`; claiming again extends the time.
 
-    Returns None, or who has it: it is free when given back, or when that one's time is over, by the clock of who asks:
-    clocks of replicas' hosts must not differ by as much as it is taken for.
+    Returns None, or the replica that holds the claim. A claim ends by `release`, or after its time by the clock of the
+    replica that asks: clocks of the replicas' hosts must differ by less than `seconds`.
     """
     now = time.time()
     mine = {"updater": replica, "updating_until": now + seconds}
@@ -54,20 +59,20 @@ def claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float)
 
 
 def expire_claims(conn: Connection, run_id: str, replica: str) -> None:
-    """A replica that starts changes nothing yet: what it had taken is free, and left as it was."""
+    """Expire the claims of a restarted replica: others may claim the engines and repair their weights."""
     mine = and_(engines.c.run_id == run_id, engines.c.updater == replica)
     conn.execute(update(engines).where(mine).values(updating_until=0.0))
 
 
 def release(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> None:
-    """Others may change its weights, and have to where they are not `whole`. What another took since stays its."""
+    """End a claim. If the weights are not `whole`, another replica must repair them. A later claim of another stays."""
     mine = and_(engines.c.run_id == run_id, engines.c.url == url, engines.c.updater == replica)
     left = {"updater": None, "updating_until": None} if whole else {"updating_until": 0.0}
     conn.execute(update(engines).where(mine).values(left))
 
 
 def is_whole(conn: Connection, run_id: str, url: str) -> bool:
-    """Whether nobody changes an engine's weights, nor has begun to and left it."""
+    """Whether no replica is changing the engine's weights or has left them incomplete."""
     row = select(engines.c.updater).where(engines.c.run_id == run_id, engines.c.url == url)
     return conn.scalars(row).one_or_none() is None
 
@@ -78,12 +83,12 @@ def of_run(conn: Connection, run_id: str) -> list[Json]:
 
 
 def drained(conn: Connection, run_id: str) -> set[str]:
-    """The engines that take no calls."""
+    """The engines that are draining: they take no calls."""
     return set(conn.scalars(select(engines.c.url).where(engines.c.run_id == run_id, engines.c.draining)))
 
 
 def set_draining(conn: Connection, run_id: str, url: str, draining: bool, replica: str) -> None:
-    """Let an engine take no calls, or take them again. Raises RequestError 404 for one that the run does not have."""
+    """Start or stop draining an engine. Raises RequestError 404 for an unknown engine."""
     row = conn.execute(
         update(engines).where(engines.c.run_id == run_id, engines.c.url == url).values(draining=draining)
     )

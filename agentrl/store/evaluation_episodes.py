@@ -1,4 +1,4 @@
-"""Evaluations: their sessions, and what they come to. Nothing is stored but the sessions themselves."""
+"""Evaluations, computed from their sessions; nothing else is stored."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.ABANDONED)
 ANSWERED = (InteractionStatus.COMPLETE,)
 UNANSWERED = (InteractionStatus.FAILED, InteractionStatus.LOST)
 CLOCK_SLACK_S = 3600.0
-"""How much the clocks of trainer and proxy may differ: a version's sessions are looked for from so long before it."""
+"""How much the clocks of trainer and proxy may differ: a version's sessions may begin so long before the version."""
 
 
 def episodes(conn: Connection, run_id: str, *, version: int | None = None, since: float = 0.0) -> list[Json]:
     """Ended evaluation sessions, oldest first, with their metadata, status, reward and the versions that sampled them.
 
-    `fault`: it failed, and the policy was not heard (no call was answered, or one failed or was lost).
-
-    Of one `version`, or of all, those of outside programs among them; begun not long before `since` or later.
+    Only those of `version`, if given; only those begun at about `since` or later. Sessions of outside programs are
+    included. `fault` marks a failed session whose calls were not all answered, or that made none.
     """
     if version is not None:
         known = runs.version(conn, run_id, version)
@@ -55,7 +54,7 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
         .where(*of_run)
         .group_by(sessions.c.group_id)
     )
-    versions = {group_id: (low, high) for group_id, low, high in spans}  # sub-agents' calls among them
+    versions = {group_id: (low, high) for group_id, low, high in spans}  # calls of sub-agents included
     found = []
     for row in rows:
         low, high = versions.get(row.group_id, (None, None))
@@ -68,14 +67,14 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
 
 
 def _calls(conn: Connection, of_run: tuple[ColumnElement[bool], ...], statuses: Sequence[str]) -> set[str]:
-    """The groups with a call of one of these statuses, sub-agents' among them."""
+    """The groups with a call in one of these statuses, calls of sub-agents included."""
     of_session = interactions.c.session_id == sessions.c.id
     query = select(sessions.c.group_id).distinct().join(interactions, of_session)
     return set(conn.execute(query.where(*of_run, interactions.c.status.in_(statuses))).scalars())
 
 
 def of_run(conn: Connection, run_id: str, since: float = 0.0) -> list[Evaluation]:
-    """The evaluations of the surviving lineage, by step; of versions made at `since` or later."""
+    """The evaluations of the surviving lineage by step, for versions made at `since` or later."""
     found = evaluation.collect(episodes(conn, run_id, since=since))
     survivors = {
         row.version for row in _surviving(conn, run_id, [one.step for one in found]) if row.created_at >= since
@@ -84,9 +83,9 @@ def of_run(conn: Connection, run_id: str, since: float = 0.0) -> list[Evaluation
 
 
 def newest(conn: Connection, run: Row[Any], from_step: int | None = None) -> list[Evaluation]:
-    """The newest evaluation that is due and the one before it, as far as they have begun: not the whole run is read.
+    """The newest due evaluation and the one before it, if they have begun, without reading the whole run.
 
-    With `from_step` also those of that step and of what follows.
+    With `from_step`, also the evaluations of that step and of later ones.
     """
     every = (run.config.get("evaluation") or {}).get("every")
     due = [step for step in evaluation.schedule(every, run.target_steps) if step <= run.published_step]
@@ -96,12 +95,12 @@ def newest(conn: Connection, run: Row[Any], from_step: int | None = None) -> lis
 
 
 def is_complete(conn: Connection, run_id: str, version: int) -> bool:
-    """Whether every episode of a version's evaluation is over."""
+    """Whether every episode of a version's evaluation has ended."""
     return any(one.complete for one in evaluation.collect(episodes(conn, run_id, version=version)))
 
 
 def paused(conn: Connection, run_id: str, version: int, config: RunConfig) -> bool:
-    """Whether what the run serves is yet to be evaluated before `version` takes its place (`evaluation.hold`)."""
+    """Whether publishing `version` is paused until the served version is evaluated (`evaluation.hold`)."""
     run = runs.get(conn, run_id)
     if not (config.evaluation.hold and config.is_evaluated) or version == run.current_version:
         return False

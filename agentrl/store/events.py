@@ -1,4 +1,4 @@
-"""A run's timeline."""
+"""The timeline of a run: events, append-only."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from agentrl.store.tables import events
 REOPENED = "reopened"
 """Kind of the event that says a run was resumed: failures are counted from it on."""
 REFUSED = "refused"
-"""Kind of the events that say which of a session's calls were refused."""
+"""Kind of the events that record refused calls of a session."""
 REFUSALS_KEPT = 20
-"""Of a session, by each proxy process: a client may go on for ever."""
+"""Most refusals that one proxy process records of a session."""
 
 
 def record(conn: Connection, run_id: str, kind: str, data: Json, source: str, event_id: str | None = None) -> None:
-    """Append one event. Who may have to repeat it names its id beforehand (`codec.new_id`): it is stored once."""
+    """Append one event. A caller that may repeat it passes an id (`codec.new_id`), so that it is stored once."""
     event = {"id": event_id or new_id(), "run_id": run_id, "kind": kind, "source": source, "data": data}
     conn.execute(upsert.insert(conn, events).values(**event, created_at=time.time()).on_conflict_do_nothing())
 
@@ -33,7 +33,7 @@ def of_run(conn: Connection, run_id: str, kind: str | None = None) -> list[Row[A
 
 
 def refusals(conn: Connection, run_id: str, session_id: str) -> list[Json]:
-    """What was refused of a session's calls, oldest first: status, code, param, message, route, at."""
+    """The refused calls of a session, oldest first: status, code, param, message, route, at."""
     of_session = events.c.data["session_id"].as_string() == session_id
     query = select(events.c.data).where(events.c.run_id == run_id, events.c.kind == REFUSED, of_session)
     return [data for (data,) in conn.execute(query.order_by(events.c.id))]

@@ -1,4 +1,4 @@
-"""A session's tree: its root, and the sub-agents' sessions below it, of every level. One query loads it."""
+"""The tree of a root session and the sub-agents' sessions below it, at every level. One query loads it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agentrl.store.tables import sessions
 
 
 class Family:
-    """The sessions of one tree, as they were when it was loaded: id, parent, depth, status, built, last_seen_at."""
+    """The sessions of one tree as loaded: id, parent, depth, status, built, last_seen_at."""
 
     def __init__(self, rows: Iterable[Any]) -> None:
         self._members = {row.id: row for row in rows}  # parents before their children
 
     def above(self, session_id: str) -> list[Any]:
-        """The sessions that a session stands under, nearest first."""
+        """The ancestors of a session, nearest first."""
         found: list[Any] = []
         parent_id = self._members[session_id].parent_session_id
         while parent_id is not None:
@@ -26,7 +26,7 @@ class Family:
         return found
 
     def below(self, session_id: str) -> list[Any]:
-        """The sessions that stand under a session, level by level, each level in the order of ids."""
+        """The descendants of a session, level by level, each level in order of ids."""
         ids = {session_id}
         found: list[Any] = []
         for row in self._members.values():
@@ -57,7 +57,7 @@ def load(conn: Connection, root_id: str) -> Family:
 
 
 def lineage(conn: Connection, session_ids: Iterable[str]) -> dict[str, str | None]:
-    """Sessions and all that stand above them → the parent of each; parents come before their children."""
+    """Sessions and their ancestors → the parent of each; parents come before their children."""
     c = sessions.c
     named = list(conn.execute(select(c.id, c.root_session_id).where(c.id.in_(list(session_ids)))))
     roots = {row.root_session_id for row in named if row.root_session_id is not None}
@@ -79,7 +79,7 @@ def lineage(conn: Connection, session_ids: Iterable[str]) -> dict[str, str | Non
 
 
 def roots(conn: Connection, session_ids: Iterable[str]) -> dict[str, str]:
-    """The episode of each session: itself, or for a sub-agent's session the one at the root."""
+    """The episode of each session: its root session, which is itself unless it is a sub-agent's."""
     c = sessions.c
     rows = conn.execute(select(c.id, c.root_session_id).where(c.id.in_(list(session_ids))))
     return {row.id: root_of(row) for row in rows}

@@ -1,4 +1,4 @@
-"""Who takes part in a run, and when each was last heard of: proxies and rollout workers, one row each."""
+"""Heartbeats: when each proxy replica and rollout worker of a run was last seen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["proxy", "worker"]
 
 
 def beat(conn: Connection, run_id: str, kind: Kind, name: str) -> None:
-    """`name` is alive."""
+    """Record that `name` is alive."""
     now = time.time()
     conn.execute(
         upsert.insert(conn, heartbeats)
@@ -24,7 +24,7 @@ def beat(conn: Connection, run_id: str, kind: Kind, name: str) -> None:
 
 
 def last_seen(conn: Connection, run_id: str, kind: Kind, name: str) -> float:
-    """When `name` was last heard of; 0 when never."""
+    """When `name` was last seen (seconds since the epoch); 0 if never."""
     seen = conn.execute(
         select(heartbeats.c.last_seen_at).where(
             heartbeats.c.run_id == run_id, heartbeats.c.kind == kind, heartbeats.c.name == name
@@ -34,7 +34,7 @@ def last_seen(conn: Connection, run_id: str, kind: Kind, name: str) -> float:
 
 
 def silent(conn: Connection, run_id: str, kind: Kind, since: float) -> list[str]:
-    """The names that were not heard of after `since`."""
+    """The names that were last seen before `since`."""
     return list(
         conn.execute(
             select(heartbeats.c.name).where(

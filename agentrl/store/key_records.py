@@ -1,7 +1,7 @@
-"""Keys: what they may do, until when. Only hashes are stored.
+"""Records of keys: what each opens, and until when. Only hashes are stored.
 
-A run's first key is `runs.key_hash`, a session's is `sessions.key_hash`; every further one is a row of `keys`, and so
-is a first one that was revoked or that ends: a row overrules those columns.
+A run's first key is `runs.key_hash`, a session's first key is `sessions.key_hash`. Every further key is a row of
+`keys`, and so is a first key that was revoked or that expires: a row overrides those columns.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from agentrl.store.db.codec import hash_key, new_id
 from agentrl.store.tables import keys, sessions
 
 FIRST = "first"
-"""Id and name of the key that a run was made with."""
+"""Id and name of the key that a run was created with."""
 SKEW_S = 600.0
-"""How far the clocks of two replicas may be apart before one could miss what the other changed."""
+"""How much the clocks of two replicas may differ before one misses a change that the other made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key opens, until when (seconds since the epoch, infinite for no end)."""
+    """What a key opens; `ends_at` in seconds since the epoch, infinite for no end."""
 
     power: Power
     session_id: str | None = None
@@ -38,7 +38,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A new key: the only place where it is in clear."""
+    """A new key. Only here is it in clear."""
 
     id: str
     power: Power
@@ -53,7 +53,7 @@ def new_key(power: Power) -> str:
 
 
 def create(conn: Connection, run_id: str, power: Power, name: str, expires_at: float | None = None) -> Made:
-    """Make an admin or run key. Raises RequestError 422 for a session's power, a bad name or an end that is past."""
+    """Create an admin or run key. Raises RequestError 422 for a session's power, a bad name or an end in the past."""
     if power is Power.SESSION:
         raise _refused("power", "a session's key comes with its session, and is rotated by POST /sessions/ID/key")
     if not 0 < len(name) <= 100 or not name.isprintable():
@@ -64,7 +64,7 @@ def create(conn: Connection, run_id: str, power: Power, name: str, expires_at: f
 def rotate(
     conn: Connection, run_id: str, which: str, *, overlap_s: float | None = None, expires_at: float | None = None
 ) -> Made:
-    """Make a key with the name and the power of another, which ends after `overlap_s`; None: when it is revoked.
+    """Create a key with the name and power of an old one, which expires after `overlap_s`, or by revocation if None.
 
     Raises RequestError as `resolve` and `create` do, 409 for a key that has ended.
     """
@@ -81,9 +81,9 @@ def rotate(
 def rotate_session(
     conn: Connection, run_id: str, session_id: str, *, overlap_s: float = 0.0, expires_at: float | None = None
 ) -> Made:
-    """Give an open session another key; those that it had end after `overlap_s`.
+    """Give an open session a new key; its earlier keys expire after `overlap_s`.
 
-    Raises RequestError: 404 for an unknown session, 409 when it has ended, 422 for an end that is past.
+    Raises RequestError: 404 for an unknown session, 409 when it has ended, 422 for an end in the past.
     """
     session = conn.execute(
         select(sessions.c.status, sessions.c.key_hash, sessions.c.created_at)
@@ -122,7 +122,7 @@ def revoke(conn: Connection, run_id: str, which: str) -> str:
 
 
 def listing(conn: Connection, run_id: str) -> list[Json]:
-    """The admin and run keys of a run, oldest first, ended ones too; no hashes."""
+    """The admin and run keys of a run, oldest first, ended ones included; without hashes."""
     now = time.time()
     shown = ("id", "name", "power", "created_at", "expires_at", "revoked_at")
     return [{name: row[name] for name in shown} | {"state": _state(row, now)} for row in _of_run(conn, run_id)]
@@ -143,7 +143,7 @@ def resolve(conn: Connection, run_id: str, which: str) -> Json:
 
 
 def find(conn: Connection, run_id: str, key_hash: str) -> Key | None:
-    """What a key opens; None for a key that never was one of the run's."""
+    """What a key opens; None for a key that the run never had."""
     row = conn.execute(select(keys).where(keys.c.run_id == run_id, keys.c.key_hash == key_hash)).first()
     if row is not None:
         return _key(row)
@@ -155,14 +155,14 @@ def find(conn: Connection, run_id: str, key_hash: str) -> Key | None:
 
 
 def admin_and_run_keys(conn: Connection, run_id: str) -> dict[str, Key]:
-    """Every admin and run key, ended ones too, by hash."""
+    """Every admin and run key by hash, ended ones included."""
     found = {runs.get(conn, run_id).key_hash: Key(Power.RUN)}
     rows = conn.execute(select(keys).where(keys.c.run_id == run_id, keys.c.session_id.is_(None)))
     return found | {row.key_hash: _key(row) for row in rows}
 
 
 def changed_of_sessions(conn: Connection, run_id: str, since: float) -> dict[str, Key]:
-    """The sessions' keys that were made, or whose end was set, after `since`, by hash."""
+    """The session keys created or changed after `since`, by hash."""
     changed = (keys.c.run_id == run_id, keys.c.changed_at > since - SKEW_S, keys.c.session_id.is_not(None))
     return {row.key_hash: _key(row) for row in conn.execute(select(keys).where(*changed))}
 
@@ -228,14 +228,14 @@ def _insert(
 
 
 def _end(conn: Connection, run_id: str, row: Json, ends_at: float) -> None:
-    """A key ends then, unless it ends before."""
+    """Set the end of a key, unless it ends earlier."""
     if row["expires_at"] is None or row["expires_at"] > ends_at:
         ending = update(keys).where(keys.c.id == _stored(conn, run_id, row))
         conn.execute(ending.values(expires_at=ends_at, changed_at=time.time()))
 
 
 def _stored(conn: Connection, run_id: str, row: Json) -> str:
-    """The id of a key's row; a first key gets one."""
+    """The id of a key's row, which is inserted for a first key."""
     if row["id"] != FIRST:
         return str(row["id"])
     key_id = new_id()

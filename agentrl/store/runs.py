@@ -30,7 +30,7 @@ def create(
 ) -> str:
     """Insert a run with its tasks and base weights (version 0); returns its id.
 
-    Only a run whose programs bring their own tasks has none. Raises UserError on a taken name.
+    A run has no tasks only if outside programs bring them. Raises UserError on a taken name.
     """
     if conn.execute(select(runs.c.id).where(runs.c.name == name)).first():
         raise UserError(f"a run named {name!r} already exists in this database")
@@ -71,7 +71,7 @@ def create(
 
 
 def reopen(conn: Connection, run_id: str, *, key: str, config: Json, steps: int) -> None:
-    """Resume a run under a new run key; a finished one goes on when `steps` grew."""
+    """Resume a run under a new run key; a finished run continues if `steps` grew."""
     row = get(conn, run_id)
     done = row.status == "finished" and steps <= row.target_steps
     conn.execute(
@@ -90,9 +90,9 @@ def reopen(conn: Connection, run_id: str, *, key: str, config: Json, steps: int)
 
 
 def resume(conn: Connection, run_id: str) -> None:
-    """A run that was stopped or has failed takes groups again; sessions that failed before do not count any more.
+    """Let a stopped or failed run take groups again; earlier failed sessions no longer count.
 
-    Raises UserError for one that is finished.
+    Raises UserError for a finished run.
     """
     row = get(conn, run_id)
     if row.status == "finished":
@@ -103,7 +103,7 @@ def resume(conn: Connection, run_id: str) -> None:
 
 
 def by_name(conn: Connection, name: str) -> Row[Any]:
-    """The run called `name`. Raises UserError naming the nearest one, and what makes a run."""
+    """The run called `name`. Raises UserError with the nearest name, and how to create a run."""
     row = conn.execute(select(runs).where(runs.c.name == name)).first()
     if row is None:
         names = list(conn.execute(select(runs.c.name)).scalars())
@@ -134,9 +134,9 @@ def set_status(conn: Connection, run_id: str, status: str, error: str | None = N
 
 
 def task_at(conn: Connection, run_id: str, cursor: int, seed: int) -> Row[Any]:
-    """The task at a position of the data cursor: every pass visits each task once, in a seeded order of its own.
+    """The task at a position of the data cursor: each pass visits every task once, in its own seeded order.
 
-    Raises RequestError 409 when the run has none.
+    Raises RequestError 409 when the run has no tasks.
     """
     count = conn.execute(select(func.count()).select_from(tasks).where(tasks.c.run_id == run_id)).scalar_one()
     if not count:
@@ -161,9 +161,9 @@ def version(conn: Connection, run_id: str, number: int) -> Row[Any] | None:
 
 
 def young_ages(conn: Connection, run_id: str, number: int, max_staleness: int) -> dict[int, int]:
-    """Ages, as a step that starts from version `number` sees them, of the versions that are young enough for it.
+    """Versions young enough for a step that starts from version `number` → their ages.
 
-    Only the newest versions are read: whatever is younger than an ancestor has a larger number.
+    Only the newest versions are read: a version younger than an ancestor has a larger number.
     """
     oldest = number
     for _ in range(max_staleness):
@@ -196,7 +196,7 @@ def newest_versions(conn: Connection, run_id: str, most: int) -> list[int]:
 
 
 def ready_groups(conn: Connection, run_id: str) -> int:
-    """How many groups wait for a lease."""
+    """How many groups are ready for a lease."""
     ready = (groups.c.run_id == run_id, groups.c.state == "ready", groups.c.state != "trained")
     return int(conn.execute(select(func.count()).select_from(groups).where(*ready)).scalar_one())
 
@@ -204,8 +204,8 @@ def ready_groups(conn: Connection, run_id: str) -> int:
 def state_counts(conn: Connection, run_id: str) -> Json:
     """How many groups and trajectories are in each state.
 
-    What is trained is added up from the steps; the rest is counted in an index that holds nothing else, so the cost
-    grows only with what will never train (a quarter of a microsecond a row). Who asks every second asks `ready_groups`.
+    Trained ones are summed from the steps; the rest is counted in a partial index of untrained rows, so the cost grows
+    only with rows that never train (a quarter of a microsecond each). Frequent callers use `ready_groups`.
     """
     trained = conn.execute(
         select(

@@ -1,6 +1,6 @@
-"""What a proxy replica decides about participants that stopped sending heartbeats, each in one transaction.
+"""Decisions about replicas and sessions that have gone silent, each in one transaction.
 
-A decision is valid until a given time: one that had to wait for the database longer than that is made again.
+A decision holds until `valid_until`. If the database delays it longer, nothing is done and the caller decides again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def silent_replicas(conn: Connection, run_id: str, since: float) -> list[str]:
 
 
 def declare_replica_lost(conn: Connection, run_id: str, replica: str, silent_since: float, valid_until: float) -> int:
-    """Mark the running calls of a silent replica as lost, so that their sessions can end; how many there were.
+    """Mark the running calls of a silent replica as lost, so that their sessions can end; returns how many.
 
     Does nothing after `valid_until`, or when the replica has sent a heartbeat since.
     """
@@ -45,7 +45,7 @@ def check_session(
 
 
 def record_stuck(conn: Connection, run_id: str, session_id: str, why: str, replica: str, due_again_at: float) -> None:
-    """Record that a session cannot be ended, once for each reason, and leave it alone until `due_again_at`."""
+    """Record that a session cannot be ended, once per reason, and postpone its next check to `due_again_at`."""
     fact = {"session_id": session_id, "error": why}
     if all(event.data != fact for event in events.of_run(conn, run_id, STUCK)):
         events.record(conn, run_id, STUCK, fact, replica)

@@ -9,7 +9,7 @@
 
 Ids are 32 hex digits, time-ordered. Times are seconds since the epoch. Token arrays are packed (see `codec`) and live
 in `interaction_data`, apart from the rows that are scanned and claimed. Alembic builds the database; a test asserts
-that it finds no difference to this module.
+that the database matches this module.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ groups = Table(
     _one_of("state", "running", "ready", "leased", "trained", "stale", "rejected", "evaluated"),
 )
 Index("uq_groups_start", groups.c.run_id, groups.c.start_digest, unique=True)
-# What is not trained is little: claims and counts read this index, and it does not grow with the run.
+# Few groups are untrained: claims and counts read this index, which does not grow with the run.
 Index(
     "ix_groups_untrained",
     groups.c.run_id,
@@ -147,16 +147,16 @@ sessions = Table(
     Column("status", String(16), nullable=False),
     Column("seq", Integer, nullable=False, default=0),  # grows with every committed change of the session's tree
     Column("is_eval", Boolean, nullable=False),
-    Column("built", Boolean, nullable=False, default=False),  # its trajectories exist (or never will)
+    Column("built", Boolean, nullable=False, default=False),  # its trajectories exist, or it has none
     Column("metadata", JSON, nullable=False),
     Column("error", Text),
     Column("parent_session_id", ForeignKey("sessions.id")),  # a sub-agent's session; of the same group
-    Column("root_session_id", ForeignKey("sessions.id")),  # where its parents end; null for a root itself
-    Column("depth", Integer, nullable=False, default=0),  # parents above it
-    Column("name", String(200)),  # by which a client opened it
+    Column("root_session_id", ForeignKey("sessions.id")),  # the root of its tree; null for a root itself
+    Column("depth", Integer, nullable=False, default=0),  # levels below the root
+    Column("name", String(200)),  # the name by which a client opened it
     Column("created_at", Float, nullable=False),
     Column("last_seen_at", Float, nullable=False),
-    Column("due_at", Float, nullable=False),  # until it is built: when the sweep looks at it next
+    Column("due_at", Float, nullable=False),  # until it is built: when the sweep checks it next
     Column("ended_at", Float),
     UniqueConstraint("group_id", "sample_index"),
     _one_of("status", "open", "closing", "completed", "failed", "abandoned"),
@@ -198,7 +198,7 @@ Index(
     postgresql_where=sessions.c.root_session_id.is_not(None),
 )
 
-contents = Table(  # tools, system messages and other JSON that many calls share, by content hash
+contents = Table(  # JSON that many calls share (tools, system messages), by content hash
     "contents",
     metadata,
     Column("hash", String(64), primary_key=True),
@@ -219,11 +219,11 @@ interactions = Table(
     Column("digest", String(64), nullable=False),  # of the request body: finds retries
     Column("request_id", Id),  # the first of the calls that one request made; null for a call alone
     Column("repeat_key", String(64)),  # hash of the request's Idempotency-Key
-    Column("replica", String(64), nullable=False),  # the proxy that samples it
-    # Whether a client got the answer (schemas.Delivery), and the proxy that has it, or a retry of it, on the line.
+    Column("replica", String(64), nullable=False),  # the replica that samples it
+    # Whether a client received the answer (schemas.Delivery), and the replica where a client waits for it.
     Column("delivery", String(16), nullable=False, default="given"),
     Column("holder", String(64)),
-    Column("last_retry", Integer),  # which retry of its client's got the answer last; null: none
+    Column("last_retry", Integer),  # number of the retry that got the answer last; null: none
     Column("engine_url", Text),
     Column("params", JSON, nullable=False),
     Column("temperature", Float, nullable=False),
@@ -241,9 +241,7 @@ interactions = Table(
     Column("prompt_tokens", Integer, nullable=False),
     Column("prompt_digest", String(32), nullable=False),  # of the ids that the engine got: checks every bridge
     Column("output_tokens", Integer, nullable=False, default=0),
-    Column(
-        "upstream_tokens", Integer, nullable=False, server_default="0"
-    ),  # that another model sampled, by its own account
+    Column("upstream_tokens", Integer, nullable=False, server_default="0"),  # sampled by another model, as it reports
     Column("cached_tokens", Integer),
     Column("min_version", Integer),
     Column("max_version", Integer),
@@ -347,7 +345,7 @@ steps = Table(
     Column("state", String(16), nullable=False),
     Column("version_before", Integer, nullable=False),
     Column("version_after", Integer),
-    # What the batch was made with, and the digest of what came out: a replay is compared with it.
+    # The batch's settings and digest: a replay is compared with them.
     Column("max_staleness", Integer, nullable=False),
     Column("turn_discount", Float, nullable=False),
     Column("estimator", String(32)),
@@ -396,11 +394,11 @@ engines = Table(
     Column("last_seen_at", Float, nullable=False),
     Column("draining", Boolean, nullable=False, server_default=false()),  # takes no calls
     Column("updater", String(100)),  # the replica that may change its weights
-    Column("updating_until", Float),  # after that another one may
+    Column("updating_until", Float),  # after that, another replica may
     _one_of("state", "serving", "updating", "dead"),
 )
 
-heartbeats = Table(  # who takes part in the run; who was silent for too long is taken for dead
+heartbeats = Table(  # one row per participant; one that is silent for too long counts as dead
     "heartbeats",
     metadata,
     Column("run_id", ForeignKey("runs.id"), primary_key=True),
@@ -423,7 +421,7 @@ events = Table(
     Index("ix_events_run_id_kind", "run_id", "kind", "id"),
 )
 
-keys = Table(  # beside `runs.key_hash` and `sessions.key_hash`, which a row with the same hash overrules
+keys = Table(  # a row overrides `runs.key_hash` or `sessions.key_hash` of the same hash
     "keys",
     metadata,
     Column("id", Id, primary_key=True),

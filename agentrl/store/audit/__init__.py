@@ -1,1 +1,1 @@
-"""Checks of a run's promises from its rows."""
+"""Audits a run: checks its promises from its rows."""

@@ -14,7 +14,7 @@ from agentrl.store.audit.trajectory_checks import StepTotals, check_trajectories
 
 
 def check(rows: GroupRows, lineage: Lineage, totals: dict[str, StepTotals]) -> Iterator[str]:
-    """Everything that is wrong with a group; adds what its step trained to `totals`."""
+    """Every violation in a group; adds what its step trained to `totals`."""
     yield from check_group(rows, lineage)
     for session in rows.sessions.values():
         yield from check_session(rows, session)

@@ -25,7 +25,7 @@ CLOCK_SLACK_S = 5.0
 
 @dataclass(slots=True)
 class GroupRows:
-    """A group with every row that hangs on it."""
+    """A group with every row that belongs to it."""
 
     group: Row[Any]
     sessions: dict[str, Row[Any]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class GroupRows:
     rewards: list[Row[Any]] = field(default_factory=list)  # oldest first
     trajectories: dict[str, Row[Any]] = field(default_factory=dict)
     paths: dict[str, list[Row[Any]]] = field(default_factory=dict)  # trajectory → its calls, in order
-    trained: dict[str, list[Row[Any]]] = field(default_factory=dict)  # trajectory → what steps did with it
+    trained: dict[str, list[Row[Any]]] = field(default_factory=dict)  # trajectory → its rows of steps
 
     def calls_of(self, session_id: str) -> list[Row[Any]]:
         """The calls of a session."""

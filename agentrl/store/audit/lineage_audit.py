@@ -22,7 +22,7 @@ _VERSION_OF_STEP = {
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A run with its versions and steps, which every other check looks things up in."""
+    """A run with its versions and steps, for lookups by every other check."""
 
     run: Row[Any]
     versions: dict[int, Row[Any]]
@@ -32,7 +32,7 @@ class Lineage:
 
     @classmethod
     def read(cls, conn: Connection, run_id: str) -> Lineage:
-        """Read them; their number is that of the run's steps."""
+        """Read the run, its versions and its steps."""
         run = runs.get(conn, run_id)
         versions = {
             row.version: row
@@ -55,14 +55,14 @@ class Lineage:
         return [step for step in self.steps.values() if step.state != StepState.ROLLED_BACK]
 
     def age(self, version: int, step: Row[Any]) -> int | None:
-        """How many updates of the chain a surviving step stands on came after a version; None for one unknown."""
+        """A version's age at a surviving step: updates of the step's chain since that version; None if unknown."""
         if version not in self.parted or step.version_before not in self.parted:
             return None
         return max(0, self.parted[step.version_before] - self.parted[version])
 
 
 def check(lineage: Lineage) -> Iterator[str]:
-    """What is wrong with versions, steps, and the run's position among them."""
+    """Violations of versions, steps, and the run's position among them."""
     yield from _versions(lineage)
     yield from _steps(lineage)
     yield from _position(lineage)
@@ -90,7 +90,7 @@ def _versions(lineage: Lineage) -> Iterator[str]:
         elif row.state != VersionState.ROLLED_BACK and parent.state == VersionState.ROLLED_BACK:
             yield f"{name}: it is {row.state}, but its parent {parent.version} was rolled back"
         if row.state == VersionState.PUBLISHED and row.published_at is None:
-            yield f"{name}: it is published, but nobody knows when"
+            yield f"{name}: it is published, but has no time of publication"
         makers = made_by.get(version, [])
         if len(makers) != 1:
             yield f"{name}: {len(makers)} steps made it"

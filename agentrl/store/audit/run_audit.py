@@ -1,8 +1,8 @@
-"""Check a run's promises from its rows, and say what its calls were.
+"""Audits a run: checks its promises from its rows, and counts its calls.
 
 Every violation is one line, `TABLE ID: what is wrong`. Groups are read a page at a time, so that memory does not grow
-with the run; what a run has few of (steps, versions) is kept. The checks themselves are in `audit_lineage` (versions,
-steps, the run's position) and `audit_groups` (sessions, calls, tokens, rewards, trajectories, training).
+with the run; only steps and versions are kept. The checks are in `lineage_audit` (versions, steps, the run's position)
+and `group_audit` (sessions, calls, tokens, rewards, trajectories, training).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _steps(lineage: Lineage, totals: dict[str, StepTotals]) -> Iterator[str]:
     """The totals of a surviving step are those of its rows."""
     for step in lineage.surviving:
         if step.batch_digest is None and step.state != StepState.STARTED:
-            continue  # of a time when steps did not record all of them
+            continue  # written before steps recorded all totals
         found = totals.get(step.id, StepTotals())
         wanted: Json = {"groups": found.groups, "trajectories": found.trajectories}
         if step.state != StepState.STARTED:
@@ -116,7 +116,7 @@ def _strays(conn: Connection, run_id: str) -> Iterator[str]:
 
 
 def _contents(conn: Connection, hashes: Set[str]) -> Iterator[str]:
-    """Tools and system messages that calls name exist, and are what their hash says."""
+    """Tools and system messages that calls refer to exist, and match their hash."""
     of_page = select(contents.c.hash, contents.c.body).where(contents.c.hash.in_(sorted(hashes)))
     right = {key: codec.content_hash(body) == key for key, body in conn.execute(of_page)}
     for key in sorted(hashes):
@@ -125,7 +125,7 @@ def _contents(conn: Connection, hashes: Set[str]) -> Iterator[str]:
 
 
 def figures(conn: Connection, run_id: str) -> Json:
-    """What the run's calls were: how many bridged, how many forked and why, and how training overlapped sampling."""
+    """Figures of a run's calls: bridged, forked and why, and how training overlapped sampling."""
     delivered = conn.execute(
         select(interactions.c.bridged, interactions.c.fork_reason, func.count().label("n"))
         .where(interactions.c.run_id == run_id, interactions.c.status == InteractionStatus.COMPLETE)
@@ -151,7 +151,7 @@ def figures(conn: Connection, run_id: str) -> Json:
 
 
 def _overlap(conn: Connection, run_id: str) -> Json:
-    """Seconds of optimizer steps, and how many calls were running at some moment of one."""
+    """Seconds of optimizer steps, and how many calls ran during one."""
     spans = [(row.data["start"], row.data["end"]) for row in events.of_run(conn, run_id, "train_step")]
     calls = conn.execute(
         select(interactions.c.created_at, interactions.c.finished_at).where(

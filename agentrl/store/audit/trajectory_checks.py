@@ -22,7 +22,7 @@ _RETURN = list(trajectories.c.keys()).index("return")  # a keyword, so no attrib
 
 @dataclass(slots=True)
 class StepTotals:
-    """What the rows of a step's batch add up to."""
+    """Totals of the rows of a step's batch."""
 
     groups: int = 0
     trajectories: int = 0
@@ -117,7 +117,7 @@ def _batch(
     lineage: Lineage,
     totals: StepTotals,
 ) -> Iterator[str]:
-    """Staleness by the spans and the surviving chain, whatever the trainer said; adds to the step's totals."""
+    """Check staleness from spans and the surviving chain, not from the trainer's word; adds to the step's totals."""
     if t.lease_epoch is not None and t.lease_epoch > step.epoch:
         yield f"{name}: its lease is of epoch {t.lease_epoch}, its step of {step.epoch}"
     young: list[tuple[int, int]] = []  # (age, tokens)
@@ -132,7 +132,7 @@ def _batch(
     tokens = sum(n for _, n in young)
     totals.wasted_tokens += old if t.state != TrajectoryState.STALE else old + tokens
     if step.batch_digest is None and step.state != StepState.STARTED:
-        return  # of a time when steps did not record their bound
+        return  # written before steps recorded their bound
     if t.state == TrajectoryState.STALE:
         if not old:
             yield f"{name}: it is stale, but step {step.id} finds every token young enough"

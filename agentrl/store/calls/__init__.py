@@ -1,1 +1,1 @@
-"""Model calls: intents, commits, deliveries, and the conversations they stand for."""
+"""Model calls: the intent before sampling, the outcome before delivery, who received the answer, the conversation."""

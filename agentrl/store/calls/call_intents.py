@@ -46,13 +46,13 @@ INSERT_INTENT = bulk.insert(
     "output_tokens",
     "created_at",
 )
-# Whoever ends a session waits until the intents of its calls can be seen.
+# The lock makes a transaction that ends the session wait until this intent is committed.
 SELECT_OPEN = bulk.select(sessions, "id", where="status = 'open'", lock="SHARE")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intent:
-    """What is known about a call before it is sampled."""
+    """What is known of a call before it is sampled."""
 
     id: str
     run_id: str
@@ -146,7 +146,7 @@ def intent_row(intent: Intent) -> Json:
 
 
 def _delivery(intent: Intent) -> Json:
-    """Somebody waits for the answer; those of other models are passed through, and not kept for retries."""
+    """A client waits for the answer. Answers of other models are passed through, and not kept for retries."""
     if intent.role == Role.UPSTREAM:
         return {"delivery": Delivery.GIVEN.value, "holder": None}
     return {"delivery": Delivery.OPEN.value, "holder": intent.replica}

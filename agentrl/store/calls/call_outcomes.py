@@ -22,7 +22,7 @@ UPDATE_SESSION = bulk.update(
     "id",
     "seq",
     "last_seen_at",
-    # The last call of an ended session is in: it is due.
+    # A call of an ended session has finished: the session is due for a check.
     due_at=case((sessions.c.status == literal_column("'open'"), sessions.c.due_at), else_=bindparam("last_seen_at")),
 )
 UPDATE_FINISHED = bulk.update(
@@ -62,8 +62,8 @@ class Outcome:
     cached_tokens: int | None
     first_token_at: float | None
     top_logprobs: Json | list[Any] | None = None  # [[[logprob, id], …], …] for each output id, where asked for
-    kv_mixed: bool = False  # sampled over keys and values that partly older weights computed
-    textless_key: bytes | None = None  # of the conversation without the text of its answer, where that may be dropped
+    kv_mixed: bool = False  # the engine's KV cache partly came from older weights
+    textless_key: bytes | None = None  # of the conversation without the answer's text, for clients that drop it
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.logprobs):
@@ -80,7 +80,7 @@ class Outcome:
 def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> list[int | Exception]:
     """`finish` for many calls at once, in four statements; one result per call, in order.
 
-    Raises StoreError, having to be rolled back, when any of the intent rows is not running.
+    Raises StoreError when any of the intent rows is not running; the caller must roll back.
     """
     now = time.time()
     found = bulk.fetch(conn, SELECT_SEQ, {session_id for _, session_id, _ in calls})

@@ -21,22 +21,22 @@ class Node:
     conversation_key: bytes
     parent: Node | None
     ids: TokenIds  # prompt and output, from the root on
-    n_delta: int  # how many of its prompt's follow the parent's
+    n_delta: int  # prompt ids after the parent's sequence
     role: str
     system_hash: str | None
     tools_hash: str | None
     messages: int  # of the conversation, the answer included; 0 when unknown
-    textless_key: bytes | None = None  # of a client that drops the answer's text
-    text: str | None = None  # that text
+    textless_key: bytes | None = None  # for clients that drop the answer's text
+    text: str | None = None  # the answer's text
 
     @property
     def own_ids(self) -> bytes:
-        """Packed: what follows the parent's ids."""
+        """The ids that follow the parent's, packed."""
         return self.ids.behind(len(self.parent.ids) if self.parent is not None else 0)
 
     @property
     def n_output(self) -> int:
-        """How many of its ids were sampled by it."""
+        """How many of its ids this call sampled."""
         return len(self.ids) - self.n_delta - (len(self.parent.ids) if self.parent is not None else 0)
 
 
@@ -45,7 +45,7 @@ def load_tree(
 ) -> tuple[int, list[Node]]:
     """The session's sequence number and its delivered calls to the policy, oldest first: those numbered above `after`.
 
-    `known` are the ones up to there, by id.
+    `known` holds the calls up to `after`, by id.
     """
     seq = conn.execute(select(sessions.c.seq).where(sessions.c.id == session_id)).scalar_one()
     rows = conn.execute(

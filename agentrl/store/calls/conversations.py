@@ -1,4 +1,4 @@
-"""The conversation that a call stands for, put together from its path: messages are stored once."""
+"""Reads conversations: each call stores only its new messages, so a conversation is assembled along its path."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Conversation:
 
     call_id: str
     role: str
-    system: list[Json]  # the messages that it begins with
-    messages: list[Json]  # what follows them
+    system: list[Json]  # the system messages at its start
+    messages: list[Json]  # all other messages
     tools: list[Json] | None
     options: Mapping[str, Any]
     finish: str | None = None  # why its answer ended
@@ -92,7 +92,7 @@ def has_calls(conn: Connection, session_id: str) -> bool:
 
 
 def running(conn: Connection, session_id: str) -> list[Conversation]:
-    """What is known of the conversations that running calls to the policy begin: all but their messages."""
+    """The conversations that running calls to the policy begin, without their messages."""
     columns = interactions.c
     rows = conn.execute(
         select(columns.id, columns.system_hash, columns.tools_hash, columns.role, columns.options)

@@ -1,14 +1,15 @@
-"""Which client has an answer, which one waits for it, and which answer a retry gets (schemas.Delivery).
+"""Deliveries: whether a client received a call's answer, and which answer a retry gets (`schemas.Delivery`).
 
-    open ──► given ──► given              the client received the end; a retry of it that says so gets the end again
-      └────► free ──► open                it left; a retry of its claims the answer, and waits in its turn
-      └────► unsure ──► open              its proxy died after the commit: perhaps it received the end, perhaps not
+    open ──► given          `mark_delivered`: the client received the end of the answer
+      ├────► free           `release`: the client disconnected; a retry may claim the answer
+      └────► unsure         the proxy died after the commit; a retry may claim the answer
+    free, unsure ──► open   `claim`: a retry waits for the answer
 
-A request's calls (`n`, several prompts) go together: the first one's row decides.
+The calls of one request (`n`, several prompts) share a state: that of the first call's row.
 
-A given answer is delivered again where the retry can only be of that request: no other request of the session had this
-body, and no call goes on from the answer. A client numbers its retries, so each number gets an answer once:
-`last_retry` is the number that got it last.
+A given answer is delivered again only to a retry that must be of the same request: no other request of the session had
+this body, and no call extends the answer. Clients number their retries; each number gets the answer once, and
+`last_retry` holds the last such number.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from agentrl.store.db.bulk_unit import bulk_unit, only
 from agentrl.store.tables import interactions, sessions
 
 HAS_ANSWER = (InteractionStatus.RUNNING, InteractionStatus.COMPLETE)
-"""A call that has an answer, or will have one."""
+"""Statuses of a call that has an answer or will have one."""
 CLAIMABLE = (Delivery.FREE, Delivery.UNSURE)
 UPDATE_DELIVERY = bulk.update(interactions, "id", "delivery", "holder")
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The calls of the earlier request whose answer a retry gets, in the order of its choices; none where it gets none.
+    """The calls of the earlier request whose answer a retry gets, in the order of the choices; empty if it gets none.
 
-    Then `held` tells that there is such an answer, which another client still waits for.
+    `held`: there is such an answer, but another client still waits for it.
     """
 
     ids: list[str]
@@ -52,12 +53,12 @@ def mark_delivered_many(conn: Connection, requests: Sequence[tuple[list[str]]]) 
 
 @bulk_unit(many=mark_delivered_many)
 def mark_delivered(conn: Connection, call_ids: list[str]) -> None:
-    """A client received the end of these calls' answer."""
+    """Record that a client received the end of these calls' answer."""
     only(mark_delivered_many(conn, [(call_ids,)]))
 
 
 def release(conn: Connection, call_ids: list[str], holder: str) -> None:
-    """The client that waited at `holder` is gone: a retry may claim the answer."""
+    """Release the answer that a client at `holder` waited for: a retry may claim it."""
     conn.execute(
         update(interactions)
         .where(
@@ -68,13 +69,13 @@ def release(conn: Connection, call_ids: list[str], holder: str) -> None:
 
 
 def claim(conn: Connection, session_id: str, digest: str, retry: int, holder: str) -> Claim:
-    """Take the oldest undelivered answer to the same request for retry number `retry` of a client at `holder`.
+    """Claim the oldest undelivered answer to the same request, for retry number `retry` of a client at `holder`.
 
-    If every answer was delivered, takes the only one with this body, provided that the retry can belong to no other
-    request. A session that has ended has none.
+    If every answer was delivered, claim the only one with this body, provided that the retry can belong to no other
+    request. An ended session has no answers to claim.
     """
     found = select(sessions.c.status, sessions.c.run_id).where(sessions.c.id == session_id)
-    session = conn.execute(found.with_for_update(read=True)).first()  # an end of the session waits for the claim
+    session = conn.execute(found.with_for_update(read=True)).first()  # blocks an end of the session until commit
     if session is None or session.status != SessionStatus.OPEN:
         return Claim([])
     columns = interactions.c
@@ -98,7 +99,7 @@ def claim(conn: Connection, session_id: str, digest: str, retry: int, holder: st
 def claim_by_key(conn: Connection, session_id: str, repeat_key: str, digest: str, holder: str) -> Claim:
     """The calls of the request that had this `Idempotency-Key`, delivered or not.
 
-    Raises RequestError 400 when that was another request.
+    Raises RequestError 400 when its body was different.
     """
     earlier = conn.execute(
         select(interactions.c.id, interactions.c.digest).where(
@@ -119,7 +120,7 @@ def claim_by_key(conn: Connection, session_id: str, repeat_key: str, digest: str
 
 
 def begin_once(conn: Connection, intents: list[Intent], repeat_key: str) -> Claim:
-    """Write the intent rows of a request, unless another with its `Idempotency-Key` has: then that one's calls.
+    """Write the intent rows of a request, unless one with the same `Idempotency-Key` exists: then claim its calls.
 
     Raises RequestError as `begin` and `claim_by_key` do.
     """
@@ -142,19 +143,19 @@ def of_request(conn: Connection, first_id: str) -> list[str]:
 
 
 def progress(conn: Connection, call_ids: list[str]) -> tuple[set[str], bool]:
-    """What has become of a request's calls, and whether nobody waits for them any more."""
+    """The statuses of a request's calls, and whether a retry may claim their answer."""
     columns = interactions.c
     rows = conn.execute(select(columns.status, columns.delivery).where(columns.id.in_(call_ids))).all()
     return {row.status for row in rows}, any(row.delivery in CLAIMABLE for row in rows)
 
 
 def reclaim(conn: Connection, call_ids: list[str], holder: str) -> None:
-    """A client that waits at `holder` goes on waiting for an answer that the one before it has left."""
+    """Claim an answer that was released while a client at `holder` was following it."""
     _take(conn, call_ids[0], holder)
 
 
 def sealed_sessions(conn: Connection, session_ids: list[str]) -> set[str]:
-    """Those of the sessions that take no calls any more."""
+    """Which of the sessions have ended."""
     columns = sessions.c
     rows = select(columns.id).where(columns.id.in_(session_ids), columns.status != SessionStatus.OPEN)
     return set(conn.execute(rows).scalars())
@@ -171,7 +172,7 @@ def is_awaited(conn: Connection, call_ids: list[str]) -> bool:
 
 
 def demote_undelivered(conn: Connection, session_id: str) -> None:
-    """An answer that no client received, and that no call goes on from, is no turn of its agent: a side call."""
+    """Make answers that no client received and no call extends side calls: they are not turns of the agent."""
     after = interactions.alias()
     conn.execute(
         update(interactions)
@@ -211,7 +212,7 @@ _FIRST_WITH_ANSWER: tuple[ColumnElement[bool], ...] = (
 
 
 def _only_request(conn: Connection, run_id: str, session_id: str, digest: str) -> bool:
-    """Whether at most one request with this body was sent for the first time, as far as anybody knows."""
+    """Whether at most one request with this body was sent that was not a retry, by what is recorded."""
     columns = interactions.c
     recorded = conn.execute(
         select(columns.options).where(
@@ -221,7 +222,7 @@ def _only_request(conn: Connection, run_id: str, session_id: str, digest: str) -
         )
     ).scalars()
     refused = events.refusals(conn, run_id, session_id)
-    if len(refused) >= events.REFUSALS_KEPT:  # there may be more of them
+    if len(refused) >= events.REFUSALS_KEPT:  # older ones may have been dropped
         return False
     tries = [(options or {}).get("retry", 0) for options in recorded]
     tries += [one.get("retry", 0) for one in refused if one.get("digest") == digest]
@@ -229,7 +230,7 @@ def _only_request(conn: Connection, run_id: str, session_id: str, digest: str) -
 
 
 def _take_again(conn: Connection, call_ids: list[str], retry: int) -> bool:
-    """Whether a given answer, from which no call goes on, is delivered again to this retry; to each number once."""
+    """Take a given answer that no call extends for this retry, once per retry number; whether it was taken."""
     columns, after = interactions.c, interactions.alias()
     taken = conn.execute(
         update(interactions)
@@ -246,7 +247,7 @@ def _take_again(conn: Connection, call_ids: list[str], retry: int) -> bool:
 
 
 def _take(conn: Connection, first_id: str, holder: str, retry: int | None = None) -> bool:
-    """Whether nobody else took it meanwhile."""
+    """Take a claimable answer; false when another client took it first."""
     free = and_(interactions.c.delivery.in_(CLAIMABLE), interactions.c.status.in_(HAS_ANSWER))
     mine = {"delivery": Delivery.OPEN, "holder": holder}
     first = mine if retry is None else mine | {"last_retry": retry}

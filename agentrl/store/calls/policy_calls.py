@@ -8,4 +8,4 @@ from agentrl.store.tables import interactions
 OF_THE_POLICY = (interactions.c.status == InteractionStatus.COMPLETE, interactions.c.role != Role.UPSTREAM)
 """Delivered calls that the policy answered: the nodes of token trees."""
 STORE = "store"
-"""The option of a call that asked to be left out of training and of AReaL's exports; then false."""
+"""The option that is false for a call that asked to be left out of training and of AReaL's exports."""

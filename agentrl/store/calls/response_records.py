@@ -1,4 +1,4 @@
-"""Responses that a client may name again: delivered calls of the Responses API, until they are deleted."""
+"""Stored responses of the Responses API: delivered calls that clients may refer to until they are deleted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.tables import interactions
 
 ASKED = "response"
-"""Among a call's options: what the response was asked with, besides its conversation."""
+"""The option that holds a response's request fields besides its conversation."""
 
 
 def find(conn: Connection, session_id: str, call_id: str) -> Conversation | None:
@@ -20,7 +20,7 @@ def find(conn: Connection, session_id: str, call_id: str) -> Conversation | None
 
 
 def delete(conn: Connection, session_id: str, call_id: str) -> bool:
-    """Forget a response; the call stays, with its messages and tokens. False where there was none."""
+    """Delete a response; its call stays, with messages and tokens. False for an unknown response."""
     columns = interactions.c
     row = conn.execute(
         select(columns.options).where(columns.id == call_id, columns.session_id == session_id, *OF_THE_POLICY)

@@ -17,10 +17,10 @@ from agentrl.store.tables import interactions, sessions
 
 
 def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error: str) -> None:
-    """Close an intent row that has no answer."""
+    """Close a running call without an answer."""
     now = time.time()
     of_call = select(interactions.c.session_id).where(interactions.c.id == interaction_id).scalar_subquery()
-    conn.execute(  # its agent was heard of; an ended session need not wait for this call any more
+    conn.execute(  # the agent is alive; a closing session no longer waits for this call
         update(sessions)
         .where(sessions.c.id == of_call)
         .values(
@@ -36,7 +36,7 @@ def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error
 
 
 def mark_summary(conn: Connection, interaction_id: str) -> None:
-    """The answer of this call begins a compacted conversation: that is why it did not extend another one."""
+    """Record that this call's answer is the summary that begins a compacted conversation: its fork reason."""
     conn.execute(
         update(interactions)
         .where(
@@ -48,9 +48,9 @@ def mark_summary(conn: Connection, interaction_id: str) -> None:
 
 
 def declare_lost(conn: Connection, run_id: str, replica: str) -> int:
-    """Calls that a dead proxy left running become `lost`; returns how many. A starting replica calls it for itself.
+    """Mark the running calls of a dead replica as `lost`; returns how many. A starting replica calls it for itself.
 
-    Ended sessions that waited for them are due. The answers that its clients waited for may be claimed by retries.
+    Closing sessions that waited for these calls become due. Retries may claim the answers that clients waited for.
     """
     now = time.time()
     running = (
@@ -83,7 +83,7 @@ def declare_lost(conn: Connection, run_id: str, replica: str) -> int:
 
 
 def serving_replicas(conn: Connection, run_id: str) -> set[str]:
-    """The proxies that have calls under way or clients that wait, dead or alive."""
+    """The replicas, dead or alive, with running calls or waiting clients."""
     running = select(interactions.c.replica).where(
         interactions.c.status == InteractionStatus.RUNNING, interactions.c.run_id == run_id
     )
@@ -94,7 +94,7 @@ def serving_replicas(conn: Connection, run_id: str) -> set[str]:
 
 
 def oldest_running(conn: Connection, run_id: str) -> float | None:
-    """When the oldest of a run's calls under way began (seconds since the epoch); None when there is none."""
+    """When the oldest running call of a run began (seconds since the epoch); None without one."""
     oldest: float | None = conn.execute(
         select(func.min(interactions.c.created_at)).where(
             interactions.c.status == InteractionStatus.RUNNING, interactions.c.run_id == run_id
@@ -104,7 +104,7 @@ def oldest_running(conn: Connection, run_id: str) -> float | None:
 
 
 def of_replica(conn: Connection, run_id: str, replica: str, before: float) -> list[str]:
-    """The calls of a replica that are under way and began before a time (seconds since the epoch)."""
+    """The running calls of a replica that began before a time (seconds since the epoch)."""
     return list(
         conn.execute(
             select(interactions.c.id).where(

@@ -12,6 +12,6 @@ from agentrl.store.tables import contents
 
 
 def load_contents(conn: Connection, hashes: Iterable[str]) -> dict[str | None, Any]:
-    """What calls share (tools, system messages), by hash."""
+    """Contents that calls share (tools, system messages), by hash."""
     rows = conn.execute(select(contents.c.hash, contents.c.body).where(contents.c.hash.in_(list(hashes))))
     return {row.hash: codec.unpack_json(row.body) for row in rows}

@@ -1,1 +1,1 @@
-"""One database: connections, transactions, the group commit, and how values become bytes."""
+"""One database: connections, transactions, the group commit, and values packed as bytes."""

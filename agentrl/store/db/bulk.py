@@ -1,4 +1,4 @@
-"""Many rows in one statement by the driver itself: SQL compiled once per dialect, parameters handed over as is.
+"""Runs one statement for many rows by the driver itself: SQL compiled once per dialect, parameters passed as they are.
 
 SQLAlchemy's handling of a statement and of its rows costs more CPU than SQLite's insert. Values must be what both
 drivers take: text, bytes, numbers, booleans, None; JSON as text (`codec.json_text`).
@@ -49,7 +49,7 @@ def insert(table: Table, *columns: str) -> Statement:
 
 
 def insert_new(table: Table) -> Statement:
-    """INSERT of rows that may be there already."""
+    """INSERT of rows, ignoring those that exist."""
 
     def build(dialect_name: str) -> Insert:
         chosen: Any = sqlite if dialect_name == "sqlite" else postgresql
@@ -74,13 +74,13 @@ def update(table: Table, key: str, *columns: str, where: str = "", **computed: A
 
 
 def run(conn: Connection, statement: Statement, rows: Sequence[Json]) -> int:
-    """Execute for every row, nothing for none; how many rows of the table were written."""
+    """Execute the statement for every row; returns how many rows of the table were written."""
     if not rows:
         return 0
     sql, names = statement.on(conn.dialect.name)
     values = list(map(itemgetter(*names), rows))
     with faults.of_driver(conn, sql) as cursor:
-        if len(values) == 1:  # spares psycopg a pipeline
+        if len(values) == 1:  # psycopg would open a pipeline for executemany
             cursor.execute(sql, values[0])
         else:
             cursor.executemany(sql, values)
@@ -97,7 +97,7 @@ def select(table: Table, *columns: str, where: str, lock: str) -> tuple[str, str
 
 
 def fetch(conn: Connection, statement: tuple[str, str], ids: Iterable[str]) -> Sequence[Any]:
-    """Run what `select` made: the ids travel as one parameter, however many they are."""
+    """Run a statement of `select`: the ids are one parameter, however many they are."""
     is_sqlite = conn.dialect.name == "sqlite"
     sql, wanted = (statement[0], json_text(list(ids))) if is_sqlite else (statement[1], list(ids))
     with faults.of_driver(conn, sql) as cursor:

@@ -1,4 +1,4 @@
-"""Bulk numbers and JSON as bytes: packed little-endian arrays, compressed with zstd."""
+"""Packs numbers and JSON as bytes (little-endian arrays, zstd); makes ids and hashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.domain.schemas import Float32, Int32
 from agentrl.domain.tokens import little_endian
 
 ERROR_BYTES = 4096
-"""Of an error that is stored."""
+"""Most bytes of a stored error."""
 CUT = b" [cut]"
 _local = threading.local()  # zstd contexts must not be shared between threads
 
@@ -71,36 +71,36 @@ def json_text(value: Any) -> str:
 
 
 def content_hash(body: bytes) -> str:
-    """Address of a body in `contents`."""
+    """The key of a body in `contents`."""
     return hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """JSON that many calls share; `body` is None where the store has it already."""
+    """JSON that many calls share. `body` is None when the store has it already."""
 
     hash: str
     body: bytes | None
 
     @classmethod
     def of(cls, value: Any) -> Content:
-        """Pack and address a value. Equal text has an equal hash; the order of keys is kept, models see it."""
+        """Pack and hash a value. Equal text has an equal hash; the order of keys is kept, because models see it."""
         body = pack_json(value)
         return cls(content_hash(body), body)
 
 
 def hash_key(key: str) -> str:
-    """What the store keeps of a key. Keys are random 192-bit tokens, so a fast hash is enough."""
+    """The hash of a key that the store keeps. Keys are random 192-bit tokens, so a fast hash is enough."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def call_id(response_id: str) -> str:
-    """The interaction behind a response's id in any dialect; an interaction's own id stays what it is."""
+    """The interaction id in a response id of any dialect; an interaction id is returned unchanged."""
     return response_id.removeprefix("chat").removeprefix("cmpl-").removeprefix("resp_").removeprefix("msg_")
 
 
 def error_text(text: str) -> str:
-    """An error as it is stored: at most ERROR_BYTES of UTF-8, without NUL, which PostgreSQL's text does not hold."""
+    """An error as stored: at most ERROR_BYTES of UTF-8, without NUL, which PostgreSQL's text cannot hold."""
     data = text.replace("\0", "\ufffd").encode(errors="replace")
     if len(data) <= ERROR_BYTES:
         return data.decode()

@@ -28,9 +28,9 @@ SNAPSHOT = "REPEATABLE READ"
 
 
 class Database:
-    """A store at a SQLAlchemy URL. Safe to use from many threads; never across a fork.
+    """A store at a SQLAlchemy URL. Safe to use from many threads, but not across a fork.
 
-    Opening it connects to nothing, but looks at a SQLite file. Raises UserError for a URL that cannot work, StoreError
+    Opening it makes no connection, but checks a SQLite file. Raises UserError for a URL that cannot work, StoreError
     for a SQLite file that is empty or cut off. `where` names the database in messages, without a password.
     """
 
@@ -44,36 +44,36 @@ class Database:
             sqlite_file.require_local(self._file)
             sqlite_file.require_whole(self._file)
         self.engine = sqlite_engine(parsed) if self.is_sqlite else postgresql_engine(parsed)
-        # What one statement reads must fit what the next one reads, as it always does on SQLite.
+        # All statements of a read see one snapshot, as they always do on SQLite.
         self._readers = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level=SNAPSHOT)
         self._writer: GroupCommitWriter | None = None
         self._writer_lock = threading.Lock()
         self._closed = False
         self.on_commit: Callable[[int, float], None] = _unheard
-        """Told of every group commit, in the writer's thread: its units, and the seconds that they took."""
+        """Called after every group commit, in the writer's thread, with its units and the seconds that they took."""
 
     def write(self) -> AbstractContextManager[Connection]:
-        """One transaction that may write, not repeated; on SQLite it takes the write lock at its start.
+        """One transaction that may write, without retries; on SQLite it takes the write lock at its start.
 
-        Raises StoreUnavailable for what may pass (OutcomeUnknown: lost during COMMIT), else StoreError.
+        Raises StoreUnavailable for a fault that may pass (OutcomeUnknown: lost during COMMIT), else StoreError.
         """
         return self._transaction(writing=True)
 
     def read(self) -> AbstractContextManager[Connection]:
-        """One transaction that only reads, all of it from one moment; not repeated. Raises as `write` does."""
+        """One transaction that only reads, from one snapshot, without retries. Raises as `write` does."""
         return self._transaction(writing=False)
 
     def transact(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """`unit(conn, *args, **kwargs)` in a transaction of its own; returns its result once that is durable.
+        """Run `unit(conn, *args, **kwargs)` in a transaction of its own; returns its result once that is durable.
 
-        Repeated for up to RETRY_S while the database is away, locked, or breaks a deadlock, also when the connection
+        Retried for up to RETRY_S while the database is unreachable or locked, after a deadlock, and when the connection
         was lost during COMMIT: so the unit must be safe to repeat even after it was stored. Then raises
-        StoreUnavailable; any other fault of the database is a StoreError, and what the unit raises passes through.
+        StoreUnavailable. Any other fault of the database is a StoreError; exceptions of the unit pass through.
         """
         return self._repeated(True, unit, args, kwargs)
 
     def query(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """The same for a unit that only reads."""
+        """`transact` for a unit that only reads."""
         return self._repeated(False, unit, args, kwargs)
 
     def submit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
@@ -104,7 +104,7 @@ class Database:
         return writer
 
     def connect(self, *, writing: bool) -> Connection:
-        """A connection without a transaction; those it begins may write, or only read. Raises as `write` does."""
+        """A connection without a transaction, for writing or only for reading. Raises as `write` does."""
         with faults.reported(self.where):
             try:
                 conn = (self.engine if writing else self._readers).connect()
@@ -115,17 +115,17 @@ class Database:
         return conn.execution_options(agentrl_immediate=True) if writing and self.is_sqlite else conn
 
     def deadline(self) -> float:
-        """Until when (`time.monotonic`) a fault that begins now is waited for."""
+        """The time (`time.monotonic`) until which a fault that begins now is retried."""
         return time.monotonic() + RETRY_S
 
     def upgrade(self, revision: str = "head") -> None:
-        """Bring the schema up to a revision, and make a SQLite file that is missing; safe from several processes."""
+        """Upgrade the schema to a revision, creating a missing SQLite file; several processes may call it at once."""
         if self._file is not None:
             sqlite_file.create(self._file)
         self._migrate(command.upgrade, revision)
 
     def downgrade(self, revision: str) -> None:
-        """Bring the schema down to a revision; `base` leaves no tables. What only newer revisions hold is lost."""
+        """Downgrade the schema to a revision; `base` leaves no tables. Data that only newer revisions hold is lost."""
         self._migrate(command.downgrade, revision)
 
     def require_current(self) -> None:
@@ -137,9 +137,9 @@ class Database:
             raise StoreError(f"the database is at revision {have or 'none'}, not {want}: run `agentrl db upgrade`")
 
     def integrity(self) -> list[str]:
-        """What is physically wrong, one line each; empty when nothing is. Scans a SQLite file.
+        """Physical damage, one line each; empty for a sound database. Scans a SQLite file.
 
-        PostgreSQL answers for its own files (page checksums); what it knows to be broken is told.
+        PostgreSQL checks its own files (page checksums); what it reports as broken is listed.
         """
         checks = _SQLITE_CHECKS if self.is_sqlite else _POSTGRESQL_CHECKS
         try:
@@ -153,7 +153,7 @@ class Database:
             return [str(error)]
 
     def close(self) -> None:
-        """Finish queued work, then close every connection. After this no unit can be queued."""
+        """Commit queued units, then close every connection. Afterwards no unit can be queued."""
         with self._writer_lock:
             self._closed, writer = True, self._writer
         if writer is not None:
@@ -199,4 +199,4 @@ _POSTGRESQL_CHECKS = (
 
 
 def _unheard(units: int, seconds: float) -> None:
-    """Nobody wants to know."""
+    """The default of `Database.on_commit`."""

@@ -1,4 +1,4 @@
-"""What a database's error means for the caller: try again, repeat apart, or say plainly what is wrong."""
+"""Classifies errors of either database, and turns them into StoreError with advice."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from agentrl.errors import StoreError, StoreUnavailable, ValueRefused
 
 
 class Fault(Enum):
-    """Kinds of faults, by what has to be done about them."""
+    """Kinds of faults, by how a caller must react."""
 
-    LOST = "lost"  # no connection, or it broke: a new one may work
+    LOST = "lost"  # no connection, or a broken one: a new one may work
     BUSY = "busy"  # another process holds the lock
-    CONFLICT = "conflict"  # a deadlock or a serialization failure: rolled back, to be repeated
+    CONFLICT = "conflict"  # a deadlock or a serialization failure: rolled back, repeat it
     FULL = "full"
     IO = "io"
     READ_ONLY = "read only"
     DAMAGED = "damaged"
     UNOPENED = "unopened"
-    STATEMENT = "statement"  # the statement's own: a constraint, bad SQL; the database is well
+    STATEMENT = "statement"  # a fault of the statement (a constraint, bad SQL); the database works
 
 
 _SQLITE = {
@@ -56,7 +56,7 @@ _POSTGRESQL = {
     "XX001": Fault.DAMAGED,
     "XX002": Fault.DAMAGED,
 }
-# A refused connection carries no SQLSTATE; these words tell what waiting does not cure.
+# A refused connection has no SQLSTATE; these words mark faults that waiting cannot resolve.
 _HOPELESS = ("does not exist", "authentication failed", "no pg_hba.conf entry", "no password supplied", "not permitted")
 
 _ADVICE = {
@@ -76,7 +76,7 @@ class OutcomeUnknown(StoreUnavailable):
 
 
 class Conflict(StoreUnavailable):
-    """Rolled back because of other transactions; to be repeated."""
+    """Rolled back because of other transactions; the caller repeats it."""
 
 
 def classify(error: DBAPIError) -> Fault:
@@ -94,9 +94,9 @@ def classify(error: DBAPIError) -> Fault:
 
 
 def store_error(error: DBAPIError, where: str = "database", *, committing: bool = False) -> StoreError:
-    """The error to raise for `error`: one line that names the database and says what to do.
+    """The error to raise for `error`: one line with the database and advice.
 
-    `committing` tells that COMMIT was under way.
+    `committing`: COMMIT was running.
     """
     fault, detail = classify(error), " ".join(str(error.orig).split())
     if committing and fault is Fault.LOST:
@@ -115,7 +115,7 @@ def store_error(error: DBAPIError, where: str = "database", *, committing: bool 
 
 @contextmanager
 def reported(where: str) -> Iterator[None]:
-    """Turns what the database raises into StoreError and StoreUnavailable."""
+    """Turn the database's exceptions into StoreError and StoreUnavailable."""
     try:
         yield
     except DBAPIError as error:
@@ -126,7 +126,7 @@ def reported(where: str) -> Iterator[None]:
 
 @contextmanager
 def of_driver(conn: Connection, sql: str) -> Iterator[Any]:
-    """A cursor of the driver, past SQLAlchemy; what it raises becomes the error that SQLAlchemy makes of it."""
+    """A cursor of the driver, without SQLAlchemy; its exceptions become the ones that SQLAlchemy would raise."""
     cursor = conn.connection.cursor()
     try:
         yield cursor
@@ -140,7 +140,7 @@ def of_driver(conn: Connection, sql: str) -> Iterator[Any]:
 
 @contextmanager
 def transaction(conn: Connection, where: str) -> Iterator[None]:
-    """One transaction, committed at the block's end; what the database raises becomes StoreError.
+    """One transaction, committed at the end of the block; the database's exceptions become StoreError.
 
     Raises OutcomeUnknown when the connection was lost during COMMIT.
     """
@@ -156,10 +156,10 @@ def transaction(conn: Connection, where: str) -> Iterator[None]:
 
 
 def is_sound(conn: Connection) -> bool:
-    """Whether COMMIT would store what the transaction did.
+    """Whether COMMIT would store the transaction.
 
-    PostgreSQL turns COMMIT into ROLLBACK without an error after a failed statement; SQLite ends the transaction by
-    itself after some faults.
+    After a failed statement, PostgreSQL turns COMMIT into ROLLBACK without an error. After some faults, SQLite ends the
+    transaction by itself.
     """
     raw = conn.connection.driver_connection
     assert raw is not None

@@ -1,7 +1,7 @@
-"""A SQLite database as a file: where it may lie, how it is made, and whether a part of it is missing.
+"""A SQLite database as a file: checks its location, creates it, and detects missing parts.
 
-Looked at before SQLite opens it, because SQLite would serve a file that was cut off until a query meets the gap, take
-an empty one for a new database, and even remove the write-ahead log beside an empty one.
+The file is checked before SQLite opens it: SQLite would serve a truncated file until a query reads a missing page, take
+an empty file for a new database, and even delete the write-ahead log beside an empty file.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def network_filesystem(path: Path, mounts: str) -> str | None:
     for line in mounts.splitlines():
         _, escaped, found, *_ = [*line.split(), "", "", ""]
         where = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped))
-        if path.is_relative_to(where) and len(where.parts) >= len(point.parts):  # the last of equals lies on top
+        if path.is_relative_to(where) and len(where.parts) >= len(point.parts):  # of equal ones, the last mounted
             kind, point = found, where
     return f"{kind} at {point}" if _NETWORK.fullmatch(kind) else None
 
 
 def require_local(path: Path) -> None:
-    """Raise UserError for a path on a network file system, where the system can tell."""
+    """Raise UserError for a path on a network file system, where /proc/mounts is readable."""
     try:
         mounts = Path("/proc/mounts").read_text()
     except OSError:
@@ -49,10 +49,9 @@ def require_local(path: Path) -> None:
 
 
 def create(path: Path) -> None:
-    """Make an empty database in WAL mode unless the file exists; several processes may try at once.
+    """Create an empty database in WAL mode unless the file exists; several processes may try at once.
 
-    It appears with its header in place, so an empty file is always one that lost its content. Only its owner may
-    read it.
+    The file appears with its header, so an empty file is always one that lost its content. Only its owner may read it.
     """
     if path.exists():
         return
@@ -76,7 +75,7 @@ def create(path: Path) -> None:
 
 
 def require_whole(path: Path) -> None:
-    """Raise StoreError for a file that is empty, is no SQLite database, or lacks pages at its end. Cheap: no scan."""
+    """Raise StoreError for a file that is empty, not a SQLite database, or truncated. Does not scan it."""
     if not path.exists():
         return
     fault = _fault(path)

@@ -1,4 +1,4 @@
-"""What both databases have and SQLAlchemy spells for each."""
+"""INSERT with ON CONFLICT, for either database."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 
 def insert(conn: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that knows ON CONFLICT."""
+    """An INSERT that supports ON CONFLICT."""
     return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)

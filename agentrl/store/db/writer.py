@@ -1,4 +1,4 @@
-"""The group commit: a thread that drains a queue of units of work into few transactions."""
+"""The group commit: a thread that runs queued units of work in few transactions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentrl.store.db.bulk_unit import BulkUnit
 T = TypeVar("T")
 MAX_UNITS_PER_COMMIT = 256
 GATHER_S = {range(2, 8): 0.003, range(8, 64): 0.01}
-"""After a batch of so many units the writer pauses so long: what is submitted meanwhile shares the next commit."""
+"""Sizes of a batch → seconds that the writer pauses after it, so that units submitted meanwhile share a commit."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 
 _Promise = Future[Any] | asyncio.Future[Any]
@@ -40,11 +40,11 @@ class WritableDatabase(Protocol):
         """A connection without a transaction."""
 
     def deadline(self) -> float:
-        """Until when (`time.monotonic`) a fault that begins now is waited for."""
+        """The time (`time.monotonic`) until which a fault that begins now is retried."""
 
 
 class _Failed:
-    """A unit's own failure; the others of its batch go on."""
+    """A unit's own failure; the other units of its batch go on."""
 
     __slots__ = ("error",)
 
@@ -53,31 +53,32 @@ class _Failed:
 
 
 class _BulkFailed(Exception):
-    """A bulk call raised, so nobody knows which of its items is at fault."""
+    """A bulk call raised, so the item at fault is unknown."""
 
 
 class GroupCommitWriter:
-    """A thread that drains a queue: the units that wait together are committed together.
+    """A thread that drains a queue: units that are queued together are committed together.
 
     - Submissions of one `BulkUnit` without keyword arguments run as one call of its `many`, in order. Then the rest run
       one by one, in order, each in a savepoint. A caller that needs another order waits for the first result.
     - A unit that raises, or whose item of a bulk call is an Exception, fails alone. When a bulk call itself raises,
       the batch is rolled back and its units run one by one.
-    - A connection that is lost before COMMIT, or a locked SQLite file: the batch is repeated until the database's
-      deadline, while the queue waits. A deadlock: each unit is repeated in a transaction of its own. So a unit may
-      run more than once before it is committed once, and must touch nothing but the database.
-    - A connection that is lost during COMMIT: every unit fails with OutcomeUnknown. Any other fault of the database
-      fails every unit of the batch. Nothing is acknowledged that is not durable.
-    - A future that was cancelled before its batch began is never run.
-    - A transaction costs more CPU than a unit: after a small batch the writer pauses for GATHER_S, so that the next
-      is larger; the longer, the more is under way. Not after a single unit: who works alone waits for the commit only.
+    - When the connection is lost before COMMIT, or the SQLite file is locked, the batch is repeated until the deadline
+      of the database, while the queue waits. After a deadlock each unit is repeated in its own transaction. So a unit
+      may run more than once before it is committed, and must change nothing but the database.
+    - When the connection is lost during COMMIT, every unit fails with OutcomeUnknown. Any other fault of the database
+      fails every unit of the batch. Only durable work is acknowledged.
+    - A unit whose future was cancelled before its batch began is not run.
+    - A transaction costs more CPU than a unit. So after a small batch the writer pauses for GATHER_S, longer after a
+      larger one, to make the next batch larger. It does not pause after a single unit: a lone caller waits only for
+      its commit.
     """
 
     def __init__(self, database: WritableDatabase) -> None:
         self._database = database
         self._conn: Connection | None = None
         self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
-        self._gate = threading.Lock()  # nothing is queued behind the end of the queue
+        self._gate = threading.Lock()  # no unit is queued after the end marker
         self._closing_deadline = float("inf")
         self._thread = threading.Thread(target=self._run, name="agentrl-store-writer", daemon=True)
         self._thread.start()
@@ -106,7 +107,7 @@ class GroupCommitWriter:
             self._queue.put(unit)
 
     def close(self) -> None:
-        """Commit what is queued and stop; a database that is away is waited for no longer than its deadline, once."""
+        """Commit the queued units and stop; an unreachable database is retried until its deadline, once."""
         with self._gate:
             self._closing_deadline = self._database.deadline()
             self._queue.put(None)
@@ -129,7 +130,7 @@ class GroupCommitWriter:
         self._disconnect()
 
     def _settle(self, units: list[_Unit]) -> None:
-        """Resolve every unit's future: run and commit them, again if need be."""
+        """Run and commit the units, with retries, and resolve their futures."""
         started = time.monotonic()
         until = self._database.deadline()
         waits = pauses()
@@ -151,7 +152,7 @@ class GroupCommitWriter:
                 if isinstance(error, faults.OutcomeUnknown) or time.monotonic() > min(until, self._closing_deadline):
                     return _fail(units, error)
                 time.sleep(next(waits))
-            except BaseException as error:  # noqa: BLE001 - not swallowed: it goes to those who submitted the units
+            except BaseException as error:  # noqa: BLE001 - not swallowed: the futures get it
                 return _fail(units, error)
             else:
                 _deliver(units, outcomes)
@@ -165,7 +166,7 @@ class GroupCommitWriter:
             with faults.transaction(self._conn, self._database.where):
                 return self._execute(self._conn, units, bulk)
         except BaseException:
-            self._disconnect()  # back to the pool, which looks at it before it lends it again
+            self._disconnect()  # back to the pool, which checks it before it lends it again
             raise
 
     def _execute(self, conn: Connection, units: list[_Unit], bulk: bool) -> list[Any]:
@@ -212,7 +213,7 @@ class GroupCommitWriter:
         return result
 
     def _told(self, error: Exception) -> Exception:
-        """A unit's error as its submitter sees it."""
+        """A unit's error as its future raises it."""
         if not isinstance(error, DBAPIError):
             return error
         told = faults.store_error(error, self._database.where)
@@ -227,7 +228,7 @@ class GroupCommitWriter:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to wait before each repetition: doubling, with jitter so that processes do not meet again."""
+    """Seconds to wait before each retry: doubling, with jitter so that processes do not collide again."""
     pause = FIRST_PAUSE_S
     while True:
         yield pause * random.uniform(0.5, 1.5)
@@ -239,7 +240,7 @@ def _fail(units: list[_Unit], error: BaseException) -> None:
 
 
 def _deliver(units: list[_Unit], outcomes: list[Any]) -> None:
-    """Resolve the futures of a batch; those of an event loop all at once, in its own thread."""
+    """Resolve the futures of a batch; those of an event loop together, in the loop's thread."""
     of_loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
     for (future, *_), outcome in zip(units, outcomes, strict=True):
         if isinstance(future, asyncio.Future):
@@ -247,7 +248,7 @@ def _deliver(units: list[_Unit], outcomes: list[Any]) -> None:
         else:
             _resolve(future, outcome)
     for loop, settled in of_loops.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: its futures are no longer awaited
             loop.call_soon_threadsafe(_resolve_all, settled)
 
 
@@ -265,10 +266,10 @@ def _resolve(future: _Promise, outcome: Any) -> None:
 
 
 def _is_wanted(future: _Promise) -> bool:
-    """Whether somebody still waits for it; from now on it can no longer be taken back."""
+    """Whether the future was not cancelled; from now on it can no longer be cancelled."""
     return not future.cancelled() if isinstance(future, asyncio.Future) else future.set_running_or_notify_cancel()
 
 
 def _is_fault(error: Exception) -> bool:
-    """Whether the database itself has failed, and not just a statement."""
+    """Whether the database failed, not just a statement."""
     return isinstance(error, DBAPIError) and faults.classify(error) is not faults.Fault.STATEMENT

@@ -1,4 +1,4 @@
-"""The columns of each kind of row, by name and kind: what every format writes."""
+"""The columns of each kind of exported row, by name and type."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ARRAYS: Columns = {
     "temperatures": "floats",
     "turn_returns": "doubles",
 }
-"""What a trajectory holds per token, and per call."""
+"""The arrays of a trajectory, per token or per call."""
 
 TRAJECTORY: Columns = {
     "trajectory_id": "text",

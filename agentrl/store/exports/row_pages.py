@@ -1,7 +1,7 @@
-"""The rows of a run, page by page in the order of their ids: constant memory, short transactions.
+"""Reads the rows of a run in pages, in the order of their ids: constant memory, short transactions.
 
-A page is what one transaction saw. Rows that appear behind the last page while an export runs are in it, those that
-change before it are as they were.
+Each page is one snapshot. Rows inserted while an export runs are included; rows of an earlier page that change are
+exported as they were.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agentrl.store.training import trajectories as paths
 
 PAGE_ROWS = 256
 PAGE_TOKENS = 500_000
-"""A page ends here even when it has fewer rows; one row alone may be longer."""
+"""Most tokens of a page, unless a single row has more."""
 Page = list[Row]
 
 
@@ -77,7 +77,7 @@ def trajectory_pages(
 
 
 def tokens_row(tokens: TrajectoryTokens) -> Row:
-    """The columns of a trajectory that are its arrays and credit."""
+    """The columns with a trajectory's arrays and credit."""
     return {
         "trajectory_id": tokens.trajectory_id,
         "session_id": tokens.session_id,
@@ -136,7 +136,7 @@ def _plain(conn: Connection, run_id: str, selection: Selection, after: str) -> t
 
 
 def _within_budget(found: Sequence[Any], tokens: Callable[[Any], int]) -> list[Any]:
-    """The first rows that hold PAGE_TOKENS together, and at least one."""
+    """The first rows with at most PAGE_TOKENS together, at least one."""
     total = 0
     for i, row in enumerate(found):
         total += tokens(row)
@@ -210,7 +210,7 @@ def _trajectories(
 
 
 def _tokens(conn: Connection, run_id: str, heads: Sequence[Any]) -> dict[str, TrajectoryTokens]:
-    """Arrays by trajectory: of a leased or trained one as its step takes them, of any other as if all were young."""
+    """Arrays by trajectory: with its step's ages if leased or trained, else with every version young enough."""
     discount = float((runs.get(conn, run_id).config.get("rollout") or {}).get("turn_discount", 1.0))
     loaded: dict[str, TrajectoryTokens] = {}
     by_step = sorted(heads, key=lambda row: row.lease_step_id or "")

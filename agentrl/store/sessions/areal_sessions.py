@@ -1,4 +1,4 @@
-"""What AReaL's routes ask of the store beyond our own: keys used again, the last call's reward, a session's paths."""
+"""Store functions that only AReaL's routes need: reused keys, rewards of the last call, a session's paths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESPONSE_IDS = {
 
 
 def open_session(conn: Connection, run_id: str, key_hash: str, start_digest: str | None) -> str | None:
-    """The open session of a key; None for a start that is only repeated."""
+    """The open session of a key; None where the start repeats an earlier one."""
     if _is_repeated(conn, run_id, start_digest):
         return None
     of_key = (sessions_table.c.run_id == run_id, sessions_table.c.key_hash == key_hash)
@@ -45,9 +45,9 @@ def start(
     *,
     start_digest: str | None = None,
 ) -> NewGroup:
-    """Admit a group of sessions. A key may have opened an earlier session, which it then opens no more.
+    """Admit a group of sessions. A key that opened an earlier, ended session opens the new one from now on.
 
-    Raises RequestError: 409 while the session of a key is open, else as `sessions.admit` does.
+    Raises RequestError: 409 while a key's earlier session is open, else as `group_admission.admit` does.
     """
     with_key = (sessions_table.c.run_id == run_id, sessions_table.c.key_hash.in_(key_hashes))
     if not _is_repeated(conn, run_id, start_digest):  # before the run is locked: sessions come first
@@ -59,7 +59,7 @@ def start(
     group = group_starts.start_external(
         conn, run_id, limits, key_hashes, {"task_id": task_id}, {}, start_digest=start_digest
     )
-    # The run is locked now, so that of two starts with one key the second sees the first.
+    # The run is locked from here on: of two starts with one key, the second sees the first.
     others = select(sessions_table.c.id).where(*with_key, sessions_table.c.id.not_in(group.session_ids))
     if (other := conn.execute(others).scalar()) is not None:
         raise RequestError(
@@ -75,7 +75,7 @@ def _is_repeated(conn: Connection, run_id: str, start_digest: str | None) -> boo
 
 @dataclass(frozen=True, slots=True)
 class Rewarded:
-    """What a reward did, and the session's delivered calls; `first` for the session's first reward."""
+    """The effect of a reward. `interactions` counts the session's delivered calls; `first`: its first reward."""
 
     applied: bool
     interactions: int
@@ -91,9 +91,9 @@ def reward(
     interaction_id: str | None,
     idempotency_key: str | None,
 ) -> Rewarded:
-    """Append a reward to a call; without one, to the last delivered call that is no side call, if there is such a one.
+    """Append a reward to a call; by default to the last delivered call, side calls only if there is no other.
 
-    A later reward of a call takes the place of the earlier one. Raises RequestError: 400 before the first delivered
+    A later reward of a call replaces the earlier one. Raises RequestError: 400 before the first delivered
     call, else as `session_rewards.reward` does.
     """
     known = delivered(conn, session_id)
@@ -114,7 +114,7 @@ def is_rewarded(conn: Connection, session_id: str) -> bool:
 
 
 def delivered(conn: Connection, session_id: str) -> list[Any]:
-    """The calls that the policy answered, in the order of their answers, without those that asked to be left out."""
+    """The calls that the policy answered, in order of their answers, except those sent with `store: false`."""
     calls = conn.execute(
         select(interactions.c.id, interactions.c.role, interactions.c.options)
         .where(interactions.c.session_id == session_id, *OF_THE_POLICY)

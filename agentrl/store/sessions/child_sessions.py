@@ -18,10 +18,10 @@ from agentrl.store.tables import groups, sessions
 
 
 def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str, metadata: Json) -> NewGroup:
-    """Open a sub-agent's session under an open one: same group, no admission, ended at the latest with its parent.
+    """Open a sub-agent's session under an open session: same group, no admission, ended with its parent at the latest.
 
-    A `key_hash` that opened one before gets the same session. Raises RequestError: 404 for an unknown parent, 409 when
-    it has ended, 422 when the tree has as many levels or sub-agents as it may have.
+    Repeating a `key_hash` returns the session that it opened. Raises RequestError: 404 for an unknown parent, 409 when
+    it has ended, 422 when the tree is as deep or as large as the limits allow.
     """
     parent = lock_in_tree(conn, parent_id)
     earlier = conn.execute(
@@ -60,7 +60,7 @@ def start_child(conn: Connection, parent_id: str, limits: Limits, key_hash: str,
 
 
 def _check_tree(conn: Connection, root_id: str, depth: int, limits: Limits) -> None:
-    """Raises RequestError 422 unless the tree takes one more session, below one at `depth`."""
+    """Raise RequestError 422 unless the tree may have one more session, below one at `depth`."""
     deepest, most = limits.max_subagent_depth, limits.max_subagents_per_session
     if depth >= deepest:
         message = f"sub-agents stand at most {deepest} levels below a session (proxy.max_subagent_depth)"

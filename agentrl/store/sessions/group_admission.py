@@ -27,8 +27,9 @@ def admit(conn: Connection, run_id: str, limits: Limits, *, outside: bool) -> tu
     """Take one place for a group and one position of the data cursor, by one conditional UPDATE.
 
     While workers and outside programs both wait, they take places in turn: the side that took the last place leaves
-    one free.
-    Returns (cursor, seed). Raises RequestError: 409 `run_finished`, 429 while staleness or concurrency forbid more.
+    one free. Returns (cursor, seed).
+
+    Raises RequestError: 409 `run_finished`, 429 while staleness or concurrency forbid more.
     """
     run = runs.get(conn, run_id)
     if run.status != "running":

@@ -20,7 +20,7 @@ from agentrl.store.tables import runs as runs_table
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group with its task's data: `new`, or one that an earlier request like this one has started for `owner`."""
+    """A started group with its task's data. `new` is false where an earlier request with the same key started it."""
 
     group_id: str
     task_id: str | None
@@ -41,7 +41,7 @@ def start_group(
 ) -> NewGroup:
     """Admit a group for the run's next task: one session per key hash. Raises as `admit` does.
 
-    A `start_digest` that was used before gets the group that it started, and takes no new place.
+    Repeating a `start_digest` returns the group that it started, and takes no new place.
     """
     if (earlier := _started(conn, run_id, start_digest)) is not None:
         return earlier
@@ -73,7 +73,7 @@ def start_external(
     start_digest: str | None = None,
     name: str | None = None,
 ) -> NewGroup:
-    """Admit a group for an outside program that brings its own task: one session per key hash, the only one of `name`.
+    """Admit a group for an outside program that brings its own task: one session per key hash, called `name` if given.
 
     Raises as `admit` does.
     """
@@ -109,7 +109,7 @@ def start_evaluation(
     owner: str | None = None,
     start_digest: str | None = None,
 ) -> NewGroup:
-    """Create a group that is never trained and never counted.
+    """Create an evaluation group, which is never trained and never counted by admission.
 
     Raises RequestError: 409 `claimed` when the `start_digest` was used before by another owner, 409 `run_failed`.
     """
@@ -205,7 +205,7 @@ def _insert_group(conn: Connection, request: _GroupRequest) -> NewGroup:
 
 
 def _started(conn: Connection, run_id: str, start_digest: str | None) -> NewGroup | None:
-    """The group that this idempotency key started before. The run's lock keeps two repetitions apart."""
+    """The group that this idempotency key started before. The run's row lock serializes repeated requests."""
     if start_digest is None:
         return None
     conn.execute(select(runs_table.c.id).where(runs_table.c.id == run_id).with_for_update(key_share=True))

@@ -52,5 +52,5 @@ class Limits:
         )
 
     def silence_s(self, owner: str | None) -> float:
-        """How long an open session may stay silent: one of a worker that sends heartbeats, or an outside program's."""
+        """How long an open session may stay silent: shorter with an owner, which sends heartbeats."""
         return self.session_timeout_s if owner is None else self.heartbeat_timeout_s

@@ -31,7 +31,7 @@ def lock_in_tree(conn: Connection, session_id: str) -> Row[Any]:
 
 
 def lock_all(conn: Connection, session_ids: list[str]) -> list[Row[Any]]:
-    """Sessions of a tree, locked from the top."""
+    """Lock sessions of a tree, parents before children."""
     if not session_ids:
         return []
     of_them = select(sessions).where(sessions.c.id.in_(session_ids)).order_by(sessions.c.depth, sessions.c.id)
@@ -39,7 +39,7 @@ def lock_all(conn: Connection, session_ids: list[str]) -> list[Row[Any]]:
 
 
 def lock_ids(conn: Connection, session_ids: list[str]) -> None:
-    """As `lock_all`, for those of which nothing else is needed."""
+    """As `lock_all`, without reading the rows."""
     if session_ids:
         of_them = select(sessions.c.id).where(sessions.c.id.in_(session_ids)).order_by(sessions.c.depth, sessions.c.id)
         conn.execute(of_them.with_for_update(key_share=True)).all()

@@ -31,7 +31,7 @@ def run_of(conn: Connection, session_id: str) -> str | None:
 
 
 def open_of_owner(conn: Connection, run_id: str, owner: str) -> list[str]:
-    """The open sessions of a worker: what it left when it died. The restarted worker ends them first."""
+    """The open sessions of a worker. A restarted worker ends those that it left when it died."""
     return list(
         conn.execute(
             select(sessions.c.id)

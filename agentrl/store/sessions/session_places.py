@@ -1,4 +1,4 @@
-"""Where a session stands in its run, in words that a second run of the same configuration has too."""
+"""A session's place in its run, as text that is equal in every run of the same configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrl.store.tables import groups, sessions
 
 
 def place_of(conn: Connection, session_id: str) -> str:
-    """The data cursor and the sample of a session; of one in an evaluation, its episode and which attempt it is."""
+    """Data cursor and sample of a training session; episode and attempt of an evaluation session."""
     row = conn.execute(
         select(sessions.c.run_id, groups.c.cursor, sessions.c.sample_index, sessions.c.metadata)
         .join(groups, groups.c.id == sessions.c.group_id)

@@ -1,4 +1,4 @@
-"""What a session has used so far, its sub-agents' sessions included, for its limits."""
+"""What a tree of sessions has used so far: calls and tokens, for its limits."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agentrl.store.tables import interactions, sessions
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Calls that began, and tokens sampled in those that were answered; other models' as they count them."""
+    """Calls begun, and tokens sampled in answered calls; other models' tokens by their own count."""
 
     calls: int
     tokens: int
 
 
 def of_tree(conn: Connection, root_id: str) -> Usage:
-    """The usage of a root session and of all sessions below it; nothing for a session that there is not."""
+    """The usage of a root session and of all sessions below it; zero for an unknown session."""
     c = interactions.c
     of_root = select(sessions.c.id).where(or_(sessions.c.id == root_id, sessions.c.root_session_id == root_id))
     row = conn.execute(
@@ -31,7 +31,7 @@ def of_tree(conn: Connection, root_id: str) -> Usage:
 
 
 def finish_upstream(conn: Connection, call_id: str, session_id: str, outcome: Outcome, tokens: int) -> int:
-    """`call_outcomes.finish` for a call of another model, which sampled so many tokens by its own account."""
+    """`call_outcomes.finish` for a call of another model, which reports the tokens that it sampled."""
     seq = finish(conn, call_id, session_id, outcome)
     conn.execute(update(interactions).where(interactions.c.id == call_id).values(upstream_tokens=tokens))
     return seq

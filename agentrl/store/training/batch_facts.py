@@ -1,4 +1,4 @@
-"""What the store knows of a step's batch beyond its tokens. Queries are bounded by the batch, and read no blobs."""
+"""Facts about a step's batch for its metrics: rewards by name, task sources, calls. Queries read no token arrays."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from agentrl.domain import credit
 from agentrl.store.tables import groups, interactions, rewards, tasks, trajectories, trajectory_interactions
 
 SOURCE_KEYS = ("source", "data_source")
-"""Keys of a task's data, the first that holds text, that say where the task is from."""
+"""Keys of a task's data that may name its source; the first that holds text counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """Of the sessions, groups and calls that a step leased."""
+    """Facts about the sessions, groups and calls that a step leased."""
 
-    rewards: dict[str, list[float]]  # by name: for each session that has one, the sum of those that count
-    sources: dict[str, str]  # group → its task's source, where the task says it
-    calls: int  # each counted once, however many paths share it
-    truncated_calls: int  # of them, those whose answer was cut at its length limit
+    rewards: dict[str, list[float]]  # name → per session with such a reward, the sum of its counted values
+    sources: dict[str, str]  # group → its task's source, where the task names one
+    calls: int  # a call shared by several paths counts once
+    truncated_calls: int  # calls whose answer reached its length limit
 
 
 def read(conn: Connection, step_id: str) -> BatchFacts:

@@ -1,4 +1,4 @@
-"""Claiming groups for a step: whole, oldest first, young enough; and where their trajectories go afterwards."""
+"""Leases: claims the oldest ready groups for a step, and moves groups and trajectories between states."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from agentrl.store.tables import runs as runs_table
 from agentrl.store.tables import trajectories as trajectories_table
 
 StalePolicy = Literal["mask", "drop"]
-"""What one too-old token does to its trajectory: it alone leaves the loss, or the whole trajectory does."""
+"""Effect of a token that is too old: `mask` removes it from the loss, `drop` removes its whole trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a step may take: groups, their trajectories that are young enough, and those that are not."""
+    """The claim of a step: groups, their trajectories that are young enough, and those that are too old."""
 
     groups: list[str]
     trajectories: list[str]
@@ -32,9 +32,9 @@ def claim(
 ) -> Claim | None:
     """The oldest `n_groups` ready groups with at least one young trajectory, or None while there are too few.
 
-    Groups without any are retired on the way, with `skip_tied` also those whose episodes all have the same return.
-    Groups that another transaction holds are passed over. The index `ix_groups_untrained` makes the cost depend on
-    `n_groups`, not on how many rows there are.
+    Groups without a young trajectory become stale; with `skip_tied`, so do groups whose episodes all have the same
+    return. Groups that another transaction has locked are skipped. By the index `ix_groups_untrained` the cost depends
+    on `n_groups`, not on the number of rows.
     """
     found = Claim([], [], [])
     after = ""
@@ -76,7 +76,7 @@ def claim(
 
 
 def assign(conn: Connection, claimed: Claim, step_id: str, epoch: int) -> None:
-    """Give a claim to a step."""
+    """Lease a claim to a step."""
     conn.execute(update(groups).where(groups.c.id.in_(claimed.groups)).values(state="leased"))
     lease: Json = {"lease_epoch": epoch, "lease_step_id": step_id}
     for ids, values in (
@@ -88,7 +88,7 @@ def assign(conn: Connection, claimed: Claim, step_id: str, epoch: int) -> None:
 
 
 def set_state(conn: Connection, step_id: str, state: TrajectoryState) -> None:
-    """Move what a step leased or trained, trajectories and groups, to `state` (ready: the lease is undone)."""
+    """Move the trajectories and groups that a step leased or trained to `state`; READY undoes the lease."""
     of_step = select(trajectories_table.c.group_id).where(trajectories_table.c.lease_step_id == step_id)
     conn.execute(
         update(groups).where(groups.c.id.in_(of_step), groups.c.state.in_(["leased", "trained"])).values(state=state)
@@ -114,7 +114,7 @@ def is_young(trajectory: Any, young: Set[int], policy: StalePolicy) -> bool:
 
 
 def _tied(rows: Iterable[Any]) -> set[str]:
-    """Groups whose episodes all have the same return (`tied`), or that have one only."""
+    """Groups whose episodes all have the same return (`tied`), groups of one episode included."""
     outcomes: dict[str, set[float]] = {}
     for row in rows:
         outcomes.setdefault(row.group_id, set()).add(row.outcome)
@@ -122,7 +122,7 @@ def _tied(rows: Iterable[Any]) -> set[str]:
 
 
 def _retire(conn: Connection, run_id: str, group_ids: list[str], reason: str) -> None:
-    """Groups that no step will train: stale, and their admission is given back."""
+    """Make groups stale, and give their admission back."""
     if not group_ids:
         return
     conn.execute(update(groups).where(groups.c.id.in_(group_ids)).values(state="stale"))

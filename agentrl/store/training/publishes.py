@@ -16,7 +16,7 @@ from agentrl.store.training import version_states
 def version_to_serve(conn: Connection, run_id: str, reported: int | None) -> int:
     """The version that an engine which reports `reported` should serve: the run's current version, as a rule.
 
-    It is the reported version itself while any replica publishes it, so that nobody undoes that publish: a pending
+    It is the reported version itself while any replica publishes it, so that no replica undoes that publish: a pending
     version newer than the current one, or a published version older than a current one that was rolled back.
     """
     run = conn.execute(select(runs.c.current_version, runs.c.published_step).where(runs.c.id == run_id)).one()

@@ -1,4 +1,4 @@
-"""Returns of sessions, from the rewards that are applied: facts read from the store, maths in `credit`."""
+"""Returns of sessions: reads calls and applied rewards; `domain.credit` computes the returns."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from agentrl.store import family
 from agentrl.store.tables import interactions, rewards
 
 Rescore = Callable[[str, SessionRewards], SessionRewards]
-"""Given a session's id and its rewards, what to reward it with instead (`agentrl replay --rescore`)."""
+"""Given a session's id and its rewards, returns the rewards to use instead (`agentrl replay --rescore`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionReturns:
-    """What credit gives a session: a return for each call that carries value, and the episode's for baselines."""
+    """A session's credit: a return for each call that carries value, and the episode's return for baselines."""
 
     episode_id: str
     episode_return: float
     calls: dict[str, float]
-    rewarded: bool  # itself, or through the session that it inherits from
+    rewarded: bool  # by a reward of its own, or of the session that it inherits from
 
 
 def applied(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapping[str, SessionRewards]:
-    """The applied rewards that count, for each session, given as ids or as a query of them."""
+    """The counted, applied rewards of each session; `session_ids` may be a query."""
     facts: dict[str, list[tuple[str | None, str, str, float]]] = defaultdict(list)
     rows = conn.execute(
         select(rewards.c.session_id, rewards.c.interaction_id, rewards.c.scope, rewards.c.name, rewards.c.value)

@@ -15,12 +15,12 @@ from agentrl.store.tables import groups, interactions, rewards, sessions
 from agentrl.store.training import trajectories
 
 MAX_REWARDS = 20_000
-"""Of one session, superseded ones included."""
+"""Most rewards of one session, superseded ones included."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardAnswer:
-    """What `add` did. `applied` is false when the session's group is leased, trained or closed already."""
+    """The stored reward. `applied` is false when the session's group was already leased, trained or closed."""
 
     reward_id: str
     applied: bool
@@ -45,7 +45,7 @@ def add(
     the return of trajectories that wait for their lease. Raises RequestError: 404 for an unknown session or call, 409
     for a call that was not delivered, 422 for a value that is not within ±`max_value` or a scope that does not fit.
     """
-    if not abs(value) <= max_value:  # nor is NaN
+    if not abs(value) <= max_value:  # also refuses NaN
         raise RequestError(
             422,
             f"reward value must be a finite number of at most ±{max_value:g} (proxy.max_reward), got {value:g}",
@@ -64,12 +64,12 @@ def add(
             return RewardAnswer(earlier.id, earlier.applied)
     if interaction_id is not None:
         _check_call(conn, session_id, interaction_id)
-    # The group's lock keeps a lease from reading the rewards between our look at its state and our commit.
+    # The group's lock keeps a lease from reading the rewards between this read of its state and the commit.
     group_state = conn.execute(
         select(groups.c.state).where(groups.c.id == session.group_id).with_for_update(key_share=True)
     ).scalar_one()
     applied = session.is_eval or (group_state in ("running", "ready") and session.status not in GONE)
-    # The session's lock orders its rewards, whatever the clocks of the processes say: the last one supersedes.
+    # The session's lock orders its rewards; clocks of processes may differ. The last one supersedes.
     known = select(func.max(rewards.c.id), func.count()).where(rewards.c.session_id == session_id)
     newest, count = conn.execute(known).one()
     if count >= MAX_REWARDS:
@@ -96,7 +96,7 @@ def add(
 
 
 def _check_call(conn: Connection, session_id: str, interaction_id: str) -> None:
-    """Raises RequestError unless it is a delivered call of the session: only those are trained."""
+    """Raise RequestError unless it is a delivered call of the session: only delivered calls are trained."""
     call = conn.execute(
         select(interactions.c.session_id, interactions.c.status).where(interactions.c.id == interaction_id)
     ).first()
@@ -110,7 +110,7 @@ def _check_call(conn: Connection, session_id: str, interaction_id: str) -> None:
 
 
 def history(conn: Connection, session_id: str) -> list[Json]:
-    """Every reward a session ever got, oldest first."""
+    """Every reward of a session, superseded ones included, oldest first."""
     rows = conn.execute(select(rewards).where(rewards.c.session_id == session_id).order_by(rewards.c.id))
     return [
         {
@@ -128,7 +128,7 @@ def history(conn: Connection, session_id: str) -> list[Json]:
 
 
 def _scope(scope: str | None, interaction_id: str | None) -> RewardScope:
-    """Raises RequestError 422 when the scope is unknown or does not fit the presence of a call."""
+    """The reward's scope. Raises RequestError 422 for an unknown scope, or one that does not fit `interaction_id`."""
     if scope is None:
         return RewardScope.SESSION if interaction_id is None else RewardScope.CALL
     if scope not in set(RewardScope):

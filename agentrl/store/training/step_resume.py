@@ -16,11 +16,11 @@ from agentrl.store.training.trainer_epochs import check_epoch
 
 
 def reconcile(conn: Connection, run_id: str, epoch: int, checkpoint_step_id: str | None) -> ResumePlan:
-    """Bring store and checkpoint to one step, whichever is ahead.
+    """Bring the store and a checkpoint to the same step, whichever is ahead.
 
-    The checkpoint's step was leased but never completed: roll forward (the caller completes it; `roll_forward`).
-    Steps after the checkpoint's: roll back; their trajectories are ready again and their versions never reused.
-    Leases of steps that never finished are given back.
+    A checkpoint of a step that was leased but not completed rolls forward: the caller completes the step
+    (`roll_forward`). Steps after the checkpoint's are rolled back: their trajectories become ready again, and their
+    version numbers are never reused. Leases of unfinished steps are given back.
     """
     check_epoch(conn, run_id, epoch)
     anchor = None

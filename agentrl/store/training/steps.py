@@ -40,11 +40,10 @@ def lease(
 ) -> str | None:
     """Lease the oldest `n_groups` ready groups for `step`; returns the step's id, or None while there are too few.
 
-    Whole groups only, each with a trajectory that is young enough; the others become stale and give their admission
-    back, also when None is returned. Within a leased group, a trajectory without a young token (policy `mask`) or with
-    any old one (`drop`) becomes stale, and its reward stays in the baseline. With `skip_tied` a group whose episodes
-    all have the same return is passed over and becomes stale too. Asking again for a leased step gets the
-    same lease. `batch` reads what was leased.
+    Groups are leased whole. A group without a young trajectory becomes stale and gives its admission back, even when
+    None is returned; with `skip_tied`, so does a group whose episodes all have the same return. In a leased group, a
+    trajectory becomes stale if it has no young token (policy `mask`) or any old one (`drop`); its reward stays in the
+    baseline. Repeating the call for a leased step returns the same lease. `batch` reads what was leased.
 
     Raises FencedError for an older epoch, StoreError when the step before is not complete or this one is already.
     """
@@ -83,10 +82,10 @@ def lease(
 
 
 def batch(conn: Connection, step_id: str, *, discount: float | None = None, rescore: Rescore | None = None) -> Batch:
-    """The batch of a leased, trained or published step: what the trainer gets, and what a replay gets years later.
+    """The batch of a leased, trained or published step, equal whenever it is read, by the trainer or a later replay.
 
-    Everything in it is frozen by the lease: calls cannot change, later rewards are not applied. `discount` and
-    `rescore` ask what the batch would have been under another credit. Raises StoreError for a step that is unknown or
+    The lease freezes it: calls cannot change, and later rewards are not applied. `discount` and `rescore` compute it
+    under another credit. Raises StoreError for a step that is unknown or
     was rolled back.
     """
     step = conn.execute(select(steps).where(steps.c.id == step_id)).first()
@@ -128,7 +127,7 @@ def complete(
 ) -> None:
     """One transaction {step trained, trajectories trained, version pending}, after the checkpoint is durable.
 
-    Repeating it is harmless. Raises FencedError for an older epoch, StoreError when the step is not leased or a
+    Repeating the call is harmless. Raises FencedError for an older epoch, StoreError when the step is not leased or a
     trajectory is not its own.
     """
     check_epoch(conn, run_id, epoch)

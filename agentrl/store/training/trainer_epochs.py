@@ -14,7 +14,7 @@ from agentrl.store.tables import runs as runs_table
 
 
 def begin_epoch(conn: Connection, run_id: str) -> int:
-    """Start a new trainer epoch; every older trainer of the run is fenced from here on."""
+    """Start a new trainer epoch, which fences every older trainer of the run."""
     return int(
         conn.execute(
             update(runs_table)
@@ -34,5 +34,5 @@ def check_epoch(conn: Connection, run_id: str, epoch: int) -> Row[Any]:
 
 
 def lock_run(conn: Connection, run_id: str) -> Row[Any]:
-    """The run, locked: leases, completions, publishes and resumes of a run come one after another."""
+    """Lock the run's row, so that leases, completions, publishes and resumes of a run run one at a time."""
     return conn.execute(select(runs_table).where(runs_table.c.id == run_id).with_for_update(key_share=True)).one()

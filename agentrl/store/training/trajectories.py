@@ -37,9 +37,9 @@ def paths(parents: Mapping[str, str | None]) -> list[list[str]]:
 
 
 def build(conn: Connection, session: Row[Any], discount: float) -> None:
-    """Insert the trajectories of a session. An output that several paths share is owned by the first of them.
+    """Insert the trajectories of a session. The first of several paths that share an output owns it.
 
-    A path is rejected at once when the session has no reward, or when it owns no token that can be trained.
+    A path is rejected at once when the session has no reward, or when the path owns no trainable token.
     """
     calls = {
         row.id: row
@@ -85,9 +85,9 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
 
 
 def refresh(conn: Connection, session_id: str, discount: float) -> None:
-    """A reward came to a built session whose group is not leased yet: renew its trajectories, its sub-agents' too.
+    """Apply a new reward to the trajectories of a built session and of its sub-agents, before the group is leased.
 
-    Returns change; what was rejected for want of a reward becomes ready; a side call that was rewarded can be trained.
+    Returns change; trajectories rejected for a missing reward become ready; a rewarded side call becomes trainable.
     """
     members = [session_id, *family.ids_below(conn, session_id)]
     owned: dict[tuple[str, str], list[Row[Any]]] = {}
@@ -105,9 +105,9 @@ def refresh(conn: Connection, session_id: str, discount: float) -> None:
 
 
 def worth(owned: Sequence[Any], credited: SessionReturns) -> Json:
-    """What a path is worth by the rewards applied so far: return, trainable tokens, their versions, state, reason.
+    """The columns of a trajectory that follow from applied rewards: return, trainable tokens, versions, state, reason.
 
-    `owned` are the calls whose outputs it owns.
+    `owned` are the calls whose outputs the trajectory owns.
     """
     trained = [row for row in owned if row.trainable and row.output_tokens and row.id in credited.calls]
     reason = None
@@ -127,7 +127,7 @@ def worth(owned: Sequence[Any], credited: SessionReturns) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Trajectories with the ages of the versions that sampled them, and the tokens that were too old to train."""
+    """Trajectories, the ages of the versions that sampled them, and how many tokens were too old to train."""
 
     trajectories: list[TrajectoryTokens]
     ages: dict[int, int]
@@ -145,8 +145,8 @@ def load(
 ) -> Loaded:
     """Tokens, masks and returns of trajectories, in the order given.
 
-    `ages` maps the weight versions that are young enough to their ages; a token of any other version leaves the loss,
-    as every token of a trajectory in `stale` does.
+    `ages` maps the weight versions that are young enough to their ages. Tokens of other versions are masked out of the
+    loss, and so is every token of a trajectory in `stale`.
     """
     rows = conn.execute(
         select(
@@ -186,7 +186,7 @@ def load(
 
 
 def assemble(turns: Sequence[Any], credited: SessionReturns, young: Set[int]) -> tuple[TrajectoryTokens, int]:
-    """One trajectory, and how many of its tokens would train were they younger; `turns` are rows as `load` has them."""
+    """One trajectory, and how many of its tokens are too old to train; `turns` are rows as `load` reads them."""
     ids, mask, logprobs, versions, turn_ids, temperatures = ([] for _ in range(6))
     wasted = 0
     for position, turn in enumerate(turns):

@@ -19,7 +19,7 @@ from agentrl.store.training.trainer_epochs import check_epoch, lock_run
 
 
 def next_version(conn: Connection, run_id: str) -> int:
-    """A version number that was never used."""
+    """The next version number; numbers are never reused."""
     newest = conn.execute(
         select(func.max(weight_versions.c.version)).where(weight_versions.c.run_id == run_id)
     ).scalar_one()
@@ -27,7 +27,7 @@ def next_version(conn: Connection, run_id: str) -> int:
 
 
 def set_folder(conn: Connection, run_id: str, epoch: int, version: int, *, path: str, checksum: str) -> None:
-    """A version's folder was made anew, in another type perhaps. Raises FencedError when the epoch is over."""
+    """Record that a version's folder was written again, perhaps in another data type. Raises FencedError."""
     check_epoch(conn, run_id, epoch)
     conn.execute(
         update(weight_versions)
@@ -37,10 +37,10 @@ def set_folder(conn: Connection, run_id: str, epoch: int, version: int, *, path:
 
 
 def mark_published(conn: Connection, run_id: str, version: int, epoch: int | None = None) -> None:
-    """Every serving engine has `version`: the run moves to it, its step is published.
+    """Move the run to `version`, which every serving engine has, and mark its step published.
 
-    A trainer names its epoch, and FencedError is raised when that is over; without one (a proxy that finishes what it
-    had begun) the run only moves forward. Raises StoreError for a version that is not of the surviving lineage.
+    A trainer passes its epoch; FencedError is raised when a newer one has started. Without an epoch (a proxy that
+    finishes a publish) the run only moves forward. Raises StoreError for a version outside the surviving lineage.
     """
     now = time.time()
     run = lock_run(conn, run_id) if epoch is None else check_epoch(conn, run_id, epoch)

@@ -1,4 +1,4 @@
-"""A copy of the whole database while others write to it."""
+"""Copies the whole database to a file while other processes write to it."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from agentrl.store.tables import (
 
 
 def vacuum(database: Database) -> None:
-    """Give the space of removed rows back: SQLite rewrites its file, PostgreSQL marks it for use.
+    """Free the space of removed rows: SQLite rewrites its file, PostgreSQL marks the space as reusable.
 
-    SQLite's writers wait while it lasts, and it needs as much free disk as the database is large. Raises StoreError
-    when it cannot be done now.
+    SQLite's writers wait meanwhile, and it needs as much free disk space as the database has. Raises StoreError when it
+    is not possible now.
     """
     with database.connect(writing=False) as conn, faults.reported(database.where):
         if not database.is_sqlite:

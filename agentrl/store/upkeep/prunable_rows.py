@@ -39,7 +39,7 @@ from agentrl.store.tables import (
 PAGE_GROUPS = 32
 HEARTBEATS_KEPT_S = 86400.0
 KEPT_EVENTS = ("stopped",)
-"""Kinds that stay: a run's total time is added up from them."""
+"""Kinds of events that are kept: a run's total time is summed from them."""
 ENDED = ("rejected", "stale", "evaluated")
 
 
@@ -54,7 +54,7 @@ def prunable(run_id: str, cut: float, kept: Set[str]) -> list[ColumnElement[bool
     return [
         groups.c.run_id == run_id,
         groups.c.state.in_(ENDED),
-        groups.c.state != "trained",  # says to the planner that `ix_groups_untrained` holds them all
+        groups.c.state != "trained",  # lets the planner use `ix_groups_untrained`
         groups.c.finished_at < cut,
         groups.c.id.not_in(kept),
         ~needed,
@@ -78,7 +78,7 @@ def next_groups(conn: Connection, run_id: str, cut: float, kept: Set[str], after
 
 
 def kept_evaluations(conn: Connection, run_id: str) -> set[str]:
-    """The groups of the surviving lineage's first evaluation, of its newest complete one, and of those after that."""
+    """The groups of the surviving lineage's first evaluation, its newest complete one, and all later ones."""
     found = evaluation_episodes.of_run(conn, run_id)
     newest = max((one.step for one in found if one.complete), default=0)
     kept = {one.version for one in found if one.step == found[0].step or one.step >= newest}
@@ -90,7 +90,7 @@ def kept_evaluations(conn: Connection, run_id: str) -> set[str]:
 
 
 def rows_of_groups(group_ids: Sequence[str]) -> dict[Table, ColumnElement[bool]]:
-    """Every table that holds rows of groups, those first that refer to the others."""
+    """Each table with rows of the groups → the condition for them; referring tables come first."""
     of_session = select(sessions.c.id).where(sessions.c.group_id.in_(group_ids))
     of_call = select(interactions.c.id).where(interactions.c.session_id.in_(of_session))
     of_trajectory = select(trajectories.c.id).where(trajectories.c.group_id.in_(group_ids))
@@ -112,7 +112,7 @@ def _used() -> list[Select[Any]]:
 
 
 def orphaned(condition: ColumnElement[bool] = true()) -> list[ColumnElement[bool]]:
-    """Contents that no call refers to, of those calls for which `condition` holds."""
+    """Conditions for contents that no call refers to, counting only calls for which `condition` holds."""
     return [contents.c.hash.not_in(used.where(condition)) for used in _used()]
 
 
@@ -125,7 +125,7 @@ def old_events(run_id: str, cut: float) -> list[ColumnElement[bool]]:
 
 
 def old_heartbeats(run_id: str, cut: float) -> list[ColumnElement[bool]]:
-    """Of those who were silent for a day: a sweep still needs the others to know who is dead."""
+    """Heartbeats of participants that were silent for a day; sweeps still need newer ones to tell who is dead."""
     silent = min(cut, time.time() - HEARTBEATS_KEPT_S)
     serving = select(interactions.c.replica).where(interactions.c.status == InteractionStatus.RUNNING)
     return [

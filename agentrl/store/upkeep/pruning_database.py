@@ -24,16 +24,16 @@ _REFERENCES = {
     "tmp_prune_reward": "rewards (interaction_id) WHERE interaction_id IS NOT NULL",
     "tmp_prune_leaf": "trajectories (leaf_id)",
 }
-"""Foreign keys without an index, which recording does not need: each row removed would scan the table."""
+"""Foreign keys without an index: recording needs none, but each removed row would scan the table."""
 
 
 @contextmanager
 def without_scans(database: Database) -> Iterator[Database]:
-    """The database as the pruner uses it: checking foreign keys of what is removed scans no table.
+    """The database for pruning, where checking foreign keys of removed rows scans no table.
 
-    SQLite: connections of its own that do not check them; groups go as a whole, and so leave nothing behind that would
-    refer to them. PostgreSQL: indexes for as long as it lasts, built and dropped without locking writers out. Raises
-    UserError while another prune is on.
+    SQLite: separate connections that do not check foreign keys; groups are removed as a whole, so no reference to a
+    removed row remains. PostgreSQL: temporary indexes, built and dropped without blocking writers. Raises UserError
+    while another prune runs.
     """
     if database.is_sqlite:
         own = Database(database.url)

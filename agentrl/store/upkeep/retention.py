@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 
 def cut_before_steps(conn: Connection, run_id: str, keep: int) -> float:
-    """The time at which the oldest of the run's `keep` newest steps began; 0 while it has no more steps than that."""
+    """When the oldest of the run's `keep` newest steps began (seconds since the epoch); 0 if it has no more steps."""
     started = list(
         conn.execute(
             select(steps.c.started_at)
@@ -54,7 +54,7 @@ def cut_before_steps(conn: Connection, run_id: str, keep: int) -> float:
 
 
 def estimate(database: Database, run_id: str, cut: float) -> Pruned:
-    """What `prune` would remove; reads every row of it."""
+    """What `prune` would remove; reads all those rows."""
     kept = database.query(kept_evaluations, run_id)
     total = Pruned()
     after = ""
@@ -66,10 +66,10 @@ def estimate(database: Database, run_id: str, cut: float) -> Pruned:
 
 
 def prune(database: Database, run_id: str, cut: float, progress: Progress = lambda done, total: None) -> Pruned:
-    """Remove what finished before `cut` (seconds since the epoch) and no lineage needs; returns what went.
+    """Remove what finished before `cut` (seconds since the epoch) and no lineage needs; returns what was removed.
 
-    Each transaction takes a few groups and lowers the run's counters by them, so that they equal its rows at any
-    moment and others wait only for a moment. Stopped half-way it has removed some groups, each as a whole.
+    Each transaction removes a few groups and lowers the run's counters to match, so other transactions wait only
+    briefly. If it is interrupted, some groups are removed, each as a whole.
     """
     total = Pruned()
     with without_scans(database) as pruning:

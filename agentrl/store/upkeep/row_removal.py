@@ -43,18 +43,18 @@ TABLES = (
     "events",
     "heartbeats",
 )
-"""What rows can go from."""
+"""Tables whose rows can be removed."""
 
 
 @dataclass(slots=True)
 class Pruned:
-    """Rows that went, or would go, by table, and the bytes of their arrays, messages and bodies."""
+    """Rows removed, or to be removed, by table, and the bytes of their arrays, messages and bodies."""
 
     rows: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(TABLES, 0)))
     bytes: int = 0
 
     def add(self, other: Pruned) -> None:
-        """Sum up."""
+        """Add the counts of `other`."""
         self.rows.update(other.rows)
         self.bytes += other.bytes
 
@@ -72,7 +72,7 @@ def measure(conn: Connection, group_ids: Sequence[str]) -> Pruned:
 
 
 def estimate_rest(conn: Connection, run_id: str, cut: float, kept: Set[str]) -> Pruned:
-    """What goes after the groups: contents that only they refer to, old events and heartbeats."""
+    """What is removed after the groups: contents that only they refer to, old events and heartbeats."""
     going = select(sessions.c.id).where(
         sessions.c.group_id.in_(select(groups.c.id).where(*prunable(run_id, cut, kept)))
     )
@@ -88,8 +88,8 @@ def estimate_rest(conn: Connection, run_id: str, cut: float, kept: Set[str]) -> 
 
 
 def remove_groups(conn: Connection, run_id: str, cut: float, kept: Set[str], group_ids: Sequence[str]) -> Pruned:
-    """Remove those of the groups that may still go, and lower the run's counters. Safe to repeat."""
-    # Sessions first, as everybody who locks does: a late reward waits here, and then finds no session.
+    """Remove those of the groups that are still prunable, and lower the run's counters. Safe to repeat."""
+    # Sessions first, in the order of every lock: a late reward waits here, and then finds no session.
     _lock(conn, select(sessions.c.id).where(sessions.c.group_id.in_(group_ids)).order_by(sessions.c.id))
     going = select(groups.c.id, groups.c.is_eval).where(*prunable(run_id, cut, kept), groups.c.id.in_(group_ids))
     rows = conn.execute(going.order_by(groups.c.id).with_for_update(of=groups)).all()
@@ -112,7 +112,7 @@ def _lock(conn: Connection, statement: Select[Any]) -> None:
 
 
 def remove_contents(conn: Connection, hashes: Sequence[str]) -> Pruned:
-    if conn.dialect.name != "sqlite":  # a call that is being recorded has its content, and is not seen yet: wait for it
+    if conn.dialect.name != "sqlite":  # waits for uncommitted calls, whose contents would look unused
         conn.execute(text("LOCK TABLE contents IN SHARE ROW EXCLUSIVE MODE"))
     going = conn.execute(
         select(contents.c.hash, func.length(contents.c.body).label("size")).where(

@@ -1,8 +1,8 @@
-"""When sessions that fail one after another stop their run.
+"""Stops a run when its sessions fail one after another.
 
-A session counts if it is not a sub-agent's and ended as completed or failed; abandoned sessions do not count. The
-newest sessions, of all workers and programs, training and evaluation, are examined when a group ends without a
-completed session.
+Root sessions that completed or failed count; abandoned sessions and sub-agents' sessions do not. When a group ends
+without a completed session, the newest sessions of the run are examined: those of all workers and outside programs, of
+training and evaluation.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ STOPPED = "sessions_fail"
 OPEN = (SessionStatus.OPEN, SessionStatus.CLOSING)
 ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 LOOKED_AT = 8
-"""Sessions that must have failed before a run is said to fail."""
+"""Newest ended sessions that must all have failed before progress displays show an error."""
 MEMORY = 16
-"""So many times the row are looked at for what workers' newest sessions came to."""
+"""Workers' newest sessions are looked for among this many times the allowed failures."""
 QUOTED = 1000
 """Characters of an error that the run's own error quotes."""
 
 
 def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | None) -> None:
-    """A group has ended: fail the run when `most` sessions have failed in a row, and no other may yet succeed: none
-    from before the row, and none of a worker whose newest session has not failed.
+    """After a group has ended, fail the run if its newest `most` sessions all failed and no older one may yet succeed.
 
-    None never does. The run's error names the last session and its error.
+    Sessions begun before those, and sessions of workers whose newest session has not failed, may yet succeed. With
+    `most` None the run continues. The run's error names the last session and its error.
     """
     if most is None:
         return
@@ -72,7 +72,7 @@ def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | N
 
 
 def newest_error(conn: Connection, run_id: str) -> str | None:
-    """The newest session's error, when the newest LOOKED_AT that have ended all failed: for who watches the run."""
+    """The newest session's error if the newest LOOKED_AT ended sessions all failed, else None, for displays."""
     newest = conn.execute(
         select(sessions.c.status, sessions.c.error)
         .where(sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None), sessions.c.status.in_(ENDED))
@@ -88,8 +88,11 @@ def newest_error(conn: Connection, run_id: str) -> str | None:
 def _may_succeed(
     conn: Connection, of_run: tuple[ColumnElement[bool], ...], first: str, begun: float, looked_at: int
 ) -> bool:
-    """Whether a session from before a row of failures was completed during it, or is still played by a worker; or
-    whether one is played by a worker whose newest session has not failed: another machine may be a sound one."""
+    """Whether the failures may be a worker's own.
+
+    True if a session begun before them completed meanwhile or is still running at a worker, or if a worker whose newest
+    session has not failed is running one.
+    """
     earlier = sessions.c.id < first
     during = earlier & (sessions.c.status == SessionStatus.COMPLETED) & (sessions.c.ended_at >= begun)
     failing = _failing_workers(conn, of_run, looked_at)
@@ -99,7 +102,7 @@ def _may_succeed(
 
 
 def _failing_workers(conn: Connection, of_run: tuple[ColumnElement[bool], ...], looked_at: int) -> list[str]:
-    """Workers whose newest session has failed, of those that the newest sessions are of."""
+    """Workers whose newest session failed, among the workers of the newest sessions."""
     newest = conn.execute(
         select(groups.c.owner, sessions.c.status)
         .join(groups, groups.c.id == sessions.c.group_id)
@@ -114,6 +117,6 @@ def _failing_workers(conn: Connection, of_run: tuple[ColumnElement[bool], ...], 
 
 
 def _reopened(conn: Connection, run_id: str) -> str:
-    """The newest event that says so; its id sorts by time, as those of sessions."""
+    """The id of the newest event that resumed the run, '' if none; it sorts by time, as session ids do."""
     of_kind = (events_table.c.run_id == run_id, events_table.c.kind == events.REOPENED)
     return conn.execute(select(func.max(events_table.c.id)).where(*of_kind)).scalar() or ""

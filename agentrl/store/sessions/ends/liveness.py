@@ -21,7 +21,7 @@ from agentrl.store.tables import groups, sessions
 
 
 def touch(conn: Connection, session_id: str) -> str:
-    """Somebody uses the session: it will not be abandoned for a while; returns its status. Raises RequestError 404."""
+    """Record that a session is in use, which delays its abandonment; returns its status. Raises RequestError 404."""
     status = conn.execute(
         update(sessions)
         .where(sessions.c.id == session_id)
@@ -47,16 +47,15 @@ def due(conn: Connection, run_id: str, *, skip: int = 0, limit: int = 256) -> li
 
 
 def check_due_session(conn: Connection, session_id: str, limits: Limits, *, heard_since: float) -> bool:
-    """Deal with a session that is due; returns whether it was abandoned. Of several replicas, the first does so.
+    """Check a session that is due; returns whether it was abandoned. Of several replicas, the first one acts.
 
-    An open session is failed when it is older than `session_max_s`, and abandoned (completed, if its client opened it
-    by a name) when it and its worker have been silent for too long. Silence counts from `heard_since`, the start of the
-    caller's own uptime without a gap, so that an outage of the proxy or the database ends no session.
-    A running call keeps a session alive, a sub-agent's session keeps its parent alive, and is itself ended by its
-    parent. Ended sessions are settled.
+    An ended session is settled. An open session older than `session_max_s` fails. An open session that is silent, and
+    whose worker is silent, is abandoned; it is completed instead if its client opened it by name. Silence counts from
+    `heard_since`, the start of the caller's own uninterrupted uptime, so an outage of the proxy or the database ends no
+    session. A running call keeps a session alive; an open sub-agent's session keeps its parent alive, and ends with it.
     """
     row = lock_in_tree(conn, session_id)
-    if row.built or row.due_at > time.time():  # another replica was faster
+    if row.built or row.due_at > time.time():  # another replica has checked it
         return False
     if row.status != SessionStatus.OPEN:
         settle(conn, session_id, limits)
@@ -74,10 +73,10 @@ def check_due_session(conn: Connection, session_id: str, limits: Limits, *, hear
         heard = max(heard, heartbeats.last_seen(conn, row.run_id, "worker", owner))
     at_work = count_running(conn, session_id, *(member.id for member in below))
     if now < heard + silence_s or at_work or _is_open(conn, row.parent_session_id):
-        next_look = max(heard, now - silence_s / 2) + silence_s
-        check_at(conn, session_id, min(next_look, row.created_at + limits.session_max_s))
+        next_check = max(heard, now - silence_s / 2) + silence_s
+        check_at(conn, session_id, min(next_check, row.created_at + limits.session_max_s))
         return False
-    if row.name is not None:  # its client may have no other way to end it
+    if row.name is not None:  # a client that opens by name may have no other way to end it
         end(conn, session_id, SessionStatus.COMPLETED, None, limits)
         return False
     why = f"its worker {owner} fell silent" if owner else "nobody used the session any more"

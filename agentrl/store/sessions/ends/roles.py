@@ -1,9 +1,9 @@
-"""Roles that only the whole session shows, judged once it has ended: what came before the agent with tools.
+"""Corrects the roles of calls once a session has ended: calls without tools beside an agent with tools.
 
-A call gets its role when it begins (`proxy.branches`), and the first one is `main` as long as nothing else is known. A
-title or a probe that comes first is told from the agent by what follows: a conversation without tools and of one call,
-under a system prompt (numbers and dates aside) that no main call with tools had, is `side` beside such main calls. So
-it is when it comes second. What the caller said in `X-Turn-Type` stays.
+A call gets its role when it begins; the first call of a session is `main`, even if it only asks for a title. The ended
+session shows the difference. Where main calls with tools exist, a conversation of one call without tools becomes
+`side`, provided that its system prompt (numbers and dates aside) is none of theirs. A role that the caller set with
+`X-Turn-Type` stays.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from agentrl.store.calls.shared_contents import load_contents
 from agentrl.store.tables import interactions
 
 SAID = "turn_type"
-"""The option of a call that keeps what its caller said of it."""
+"""The option of a call that holds the caller's `X-Turn-Type`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What decides about a delivered call. `agent` is the fingerprint of its system prompt."""
+    """The facts that decide the role of a delivered call. `agent` is the fingerprint of its system prompt."""
 
     id: str
     role: str
-    fresh: bool  # it began a conversation, and none that had been recorded another way
-    alone: bool  # no call goes on from it
+    fresh: bool  # it began a new conversation; it does not fork from a recorded one
+    alone: bool  # no call extends it
     tools: bool
     agent: str
-    said: bool  # its caller named its role
+    said: bool  # its caller set its role
 
 
 def reassign(conn: Connection, session_id: str) -> None:
-    """Make `side` what only looked like turns of the agent, in a session that takes no calls any more."""
+    """Change calls that are not turns of the agent to `side`, in an ended session."""
     columns = interactions.c
     rows = conn.execute(
         select(
@@ -54,7 +54,7 @@ def reassign(conn: Connection, session_id: str) -> None:
         .order_by(columns.seq)
     ).all()
     shares = {row.tools_hash is None for row in rows if row.role in (Role.MAIN, Role.SUBAGENT)}
-    if len(shares) < 2:  # all with tools or all without: the usual session
+    if len(shares) < 2:  # all with tools or all without: most sessions
         return
     prompts = load_contents(conn, {row.system_hash for row in rows if row.system_hash is not None})
     agents = {key: " ".join(fingerprint(plain(prompts.get(key, [])))) for key in {row.system_hash for row in rows}}
@@ -79,7 +79,7 @@ def reassign(conn: Connection, session_id: str) -> None:
 
 
 def side_calls(turns: Sequence[Turn]) -> set[str]:
-    """The calls that are no turns of their agent, by their place among the others."""
+    """The ids of the calls that become `side` calls."""
     armed = {turn.agent for turn in turns if turn.tools and turn.role == Role.MAIN}
     talks = {turn.agent for turn in turns if not turn.tools and not (turn.fresh and turn.alone)}
     return {
@@ -94,13 +94,13 @@ def side_calls(turns: Sequence[Turn]) -> set[str]:
 
 
 def _handed_over(conn: Connection, session_id: str, call_ids: Collection[str]) -> set[str]:
-    """Those of the calls whose conversation another agent took over: it begins with theirs, system prompts aside.
+    """The calls whose conversation another one continues: it begins with the same messages, system prompts aside.
 
-    So are raw prompts, in which nothing says where the system prompt and the tools end.
+    Raw prompts count as continued: they do not show where system prompt and tools end.
     """
     talks = conversations.of_session(conn, session_id)
     known: dict[int, Json] = {}
-    marks: dict[int, str] = {}  # of each message once: the calls of a path share theirs
+    marks: dict[int, str] = {}  # computed once per message: the calls of a path share messages
 
     def marked(message: Json) -> str:
         return marks.get(id(message)) or marks.setdefault(id(message), mark(message))

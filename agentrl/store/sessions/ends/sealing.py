@@ -16,18 +16,18 @@ from agentrl.store.sessions.session_locks import lock_all, lock_in_tree
 from agentrl.store.tables import interactions, sessions
 
 PARENT_ENDED = "its parent session ended"
-"""The error of a sub-agent's session that was open then."""
+"""The error of a sub-agent's session that was open when its parent ended."""
 
 
 def end(conn: Connection, session_id: str, status: SessionStatus, error: str | None, limits: Limits) -> str:
-    """Seal a session and its sub-agents': new calls get 409, running ones may still commit; returns the status.
+    """Seal a session and the sessions below it: new calls get 409, running ones may still commit; returns the status.
 
-    Ending twice is harmless: the first end stands, except that a session which waits for calls or a reward can still be
-    given up. Raises RequestError 404 for an unknown session.
+    Ending twice is harmless: the first end stands. But a session that still waits for calls or a reward can be
+    abandoned. Raises RequestError 404 for an unknown session.
     """
     row = lock_in_tree(conn, session_id)
-    given_up = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
-    if row.status != SessionStatus.OPEN and not given_up:
+    abandons = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
+    if row.status != SessionStatus.OPEN and not abandons:
         return str(row.status)
     below = [member.id for member in family.load(conn, family.root_of(row)).below(session_id)]
     lock_all(conn, below)
@@ -39,7 +39,7 @@ def end(conn: Connection, session_id: str, status: SessionStatus, error: str | N
 
 
 def _seal(conn: Connection, session_ids: list[str], status: SessionStatus, error: str | None, due_in_s: float) -> None:
-    """Seal those of some locked sessions that are open, or with ABANDONED those that are not built."""
+    """Seal the open ones of some locked sessions; with ABANDONED, all that are not built."""
     takes: ColumnElement[bool] = sessions.c.status == SessionStatus.OPEN
     final: Any = status
     if status == SessionStatus.ABANDONED:

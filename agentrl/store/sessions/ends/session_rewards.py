@@ -26,7 +26,7 @@ def reward(
     source: str = "agent",
     idempotency_key: str | None = None,
 ) -> RewardAnswer:
-    """Append a reward, and build the session if it had ended and only waited for one. Raises as `rewards.add` does.
+    """Append a reward, and settle the session if it has ended and was waiting for one. Raises as `rewards.add` does.
 
     `interaction_id` may be a response's id, as the caller's dialect spells it: `chatcmpl-…`, `resp_…`, `msg_…`.
     """

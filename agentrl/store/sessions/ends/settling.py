@@ -21,15 +21,15 @@ from agentrl.store.tables import trajectories as trajectories_table
 from agentrl.store.training import returns, trajectories
 
 MOST_SETTLED = 8
-"""Sessions of a tree whose trajectories are built in one transaction: no other commit waits for more."""
+"""Most sessions of a tree that one transaction builds, so that other commits wait only briefly."""
 
 
 def settle(conn: Connection, session_id: str, limits: Limits) -> str:
-    """Build the trajectories of an ended session once nothing more can arrive; returns its status.
+    """Build the trajectories of an ended session once no call or reward can still arrive; returns its status.
 
-    Until then it sets the next check (`due_at`): when its running calls have had their grace, or its reward its time.
-    A sub-agent's session waits for its parent, from which it may inherit a reward. So the sessions below one that
-    is built follow, MOST_SETTLED together; those that are left are due at once.
+    Until then it sets the next check (`due_at`) to the end of the grace period of running calls, or of the wait for a
+    reward. A sub-agent's session waits for its parent, from which it may inherit a reward: after a parent is built, the
+    sessions below it are built too, MOST_SETTLED per transaction; the others become due at once.
     """
     row = lock(conn, session_id)
     if row.built or row.status == SessionStatus.OPEN:
@@ -54,7 +54,7 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
 
 
 def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, parent_is_built: bool) -> bool:
-    """Build the trajectories of a locked session that has ended, if nothing more can arrive; whether that is done."""
+    """Build the trajectories of a locked, ended session unless a call or a reward may still arrive; whether it did."""
     session_id, now = row.id, time.time()
     status = SessionStatus(row.status)
     if status == SessionStatus.CLOSING:
@@ -67,7 +67,7 @@ def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, par
         if not (parent_is_built or tree.is_built(row.parent_session_id)):
             check_at(conn, session_id, now + limits.silence_s(None))
             return False
-        # A reward of a session above is either seen now, or waits for this lock and then finds the trajectories.
+        # A reward of a session above either is committed already, or waits for this lock and then updates trajectories.
         lock_group(conn, row.group_id)
     roles.reassign(conn, session_id)
     is_below_gone = any(member.status in GONE for member in tree.above(session_id))
@@ -83,6 +83,7 @@ def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, par
 
 
 def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
+    """Move a group out of `running` once all its sessions are built; a rejected one gives its place back."""
     group = lock_group(conn, group_id)
     unbuilt = conn.execute(
         select(func.count()).select_from(sessions).where(sessions.c.group_id == group_id, sessions.c.built.is_(False))
@@ -114,6 +115,7 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
 
 
 def count_running(conn: Connection, *session_ids: str) -> int:
+    """How many calls of these sessions are running."""
     return conn.execute(
         select(func.count())
         .select_from(interactions)
