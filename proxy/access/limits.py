@@ -13,7 +13,7 @@ from typing import Self
 
 from agentrl.configs.proxy_config import ProxyConfig
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import ModelRequest
+from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.proxy.recent import Recent
 from agentrl.proxy.run_store import RunStore
 from agentrl.store.sessions import session_usage

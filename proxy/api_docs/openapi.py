@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from agentrl.domain.schemas import Json
 from agentrl.proxy.dialects import DIALECTS, MESSAGES, of_request
-from agentrl.proxy.dialects.anthropic.messages_dialect import CountBody
+from agentrl.proxy.dialects.anthropic.message_request import CountBody
 from agentrl.proxy.dialects.responses.output_items import ENCRYPTED, LOGPROBS
 from agentrl.proxy.routes.response_routes import LONGEST_PAGE
 

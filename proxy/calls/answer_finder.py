@@ -22,7 +22,7 @@ from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.delivery_notes import DeliveryNotes
 from agentrl.proxy.calls.exchanges import Exchange
 from agentrl.proxy.calls.pending_call import CallOrigin
-from agentrl.proxy.dialects.dialect import ModelRequest
+from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.store.calls import deliveries
 from agentrl.store.calls.deliveries import Claim
 

@@ -15,7 +15,7 @@ from agentrl.proxy.calls.prompts.prompt_options import parser_after
 from agentrl.proxy.calls.sampling.sample_segment import Sampled
 from agentrl.proxy.calls.sampling.sampling import SampleRequest, sample
 from agentrl.proxy.calls.sampling.stop_strings import Delivered
-from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, Tokens, message_of
+from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, Tokens, message_of
 from agentrl.rendering import Delta, ToolCallDelta
 
 Emit = Callable[[AnswerDelta | Answer], None]

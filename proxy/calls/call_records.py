@@ -9,7 +9,8 @@ from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.pending_call import Call, CallOrigin
 from agentrl.proxy.calls.sampling.engine_params import is_greedy, modifies_distribution, replaced
 from agentrl.proxy.calls.sampling.sample_segment import Sampled
-from agentrl.proxy.dialects.dialect import Answer, ModelRequest, Named
+from agentrl.proxy.dialects.model_answer import Answer
+from agentrl.proxy.dialects.model_request import ModelRequest, Named
 from agentrl.rendering.conversation import chain_key
 from agentrl.rendering.divergence import textless
 from agentrl.store.calls import call_intents, call_outcomes, policy_calls, response_records

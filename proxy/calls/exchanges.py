@@ -26,7 +26,7 @@ from agentrl.proxy.calls import model_call
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.delivery_notes import DeliveryNotes
 from agentrl.proxy.calls.pending_call import Call
-from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ResponseHeader
+from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, ResponseHeader
 from agentrl.store.calls import deliveries
 
 log = logging.getLogger(__name__)

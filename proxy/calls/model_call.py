@@ -29,8 +29,9 @@ from agentrl.proxy.calls.pending_call import Call, CallOrigin
 from agentrl.proxy.calls.prompts.request_prompts import prompts_for
 from agentrl.proxy.calls.sampling.engine_params import engine_params
 from agentrl.proxy.calls.sampling.sample_segment import Interrupted
-from agentrl.proxy.dialects.dialect import AnswerDelta, ModelRequest, ResponseHeader, Tokens
+from agentrl.proxy.dialects.model_answer import AnswerDelta, ResponseHeader, Tokens
 from agentrl.proxy.dialects.model_names import is_policy
+from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.store.calls import call_intents, deliveries, response_records, running_calls
 from agentrl.store.db.codec import new_id
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from agentrl.domain.schemas import Json, Role
 from agentrl.proxy.calls.prompts.rendered_prompt import Prompt
-from agentrl.proxy.dialects.dialect import Dialect, ModelRequest
+from agentrl.proxy.dialects.dialect import Dialect
+from agentrl.proxy.dialects.model_request import ModelRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,8 @@ from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.model_call import response_header
 from agentrl.proxy.calls.prompts.prompt_options import opening_of, parser_after
 from agentrl.proxy.calls.sampling.stop_strings import Delivered
-from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ModelRequest, ResponseHeader, Tokens
+from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, ResponseHeader, Tokens
+from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.store.calls import recorded_outputs
 from agentrl.store.db import codec

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from agentrl.proxy.dialects.anthropic.messages_dialect import AnthropicMessages
 from agentrl.proxy.dialects.dialect import Dialect
-from agentrl.proxy.dialects.openai_chat import OpenAIChat
-from agentrl.proxy.dialects.openai_completions import OpenAICompletions
+from agentrl.proxy.dialects.openai.openai_chat import OpenAIChat
+from agentrl.proxy.dialects.openai.openai_completions import OpenAICompletions
 from agentrl.proxy.dialects.responses.responses_dialect import OpenAIResponses
 
 MESSAGES = AnthropicMessages()

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from agentrl.domain.schemas import Json
 from agentrl.engine import grammars, sampling_params
-from agentrl.proxy.dialects.dialect import bad_parameter, unsupported
+from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]  # far from 64 bits: the next answer's is one more

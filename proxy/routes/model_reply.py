@@ -14,7 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from agentrl.errors import RequestError
 from agentrl.proxy.calls.exchanges import ClientLeft, Event, Exchange
-from agentrl.proxy.dialects.dialect import Answer, Dialect, ModelRequest, StreamEncoder
+from agentrl.proxy.dialects.dialect import Dialect, StreamEncoder
+from agentrl.proxy.dialects.model_answer import Answer
+from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.proxy.routes.client_disconnect import disconnected
 
 

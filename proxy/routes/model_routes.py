@@ -29,7 +29,8 @@ from agentrl.proxy.calls.upstreams.answer_relay import AnswerStart
 from agentrl.proxy.calls.upstreams.upstream_calls import run as run_upstream
 from agentrl.proxy.calls.upstreams.upstream_models import requested_upstream
 from agentrl.proxy.dialects import MESSAGES
-from agentrl.proxy.dialects.dialect import Dialect, sse
+from agentrl.proxy.dialects.dialect import Dialect
+from agentrl.proxy.dialects.event_encoding import sse
 from agentrl.proxy.dialects.model_names import Model, model_body, models_body
 from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.client_disconnect import unless_disconnected

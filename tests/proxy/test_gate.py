@@ -87,7 +87,7 @@ async def test_a_session_without_limits_is_never_looked_up() -> None:
 
 
 def test_a_request_has_so_many_messages_and_tools() -> None:
-    from agentrl.proxy.dialects.dialect import ModelRequest
+    from agentrl.proxy.dialects.model_request import ModelRequest
 
     limits.check(ModelRequest(messages=[{}] * limits.MAX_MESSAGES, tools=[{}] * limits.MAX_TOOLS))
     for param, asked in (

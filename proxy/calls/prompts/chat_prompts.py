@@ -18,7 +18,7 @@ from agentrl.proxy.calls.prompts.prompt_lengths import written
 from agentrl.proxy.calls.prompts.prompt_options import opening_of, renderer_of
 from agentrl.proxy.calls.prompts.rendered_prompt import Prompt, sequence_of, stored
 from agentrl.proxy.calls.token_tree import Tree, with_texts
-from agentrl.proxy.dialects.dialect import ModelRequest
+from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.rendering.conversation import canonical, chain_keys, root_key
 from agentrl.rendering.divergence import leading_system
 from agentrl.store.calls.call_tree import Node

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from agentrl.domain.schemas import ForkReason
 from agentrl.proxy.calls.prompts.fork_rules import FIRST, Place, judge, judge_branch
-from agentrl.proxy.dialects.dialect import ModelRequest
+from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.proxy.run_store import RunStore
 from agentrl.store.calls import conversations, running_calls
 from agentrl.store.calls.conversations import Conversation, History

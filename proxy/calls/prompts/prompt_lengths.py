@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import ModelRequest
+from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.rendering import Renderer
 from agentrl.rendering.messages import text_of
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from agentrl.domain.schemas import Json
 from agentrl.proxy.calls.call_context import CallContext
-from agentrl.proxy.dialects.dialect import ModelRequest, Named
+from agentrl.proxy.dialects.model_request import ModelRequest, Named
 from agentrl.rendering import OutputParser, Renderer
 from agentrl.rendering.options import with_thinking
 

@@ -8,7 +8,7 @@ from agentrl.proxy.calls.prompts import prompt_lengths
 from agentrl.proxy.calls.prompts.chat_prompts import chat_prompt, size_of
 from agentrl.proxy.calls.prompts.raw_prompts import raw_prompt
 from agentrl.proxy.calls.prompts.rendered_prompt import Prompt
-from agentrl.proxy.dialects.dialect import ModelRequest
+from agentrl.proxy.dialects.model_request import ModelRequest
 
 
 async def prompts_for(context: CallContext, session_id: str, request: ModelRequest, role: Role | None) -> list[Prompt]:

@@ -9,7 +9,7 @@ from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.call_settings import DEFAULT_TEMPERATURE
 from agentrl.proxy.calls.live_sessions import Session
 from agentrl.proxy.calls.prompts.rendered_prompt import Prompt
-from agentrl.proxy.dialects.dialect import ModelRequest
+from agentrl.proxy.dialects.model_request import ModelRequest
 
 _NEUTRAL = {
     "top_p": 1.0,

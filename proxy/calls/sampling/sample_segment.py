@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from agentrl.domain.schemas import VersionSpan
 from agentrl.engine.sglang_client import Chunk
 from agentrl.errors import EngineError, EngineUnavailable
-from agentrl.proxy.dialects.dialect import Tokens, TopLogprobs
+from agentrl.proxy.dialects.model_answer import Tokens, TopLogprobs
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.pool import EnginePool
 

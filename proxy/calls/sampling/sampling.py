@@ -25,7 +25,8 @@ from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
 from agentrl.proxy.calls.sampling.engine_params import resumable
 from agentrl.proxy.calls.sampling.sample_segment import Interrupted, Sampled, Segment
-from agentrl.proxy.dialects.dialect import ENGINE_REFUSED, Tokens, translated
+from agentrl.proxy.dialects.model_answer import Tokens
+from agentrl.proxy.dialects.parameter_errors import ENGINE_REFUSED, translated
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
 

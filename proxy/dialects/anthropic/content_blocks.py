@@ -1,8 +1,7 @@
-"""Content blocks of Anthropic's Messages as messages in Chat Completions' shape, and an answer as content blocks.
+"""Converts the messages of Anthropic's API, made of content blocks, to messages in the shape of Chat Completions.
 
-One answer is one message of ours, also where an agent sends it back as several: neighbours on the assistant's side
-become one message again. Tool results become messages of their own, in the order of the blocks; text blocks that
-follow each other are one text.
+An answer of the policy is one message, also if an agent sends it back as several: consecutive assistant messages are
+joined. Each tool result becomes a message, in the order of the blocks; consecutive text blocks become one text.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import msgspec
-import orjson
 
 from agentrl.domain.schemas import UNREAD, Json
 from agentrl.errors import RequestError
@@ -81,35 +79,6 @@ def text_of(content: str | Sequence[Text] | None) -> str:
     if isinstance(content, str):
         return content
     return "".join(block.text for block in content or [])
-
-
-def content_blocks(message: Json, *, thinking: bool = True) -> list[Json]:
-    """The blocks of an answer: thinking, text, tool calls; an empty text where there is nothing.
-
-    Without `thinking` the block is there, but empty.
-    """
-    blocks: list[Json] = []
-    if (reasoning := message.get("reasoning_content")) is not None:
-        blocks.append({"type": "thinking", "thinking": reasoning if thinking else "", "signature": ""})
-    calls = message.get("tool_calls") or []
-    if message["content"] or not (blocks or calls):
-        blocks.append({"type": "text", "text": message["content"] or ""})
-    for call in calls:
-        function = call["function"]
-        arguments = orjson.Fragment(object_text(function["arguments"]))
-        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
-    return blocks
-
-
-def object_text(arguments: str) -> str:
-    """Arguments as the text of a JSON object: as the model wrote them, or, where they are none, inside of one."""
-    if not arguments.strip():
-        return "{}"
-    try:
-        is_object = isinstance(orjson.loads(arguments), dict)
-    except orjson.JSONDecodeError:
-        is_object = False
-    return arguments if is_object else orjson.dumps({"arguments": arguments}).decode()
 
 
 def _of_user(

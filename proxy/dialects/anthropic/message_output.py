@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, ResponseHeader, translated
+from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader
+from agentrl.proxy.dialects.parameter_errors import translated
 
 NAMES = {"json_schema": "output_config.format"}
 """What errors call differently here."""

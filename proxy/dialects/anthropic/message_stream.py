@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.anthropic.content_blocks import object_text
+from agentrl.proxy.dialects.anthropic.answer_blocks import object_text
 from agentrl.proxy.dialects.anthropic.message_output import error_body, message_json, stop_of, usage_json
-from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ResponseHeader, sse
+from agentrl.proxy.dialects.event_encoding import sse
+from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, ResponseHeader
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
 _EMPTY: dict[str, Json] = {

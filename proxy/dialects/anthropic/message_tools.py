@@ -16,7 +16,8 @@ import orjson
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.anthropic.message_types import CacheControl, DefinedTool, Name, NamedTool
-from agentrl.proxy.dialects.dialect import bad_parameter, invalid_at, unsupported
+from agentrl.proxy.dialects.body_decoding import invalid_at
+from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
 
 SERVER_TOOLS = ("advisor", "code_execution", "mcp_toolset", "tool_search_tool", "web_fetch", "web_search")
 """How the types of tools begin that Anthropic's servers run; a date follows."""

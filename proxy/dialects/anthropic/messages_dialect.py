@@ -1,154 +1,46 @@
-"""Anthropic Messages. Every parameter is supported, harmless, or refused by name."""
+"""Anthropic Messages. Every parameter is supported, ignored without harm, or refused by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
-from msgspec import Meta
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.sampling_params import MAX_TOP_K
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.anthropic.content_blocks import chat_messages, content_blocks
+from agentrl.proxy.dialects.anthropic.answer_blocks import content_blocks
+from agentrl.proxy.dialects.anthropic.content_blocks import chat_messages
 from agentrl.proxy.dialects.anthropic.message_output import error_body, message_json, stop_of, usage_json
+from agentrl.proxy.dialects.anthropic.message_request import (
+    AdaptiveThinking,
+    Choice,
+    ChooseAny,
+    ChooseAuto,
+    ChooseNone,
+    ChooseTool,
+    CountBody,
+    MessagesBody,
+    NoThinking,
+    ThinkingEnabled,
+)
 from agentrl.proxy.dialects.anthropic.message_stream import MessagesStream
 from agentrl.proxy.dialects.anthropic.message_tools import toolbox
 from agentrl.proxy.dialects.anthropic.message_types import (
     AssistantMessage,
-    CacheControl,
-    Message,
-    Name,
-    Text,
-    TurnConfig,
-    Typed,
 )
 from agentrl.proxy.dialects.anthropic.upstream_messages import read_message_event
-from agentrl.proxy.dialects.dialect import (
-    Answer,
-    ModelRequest,
-    Named,
-    ResponseHeader,
-    ToolChoice,
-    bad_parameter,
-    decode_struct,
-    refuse,
-    unsupported,
-)
-from agentrl.proxy.dialects.openai_chat import among
+from agentrl.proxy.dialects.body_decoding import decode_struct
+from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader
+from agentrl.proxy.dialects.model_request import ModelRequest, Named, ToolChoice
+from agentrl.proxy.dialects.openai.tool_choices import among
+from agentrl.proxy.dialects.parameter_errors import bad_parameter, refuse, unsupported
 from agentrl.proxy.dialects.sampling_fields import format_constraint, stops
 from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 
 B = TypeVar("B", bound="CountBody")
-
-
-class ChooseNone(Typed, tag="none"):
-    pass
-
-
-class _Choose(Typed):
-    disable_parallel_tool_use: bool | None = None
-
-
-class ChooseAuto(_Choose, tag="auto"):
-    pass
-
-
-class ChooseAny(_Choose, tag="any"):
-    pass
-
-
-class ChooseTool(_Choose, tag="tool", kw_only=True):
-    name: Name
-
-
-Choice = ChooseAuto | ChooseAny | ChooseTool | ChooseNone
-
-
-class NoThinking(Typed, tag="disabled"):
-    pass
-
-
-class ThinkingBetweenTools(Typed, tag="between_tools"):
-    pass
-
-
-class _Thinks(Typed):
-    display: Literal["summarized", "omitted", "updates"] | None = None  # ours is the thinking itself, or nothing
-    block_binding: dict[str, Any] | None = None  # ours signs nothing
-
-
-class AdaptiveThinking(_Thinks, tag="adaptive"):
-    pass
-
-
-class ThinkingEnabled(_Thinks, tag="enabled", kw_only=True):
-    budget_tokens: Annotated[int, Meta(ge=1)]
-
-
-class JsonSchema(Typed, tag="json_schema"):
-    schema: dict[str, Any]
-
-
-class OutputConfig(TurnConfig):
-    format: JsonSchema | None = None
-    task_budget: dict[str, Any] | None = None  # a policy spends what it has learned to
-
-
-class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
-    edits: list[dict[str, Any]] | None = None
-
-
-class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a prompt is made of, as it comes."""
-
-    model: str
-    messages: Annotated[list[Message], Meta(min_length=1)]
-    system: str | list[Text] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Choice | None = None
-    thinking: ThinkingEnabled | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
-    output_config: OutputConfig | None = None
-    output_format: JsonSchema | None = None
-    context_management: ContextManagement | None = None
-    # Harmless: nothing here that a policy could do otherwise.
-    cache_control: CacheControl | None = None
-    speed: str | None = None
-    billing_policy: dict[str, Any] | None = None
-    # Refused, save where they ask for nothing.
-    compaction: Any = None
-    container: Any = None
-    mcp_servers: list[Any] | None = None
-
-
-class MessagesBody(CountBody, kw_only=True):
-    """A request as it comes."""
-
-    REFUSED: ClassVar[tuple[str, ...]] = ("compaction", "container", "mcp_servers", "thread")
-
-    max_tokens: Annotated[int, Meta(ge=1)]
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=1, le=MAX_TOP_K)] | None = None
-    # Harmless, as above.
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    inference_geo: str | None = None
-    diagnostics: dict[str, Any] | None = None
-    fallbacks: Any = None  # for what a model declines: the policy answers all
-    fallback_credit_token: Any = None
-    # Refused, in the words on which the SDK's tool runner goes on without.
-    thread: dict[str, Any] | bool | None = None
-
-    @property
-    def shows_thinking(self) -> bool:
-        """False where the caller wants thinking blocks to be empty."""
-        return getattr(self.thinking, "display", None) != "omitted"
 
 
 class AnthropicMessages:

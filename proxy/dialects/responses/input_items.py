@@ -1,103 +1,33 @@
-"""Input items of the Responses API as messages in Chat Completions' shape.
+"""Converts input items of the Responses API to messages in the shape of Chat Completions.
 
-What one answer was made of comes back as several items (reasoning, a message, function calls): neighbours on the
-assistant's side become one message again, the message that was sampled.
+One answer comes back as several items (reasoning, a message, function calls): consecutive items of the assistant are
+joined to the message that was sampled.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from agentrl.domain.schemas import UNREAD, Json
 from agentrl.errors import RequestError
+from agentrl.proxy.dialects.responses.input_types import (
+    ITEMS,
+    FunctionCall,
+    FunctionCallOutput,
+    InputFile,
+    InputImage,
+    InputText,
+    Item,
+    Message,
+    OutputText,
+    Reasoning,
+    Refusal,
+)
 from agentrl.proxy.dialects.responses.response_tools import joined
 from agentrl.proxy.dialects.tool_results import Results
-
-Name = Annotated[str, Meta(min_length=1)]
-
-
-class _Part(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", kw_only=True):
-    pass
-
-
-class InputText(_Part, tag="input_text"):
-    text: str
-
-
-class InputImage(_Part, tag="input_image"):
-    image_url: str | None = None
-    file_id: str | None = None
-    detail: str | None = None
-
-
-class InputFile(_Part, tag="input_file"):
-    file_data: str | None = None
-    file_id: str | None = None
-    file_url: str | None = None
-    filename: str | None = None
-    detail: str | None = None
-
-
-class OutputText(_Part, tag="output_text"):
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-    parsed: Any = None  # of the SDK's own parsing
-
-
-class Refusal(_Part, tag="refusal"):
-    refusal: str
-
-
-class ReasoningText(_Part, tag="reasoning_text"):
-    text: str
-
-
-class Direct(_Part, tag="direct"):
-    """The model itself called, no program that it wrote."""
-
-
-class _Item(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", kw_only=True):
-    id: str | None = None
-    status: str | None = None
-
-
-class Message(_Item, tag="message"):
-    role: Literal["user", "system", "developer", "assistant"]
-    content: str | list[InputText | OutputText | Refusal]
-    phase: str | None = None  # of models that say which text is their last
-
-
-class FunctionCall(_Item, tag="function_call"):
-    call_id: Name
-    name: Name
-    arguments: str
-    namespace: Name | None = None
-    caller: Direct | None = None
-    parsed_arguments: Any = None  # of the SDK's own parsing
-
-
-class FunctionCallOutput(_Item, tag="function_call_output"):
-    call_id: Name
-    output: str | list[InputText | InputImage | InputFile]
-    name: str | None = None
-    namespace: str | None = None
-    caller: Direct | None = None
-
-
-class Reasoning(_Item, tag="reasoning"):
-    summary: list[Any] | None = None  # for people: no model sees it
-    content: list[ReasoningText] | None = None
-    encrypted_content: str | None = None
-
-
-Item = Message | FunctionCall | FunctionCallOutput | Reasoning
-ITEMS = "message, function_call, function_call_output, reasoning"
 
 
 def seal(reasoning: str) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, ModelRequest, ResponseHeader, Tokens, translated
-from agentrl.proxy.dialects.openai_chat import logprobs_of, usage_of
+from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader, Tokens
+from agentrl.proxy.dialects.model_request import ModelRequest
+from agentrl.proxy.dialects.openai.chat_output import logprobs_of, usage_of
+from agentrl.proxy.dialects.parameter_errors import translated
 from agentrl.proxy.dialects.responses.input_items import seal
 from agentrl.proxy.dialects.responses.response_tools import caller_name
 

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ModelRequest, ResponseHeader, sse
-from agentrl.proxy.dialects.openai_chat import error_body
+from agentrl.proxy.dialects.event_encoding import sse
+from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, ResponseHeader
+from agentrl.proxy.dialects.model_request import ModelRequest
+from agentrl.proxy.dialects.openai.chat_output import error_body
 from agentrl.proxy.dialects.responses.output_items import (
     NAMES,
     new_item,

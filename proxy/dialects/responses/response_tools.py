@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError, did_you_mean
-from agentrl.proxy.dialects.dialect import bad_parameter, unsupported
+from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
 from agentrl.rendering.validation import validate_tools
 
 BUILT_IN = (

@@ -1,43 +1,45 @@
-"""OpenAI Responses. Every parameter is supported, harmless, or refused by name."""
+"""OpenAI Responses. Every parameter is supported, ignored without harm, or refused by name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import msgspec
 import orjson
-from msgspec import Meta
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError, did_you_mean
-from agentrl.proxy.dialects import openai_chat
-from agentrl.proxy.dialects.dialect import (
-    Answer,
-    ModelRequest,
-    Named,
-    ResponseHeader,
-    ToolChoice,
-    bad_parameter,
-    check_neutral,
-    decode_struct,
-    unsupported,
-)
-from agentrl.proxy.dialects.neutral_fields import OF_CHAT, OF_RESPONSES, Neutral, Table
+from agentrl.proxy.dialects.body_decoding import decode_struct
+from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader
+from agentrl.proxy.dialects.model_request import ModelRequest, Named, ToolChoice
+from agentrl.proxy.dialects.neutral_fields import OF_CHAT, Neutral
+from agentrl.proxy.dialects.openai.chat_output import error_body
+from agentrl.proxy.dialects.openai.chat_request import thinks_at
+from agentrl.proxy.dialects.openai.tool_choices import among, unknown_choice
+from agentrl.proxy.dialects.openai.tool_choices import tool_choice as openai_tool_choice
+from agentrl.proxy.dialects.parameter_errors import bad_parameter, check_neutral, unsupported
 from agentrl.proxy.dialects.responses.input_items import messages_of
 from agentrl.proxy.dialects.responses.output_items import ENCRYPTED, LOGPROBS, NAMES, output_items, response_json
+from agentrl.proxy.dialects.responses.response_request import ResponsesBody, TextOptions
 from agentrl.proxy.dialects.responses.response_stream import ResponsesStream
 from agentrl.proxy.dialects.responses.response_tools import chat_tools, joined, namespaces_of
 from agentrl.proxy.dialects.responses.upstream_responses import read_response_event
-from agentrl.proxy.dialects.sampling_fields import TopLogprobs, format_constraint
+from agentrl.proxy.dialects.sampling_fields import format_constraint
 from agentrl.proxy.dialects.statuses import for_codex
 from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 
 PREVIOUS = re.compile("resp_([0-9a-f]{32})")
+
+
 NAMESPACES = "namespaces"
 """Where a record of a request names its tools' namespaces: the tools themselves are recorded as functions."""
+
+
 INCLUDED = (LOGPROBS, ENCRYPTED)
+
+
 OF_BUILT_IN = (
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -47,60 +49,13 @@ OF_BUILT_IN = (
     "message.input_image.image_url",
 )
 """Kinds of `include` that say more of items which no answer of a policy has."""
+
+
 ONE_MODE = Neutral(("standard",), "the policy reasons as it has learned to")
+
+
 STORED_APART = ("input", "instructions", "tools", "stream", "stream_options", "client_metadata")
 """What a record of a request need not keep: the conversation has it, or the answer is the same without."""
-
-
-class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
-    format: dict[str, Any] | None = None
-    verbosity: str | None = None
-
-
-class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    effort: str | None = None  # "none" asks for no reasoning; how much there is otherwise, the policy has learned
-    summary: str | None = None  # ours is the reasoning itself
-    generate_summary: str | None = None
-    context: str | None = None  # all of it stands in the conversation
-    mode: str | None = None
-
-
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_obfuscation: bool | None = None  # ours pads nothing
-
-
-class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A request as it comes."""
-
-    NEUTRAL: ClassVar[Table] = OF_RESPONSES
-
-    input: str | list[dict[str, Any]]
-    model: str | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    top_logprobs: TopLogprobs | None = None
-    include: list[str] | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    # Harmless: nothing here that a policy could do otherwise.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None  # every call is recorded
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    client_metadata: dict[str, Any] | None = None  # Codex's
-    access_programs: Any = None
 
 
 class OpenAIResponses:
@@ -125,7 +80,7 @@ class OpenAIResponses:
             left_out=left_out,
             tool_choice=tool_choice(data.tool_choice, tools),
             parallel_tool_calls=data.parallel_tool_calls is not False,
-            thinks=openai_chat.thinks_at(data.reasoning.effort if data.reasoning else None),
+            thinks=thinks_at(data.reasoning.effort if data.reasoning else None),
             sampling={name: value for name, value in numbers.items() if value is not None},
             constraint=format_constraint(text.format, "text.format"),
             max_tokens=data.max_output_tokens,
@@ -148,7 +103,7 @@ class OpenAIResponses:
 
     def encode_error(self, error: RequestError) -> bytes:
         """An error in OpenAI's shape."""
-        return orjson.dumps(openai_chat.error_body(error, NAMES))
+        return orjson.dumps(error_body(error, NAMES))
 
     def read_upstream(self, data: Any) -> UpstreamEvent:
         """An answer of another server, or one of its events."""
@@ -163,12 +118,12 @@ def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoi
     """The Responses API's `tool_choice`. Raises RequestError 400."""
     match choice:
         case {"type": "function", "namespace": str(namespace), "name": str(name)}:
-            return openai_chat.among(Named(joined(namespace, name)), tools)
+            return among(Named(joined(namespace, name)), tools)
         case {"type": "function", "name": str(name)}:
-            return openai_chat.among(Named(name), tools)
+            return among(Named(name), tools)
         case dict():
-            raise openai_chat.unknown_choice(choice, '{"type": "function", "name": …}')
-    return openai_chat.tool_choice(choice, tools)
+            raise unknown_choice(choice, '{"type": "function", "name": …}')
+    return openai_tool_choice(choice, tools)
 
 
 def _messages(data: ResponsesBody) -> list[Json]:

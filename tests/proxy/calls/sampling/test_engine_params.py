@@ -11,7 +11,7 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.errors import RequestError
 from agentrl.proxy.calls.call_settings import forced_sampling
 from agentrl.proxy.calls.sampling.engine_params import engine_params, is_greedy, replaced, resumable
-from agentrl.proxy.dialects.dialect import ModelRequest
+from agentrl.proxy.dialects.model_request import ModelRequest
 
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.0, True), (1e-7, True), (1e-6, False), (1.0, False)])

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.anthropic.messages_dialect import AnthropicMessages
-from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ResponseHeader, Tokens, message_of
+from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, ResponseHeader, Tokens, message_of
 from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.conversation import canonical
 from agentrl.rendering.renderer import gather, merge

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agentrl.domain.schemas import UNREAD
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects.anthropic.messages_dialect import AnthropicMessages
-from agentrl.proxy.dialects.dialect import Named
+from agentrl.proxy.dialects.model_request import Named
 from agentrl.rendering.validation import validate_messages, validate_tools
 
 DIALECT = AnthropicMessages()

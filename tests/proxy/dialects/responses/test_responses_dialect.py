@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 
 from agentrl.domain.schemas import UNREAD
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, Named, ResponseHeader, Tokens
+from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, ResponseHeader, Tokens
+from agentrl.proxy.dialects.model_request import Named
 from agentrl.proxy.dialects.responses.responses_dialect import OpenAIResponses
 from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 from agentrl.rendering.conversation import canonical

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.proxy.dialects.upstream_chunks import read_chunk
+from agentrl.proxy.dialects.openai.upstream_chunks import read_chunk
 from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from agentrl.domain.schemas import UNREAD
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, Named, ResponseHeader, Tokens
-from agentrl.proxy.dialects.openai_chat import OpenAIChat
+from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader, Tokens
+from agentrl.proxy.dialects.model_request import Named
+from agentrl.proxy.dialects.openai.openai_chat import OpenAIChat
 from agentrl.rendering.validation import validate_messages
 
 decode = OpenAIChat().decode

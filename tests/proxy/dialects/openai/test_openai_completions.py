@@ -6,8 +6,8 @@ import pytest
 from openai.types import Completion
 
 from agentrl.errors import RequestError
-from agentrl.proxy.dialects.dialect import Answer, AnswerDelta, ResponseHeader, Tokens
-from agentrl.proxy.dialects.openai_completions import OpenAICompletions
+from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, ResponseHeader, Tokens
+from agentrl.proxy.dialects.openai.openai_completions import OpenAICompletions
 from agentrl.rendering import ContentDelta
 
 DIALECT = OpenAICompletions()

@@ -1,0 +1,79 @@
+"""A call's answer, the same for every dialect: its parts as they are generated, and the whole.
+
+An answer's message is in the shape of Chat Completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentrl.domain.schemas import Json
+from agentrl.rendering import Delta, ParsedOutput
+from agentrl.rendering.encoding.text_decoding import reasoning_tokens
+
+TopLogprobs = list[list[tuple[float, int]]]  # for each token the likeliest (logprob, id), best first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResponseHeader:
+    """What is known about a response when its first answer begins."""
+
+    id: str  # of the first answer's interaction: 32 hex digits
+    created: int  # seconds since the epoch
+    model: str  # as the caller named it
+    prompt_tokens: int
+    max_context: int | None = None  # tokens, prompt and output together
+    decode: Callable[[Sequence[int]], str]  # the text of some tokens, special ones included
+
+    def token_text(self, token: int) -> str:
+        """One token's text."""
+        return self.decode([token])
+
+    def reasoning_tokens(self, answer: Answer) -> int:
+        """How many of an answer's tokens are reasoning."""
+        return reasoning_tokens(answer.tokens.ids, answer.message.get("reasoning_content"), self.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Sampled tokens, `ids` and `logprobs` of one length; `top` too, when it was asked for."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    top: TopLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """What one event of the engine made certain: parts of the message, and the tokens it brought."""
+
+    deltas: list[Delta]
+    tokens: Tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A finished call, committed and ready to be encoded."""
+
+    interaction_id: str
+    message: Json  # role, content, reasoning_content, tool_calls
+    finish_reason: str  # stop | length | tool_calls
+    stop: str | None  # the stop string that ended it
+    prompt_ids: Sequence[int]
+    cached_tokens: int
+    tokens: Tokens
+    versions: list[list[int]]  # [weight version, start, end) over the output tokens
+
+
+def message_of(parsed: ParsedOutput) -> Json:
+    """The assistant message as a client will send it back."""
+    message: Json = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in parsed.tool_calls
+        ]
+    return message
