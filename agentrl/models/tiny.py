@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +50,7 @@ def build(out: Path, seed: int = 0) -> None:
     from transformers import Qwen2ForCausalLM
 
     tokenizer = make_tokenizer()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(model_config())
         warm_up(model, tokenizer, random.Random(seed))
@@ -56,6 +58,19 @@ def build(out: Path, seed: int = 0) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n")
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Computes on one thread: the matrices are small, and on a busy machine several threads wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def make_tokenizer() -> Any:
