@@ -15,7 +15,7 @@ from folders import differing
 from safetensors import safe_open
 
 from agentrl.trainer.distributed import World, join_world
-from agentrl.trainer.models import loading
+from agentrl.trainer.models import tensor_files
 from agentrl.trainer.models.sharding import load_policy
 
 
@@ -61,7 +61,7 @@ def report(folder: Path, world: World) -> dict[str, Any]:
 
 
 def main(out: Path, replicas: int, folders: list[Path]) -> None:
-    loading.safe_open = CountingFile  # type: ignore[assignment, misc, attr-defined]
+    tensor_files.safe_open = CountingFile  # type: ignore[assignment, misc, attr-defined]
     with join_world("cpu", threads=1, replicas=replicas) as world:
         found = {folder.name: report(folder, world) for folder in folders}
         if world.leads:

@@ -1,42 +1,38 @@
-"""From a Hugging Face folder to a sharded model, without the whole of it in the memory of any rank.
+"""Loads a Hugging Face folder into a sharded model. No rank holds the whole model in memory.
 
-build     on the meta device: names and shapes, no memory; only the buffers that no file holds are computed
-          (then fully_shard decides which part of each tensor this rank owns)
-fill      memory for those parts, and the parts from the safetensors files, tensor by tensor
+    build    the model on the meta device: names and shapes without memory; computes the buffers that no file holds
+             (then fully_shard decides which part of each tensor this rank owns)
+    fill     allocates those parts and reads them from the safetensors files, tensor by tensor
 
-Where files hold the tensors of a parameter one by one (tensor_naming.py), a rank reads those that its part is made of.
+Where files hold the tensors of a parameter one by one (tensor_naming.py), a rank reads those of its own part.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.models import attention, tensor_naming
-from agentrl.trainer.models.tensor_naming import Fused, Names
+from agentrl.trainer.models.rank_parts import read
+from agentrl.trainer.models.tensor_files import files_of, opened
+from agentrl.trainer.models.tensor_naming import Names
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 SHOWN = 3
-"""Names in a message."""
+"""How many names an error message shows."""
 
 
 def build(folder: Path) -> tuple[Any, Names]:
-    """The causal LM of `folder/config.json`, float32, parameters on the meta device, buffers on the CPU; and what the
-    tensors of the folder's files are in it.
+    """The causal LM of `folder/config.json`, and which of its tensors the tensors of the folder's files are.
 
-    Raises ModelFolderError when the folder's files lack a tensor or hold an unexpected one.
+    The LM is float32, with parameters on the meta device and buffers on the CPU. Raises ModelFolderError when the
+    folder's files lack a tensor or hold an unexpected one.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -52,12 +48,12 @@ def build(folder: Path) -> tuple[Any, Names]:
 
 
 def fill(root: nn.Module, lm: Any, folder: Path, names: Names, device: torch.device, computes: torch.device) -> None:
-    """Give the meta parameters of `root` memory on `device`, and those of `lm` inside it the folder's weights.
+    """Allocate the meta parameters of `root` on `device`, and read those of `lm`, inside it, from the folder.
 
-    What has memory already (a new head, computed buffers) moves to the device that `computes`; parameters that FSDP
-    shards stay where it has put them. What of `lm` is not in `root`, or was put there since it was built, keeps its
-    values. Raises ModelFolderError when a tensor has another shape than the model, or differs from one that it is tied
-    to.
+    Tensors that have memory already (a new head, computed buffers) move to the device `computes`; parameters that FSDP
+    shards stay where it has put them. Tensors of `lm` that are not in `root`, or that were added since it was built,
+    keep their values. Raises ModelFolderError when a tensor has another shape than the model, or differs from one that
+    it is tied to.
     """
     shared = _shared_names(lm)
 
@@ -70,47 +66,21 @@ def fill(root: nn.Module, lm: Any, folder: Path, names: Names, device: torch.dev
     _tie(lm, shared)
     parameters = {stored_name(first): lm.get_parameter(first) for first, *_ in shared}
     targets = {name: tensor for name, tensor in (parameters | _stored_buffers(lm)).items() if not tensor.is_meta}
-    read(_files(folder), names, targets, str(folder))
-
-
-def read(files: Mapping[str, Path], names: Names, targets: Mapping[str, Tensor], what: str) -> None:
-    """This rank's parts of `targets` from the files that hold tensors by the names in `names`.
-
-    Raises ModelFolderError, which begins with `what`, when a tensor does not fit its target.
-    """
-    filled: set[Tensor] = set()
-    for stored_as, source in _stored(files, {f for f, name in names.plain.items() if name in targets}):
-        target = targets[names.plain[stored_as]]
-        _read(source, target, f"{what}: {stored_as}", again=target in filled)
-        filled.add(target)
-    with _opened(files) as open_slice:
-        for fused in names.fused:
-            _make(fused, lambda name: open_slice(name)[...], targets, what)
-
-
-def stored(folder: Path, names: Set[str]) -> Iterator[tuple[str, Any]]:
-    """Those of the folder's tensors, as slices that read only what is asked of them, file by file."""
-    yield from _stored(_files(folder), names)
-
-
-def _stored(files: Mapping[str, Path], names: Set[str]) -> Iterator[tuple[str, Any]]:
-    for path in sorted({path for name, path in files.items() if name in names}):
-        yield from _tensors(path, [name for name, file in files.items() if file == path and name in names])
+    read(files_of(folder), names, targets, str(folder))
 
 
 def _compute_buffers(lm: Any) -> None:
-    """Rotary frequencies and the like: transformers' own initialisation, with the parameters exempt from it."""
+    """Compute rotary frequencies and the like by transformers' own initialization, which skips the parameters here."""
     for parameter in lm.parameters():
-        parameter._is_hf_initialized = True
+        parameter._is_hf_initialized = True  # transformers has no public way to skip a parameter
     for module in lm.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(module, name, torch.empty_like(buffer, device="cpu"))
     lm.initialize_weights()
 
 
 def _shared_names(lm: nn.Module) -> list[list[str]]:
-    """The names of each meta parameter: more than one where weights are tied."""
+    """The names of each meta parameter. A tied parameter has more than one."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in lm.named_parameters(remove_duplicate=False):
         if parameter.is_meta:
@@ -119,76 +89,34 @@ def _shared_names(lm: nn.Module) -> list[list[str]]:
 
 
 def stored_name(name: str) -> str:
-    """In a file, of a parameter that has an adapter beside it."""
+    """The name in a file of a parameter that may have an adapter beside it."""
     return name.replace(".base_layer.", ".")
 
 
 def _tie(lm: nn.Module, shared: list[list[str]]) -> None:
-    """One parameter under all of its names again."""
+    """Tie parameters again: put the first of each group under all of its names."""
     for first, *others in shared:
         for other in others:
             parent, _, leaf = other.rpartition(".")
             setattr(lm.get_submodule(parent), leaf, lm.get_parameter(first))
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Where each tensor is."""
-    if (folder / INDEX).is_file():
-        return {name: folder / file for name, file in json.loads((folder / INDEX).read_text())["weight_map"].items()}
-    if not (folder / SINGLE).is_file():
-        raise ModelFolderError(f"model folder {folder} has neither {SINGLE} nor {INDEX}")
-    return dict.fromkeys(tensor_names(folder / SINGLE), folder / SINGLE)
-
-
-def tensor_names(path: Path) -> list[str]:
-    """Of a safetensors file. Raises ModelFolderError when it cannot be read."""
-    return [name for name, _ in _tensors(path)]
-
-
-@contextmanager
-def _opened(files: Mapping[str, Path]) -> Iterator[Callable[[str], Any]]:
-    """A function from a tensor's name to a slice of it; files stay open until the end."""
-    with ExitStack() as stack:
-        handles: dict[Path, Any] = {}
-
-        def open_slice(name: str) -> Any:
-            path = files[name]
-            try:
-                if path not in handles:
-                    handles[path] = stack.enter_context(safe_open(path, framework="pt"))
-                return handles[path].get_slice(name)
-            except (OSError, SafetensorError) as error:
-                raise ModelFolderError(f"{path} cannot be read: {error}") from error
-
-        yield open_slice
-
-
-def _tensors(path: Path, names: Iterable[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """The named tensors of a file, or all, as slices that read only what is asked of them."""
-    try:
-        with safe_open(path, framework="pt") as tensors:
-            for name in tensors.keys() if names is None else names:
-                yield name, tensors.get_slice(name)
-    except (OSError, SafetensorError) as error:
-        raise ModelFolderError(f"{path} cannot be read: {error}") from error
-
-
 def _stored_buffers(lm: nn.Module) -> dict[str, Tensor]:
-    """Buffers that files hold; the others are computed."""
+    """The buffers that files hold. The other buffers are computed."""
     held = lm.state_dict().keys()
     return {name: buffer for name, buffer in lm.named_buffers() if name in held}
 
 
 def known_names(lm: Any) -> dict[str, str]:
-    """Of parameters, and of buffers that files hold → what each goes by: of tied ones, the name of the first."""
+    """Each name of a parameter or stored buffer → the tensor's own name: of tied parameters, that of the first."""
     names: dict[Tensor, str] = {}
     tensors = dict(lm.named_parameters(remove_duplicate=False)) | _stored_buffers(lm)
     return {stored_name(name): names.setdefault(tensor, stored_name(name)) for name, tensor in tensors.items()}
 
 
 def given(names: Names, files: Mapping[str, Path]) -> set[str]:
-    """The model's tensors that the files hold; also names of files that are none."""
-    with _opened(files) as open_slice:
+    """The names of the model's tensors that the files hold, and the files' names that are not the model's."""
+    with opened(files) as open_slice:
 
         def shape_only(name: str) -> Tensor:
             return torch.empty(open_slice(name).get_shape(), device="meta")
@@ -198,7 +126,8 @@ def given(names: Names, files: Mapping[str, Path]) -> set[str]:
 
 
 def _checked_names(lm: Any, folder: Path) -> Names:
-    files, known = _files(folder), known_names(lm)
+    """Which of the model's tensors the folder's tensors are. Raises ModelFolderError for missing or unexpected ones."""
+    files, known = files_of(folder), known_names(lm)
     names = tensor_naming.match(lm, files, known)
     missing = sorted(set(known.values()) - given(names, files))
     computed = {name.rpartition(".")[2] for name, _ in lm.named_buffers() if name not in known}
@@ -219,50 +148,3 @@ def _checked_names(lm: Any, folder: Path) -> Names:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
-
-
-@torch.no_grad()
-def _read(source: Any, target: Tensor, what: str, *, again: bool) -> None:
-    """This rank's part of `source` into `target`; with `again` it is there already and must be the same."""
-    _check_shape(tuple(source.get_shape()), target, what)
-    local, part = owned(target)
-    if not local.numel():
-        return
-    if not again:
-        local.copy_(source[part])
-    elif not torch.equal(local, source[part].to(local)):
-        raise ModelFolderError(f"{what} differs from the tensor that the model ties it to")
-
-
-@torch.no_grad()
-def _make(fused: Fused, whole: Callable[[str], Tensor], targets: Mapping[str, Tensor], what: str) -> None:
-    """This rank's parts of the parameters that tensors of the files make up."""
-    if fused.first in targets and fused.stacked:
-        target = targets[fused.first]
-        local, part = owned(target)
-        lengths = {len(names) for names in fused.parts.values()}
-        if lengths != {len(target)}:
-            raise ModelFolderError(f"{what}: {fused.first} is {len(target)} tensors, not {sorted(lengths)[0]}")
-        if local.numel():
-            made = fused.made(whole, part[0])[fused.first]
-            _check_shape((len(target), *made.shape[1:]), target, f"{what}: {fused.first}")
-            local.copy_(made[(slice(None), *part[1:])])
-        return
-    for name, made in fused.made(whole).items():
-        if name in targets:
-            _check_shape(tuple(made.shape), targets[name], f"{what}: {name}")
-            local, part = owned(targets[name])
-            local.copy_(made[part])
-
-
-def _check_shape(shape: tuple[int, ...], target: Tensor, what: str) -> None:
-    if shape != tuple(target.shape):
-        raise ModelFolderError(f"{what} has shape {shape}, the model has {tuple(target.shape)}")
-
-
-def owned(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """This rank's part of a tensor, and where in the whole it lies."""
-    if not isinstance(tensor, DTensor):
-        return tensor, tuple(slice(0, size) for size in tensor.shape)
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from agentrl.configs.trainer_config import ALL_LINEAR, AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.files import atomic_folder
-from agentrl.trainer.models import loading
+from agentrl.trainer.models import rank_parts, tensor_files
 from agentrl.trainer.models.tensor_naming import Names
 from agentrl.weights_folder import ADAPTER
 
@@ -63,7 +63,7 @@ def initialise(lm: nn.Module) -> None:
         if name.endswith(A):
             whole = torch.empty(parameter.shape)
             nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
-            local, part = loading.owned(parameter)
+            local, part = rank_parts.owned(parameter)
             local.copy_(whole[part])
         elif name.endswith(B):
             parameter.zero_()
@@ -83,7 +83,7 @@ def merged(adapter: dict[str, Tensor], base_model: Path, names: Names, config: A
     wanted = {stored for stored, name in names.plain.items() if name in changes}
     return {
         names.plain[stored]: base[:].float() + changes[names.plain[stored]]
-        for stored, base in loading.stored(base_model, wanted)
+        for stored, base in tensor_files.stored(base_model, wanted)
     }
 
 
@@ -96,7 +96,7 @@ def for_engines(adapter: dict[str, Tensor], base_model: Path) -> dict[str, Tenso
             beside.setdefault(f"{parent}.{name}", adapter[layer + A])
     absent = {f"{layer}.weight": a for layer, a in beside.items() if layer + A not in adapter}
     zeros = {}
-    for name, base in loading.stored(base_model, set(absent)):
+    for name, base in tensor_files.stored(base_model, set(absent)):
         layer, a = name.removesuffix(".weight"), absent[name]
         zeros[layer + A] = torch.zeros_like(a)
         zeros[layer + B] = torch.zeros(base.get_shape()[0], len(a), dtype=a.dtype)

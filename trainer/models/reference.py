@@ -16,7 +16,7 @@ from torch import Tensor
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.checkpoints import checkpoint, checkpoint_reader
 from agentrl.trainer.distributed import World
-from agentrl.trainer.models import loading, tensor_naming
+from agentrl.trainer.models import loading, rank_parts, tensor_files, tensor_naming
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import reshard
 
@@ -45,7 +45,7 @@ class Reference:
             names = tensor_naming.match(lm, files, loading.known_names(lm))
             taken = self._own(loading.given(names, files), folder)
             targets = {loading.stored_name(name): tensor for name, tensor in taken.items()}
-            loading.read(files, names, targets, f"reference {folder}")
+            rank_parts.read(files, names, targets, f"reference {folder}")
         self.tensors |= taken
 
     def _own(self, found: Collection[str], folder: Path) -> dict[str, Tensor]:
@@ -84,4 +84,4 @@ class Reference:
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
     """Where each tensor is."""
-    return {name: path for path in sorted(folder.glob("*.safetensors")) for name in loading.tensor_names(path)}
+    return {name: path for path in sorted(folder.glob("*.safetensors")) for name in tensor_files.tensor_names(path)}

@@ -18,7 +18,7 @@ from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.critic import Critic, Learner, explained_variance, gae_advantages, token_rewards
-from agentrl.trainer.models.loading import owned
+from agentrl.trainer.models.rank_parts import owned
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.models.sharding import load_policy, load_sharded
 from agentrl.trainer.packing import collate, make_units

@@ -18,9 +18,10 @@ from agentrl.errors import ModelFolderError
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.attention import Rows, tree_mask
 from agentrl.trainer.models.critic import Critic
-from agentrl.trainer.models.loading import INDEX, SINGLE, build, fill
+from agentrl.trainer.models.loading import build, fill
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.tensor_files import INDEX, SINGLE
 from agentrl.trainer.packing import Microbatch, collate, make_units
 from agentrl.trainer.tuning.reward_model import RewardModel
 
