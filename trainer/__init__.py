@@ -1,6 +1,6 @@
-"""The trainer: batches of trajectories in, weight versions out."""
+"""The trainer: takes batches of trajectories from the store and makes weight versions."""
 
 import warnings
 
-# transformers imports torchvision for models that see; none of ours do
+# transformers imports torchvision for vision models, which the trainer does not use
 warnings.filterwarnings("ignore", message="Failed to load image Python extension")

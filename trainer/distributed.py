@@ -1,7 +1,8 @@
-"""The process group of the trainer: gloo on CPU, NCCL on CUDA, one rank without torchrun.
+"""The trainer's ranks: their process group (gloo on CPU, NCCL on CUDA), their mesh, and what they share.
 
-Ranks that split tensors among them follow one another (a tensor group); they have the same data. So do, one level up,
-those that shard a replica. Four ranks with two replicas of two shards, and with two shards of two tensor ranks:
+Without torchrun there is one rank. Ranks that split tensors among them are a tensor group: consecutive ranks with the
+same data. Ranks that shard one replica of the model are consecutive too. Four ranks, on the left as two replicas of two
+shards, on the right as two shards of two tensor ranks:
 
     rank              0  1  2  3          rank              0  1  2  3
     replica           0  0  1  1          data rank         0  0  1  1
@@ -28,15 +29,15 @@ from agentrl.errors import UserError
 
 T = TypeVar("T")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """How the ranks share a model. Each of the first two is (shard,), or (replicate, shard) with several replicas."""
+    """How the ranks share a model. `whole` and `split` are (shard,), or (replicate, shard) with several replicas."""
 
-    whole: DeviceMesh  # shards what a rank computes with whole: over all ranks of a replica
-    split: DeviceMesh  # shards what tensor parallelism has split: over the tensor groups of a replica
+    whole: DeviceMesh  # shards tensors that a rank computes with whole: over all ranks of a replica
+    split: DeviceMesh  # shards tensors that tensor parallelism has split: over the tensor groups of a replica
     tensor: DeviceMesh | None = None  # (tensor,): this rank's tensor group; none without tensor parallelism
 
     @property
@@ -54,26 +55,26 @@ class World:
     device: torch.device
     mesh: Mesh
     files: dist.ProcessGroup
-    """All ranks once more, on the CPU: who writes in the background speaks over it."""
+    """A second group of all ranks, on the CPU, for checkpoints that are written in the background."""
 
     @property
     def data_rank(self) -> int:
-        """Whose share of the data this rank has: one for a whole tensor group."""
+        """Which share of the data this rank has. A tensor group has one share."""
         return self.rank // self.mesh.tensor_size
 
     @property
     def data_size(self) -> int:
-        """Shares that the data are cut into."""
+        """How many shares the data are cut into."""
         return self.size // self.mesh.tensor_size
 
     @property
-    def speaks(self) -> bool:
-        """Whether this rank's numbers count: the first of its tensor group, whose ranks have the same ones."""
+    def counts(self) -> bool:
+        """Whether sums include this rank: the first of its tensor group, whose ranks all have the same numbers."""
         return self.rank % self.mesh.tensor_size == 0
 
     @property
     def leads(self) -> bool:
-        """Rank 0: the one that talks to the store, writes files and prints."""
+        """Whether this is rank 0, which talks to the store, writes files and prints."""
         return self.rank == 0
 
     def share(self, value: Any) -> Any:
@@ -88,14 +89,14 @@ class World:
         return made
 
     def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
+        """Wait until all ranks are here. Collective."""
         dist.barrier(self.files)
 
     def total(self, values: dict[str, float]) -> dict[str, float]:
         """Sums over data ranks, by name. Collective; every rank passes the same names."""
         names = sorted(values)
-        sums = torch.tensor([values[n] if self.speaks else 0.0 for n in names], dtype=torch.float64)
-        dist.all_reduce(sums)  # a CPU tensor: the gloo half of the group
+        sums = torch.tensor([values[n] if self.counts else 0.0 for n in names], dtype=torch.float64)
+        dist.all_reduce(sums)  # a CPU tensor, so over gloo
         return dict(zip(names, sums.tolist(), strict=True))
 
     def gather(self, values: Tensor) -> Tensor:
@@ -113,10 +114,10 @@ class World:
 def join_world(
     device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0, replicas: int = 1, tensor_parallel: int = 1
 ) -> Iterator[World]:
-    """Start the process group (from torchrun's environment, or alone), leave it at the end.
+    """Start the process group, from torchrun's environment or with one rank, until the block ends.
 
-    Each of `replicas` holds the whole model, sharded over ranks that follow one another: those of one machine.
-    `tensor_parallel` ranks are a tensor group. Raises UserError when the number of ranks is no multiple of both.
+    Each of `replicas` holds the whole model, sharded over consecutive ranks, such as those of one machine.
+    `tensor_parallel` ranks are a tensor group. Raises UserError when the number of ranks is not a multiple of both.
     """
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if threads:
@@ -141,13 +142,13 @@ def join_world(
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what tensors free, for the next ones: else every large one is zeroed by the kernel, page by page.
+    """Make glibc keep freed memory for the next tensors. Otherwise the kernel zeroes every large tensor page by page.
 
     That took a third of a training step on a CPU.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
+    except (OSError, AttributeError):  # not glibc
         return
     mallopt(M_MMAP_MAX, 0)
     mallopt(M_TRIM_THRESHOLD, -1)
@@ -161,7 +162,7 @@ def full(tensor: Tensor) -> Tensor:
 def _mesh(kind: str, size: int, replicas: int, tensor_parallel: int) -> Mesh:
     if size % (replicas * tensor_parallel):
         parts = f"{replicas} × {tensor_parallel}"
-        raise UserError(f"{size} ranks are no multiple of trainer.replicas × trainer.tensor_parallel = {parts}")
+        raise UserError(f"{size} ranks are not a multiple of trainer.replicas × trainer.tensor_parallel = {parts}")
     *copies, shards = (size,) if replicas == 1 else (replicas, size // replicas)
     names = ("replicate", "shard")[-1 - len(copies) :]
     whole = init_device_mesh(kind, (*copies, shards), mesh_dim_names=names)

@@ -1,4 +1,4 @@
-"""The learning rate: a function of the step alone, so that a resumed run needs no state of it."""
+"""The learning rate as a function of the step alone, so that a resumed run needs no scheduler state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from agentrl.configs.trainer_config import UpdateConfig
 
 
 def learning_rate(step: int, steps: int, config: UpdateConfig) -> float:
-    """Of step 1 … `steps`. It rises linearly over w warm-up steps; then lr, lr (1 − x) or lr (1 + cos πx)/2,
-    x = (step − 1 − w)/(steps − w)."""
+    """The learning rate of step 1 … `steps`.
+
+    It rises linearly over w warm-up steps. Then it is lr, lr (1 − x) or lr (1 + cos πx)/2, where
+    x = (step − 1 − w)/(steps − w).
+    """
     done, warmup = step - 1, config.warmup_steps
     if done < warmup:
         return config.lr * step / (warmup + 1)
@@ -26,6 +29,6 @@ def learning_rate(step: int, steps: int, config: UpdateConfig) -> float:
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    """Of the optimizer's next steps."""
+    """Set the learning rate of the optimizer's next steps."""
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -14,11 +14,16 @@
         ▼
    run finished: the whole model is exported
 
-Who waits for whom: `lease` waits until enough groups are ready, which agents unblock; `publish` waits for the proxy,
-which waits for its engines, and with `evaluation.hold` for the evaluation of what they serve; nobody waits for the
-trainer, except that admission stops new groups once they would be older than max_staleness. Stopping (SIGTERM, SIGINT,
-run status `stopping`) ends any wait, and never cuts a step short: the step in hand is finished, checkpointed and
-completed first.
+Who waits for whom:
+
+    lease      waits until enough groups are ready; agents unblock it
+    publish    waits for the proxy, which waits for its engines; with `evaluation.hold` it waits first for the
+               evaluation of the version that is served
+    admission  in the proxy, starts no new group that would become older than max_staleness; nothing else waits for
+               the trainer
+
+SIGTERM, SIGINT and the run status `stopping` end every wait. They never interrupt a step: the trainer finishes,
+checkpoints and completes it first. ∀ marks what every rank does; the rest is rank 0's (run_lineage.py).
 """
 
 from __future__ import annotations
@@ -52,7 +57,7 @@ from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
 
 HEARTBEAT_S = 60.0
-"""Other ranks hear from a waiting rank 0 this often, far below the collectives' time-out."""
+"""How often a waiting rank 0 shares that it waits: far below the time-out of collective calls."""
 
 
 def train(
@@ -67,8 +72,8 @@ def train(
 ) -> bool:
     """Train until the run has its steps (true) or is told to stop (false). Collective.
 
-    Raises FencedError when a newer trainer has started, UserError when a run that had checkpoints has none that can be
-    resumed from; with `from_base` its steps are rolled back instead, and trained again from the base weights.
+    Raises FencedError when a newer trainer has started, and UserError when a run that had checkpoints has none that can
+    be used. With `from_base` such a run is rolled back instead, and trained again from the base weights.
     """
     torch.manual_seed(config.seed)
     models = make_models(base_model, config.trainer, world)
@@ -110,7 +115,7 @@ def next_batch(t: Trainer) -> tuple[Batch | None, float]:
 
 
 def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
-    """Update on a leased batch, make it durable, record it, publish it. Collective."""
+    """Update on a leased batch; make the step durable, record it and publish its version. Collective."""
     start = time.time()
     config = t.config.trainer
     samples = make_samples(batch.trajectories, config.algorithm, t.models, config.tokens_per_microbatch, t.world)
@@ -157,10 +162,10 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
 
 
 def on_nonfinite(t: Trainer, step: int, found: NonFinite) -> None:
-    """Put it on the timeline, and stop or go on as configured."""
-    does = t.config.trainer.nonfinite
+    """Record the finding on the timeline. Raise NonFiniteError, or return to skip the minibatch, as configured."""
+    action = t.config.trainer.nonfinite
     now, named = time.time(), list(found.trajectories)
-    t.lineage.record("nonfinite", now, now, step=step, does=does, message=str(found), trajectories=named)
-    if does == "stop":
+    t.lineage.record("nonfinite", now, now, step=step, does=action, message=str(found), trajectories=named)
+    if action == "stop":
         raise NonFiniteError(f"step {step}: {found} (trainer.nonfinite: skip would leave this out)")
     say(t, f"step {step}: {found}: skipped")

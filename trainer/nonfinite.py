@@ -1,4 +1,4 @@
-"""A loss or a gradient that is NaN or infinite: what was found, and the trajectories that are to blame.
+"""Losses and gradients that are NaN or infinite: what was found, and which trajectories caused it.
 
 S: loss tokens of one microbatch.
 """
@@ -17,12 +17,12 @@ from agentrl.trainer.algorithms.losses import LossTokens, token_losses
 from agentrl.trainer.distributed import World
 
 NAMED = 5
-"""Trajectories that a message names; an event names all."""
+"""How many trajectories a message names. The event names all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NonFinite:
-    """What was found, equal on every rank."""
+    """What was found. Equal on every rank."""
 
     where: str
     figures: dict[str, float]
@@ -38,7 +38,7 @@ class NonFinite:
 
 
 OnNonFinite = Callable[[NonFinite], None]
-"""Raises, on every rank, to stop; where it returns, the minibatch is skipped."""
+"""Raises, on every rank, to stop the run. If it returns, the minibatch is skipped."""
 
 
 def stop(found: NonFinite) -> None:
@@ -48,7 +48,7 @@ def stop(found: NonFinite) -> None:
 
 @dataclass(slots=True)
 class Seen:
-    """Loss tokens that went through a forward pass, without their graph."""
+    """Loss tokens of one microbatch after its forward pass, without the autograd graph."""
 
     trajectory_ids: tuple[str, ...]
     tokens: LossTokens
@@ -57,20 +57,20 @@ class Seen:
 
 @torch.no_grad()
 def culprits(seen: Iterable[Seen], algorithm: Algorithm, world: World) -> tuple[str, ...]:
-    """Trajectories of all ranks with logprobs that are not finite; without any, those with such losses. Collective."""
+    """All ranks' trajectories with logprobs that are not finite; if there are none, with such losses. Collective."""
     by_logprob: set[str] = set()
     by_loss: set[str] = set()
     for s in seen:
         t = s.tokens
-        by_logprob |= _of(s, (t.logprobs_S, t.proximal_S, t.behavior_S, t.reference_S, t.entropy_S))
-        by_loss |= _of(s, (t.advantages_S, token_losses(t, algorithm)[0], s.value_losses_S))
+        by_logprob |= _with_nonfinite(s, (t.logprobs_S, t.proximal_S, t.behavior_S, t.reference_S, t.entropy_S))
+        by_loss |= _with_nonfinite(s, (t.advantages_S, token_losses(t, algorithm)[0], s.value_losses_S))
     everyones = world.everyones((by_logprob, by_loss))
     named = set().union(*(own for own, _ in everyones)) or set().union(*(loss for _, loss in everyones))
     return tuple(sorted(named))
 
 
-def _of(seen: Seen, figures: Iterable[Tensor | None]) -> set[str]:
-    """Trajectories with a token of which one of the figures is not finite."""
+def _with_nonfinite(seen: Seen, figures: Iterable[Tensor | None]) -> set[str]:
+    """Trajectories that have a token with a figure that is not finite."""
     bad_S = torch.zeros(len(seen.tokens.logprobs_S), dtype=torch.bool, device=seen.tokens.logprobs_S.device)
     for figure_S in figures:
         if figure_S is not None:

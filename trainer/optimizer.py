@@ -24,7 +24,7 @@ class Trainable(Protocol):
 
 
 def make_optimizer(model: Trainable, config: UpdateConfig, lr: float | None = None) -> torch.optim.AdamW:
-    """AdamW over the trained parameters, at the configured learning rate if none is given."""
+    """AdamW over the trained parameters, at `lr` or else at the configured learning rate."""
     groups: Any = [{"params": group} for group in by_mesh(model)]
     return torch.optim.AdamW(
         groups, lr=lr or config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
@@ -32,7 +32,7 @@ def make_optimizer(model: Trainable, config: UpdateConfig, lr: float | None = No
 
 
 def by_mesh(model: Trainable) -> list[list[nn.Parameter]]:
-    """The trained parameters, together where the same ranks share them: loops over tensors take one mesh."""
+    """The trained parameters, grouped by device mesh: fused operations take tensors of one mesh."""
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for _, parameter in model.trainable():
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
@@ -40,7 +40,7 @@ def by_mesh(model: Trainable) -> list[list[nn.Parameter]]:
 
 
 def clip_gradients(model: Trainable, limit: float) -> float:
-    """Scale the gradients so that their norm is at most `limit`; the norm before. Collective."""
+    """Scale the gradients so that their norm is at most `limit`. Returns the norm before. Collective."""
     groups = [[p for p in group if p.grad is not None] for group in by_mesh(model)]
     norms = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
     norm = torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm()
@@ -50,7 +50,7 @@ def clip_gradients(model: Trainable, limit: float) -> float:
 
 
 def moments(model: Trainable, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's state of the trained parameters, as sharded as they are."""
+    """AdamW's state of the trained parameters by name, sharded as the parameters are."""
     return {
         f"{name}/{moment}": optimizer.state[p][moment]
         for name, p in model.trainable()

@@ -1,4 +1,4 @@
-"""From a leased batch to microbatches of tensors: groups become prefix trees, trees become rows of a grid.
+"""Packs a batch into microbatches of tensors: groups become prefix trees, and trees become rows of a grid.
 
 T: tokens of one trajectory, N: distinct tokens (nodes of the microbatch's tree), B: attention rows, L: row width,
 P: distinct predictions, S: loss tokens.
@@ -18,19 +18,19 @@ from agentrl.domain.batching import PrefixTree, balance, build_tree, line_up, pa
 from agentrl.domain.schemas import Float32, Int32, TrajectoryTokens
 
 UNPACKED = 0
-"""A token budget under which a microbatch has one unit, whose sequences share nothing and are computed one by one."""
+"""The token budget of models that cannot be packed: a microbatch then has one unit, computed sequence by sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A trajectory with the advantage of each of its tokens, and what models said of it before the step."""
+    """A trajectory with the advantage of each token, and what models computed for it before the step."""
 
     tokens: TrajectoryTokens
     advantages: Float32  # (T,) 0 where not sampled
     proximal: Float32 | None = None  # (T,) logprobs of the policy before the step
     reference: Float32 | None = None  # (T,) logprobs of the reference policy
-    values: Float32 | None = None  # (T,) of the critic before the step
-    targets: Float32 | None = None  # (T,) what the critic should say
+    values: Float32 | None = None  # (T,) values of the critic before the step
+    targets: Float32 | None = None  # (T,) targets of the critic
 
     def __post_init__(self) -> None:
         if len(self.advantages) != len(self.tokens.input_ids):
@@ -41,19 +41,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Samples of one group that are computed as one tree. The smallest thing that a rank or a row receives."""
+    """Samples of one group that are computed as one tree. Ranks and rows receive whole units."""
 
     samples: list[Sample]
     tree: PrefixTree
 
     @property
     def group_id(self) -> str:
-        """Of all its samples."""
+        """The group of all its samples."""
         return self.samples[0].tokens.group_id
 
     @property
     def tokens(self) -> int:
-        """Of its samples, shared ones counted for each: a size that does not depend on how a group is cut."""
+        """Tokens of its samples, each shared token counted once per sample: independent of how a group is cut."""
         return sum(len(s.tokens.input_ids) for s in self.samples)
 
 
@@ -74,11 +74,11 @@ class Microbatch:
     behavior_S: Tensor  # float32, logprobs recorded at sampling
     versions_S: Tensor  # int64, weight versions that sampled
     kv_mixed_S: Tensor  # bool, over keys and values that partly older weights computed
-    trajectories_S: Tensor  # int64, the trajectory of each loss token, counted from 0; all of its tokens are here
+    trajectories_S: Tensor  # int64, the trajectory of each loss token, counted from 0; never cut
     turns_S: Tensor  # int64, the turn of each loss token, counted from 0 over all trajectories
-    lengths: tuple[int, ...]  # unpacked: of the sequences that the N tokens are, one after another; packed: none
+    lengths: tuple[int, ...]  # unpacked: of the sequences that make up the N tokens; packed: empty
     trajectory_ids: tuple[str, ...]  # of those trajectories, in their order
-    proximal_S: Tensor | None = field(default=None)  # float32, set once it is known
+    proximal_S: Tensor | None = field(default=None)  # float32, set when it is known
     reference_S: Tensor | None = field(default=None)  # float32, where there is a reference policy
     values_S: Tensor | None = field(default=None)  # float32, where there is a critic: its values before the step
     targets_S: Tensor | None = field(default=None)  # float32, where there is a critic
@@ -90,7 +90,7 @@ class Microbatch:
         return int(self.trajectories_S[-1]) + 1 if len(self.trajectories_S) else 0
 
     def to(self, device: torch.device) -> Microbatch:
-        """The same, on `device`."""
+        """The same microbatch on `device`."""
         moved: dict[str, Any] = {
             n: value.to(device, non_blocking=True)
             for n in self.__slots__
@@ -100,7 +100,7 @@ class Microbatch:
 
 
 def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
-    """One tree per group; a group whose tree is over the budget is split. Samples that train nothing are left out."""
+    """One tree per group. Splits a group whose tree exceeds the budget. Leaves out samples without loss tokens."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         if sample.tokens.loss_mask.any():
@@ -114,7 +114,7 @@ def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
 
 
 def _used_ids(sample: Sample) -> Int32:
-    """Tokens up to the last loss token, which itself is only predicted: nothing reads its hidden state."""
+    """The tokens before the last loss token. That one is only predicted: nothing needs its hidden state."""
     last = int(np.flatnonzero(sample.tokens.loss_mask)[-1])
     return sample.tokens.input_ids[:last]
 
@@ -122,9 +122,9 @@ def _used_ids(sample: Sample) -> Int32:
 def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) -> list[list[list[list[list[Unit]]]]]:
     """`plan[minibatch][rank][microbatch][row]` lists the trees of a row.
 
-    Whole groups go to minibatches, which does not depend on the budget; trees go to ranks by size and to microbatches
-    first-fit decreasing. Every rank gets the same number of microbatches (collectives must match): a shorter one gets
-    empty ones, `[]`.
+    Whole groups go to minibatches, independent of the budget. Trees go to ranks by size, and to microbatches first-fit
+    decreasing. Every rank gets the same number of microbatches, since each is collective: a rank with fewer gets empty
+    ones, `[]`.
     """
     groups: dict[str, list[Unit]] = {}
     for unit in units:
@@ -145,7 +145,7 @@ def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) ->
 
 
 def collate_share(by_rank: Sequence[Sequence[Sequence[Sequence[Unit]]]], rank: int, budget: int) -> list[Microbatch]:
-    """A rank's share of a minibatch of `plan`. In each microbatch all ranks make as many forward passes."""
+    """A rank's microbatches of one minibatch of `plan`. All ranks make the same number of forward passes."""
     return [
         collate(share[rank]) if budget != UNPACKED else collate_unpacked(share[rank], max(map(_sequences, share)))
         for share in zip(*by_rank, strict=True)
@@ -153,9 +153,9 @@ def collate_share(by_rank: Sequence[Sequence[Sequence[Sequence[Unit]]]], rank: i
 
 
 def collate(rows: Sequence[Sequence[Unit]]) -> Microbatch:
-    """Tensors of one microbatch; no rows give a one-token microbatch without loss tokens.
+    """The tensors of one microbatch. Without rows, a one-token microbatch without loss tokens.
 
-    The trees of all rows are merged once more, so that what they share (a system prompt) is computed once.
+    Merges the trees of all rows, so that a common prefix, such as a system prompt, is computed once.
     """
     if not rows:
         return _microbatch(_EMPTY, [[np.zeros(1, np.int32)]], [])
@@ -168,8 +168,7 @@ def collate(rows: Sequence[Sequence[Unit]]) -> Microbatch:
 
 
 def collate_unpacked(rows: Sequence[Sequence[Unit]], passes: int) -> Microbatch:
-    """The same with every sequence by itself: one forward pass for each, and for as many more of one token as make up
-    `passes`."""
+    """The same for unpacked models: one forward pass per sequence, and one-token passes to fill up to `passes`."""
     samples = [s for row in rows for unit in row for s in unit.samples]
     filled = line_up([*map(_used_ids, samples), *[np.zeros(1, np.int32)] * (passes - len(samples))])
     lengths = tuple(len(path) for path in filled.paths)
@@ -177,7 +176,7 @@ def collate_unpacked(rows: Sequence[Sequence[Unit]], passes: int) -> Microbatch:
 
 
 def _sequences(rows: Sequence[Sequence[Unit]]) -> int:
-    """At least one: every pass runs the blocks, so that ranks stay in step."""
+    """How many sequences the rows hold, at least one: every rank must run the blocks."""
     return max(1, sum(len(unit.samples) for row in rows for unit in row))
 
 
@@ -203,11 +202,11 @@ def _microbatch(
     masks = [np.flatnonzero(s.tokens.loss_mask) for s in samples]
     keys = [
         np.stack([path[where - 1], s.tokens.input_ids[where], s.tokens.temperatures[where]], 1, dtype=np.float64)
-        for s, path, where in zip(samples, tree.paths, masks, strict=False)  # an empty microbatch's path is nobody's
+        for s, path, where in zip(samples, tree.paths, masks, strict=False)  # a microbatch without samples has one path
     ]
     if keys:
         distinct, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
-    else:  # every pass runs the head once, so that ranks stay in step
+    else:  # every rank must run the head
         distinct, inverse = np.array([[0.0, 0.0, 1.0]]), np.empty(0, np.int64)
 
     turns = [s.tokens.turn_ids[w].astype(np.int64) for s, w in zip(samples, masks, strict=True)]
@@ -217,7 +216,7 @@ def _microbatch(
         return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
 
     def known(name: str) -> Tensor | None:
-        """Of all samples or of none."""
+        """The attribute at loss tokens; None where samples do not have it."""
         arrays = [getattr(s, name) for s in samples]
         if not arrays or arrays[0] is None:
             return None

@@ -1,9 +1,9 @@
-"""What models say of a batch before its update, and the samples that follow from it.
+"""Computes what models say about a batch before its update, and makes samples with advantages from it.
 
     trajectories ─► logprobs (policy, reference), values (critic) of every loss token ─► advantages ─► samples
 
-Only what an algorithm asks for is computed. Every rank computes a part and knows all, so that advantages are of the
-whole batch and do not depend on how it was cut. T, S: as in packing.py.
+Only the quantities that the algorithm needs are computed. Each rank computes a part and then gathers all of them, so
+advantages do not depend on how the batch was cut. T, S: as in packing.py.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from agentrl.trainer.models.sharding import reshard
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
 
 Scores = list[Float32]
-"""(T,) per trajectory of a batch, 0 but at loss tokens."""
+"""(T,) per trajectory of a batch; 0 at tokens that are not loss tokens."""
 
 
 def make_samples(
     trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm, models: Models, budget: int, world: World
 ) -> list[Sample]:
-    """A batch's trajectories with their advantages, and with what else the update needs to know. Collective."""
+    """A batch's trajectories with advantages, and with the logprobs and values that the update needs. Collective."""
     scorer = Scorer(trajectories, models.policy.budget(budget), world)
     reference = logprobs = values = targets = costs = None
     if algorithm.needs_reference:
@@ -60,14 +60,14 @@ def make_samples(
 
 
 def _cost(logprobs_T: Float32, reference_T: Float32, algorithm: Algorithm) -> Float32:
-    """(T,) β · KL_t, 0 where both are 0."""
+    """(T,) the KL penalty β · KL_t of each token; 0 where both logprobs are 0."""
     kl_T = kl_divergence(torch.from_numpy(logprobs_T), torch.from_numpy(reference_T), algorithm.kl_estimator)
     cost_T: Float32 = (algorithm.kl_coef * kl_T).numpy()
     return cost_T
 
 
 class Scorer:
-    """A batch's microbatches on this rank, made once, for any number of forward passes without gradients."""
+    """A batch's microbatches on this rank, made once, for several forward passes without gradients."""
 
     def __init__(self, trajectories: Sequence[TrajectoryTokens], budget: int, world: World) -> None:
         self._samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in trajectories]
@@ -75,7 +75,7 @@ class Scorer:
 
     @cached_property
     def _planned(self) -> list[list[list[list[Unit]]]]:
-        """By rank, microbatch and row."""
+        """Units by rank, microbatch and row."""
         units = make_units(self._samples, self._budget)
         minibatches = plan(units, ranks=self._world.data_size, minibatches=1, budget=self._budget)
         return minibatches[0] if minibatches else [[]] * self._world.data_size
@@ -87,7 +87,7 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, model: Callable[[Microbatch], Tensor]) -> Scores:
-        """What `model` gives each prediction (P,), by loss token. Collective."""
+        """The output of `model`, (P,) per prediction, at every loss token of the batch. Collective."""
         mine = [model(m)[m.predictions_S].float() for m in self._microbatches]
         joined = self._world.gather(torch.cat(mine) if mine else torch.empty(0)).numpy()
         at, found = 0, {}

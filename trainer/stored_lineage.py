@@ -74,7 +74,7 @@ class StoredLineage:
         self.database.transact(trainer_epochs.check_epoch, self.run_id, self.epoch)
 
     def failure(self) -> str | None:
-        """Why the run has failed elsewhere; None while it has not."""
+        """Why the run failed elsewhere; None when it did not."""
         run = self.database.query(runs.get, self.run_id)
         return f"run {run.name} is failed: {run.error or 'no reason was given'}" if run.status == "failed" else None
 

@@ -1,6 +1,8 @@
-"""torchrun that ends as the rank that failed first did, and says last what it said: torchrun's own status is 1.
+"""Runs torchrun, and exits with the status of the rank that failed first, after printing that rank's error.
 
-python -m agentrl.trainer.torchrun --nproc-per-node=2 … -m agentrl trainer …
+torchrun itself would exit with status 1.
+
+    python -m agentrl.trainer.torchrun --nproc-per-node=2 … -m agentrl trainer …
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from agentrl.visible import say
 
 @contextmanager
 def told() -> Iterator[None]:
-    """In a rank: leave an error that we raise on purpose where torchrun finds it."""
+    """In a rank: record an error of ours where torchrun finds it."""
     try:
         yield
     except AgentRLError as error:
@@ -32,9 +34,9 @@ def main() -> None:
         run()
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        said = failure.error_file_data["message"]
-        if isinstance(said, dict):  # of a rank's `told`: the error's type comes first
-            say(f"agentrl: {said['message'].partition(': ')[2]}", err=True)
+        recorded = failure.error_file_data["message"]
+        if isinstance(recorded, dict):  # by `told`; the error's type comes first
+            say(f"agentrl: {recorded['message'].partition(': ')[2]}", err=True)
         sys.exit(max(1, failure.exitcode))
 
 

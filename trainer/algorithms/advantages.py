@@ -1,8 +1,8 @@
-"""Advantages from returns: pure functions of a whole batch, so that nothing depends on how it is cut afterwards.
+"""Computes advantages from returns, as pure functions of a whole batch: they do not depend on how it is cut.
 
-Baselines use one return per episode, R_i, the return of its first main call; never one per path, so that a session
-that forked into several trajectories, or that had sub-agents, counts once. A turn's advantage is its own return
-against that baseline, or with trajectory credit its episode's.
+Baselines use one return per episode, R_i, the return of its first main call. They never use one per path, so a session
+that forked into several trajectories, or that had sub-agents, counts once. A turn's advantage compares its own return
+with that baseline; with trajectory credit, it compares the episode's return.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentrl.domain.schemas import Float32, Float64, TrajectoryTokens
 from agentrl.domain.ties import tied
 
 EPSILON = 1e-6
-"""Added to standard deviations."""
+"""Added to standard deviations before dividing by them."""
 
 
 def group_mean(returns: Float64) -> Float64:
@@ -43,11 +43,11 @@ BASELINES: dict[str, Callable[[Float64], Float64]] = {
     "leave_one_out": leave_one_out,
     "none": no_baseline,
 }
-"""By `Algorithm.baseline`: the returns (n,) of a group's episodes → the baseline (n,) of each."""
+"""By `Algorithm.baseline`: the returns (n,) of a group's episodes → the baseline (n,) of each episode."""
 
 
 def overlong_penalty(tokens: int, algorithm: Algorithm) -> float:
-    """What is added to the return of an episode whose longest path has that many sampled tokens.
+    """The number added to the return of an episode whose longest path has `tokens` sampled tokens.
 
     0 up to L − B, then −p (tokens − (L − B)) / B, and −p from L on. DAPO, arXiv 2503.14476, eq. 13, where p is 1.
     """
@@ -58,12 +58,12 @@ def overlong_penalty(tokens: int, algorithm: Algorithm) -> float:
 
 
 def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm) -> list[Float32]:
-    """Per trajectory of a whole batch, (n_turns,) advantages; of a preset whose baseline is not a critic.
+    """Per trajectory of a whole batch, (n_turns,) advantages under a baseline that is not a critic.
 
-    A = (R − baseline) / scale with, as scale, 1, the sample standard deviation of the returns of the group or of the
-    batch; `whiten` makes them mean 0 and (population) deviation 1 over the batch's loss tokens (REINFORCE++, arXiv
-    2501.03262). Under a group's baseline a group of equal returns (`ties.tied`) has no advantage before that, and a
-    group of one none at all: it has nothing to be compared with.
+    A = (R − baseline) / scale. The scale is 1, or the sample standard deviation of the returns of the group or batch.
+    `whiten` gives A mean 0 and (population) deviation 1 over the batch's loss tokens (REINFORCE++, arXiv 2501.03262).
+    Under a group's baseline, a group of equal returns (`ties.tied`) has advantage 0 before whitening, and a group of
+    one episode has advantage 0 also after it.
     """
     compared = _compare(trajectories, overlong_penalties(trajectories, algorithm), algorithm)
     raw = [c.turns for c in compared]
@@ -76,10 +76,10 @@ def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorit
 def penalized_advantages(
     trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm, costs: Sequence[Float32]
 ) -> list[Float32]:
-    """Per trajectory, (T,) advantages under returns that `costs` (T,), at loss tokens, are taken from.
+    """Per trajectory, (T,) advantages under returns minus `costs` (T,), which are given at loss tokens.
 
-    A token's return loses what it and those after it in its trajectory cost; with trajectory credit, and in what
-    baselines and scales are of, an episode's loses all that its tokens cost. Otherwise as `turn_advantages`.
+    A token's return loses the costs of this token and of those after it in its trajectory. With trajectory credit, and
+    for baselines and scales, an episode's return loses the costs of all its tokens. Otherwise as `turn_advantages`.
     """
     penalties = overlong_penalties(trajectories, algorithm)
     whole = dict.fromkeys(penalties, 0.0)
@@ -100,7 +100,7 @@ def penalized_advantages(
 
 
 def overlong_penalties(trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm) -> dict[str, float]:
-    """By episode, `overlong_penalty` of its longest path."""
+    """Episode → `overlong_penalty` of its longest path."""
     lengths: dict[str, int] = {}
     for t in trajectories:
         lengths[t.episode_id] = max(lengths.get(t.episode_id, 0), int((t.turn_ids >= 0).sum()))
@@ -108,7 +108,7 @@ def overlong_penalties(trajectories: Sequence[TrajectoryTokens], algorithm: Algo
 
 
 def own_returns(trajectory: TrajectoryTokens, algorithm: Algorithm) -> Float64:
-    """(n_turns,) what `credit` says the return of each turn is."""
+    """(n_turns,) the return of each turn under `credit`."""
     if algorithm.credit == "turn":
         return trajectory.turn_returns
     return np.full(len(trajectory.turn_returns), trajectory.episode_return, np.float64)
@@ -116,11 +116,11 @@ def own_returns(trajectory: TrajectoryTokens, algorithm: Algorithm) -> Float64:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A trajectory against its episode's baseline."""
+    """A trajectory compared with its episode's baseline."""
 
     turns: Float64  # (n_turns,) advantages
-    factor: float  # that differences of returns were multiplied by
-    counts: bool  # whether it had anything to be compared with
+    factor: float  # by which differences of returns were multiplied
+    counts: bool  # whether its group had another episode to compare with
 
 
 def _compare(
@@ -143,7 +143,7 @@ def _compare(
 
 
 def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Float64, float]:
-    """(n,) baselines of a group's episodes, and what their advantages are multiplied by."""
+    """(n,) baselines of a group's episodes, and the factor of their advantages."""
     if algorithm.is_group_relative and tied(returns.tolist()):  # also a group of one
         return returns, 0.0
     baselines = BASELINES[algorithm.baseline](returns)
@@ -158,9 +158,10 @@ def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Fl
 def whitened(
     advantages: Sequence[Float64], counts: Sequence[npt.NDArray[Any]], compared: Sequence[bool]
 ) -> list[Float64]:
-    """Of mean 0 and (population) deviation 1 over loss tokens, of which each number has as many as `counts` says.
+    """The advantages with mean 0 and (population) deviation 1 over loss tokens.
 
-    An array that is not `compared` is left out, and 0.
+    `counts` says how many loss tokens each number stands for. Arrays that are not `compared` do not enter the mean and
+    the deviation, and become 0.
     """
     weights = [n * float(c) for n, c in zip(counts, compared, strict=True)]
     n = sum(w.sum() for w in weights)

@@ -1,4 +1,4 @@
-"""From losses of tokens to the loss of a batch: what each token's loss is divided by."""
+"""Aggregates losses of tokens to the loss of a batch: the weight of each token's loss."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agentrl.trainer.algorithms.packed_rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of the whole minibatch, over all microbatches and ranks: loss tokens, and trajectories that have any."""
+    """Loss tokens, and trajectories with loss tokens, of a whole minibatch over all microbatches and ranks."""
 
     tokens: float
     sequences: float
 
 
 def token_weights(like_S: Tensor, trajectories: Rows, totals: Totals, algorithm: Algorithm) -> Tensor:
-    """(S,) what each token's loss is multiplied by, in the dtype of `like_S`: the loss is the sum of the products.
+    """(S,) the weight of each token's loss, in the dtype of `like_S`. The loss is the weighted sum.
 
     token_mean     1/Σ|o|. DAPO, arXiv 2503.14476, eq. 8.
     sequence_mean  1/(G |o_i|). GRPO, arXiv 2402.03300, eq. 3.

@@ -1,7 +1,7 @@
-"""How far a difference of log probabilities counts, so that no loss, weight or gradient overflows.
+"""Bounds differences of logprobs so that no loss, weight or gradient overflows.
 
-Within the bounds nothing changes, bit for bit; at one the gradient is 0. What is infinite or NaN stays so: that is a
-fault of a forward pass, which the update reports (trainer/nonfinite.py).
+Values within the bounds stay the same, bit for bit. At a bound the gradient is 0. Infinity and NaN stay: they are
+errors of a forward pass, which the update reports (trainer/nonfinite.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LARGEST_K3 = 10.0
 
 
 def bounded(values: Tensor, bound: float) -> Tensor:
-    """`values` within ±`bound`; those that are not finite as they are."""
+    """`values` clamped to ±`bound`; infinity and NaN stay."""
     return torch.where(values.isinf(), values, values.clamp(-bound, bound))
 
 
@@ -26,11 +26,11 @@ def bounded_exp(log_ratio_S: Tensor) -> Tensor:
 
 
 def k3(log_ratio_S: Tensor) -> Tensor:
-    """(S,) e^x − 1 − x, x within ±LARGEST_LOG_RATIO: of x = log q/p at tokens that p sampled, it estimates KL(p‖q)."""
+    """(S,) e^x − 1 − x, x within ±LARGEST_LOG_RATIO: estimates KL(p‖q) from x = log q/p at tokens that p sampled."""
     x_S = bounded(log_ratio_S, LARGEST_LOG_RATIO)
     return torch.expm1(x_S) - x_S
 
 
 def bounded_k3(log_ratio_S: Tensor) -> Tensor:
-    """(S,) the same, at most LARGEST_K3: for losses and returns."""
+    """(S,) `k3`, at most LARGEST_K3, for losses and returns."""
     return bounded(k3(log_ratio_S), LARGEST_K3)

@@ -1,4 +1,4 @@
-"""The loss of a token from its ratio and advantage: how far the policy is drawn."""
+"""Surrogate losses: the loss of a token from its importance ratio and its advantage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from agentrl.configs.algorithm import Algorithm
 
 Surrogate = Callable[[Tensor, Tensor, Tensor, Algorithm], tuple[Tensor, Tensor]]
-"""(ρ, log π, A, algorithm), each (S,) → the losses (S,) and which of them the bounds changed (S,), bool."""
+"""(ρ, log π, A, algorithm), each (S,) → the losses (S,), and bool (S,) that says which losses the bounds changed."""
 
 
 def ppo(ratio_S: Tensor, logprobs_S: Tensor, advantages_S: Tensor, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def cispo(ratio_S: Tensor, logprobs_S: Tensor, advantages_S: Tensor, algorithm: 
 
 
 def sapo(ratio_S: Tensor, logprobs_S: Tensor, advantages_S: Tensor, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """−(4/τ) σ(τ(ρ−1)) A, τ by the sign of A: a gradient of at most 1 that fades. SAPO, arXiv 2511.20347."""
+    """−(4/τ) σ(τ(ρ−1)) A, τ by the sign of A: the gradient's weight is at most 1 and fades. SAPO, arXiv 2511.20347."""
     tau_S = torch.full_like(advantages_S, algorithm.sapo_tau_negative)
     tau_S[advantages_S > 0] = algorithm.sapo_tau_positive
     gate_S = torch.sigmoid(tau_S * (ratio_S - 1)) * 4 / tau_S

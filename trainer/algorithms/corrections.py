@@ -1,4 +1,4 @@
-"""What is done about tokens that an older policy sampled: proximal logprobs, importance weights, masks."""
+"""Off-policy corrections for tokens that an older policy sampled: proximal logprobs, importance weights, masks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agentrl.trainer.algorithms.packed_rows import Rows, at_level
 def interpolated_proximal(logprobs_S: Tensor, behavior_S: Tensor, ages_S: Tensor, progress: float) -> Tensor:
     """(S,) log π_prox ≈ log π_behave + α (log π − log π_behave), α = (v_prox − v_behave) / (v − v_behave).
 
-    `ages_S` is v_prox − v_behave, in versions; `progress` is v − v_prox, the share of the step's updates that are made:
-    with none made the current policy is the proximal one, and the formula gives it. AReaL's log-linear
-    approximation (its documentation, "proximal log-probability approximation"), there with progress 1.
+    `ages_S` is v_prox − v_behave, in versions. `progress` is v − v_prox, the share of the step's updates that are
+    made. At progress 0 the current policy is the proximal one, and the formula returns its logprobs. This is AReaL's
+    log-linear approximation (its documentation, "proximal log-probability approximation"), where progress is 1.
     """
     distance_S = ages_S + progress
     alpha_S = torch.where(distance_S > 0, ages_S / distance_S.clamp(min=1e-12), 1.0).to(logprobs_S.dtype)
@@ -31,7 +31,7 @@ def behavior_weights(
 
     truncate  min(w, cap). Decoupled PPO: arXiv 2110.00641; with a cap: AReaL, arXiv 2505.24298, section 5.2.
     mask      w where floor ≤ w ≤ cap, else 0.
-    reject    1 where floor ≤ w ≤ cap, else 0: a token, or a whole turn or trajectory, counts as it is or not at all.
+    reject    1 where floor ≤ w ≤ cap, else 0: leaves out tokens, whole turns or whole trajectories.
     """
     if algorithm.correction == "none":
         return torch.ones_like(behavior_S), torch.zeros_like(behavior_S, dtype=torch.bool)
@@ -44,10 +44,10 @@ def behavior_weights(
 
 
 def second_moment_limit(log_ratio_S: Tensor, threshold: float) -> float:
-    """The bound under which (log ρ)² of a token must stay, so that the mean of those that do is at most `threshold`.
+    """The bound on (log ρ)² below which tokens are kept, so that the mean of kept ones is at most `threshold`.
 
-    Of all tokens of the minibatch, wherever they are computed: the largest leave first, equal ones together. M2PO,
-    arXiv 2510.01161.
+    Takes all tokens of the minibatch, from all ranks. The largest are removed first, equal ones together. M2PO, arXiv
+    2510.01161.
     """
     squares_S = log_ratio_S.double().square().sort().values
     means_S = squares_S.cumsum(0) / torch.arange(1, len(squares_S) + 1, device=squares_S.device)
@@ -56,5 +56,5 @@ def second_moment_limit(log_ratio_S: Tensor, threshold: float) -> float:
 
 
 def under_limit(log_ratio_S: Tensor, limit: float) -> Tensor:
-    """(S,) bool, the tokens that `second_moment_limit` keeps."""
+    """(S,) bool, true for the tokens that `second_moment_limit` keeps."""
     return log_ratio_S.double().square() < limit

@@ -1,4 +1,4 @@
-"""Advantages and loss of a critic (PPO)."""
+"""Generalized advantage estimation, and the loss of a critic (PPO)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.trainer.algorithms.packed_rows import Rows, suffix_sums
 def gae(rewards_S: Tensor, values_S: Tensor, trajectories: Rows, gamma: float, lambda_: float) -> tuple[Tensor, Tensor]:
     """(S,) advantages A_t = Σ_l (γλ)^l δ_{t+l}, δ_t = r_t + γ V_{t+1} − V_t, and (S,) the critic's targets A_t + V_t.
 
-    A trajectory's loss tokens are its time; V is 0 after the last. arXiv 1506.02438, eq. 16.
+    Time runs over a trajectory's loss tokens; V is 0 after the last one. arXiv 1506.02438, eq. 16.
     """
     next_S = torch.zeros_like(values_S)
     if len(values_S) > 1:
@@ -22,9 +22,9 @@ def gae(rewards_S: Tensor, values_S: Tensor, trajectories: Rows, gamma: float, l
 
 
 def value_losses(values_S: Tensor, old_values_S: Tensor, targets_S: Tensor, clip: float | None) -> Tensor:
-    """(S,) ½ max((V − T)², (V_old + clip(V − V_old, ±ε) − T)²); the first alone without ε.
+    """(S,) ½ max((V − T)², (V_old + clip(V − V_old, ±ε) − T)²); without ε, only the first term.
 
-    The clipped value loss of PPO's reference implementation (arXiv 1707.06347 has its square error, eq. 9).
+    The clipped value loss of PPO's reference implementation (arXiv 1707.06347, eq. 9, has the squared error).
     """
     losses_S = (values_S - targets_S).square()
     if clip is not None:

@@ -1,4 +1,4 @@
-"""The divergence from a reference policy, in the loss or in the reward."""
+"""Estimates the KL divergence from a reference policy, for the loss or for the reward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def kl_divergence(logprobs_S: Tensor, reference_S: Tensor, estimator: Estimator)
     """(S,) estimates of KL(π‖π_ref), from d = log π − log π_ref at tokens that π sampled.
 
     k1 = d, k2 = d²/2, k3 = min(exp(−d) − 1 + d, 10). Schulman, "Approximating KL divergence", 2020; k3: GRPO, arXiv
-    2402.03300, eq. 4. As a loss only k2 has the divergence's own gradient; k1's is zero on average; k3's is zero at 10.
+    2402.03300, eq. 4. As a loss, only k2 has the gradient of the divergence. The gradient of k1 is zero on average, and
+    that of k3 is zero at 10.
     """
     difference_S = logprobs_S - reference_S
     if estimator == "k1":

@@ -1,7 +1,7 @@
-"""The policy loss of an algorithm: its parts put together, over one microbatch of packed tokens.
+"""The policy loss of an algorithm, assembled from its parts, over one microbatch of packed tokens.
 
-S: loss tokens of one microbatch. What a loss is divided by comes in as totals of the whole minibatch, and rows are
-never cut, so that loss and gradients do not depend on how the batch was cut into microbatches and ranks.
+S: loss tokens of one microbatch. Divisors are totals of the whole minibatch, and rows are never cut, so loss and
+gradients do not depend on how the batch is cut into microbatches and ranks.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.algorithms.ratios import importance_ratio
 
 Sums = dict[str, Tensor]
-"""Sums by metric name, 0-dim float64: over loss tokens, but for `loss`, which is the microbatch's share of the loss."""
+"""Sums by metric name, 0-dim float64, over loss tokens. `loss` is the microbatch's share of the loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossTokens:
-    """What the loss needs to know of each token; all of one length S, float unless said otherwise."""
+    """Per-token inputs of the loss, all of length S, float unless a comment says otherwise."""
 
-    logprobs_S: Tensor  # log π of the policy that is trained, with gradient
-    proximal_S: Tensor  # log π of the policy that ρ is against
+    logprobs_S: Tensor  # log π of the trained policy, with gradient
+    proximal_S: Tensor  # log π of the proximal policy, the denominator of ρ
     behavior_S: Tensor  # log π recorded at sampling
     advantages_S: Tensor
     trajectories: Rows
     turns: Rows
-    keep_S: Tensor | None = None  # bool, false: its policy loss is 0 (but it counts in the means)
+    keep_S: Tensor | None = None  # bool; a token with false has policy loss 0 but counts in the means
     reference_S: Tensor | None = None  # log π of the reference policy
-    entropy_S: Tensor | None = None  # of the distribution that the token is from, with gradient
+    entropy_S: Tensor | None = None  # entropy of the token's distribution, with gradient
 
 
 def policy_loss(tokens: LossTokens, totals: Totals, algorithm: Algorithm) -> tuple[Tensor, Sums]:
@@ -78,5 +78,5 @@ def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums
 
 
 def _behavior_kl(tokens: LossTokens) -> Tensor:
-    """(S,) k3 of the behaviour policy from the trained one: how far off-policy a token is."""
+    """(S,) k3 estimate of KL(behavior ‖ trained): how far off-policy a token is."""
     return k3((tokens.logprobs_S.detach() - tokens.behavior_S).double())

@@ -1,4 +1,4 @@
-"""Losses of pairs: of two answers to one prompt, one is preferred. N: pairs."""
+"""Losses of preference pairs, two answers to one prompt of which one is preferred. N: pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch.nn.functional import logsigmoid
 def dpo_losses(margins_N: Tensor, beta: float, label_smoothing: float = 0.0) -> Tensor:
     """(N,) −(1−ε) log σ(βh) − ε log σ(−βh), h = log π(y_w)/π_ref(y_w) − log π(y_l)/π_ref(y_l).
 
-    DPO, arXiv 2305.18290, eq. 7; with ε: "conservative DPO" (Mitchell, 2023), labels that are wrong with probability ε.
+    DPO, arXiv 2305.18290, eq. 7. With ε: "conservative DPO" (Mitchell, 2023), for labels that are wrong with
+    probability ε.
     """
     return (
         bradley_terry_losses(beta * margins_N) * (1 - label_smoothing) - logsigmoid(-beta * margins_N) * label_smoothing
@@ -17,9 +18,9 @@ def dpo_losses(margins_N: Tensor, beta: float, label_smoothing: float = 0.0) -> 
 
 
 def ipo_losses(margins_N: Tensor, beta: float) -> Tensor:
-    """(N,) (h − 1/(2β))², h as in DPO but each log-ratio divided by its tokens.
+    """(N,) (h − 1/(2β))², h as in DPO but with each log-ratio divided by its number of tokens.
 
-    IPO, arXiv 2310.12036, eq. 17, β there τ; per token as its authors' results and TRL have it.
+    IPO, arXiv 2310.12036, eq. 17, where β is τ. Per token as in the authors' results and in TRL.
     """
     return (margins_N - 1 / (2 * beta)).square()
 

@@ -1,4 +1,4 @@
-"""The importance ratio ρ of the current policy over an older one, at the level of an algorithm."""
+"""The importance ratio ρ of the current policy over an older one, at an algorithm's level."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def importance_ratio(
 
     token     π_t/π_old,t. PPO, arXiv 1707.06347, eq. 6.
     sequence  s · π_t/sg(π_t), s = sg((π(y)/π_old(y))^(1/|y|)). GSPO, arXiv 2507.18071, eq. 7, in its token form
-              (eq. 14): where the advantage is the same for all tokens of a trajectory, value and gradient are GSPO's;
-              where turns differ, each token's gradient still carries its own advantage.
+              (eq. 14). Value and gradient are GSPO's when all tokens of a trajectory have the same advantage; when
+              turns differ, each token's gradient has its own advantage.
     turn      the same over the tokens of one turn.
-    product   π(y)/π_old(y), of the trajectory as one action. RLOO, arXiv 2402.14740.
+    product   π(y)/π_old(y), with the trajectory as one action. RLOO, arXiv 2402.14740.
 
-    Bounds and `keep_S` apply to log ρ: after `exp` an infinity that is masked still makes the gradient NaN (0 · ∞).
+    Bounds and `keep_S` apply to log ρ: after `exp`, a masked infinity would still make the gradient NaN (0 · ∞).
     """
     log_ratio_S = at_level(logprobs_S - older_S, trajectories, turns, level)
     if level not in ("token", "product"):

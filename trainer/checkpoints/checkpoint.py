@@ -42,12 +42,12 @@ CHECKPOINTS = "checkpoints"
 
 
 Parts = Mapping[str, Mapping[str, Tensor]]
-"""Tensors by part and name, as sharded as they are."""
+"""Tensors by part and name; sharded tensors stay sharded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """What `store.steps.complete` needs to know of a step."""
+    """A step's facts, as the store needs them to complete it."""
 
     step: int
     version: int  # the weights that the step made
@@ -65,7 +65,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A folder that cannot be resumed from."""
+    """A folder that the trainer cannot resume from, and why."""
 
     folder: Path
     why: str

@@ -16,9 +16,9 @@ from agentrl.trainer.checkpoints.checkpoint import FORMAT, Checkpoint, Ignored, 
 
 
 def remove_older(newest: Checkpoint, config: UpdateConfig) -> None:
-    """Delete the checkpoints before `newest`, but for the last `keep_checkpoints - 1`, and the best by `keep_best`.
+    """Delete the checkpoints before `newest`, except the last `keep_checkpoints - 1` and the best by `keep_best`.
 
-    Raises UserError when no checkpoint's step has that metric, before anything is deleted.
+    Raises UserError, before it deletes anything, when no checkpoint's step has that metric.
     """
     older = [folder for folder in _folders(newest.folder.parent) if _order(folder) < _order(newest.folder)]
     last = older[-(config.keep_checkpoints - 1) :]  # at least one
@@ -29,13 +29,13 @@ def remove_older(newest: Checkpoint, config: UpdateConfig) -> None:
 
 
 def _best(folders: list[Path], newest: Checkpoint, asked: str) -> Path:
-    """The later one, of equal ones."""
+    """The checkpoint with the highest `asked` metric, or with `-METRIC` the lowest; the latest of equal ones."""
     name, sign = asked.removeprefix("-"), -1 if asked.startswith("-") else 1
 
     def value(folder: Path) -> float:
         try:
             return sign * read(folder).record.metrics.get(name, -sign * math.inf)
-        except StoreError:  # damaged: it is no checkpoint to keep
+        except StoreError:  # damaged, so not worth keeping
             return -math.inf
 
     best = max(reversed(folders), key=value)
@@ -46,7 +46,7 @@ def _best(folders: list[Path], newest: Checkpoint, asked: str) -> Path:
 
 
 def set_aside(ignored: Ignored) -> Path:
-    """Rename a folder so that it no longer counts as a checkpoint; its new path."""
+    """Rename a folder so that it no longer counts as a checkpoint. Returns its new path."""
     name, number = f"stray-{ignored.folder.name}", 1
     while (free := ignored.folder.with_name(name if number == 1 else f"{name}.{number}")).exists():
         number += 1
@@ -54,7 +54,7 @@ def set_aside(ignored: Ignored) -> Path:
 
 
 def newest(root: Path, survives: Callable[[str], bool] = lambda _: True) -> tuple[Checkpoint | None, list[Ignored]]:
-    """The newest complete checkpoint of a step that `survives(step_id)`, and each newer one with what is wrong."""
+    """The newest complete checkpoint of a step that `survives(step_id)`, and each newer folder with what is wrong."""
     ignored: list[Ignored] = []
     for folder in reversed(_folders(root)):
         try:
@@ -68,7 +68,7 @@ def newest(root: Path, survives: Callable[[str], bool] = lambda _: True) -> tupl
 
 
 def read(folder: Path) -> Checkpoint:
-    """Check and open a checkpoint. Raises StoreError, which says what is wrong with it."""
+    """Check and open a checkpoint. Raises StoreError that says what is wrong with it."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
         sizes = meta["files"]
@@ -94,11 +94,11 @@ def read(folder: Path) -> Checkpoint:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Oldest first."""
+    """Checkpoint folders, oldest first."""
     return sorted(root.glob("step-*"), key=_order)
 
 
 def _order(folder: Path) -> tuple[int, str]:
-    """By step; leases of one step by their ids, which are time-ordered."""
+    """Sorts by step, and checkpoints of one step by step id, which grows with time."""
     match = re.match(r"step-(\d+)", folder.name)
     return (int(match[1]) if match else 0, folder.name)

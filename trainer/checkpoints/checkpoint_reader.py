@@ -19,7 +19,7 @@ from agentrl.trainer.optimizer import Trainable, moments
 
 
 def shapes(folder: Path, part: str) -> dict[str, torch.Size]:
-    """The tensors of a part; none where the checkpoint was saved without it. Raises StoreError."""
+    """The shapes of a part's tensors; empty where the checkpoint has no such part. Raises StoreError."""
     try:
         known = FileSystemReader(folder / STATE).read_metadata().state_dict_metadata
     except (OSError, EOFError, ValueError, AttributeError, ImportError, PickleError) as error:
@@ -33,9 +33,9 @@ def shapes(folder: Path, part: str) -> dict[str, torch.Size]:
 
 
 def fill(folder: Path, part: str, targets: Mapping[str, Tensor], world: World) -> None:
-    """Read this rank's parts of the targets, which the checkpoint has by these names. Collective.
+    """Read this rank's parts of `targets` from the checkpoint's tensors of these names. Collective.
 
-    Raises StoreError when one has another shape.
+    Raises StoreError when a tensor has another shape.
     """
     known = shapes(folder, part)
     for name, tensor in targets.items():
@@ -48,12 +48,12 @@ def fill(folder: Path, part: str, targets: Mapping[str, Tensor], world: World) -
 
 
 def load(found: Checkpoint, policy: Trainable, optimizer: torch.optim.Optimizer, world: World) -> None:
-    """Restore weights, moments and random states. Every rank reads its part. Collective.
+    """Restore the policy's weights, its moments and the random states. Collective.
 
     Raises StoreError when the checkpoint was made with another model or another `train_layers`.
     """
     restore(found, "policy", policy, optimizer, world)
-    size = shapes(found.folder, "rng").get(str(world.rank))  # None on a rank that was not there
+    size = shapes(found.folder, "rng").get(str(world.rank))  # None on a rank that the checkpoint was made without
     states = {} if size is None else {str(world.rank): torch.empty(size, dtype=torch.uint8)}
     fill(found.folder, "rng", states, world)
     for state in states.values():
@@ -61,7 +61,7 @@ def load(found: Checkpoint, policy: Trainable, optimizer: torch.optim.Optimizer,
 
 
 def restore(found: Checkpoint, part: str, model: Trainable, optimizer: torch.optim.Optimizer, world: World) -> None:
-    """Set a model's trained parameters and AdamW's state of them, `part` and `part_optimizer`. Collective.
+    """Set a model's trained parameters and their AdamW moments from `part` and `part_optimizer`. Collective.
 
     Raises StoreError as `load` does.
     """

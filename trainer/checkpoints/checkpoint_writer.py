@@ -1,4 +1,4 @@
-"""Writes checkpoints: every rank its own tensors, rank 0 the folder's name."""
+"""Writes checkpoints: every rank writes its own tensors, then rank 0 renames the draft folder."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from agentrl.trainer.optimizer import Trainable, moments
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """A checkpoint that this rank has begun to write."""
+    """A checkpoint that is being written."""
 
     checkpoint: Checkpoint
     draft: Path
-    future: Future[Any] | None  # None: it is written
+    future: Future[Any] | None  # None: the tensors are written
     leads: bool
 
     def done(self) -> bool:
-        """Whether `finish` does not wait."""
+        """Whether `finish` returns without waiting."""
         return self.future is None or self.future.done()
 
     def finish(self) -> Checkpoint:
-        """Wait until every rank has written its part; rank 0 then gives the folder its name.
+        """Wait until every rank has written its part. Rank 0 then gives the folder its name.
 
-        Raises StoreError when one could not.
+        Raises StoreError when a rank could not write.
         """
         folder, record = self.checkpoint.folder, self.checkpoint.record
         if self.future is not None:
@@ -56,9 +56,10 @@ class Writing:
 
 
 def begin(root: Path, record: StepRecord, parts: Parts, world: World, *, wait: bool) -> Writing:
-    """Begin to write a checkpoint; `wait` until all ranks have, or let them go on at once. Collective.
+    """Begin to write a checkpoint. Collective. Raises StoreError.
 
-    One that is not waited for must be finished before another is begun. Raises StoreError.
+    With `wait`, returns when all ranks have written. Without, ranks go on at once, and the checkpoint must be finished
+    before the next one is begun.
     """
     folder = root / f"step-{record.step:06d}-{record.batch.step_id}"
     draft: Path = world.share(draft_of(folder))
@@ -66,7 +67,7 @@ def begin(root: Path, record: StepRecord, parts: Parts, world: World, *, wait: b
         (draft / STATE).mkdir(parents=True)
     state = {f"{part}/{name}": tensor.detach() for part, tensors in parts.items() for name, tensor in tensors.items()}
     state[f"rng/{world.rank}"] = torch.get_rng_state()
-    world.barrier()  # the folder is there
+    world.barrier()  # until the folder exists
     future: Future[Any] | None = None
     writer = FileSystemWriter(draft / STATE)
     try:
@@ -86,5 +87,5 @@ def _write_error(folder: Path, error: CheckpointException) -> StoreError:
 
 
 def state_of(part: str, model: Trainable, optimizer: torch.optim.Optimizer) -> Parts:
-    """A model's trained parameters and what AdamW knows of them, as parts of a checkpoint."""
+    """A model's trained parameters and their AdamW moments, as parts of a checkpoint."""
     return {part: dict(model.trainable()), f"{part}_optimizer": moments(model, optimizer)}

@@ -1,1 +1,1 @@
-"""What a step measures, and where the figures go."""
+"""The metrics of steps and evaluations, and the sinks that they are sent to."""

@@ -1,4 +1,4 @@
-"""What a step says of its batch and of its tokens: pure functions. Names and meanings: docs/metrics.md.
+"""Metrics of a step's batch and tokens, as pure functions. docs/metrics.md explains each name.
 
 S: loss tokens of a whole step, over all ranks.
 """
@@ -19,18 +19,18 @@ from agentrl.trainer.packing import Sample
 
 Metrics = dict[str, float]
 LABELS_KEPT = 32
-"""Names of rewards, and sources of tasks, that get a metric of their own: the most frequent ones of a batch."""
+"""How many reward names, and how many task sources, get a metric of their own: the most frequent of a batch."""
 
 
 def finite(metrics: Metrics) -> Metrics:
-    """Without what is NaN or infinite, which JSON and charts do not hold."""
+    """The metrics that are finite. JSON and charts cannot hold NaN and infinity."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def ratio_metrics(log_ratio_S: Tensor) -> Metrics:
-    """Of w = π_trained / π_behaviour of tokens, each as its update begins.
+    """Metrics of the importance ratios w = π_trained / π_behavior, measured as a token's minibatch begins.
 
-    The effective sample size (Σw)² / (n Σw²) is a share of the n tokens: 1 where all weigh the same.
+    The effective sample size is (Σw)² / (n Σw²), a share of the n tokens: 1 when all weigh the same.
     """
     if not len(log_ratio_S):
         return {}
@@ -44,7 +44,7 @@ def ratio_metrics(log_ratio_S: Tensor) -> Metrics:
 
 
 def mismatch_metrics(gap_S: Tensor) -> Metrics:
-    """Of gaps d = log π of the trainer − log π of the engine, of tokens that both computed with the same weights.
+    """Metrics of gaps d = log π_trainer − log π_engine, where both computed with the same weights.
 
     `mismatch_kl` is the mean of e^d − 1 − d: KL(engine ‖ trainer), estimated by k3.
     """
@@ -60,13 +60,13 @@ def mismatch_metrics(gap_S: Tensor) -> Metrics:
 
 
 def drift_metrics(gap_S: Tensor) -> Metrics:
-    """The same mean of tokens that older weights sampled: how far the policy has moved since."""
+    """The mean |d| of tokens that older weights sampled: how far the policy has moved since."""
     counted = {"drift_tokens": float(len(gap_S))}
     return counted | {"drift": float(gap_S.double().abs().mean())} if len(gap_S) else counted
 
 
 def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> Metrics:
-    """What is known of a batch without any model: rewards (one return per episode), advantages, ages, lengths."""
+    """Metrics that need no model: rewards (one return per episode), advantages, ages, lengths."""
     returns = np.array(list({t.episode_id: t.episode_return for t in batch.trajectories}.values()))
     return {
         "sessions": float(len(returns)),
@@ -81,7 +81,7 @@ def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> Metrics:
 
 
 def _advantages(samples: Sequence[Sample]) -> Metrics:
-    """Over loss tokens, and the share of groups in which none has an advantage."""
+    """Advantages of loss tokens, and the share of groups without any advantage."""
     of_group: dict[str, list[np.ndarray]] = {}
     for sample in samples:
         if sample.tokens.loss_mask.any():
@@ -98,7 +98,7 @@ def _advantages(samples: Sequence[Sample]) -> Metrics:
 
 
 def _ages(batch: Batch) -> Metrics:
-    """Of loss tokens, in weight versions: mean, oldest, the share of each age, and how many tokens were too old."""
+    """Ages of loss tokens in weight versions: mean, maximum, the share of each age, and tokens that were too old."""
     by_version = Counter[int]()
     for t in batch.trajectories:
         by_version.update(t.versions[t.loss_mask].tolist())
@@ -117,7 +117,7 @@ def _ages(batch: Batch) -> Metrics:
 
 
 def _lengths(batch: Batch) -> Metrics:
-    """Of trajectories: tokens before the first sampled one, sampled tokens, all tokens, calls."""
+    """Lengths of trajectories: tokens before the first sampled one, sampled tokens, all tokens, calls."""
     sampled = [t.versions != PROMPT_VERSION for t in batch.trajectories]
     measured = {
         "length/prompt": [int(mask.argmax()) if mask.any() else len(mask) for mask in sampled],
@@ -133,7 +133,7 @@ def _lengths(batch: Batch) -> Metrics:
 
 
 def outcome_metrics(batch: Batch, facts: BatchFacts) -> Metrics:
-    """What the store knows besides: rewards by name, returns by the tasks' source, calls that were cut off."""
+    """Metrics from the store: rewards by name, returns by task source, calls that were cut off."""
     by_source: dict[str, dict[str, float]] = {}
     for t in batch.trajectories:
         if source := facts.sources.get(t.group_id):

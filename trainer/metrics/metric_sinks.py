@@ -1,10 +1,10 @@
-"""Where a step's metrics go besides the store: TensorBoard, Weights & Biases, trackio.
+"""Sends a step's metrics to TensorBoard, Weights & Biases and trackio.
 
     rank 0's loop ── log(step, metrics) ──► a queue and a thread for each sink ──► file, network
 
-`log` never waits for a sink. What goes wrong in one is reported by the next `log` or by `close`, on the loop's own
-thread, once a sink; it goes on being fed, and the others and the training do not notice. No torch here: the supervisor
-asks `require`.
+`log` never waits for a sink. The next `log` or `close` reports the first error of a sink, once, on the loop's thread.
+The sink still receives metrics, and the other sinks and the training go on. This module does not import torch: the
+launcher calls `require`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
-"""Sink, and the extra that installs it → module."""
+"""Sink, which is also the name of the extra that installs it → module."""
 CLOSE_S = 30.0
-"""How long the end of a run waits for sinks."""
+"""How long a run waits for its sinks at its end."""
 STEP = "step"
+"""The metric of Weights & Biases that charts are drawn over."""
 
 
 class Sink(Protocol):
-    """What takes metrics. Its methods may raise anything, and take their time."""
+    """Receives metrics. Its methods may raise any exception and may be slow."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step. A repeated step replaces the earlier one as far as the sink can."""
+        """Receive the metrics of a step. A repeated step replaces the earlier one where the sink supports that."""
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Finish pending work."""
 
 
 def wanted(config: MetricsConfig) -> list[str]:
@@ -73,13 +74,13 @@ class Sinks:
         return cls({}, lambda *_: None)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand over the metrics of a step, or of an evaluation after it."""
+        """Queue the metrics of a step, or of an evaluation after it."""
         for feed in self._feeds:
             feed.waiting.put((step, dict(metrics)))
         self._report_errors()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Wait until everything has arrived, but no longer than `timeout_s`."""
+        """Wait until the sinks have received everything, at most `timeout_s`."""
         until = time.monotonic() + timeout_s
         for feed in self._feeds:
             feed.waiting.put(None)
@@ -97,7 +98,7 @@ class Sinks:
 
 
 class _Feed:
-    """One sink with its thread, which ends with the process however long the sink takes."""
+    """One sink with its queue and its daemon thread, which does not keep the process alive."""
 
     def __init__(self, name: str, make: Callable[[], Sink]) -> None:
         self.name = name
@@ -118,22 +119,22 @@ class _Feed:
     def _try(self, work: Callable[..., Any], *args: object) -> Any:
         try:
             return work(*args)
-        except Exception as error:  # noqa: BLE001 - foreign code: the loop reports it, and training goes on
+        except Exception as error:  # noqa: BLE001 - code of other projects: the loop reports it, and training goes on
             self.error = self.error or error
             return None
 
 
 class TensorBoard:
-    """Event files. TensorBoard drops what earlier files have of the steps from `from_step` on."""
+    """Writes event files. TensorBoard then ignores steps from `from_step` on in earlier files."""
 
     def __init__(self, folder: Path, from_step: int) -> None:
         from tensorboardX import SummaryWriter
 
-        unique = f".{time.time_ns()}"  # files are named by the second, and a second one would replace the first
+        unique = f".{time.time_ns()}"  # names count in seconds: a second file could replace the first
         self._writer = SummaryWriter(str(folder), purge_step=from_step, filename_suffix=unique)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One scalar for each."""
+        """Write one scalar per metric."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -144,7 +145,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run whose id is the run's own, so that a resume continues it."""
+    """A run of Weights & Biases with our run's id, so that a resume continues it."""
 
     def __init__(self, config: RunConfig, run_id: str) -> None:
         import wandb
@@ -161,10 +162,10 @@ class Wandb:
             dir=str(config.run_dir),
             config=_shown(config),
         )
-        self._run.define_metric("*", step_metric=STEP)  # its own step never goes back, ours may
+        self._run.define_metric("*", step_metric=STEP)  # the step of Weights & Biases cannot go back, ours can
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row."""
+        """Log one row."""
         self._run.log({STEP: step, **metrics})
 
     def close(self) -> None:
@@ -173,7 +174,7 @@ class Wandb:
 
 
 class Trackio:
-    """A run with a name of its own, so that a resume continues it."""
+    """A run of trackio with a unique name, so that a resume continues it."""
 
     def __init__(self, config: RunConfig, run_id: str) -> None:
         import trackio
@@ -190,7 +191,7 @@ class Trackio:
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row."""
+        """Log one row."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
@@ -199,5 +200,5 @@ class Trackio:
 
 
 def _shown(config: RunConfig) -> dict[str, Any]:
-    """The configuration as others may see it: a database's URL holds its password."""
+    """The configuration without the database's URL, which holds a password."""
     return config.model_dump(mode="json", exclude={"database_url"})

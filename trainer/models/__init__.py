@@ -1,1 +1,1 @@
-"""The models of a run: loading, sharding, attention, heads, adapters."""
+"""The models of a run: loading, sharding, attention, heads and adapters."""

@@ -1,8 +1,9 @@
 """Attention over prefix trees, as an attention function of transformers.
 
-Everything but attention works on a flat list of N distinct tokens. Attention gathers them into B rows of at most L,
-one row for a group (or several small ones), so that its cost is quadratic in a tree and not in the whole microbatch;
-a token that several rows share, such as a common system prompt, is still computed once. h: heads, d: head size.
+Everything except attention works on a flat list of N distinct tokens. Attention gathers them into B rows of at most L
+places, one row for a group or for several small groups. Its cost is therefore quadratic in a tree and not in the whole
+microbatch. A token that several rows share, such as a common system prompt, is still computed once. h: heads, d: head
+size.
 """
 
 from __future__ import annotations
@@ -17,32 +18,30 @@ from agentrl.errors import UnknownAttention
 
 NAME = "agentrl_tree"
 KNOWN = frozenset({"position_ids", "use_cache"})
-"""Arguments that models pass to attention, and that change nothing about it: positions are in the queries and keys."""
-
-
+"""Arguments that models pass to attention and that do not change it: queries and keys contain the positions."""
 SINK_SIZE = 8
-"""What a sink adds to the size of a head; kernels want multiples of it."""
+"""By how much a sink enlarges a head; kernels need multiples of it."""
 
 
 class Rows:
-    """Where the N tokens stand in the rows.
+    """The places of the N tokens in the rows.
 
-    No dataclass: FSDP, with a type to compute in, would hand each block a copy of one.
+    This is not a dataclass because FSDP with mixed precision would give each block its own copy of a dataclass.
     """
 
     __slots__ = ("beside_sinks", "depth", "homes_N", "mask_B1LL", "nodes_BL", "positions_N", "windows")
 
     def __init__(self, nodes_BL: Tensor, homes_N: Tensor, mask_B1LL: Tensor, positions_N: Tensor, depth: int) -> None:
         self.nodes_BL = nodes_BL  # int64, the token at each place; 0 in padding
-        self.homes_N = homes_N  # int64, flat index into B × L: the place whose output is a token's own
-        self.mask_B1LL = mask_B1LL  # additive: 0 where a place sees another, very negative elsewhere
-        self.positions_N = positions_N  # int64, where each token stands in its sequence
-        self.depth = depth  # of the longest sequence
-        self.windows = dict[int, Tensor]()  # masks by sliding window: the windows that were asked for
-        self.beside_sinks = dict[int | None, Tensor]()  # the same with one more column
+        self.homes_N = homes_N  # int64, flat index into B × L: the place whose output is the token's
+        self.mask_B1LL = mask_B1LL  # additive: 0 where a place attends to another, very negative elsewhere
+        self.positions_N = positions_N  # int64, each token's position in its sequence
+        self.depth = depth  # length of the longest sequence
+        self.windows = dict[int, Tensor]()  # masks by sliding window, made when first needed
+        self.beside_sinks = dict[int | None, Tensor]()  # the same with a column for the sink
 
     def mask(self, window: int | None) -> Tensor:
-        """(B, 1, L, L) what a place sees when it sees its own sequence's last `window` tokens, or all of them."""
+        """(B, 1, L, L) mask in which a place attends to its sequence's last `window` tokens, or to all of them."""
         if window is None:
             return self.mask_B1LL
         if window not in self.windows:
@@ -50,7 +49,7 @@ class Rows:
         return self.windows[window]
 
     def mask_with_sink(self, window: int | None) -> Tensor:
-        """(B, 1, L, L + 1) with a last column that every place sees."""
+        """(B, 1, L, L + 1) the mask with a last column that every place attends to."""
         if window not in self.beside_sinks:
             self.beside_sinks[window] = pad(self.mask(window), (0, 1))
         return self.beside_sinks[window]
@@ -62,7 +61,7 @@ class Rows:
 
 
 def tree_mask(ends_BL: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, L, L) additive mask: place i sees place j iff j <= i < ends[j]."""
+    """(B, 1, L, L) additive mask: place i attends to place j iff j <= i < ends[j]."""
     i_L = torch.arange(ends_BL.shape[1], device=ends_BL.device)
     sees_BLL = (i_L[None, None, :] <= i_L[None, :, None]) & (i_L[None, :, None] < ends_BL[:, None, :])
     mask_BLL = torch.zeros(sees_BLL.shape, dtype=dtype, device=ends_BL.device)
@@ -84,10 +83,10 @@ def tree_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Gather rows, attend, scatter back: (1, N, h, d). `s_aux` (h,) are the logits of each head's sink.
+    """Gather rows, attend, scatter back: (1, N, h, d). `s_aux` (h,) holds the logit of each head's sink.
 
-    Raises UnknownAttention where a model asks for attention that is not this one: by a mask that it changed, or by an
-    argument that is not known to change nothing.
+    Raises UnknownAttention when a model needs another attention: it changed the mask, or passed an argument that is not
+    in KNOWN.
     """
     unknown = sorted(name for name, value in others.items() if value is not None and name not in KNOWN)
     unknown += [name for name, asked in (("dropout", dropout), ("is_causal", is_causal is False)) if asked]
@@ -109,9 +108,10 @@ def tree_attention(
 
 
 def _with_sink(q_BhLd: Tensor, k_BhLd: Tensor, v_BhLd: Tensor, sinks_h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values that attend to one more key, whose logit is the sink's and whose value is 0.
+    """Queries, keys and values with one more key, whose logit is the sink's and whose value is 0.
 
-    Heads become larger: in the first new dimension queries have their head's sink, the sink's key 1, other keys 0.
+    Heads become larger. In the first new dimension, queries hold their head's sink, the sink's key holds 1 and other
+    keys hold 0.
     """
     larger = (0, SINK_SIZE)
     q_BhLd, k_BhLd, v_BhLd = pad(q_BhLd, larger), pad(k_BhLd, (*larger, 0, 1)), pad(v_BhLd, (*larger, 0, 1))
@@ -122,13 +122,13 @@ def _with_sink(q_BhLd: Tensor, k_BhLd: Tensor, v_BhLd: Tensor, sinks_h: Tensor) 
 
 
 def _rows(x_1hNd: Tensor, nodes_BL: Tensor) -> Tensor:
-    """(B, h, L, d)"""
+    """(B, h, L, d) the tokens of each row."""
     x_Nhd = x_1hNd[0].transpose(0, 1)
     return x_Nhd.index_select(0, nodes_BL.flatten()).view(*nodes_BL.shape, *x_Nhd.shape[1:]).transpose(1, 2)
 
 
 def register() -> None:
-    """Make transformers know the function, under NAME."""
+    """Register the function with transformers under NAME."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, tree_attention)

@@ -1,8 +1,9 @@
-"""The critic of PPO: what it computes, and the advantages that follow from its values.
+"""The critic of PPO, and the advantages computed from its values.
 
-It is a model of its own, with the policy's layout: the body of the base model, as many trained layers, as sharded, and
-a linear head that starts at 0. A value is of the state that a token is sampled from: all that comes before it. Samples
-that share those tokens share the value; their targets are their own. H: hidden size; other letters as in packing.py.
+The critic is a separate model with the policy's layout: the base model's body, the same number of trained layers, the
+same sharding, and a linear head that starts at 0. A value belongs to the state that a token is sampled from, that is,
+to all tokens before it. Samples that share those tokens share the value but have their own targets. H: hidden size;
+other letters as in packing.py.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Critic(Body):
         nn.init.zeros_(self.value.bias)
 
     def forward(self, batch: Microbatch) -> Tensor:
-        """(P,) float32, the value of the state that each of the microbatch's predictions is made from."""
+        """(P,) float32, the value of the state before each predicted token."""
         return self.sources(batch).float() @ self.value.weight[0].float() + self.value.bias.float()
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -46,7 +47,7 @@ class Critic(Body):
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A critic and what moves it."""
+    """A critic and its optimizer."""
 
     critic: Critic
     optimizer: torch.optim.Optimizer
@@ -60,8 +61,8 @@ def gae_advantages(
 ) -> tuple[list[Float32], list[Float32]]:
     """Per trajectory, (T,) advantages and (T,) targets of the critic, from its `values` (T,) at loss tokens.
 
-    `costs` (T,), at loss tokens, are taken from the rewards. `whiten` makes the advantages mean 0 and (population)
-    deviation 1 over the batch's loss tokens; targets are of those before that.
+    `costs` (T,), at loss tokens, are subtracted from the rewards. `whiten` gives the advantages mean 0 and (population)
+    deviation 1 over the batch's loss tokens; targets are computed before that.
     """
     penalties = overlong_penalties(trajectories, algorithm)
     advantages: list[Float64] = []
@@ -81,10 +82,10 @@ def gae_advantages(
 
 
 def token_rewards(t: TrajectoryTokens, algorithm: Algorithm, penalties: Mapping[str, float]) -> Float64:
-    """(S,) what each loss token of a trajectory is paid, so that from a turn on it is the turn's return in sum.
+    """(S,) the reward of each loss token of a trajectory. From a turn on, the rewards sum up to the turn's return.
 
-    The last loss token of a turn gets its return less that of the next turn with loss tokens. With an undiscounted
-    `turn_discount` that is what was rewarded between the two, wherever in the session's tree.
+    The last loss token of a turn gets its return minus that of the next turn with loss tokens. With `turn_discount` 1
+    that is the reward between the two turns, wherever in the session's tree it was given.
     """
     turns = t.turn_ids[t.loss_mask]
     ends = np.flatnonzero(np.diff(turns, append=-1))
@@ -95,7 +96,7 @@ def token_rewards(t: TrajectoryTokens, algorithm: Algorithm, penalties: Mapping[
 
 
 def _placed(trajectories: Sequence[TrajectoryTokens], of_loss_tokens: Sequence[Float64]) -> list[Float32]:
-    """(T,) per trajectory, 0 but at loss tokens."""
+    """(T,) per trajectory: the given numbers at loss tokens, 0 elsewhere."""
     out = []
     for t, numbers in zip(trajectories, of_loss_tokens, strict=True):
         placed = np.zeros(len(t.loss_mask), np.float32)
@@ -105,7 +106,7 @@ def _placed(trajectories: Sequence[TrajectoryTokens], of_loss_tokens: Sequence[F
 
 
 def explained_variance(samples: Sequence[Sample]) -> float:
-    """1 − Var(target − value) / Var(target) over a batch's loss tokens: 1 is foresight, 0 or less is none."""
+    """1 − Var(target − value) / Var(target) over a batch's loss tokens: 1 is perfect, 0 or less is useless."""
     masks = [s.tokens.loss_mask for s in samples]
     values = np.concatenate([s.values[m] for s, m in zip(samples, masks, strict=True) if s.values is not None])
     targets = np.concatenate([s.targets[m] for s, m in zip(samples, masks, strict=True) if s.targets is not None])

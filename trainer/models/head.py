@@ -1,4 +1,4 @@
-"""Logprobs of given tokens from hidden states, over the vocabulary in chunks, so that memory stays bounded.
+"""Logprobs of given tokens from hidden states, computed in chunks of predictions to bound memory.
 
 P: predictions, H: hidden size, V: vocabulary, C: predictions of one chunk. p: the distribution at the temperature T.
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from agentrl.trainer.models.onednn import add_weight_gradient, linear
 
 CHUNK = 256
-"""Predictions whose (C, V) logits are computed at once."""
+"""How many predictions have their (C, V) logits computed at once."""
 KEPT_BYTES = 512 * 2**20
-"""Of a trained head's distributions, so many are kept for the backward; the others are computed again."""
+"""Bytes of a trained head's distributions that are kept for the backward pass; the rest is computed again."""
 
 
 def token_logprobs(
@@ -53,13 +53,12 @@ def _chunks(predictions: int, size: int) -> Iterator[slice]:
 
 
 def head_of(weight_VH: Tensor) -> Tensor:
-    """The head as `logits_of` takes it. A CPU has no product of bfloat16 matrices that is not rounded: there a pass has
-    a float32 copy."""
+    """The head for `logits_of`: on a CPU a float32 copy, because a CPU rounds products of bfloat16 matrices."""
     return weight_VH.float() if weight_VH.device.type == "cpu" else weight_VH
 
 
 def logits_of(hidden_CH: Tensor, head_VH: Tensor) -> Tensor:
-    """(C, V) float32, of sums in float32 that nothing rounds: a bfloat16 logit of size 16 is off by up to 0.06."""
+    """(C, V) logits, summed and kept in float32: a bfloat16 logit of size 16 would be off by up to 0.06."""
     if head_VH.dtype == torch.float32:
         return linear(hidden_CH.float(), head_VH)
     logits_CV: Tensor = torch.mm(hidden_CH, head_VH.t(), out_dtype=torch.float32)
@@ -67,7 +66,7 @@ def logits_of(hidden_CH: Tensor, head_VH: Tensor) -> Tensor:
 
 
 def _log_p(hidden_CH: Tensor, head_VH: Tensor, temperatures_C: Tensor) -> Tensor:
-    """(C, V) float32."""
+    """(C, V) log probabilities, float32."""
     logits_CV = logits_of(hidden_CH, head_VH).div_(temperatures_C[:, None])
     log_p_CV: Tensor = torch.ops.aten._log_softmax.out(logits_CV, -1, False, out=logits_CV)  # row by row, in place
     return log_p_CV
@@ -78,7 +77,7 @@ def _chosen(log_p_CV: Tensor, targets_C: Tensor) -> Tensor:
 
 
 class _TrainedHead(torch.autograd.Function):
-    """The gradient of the weight needs the distributions once more, times what only the backward knows."""
+    """A head that trains. The weight's gradient needs the distributions again in the backward pass."""
 
     @staticmethod
     def forward(

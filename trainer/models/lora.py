@@ -1,8 +1,9 @@
-"""Low-rank adapters by peft: W + alpha / rank · B·A beside chosen linear layers; only A (rank, in) and B (out, rank)
-train.
+"""Low-rank adapters by peft: chosen linear layers compute with W + alpha / rank · B·A, and only A and B train.
 
-Checkpoints hold A and B. Engines get whole matrices, merged on the CPU from the base model's files, so that they need
-know nothing of adapters; or, told to publish the adapter, A and B as peft stores them. So does a finished run.
+A is (rank, in) and B is (out, rank). Checkpoints hold A and B. Engines get either whole matrices, merged on the CPU
+from the base model's files, or A and B in peft's format (`trainer.lora.publish`). A finished run writes both.
+
+LoRA: arXiv 2106.09685, eq. 3.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     import peft
 
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"
-"""How the names of an adapter's tensors end; what comes before is the linear layer's name."""
+"""The ends of the names of an adapter's tensors, after the linear layer's name."""
 COMPUTED_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that engines fuse into one. SGLang takes an adapter for all of a group, or for none: for some alone it refuses
-the adapter, or dies when it first uses it."""
+"""Layers that engines fuse into one. SGLang needs an adapter for all of a group or for none. With an adapter for some,
+it refuses the adapter or crashes when it first uses it."""
 
 
 def attach(lm: Any, config: AdapterConfig) -> None:
-    """Put adapters, on the meta device, beside the linear layers of `lm`, and freeze all else.
+    """Add adapters, on the meta device, to the linear layers of `lm`, and freeze everything else.
 
     Raises UserError without peft, and when a target is not in the model or is not a plain linear layer.
     """
@@ -52,9 +53,10 @@ def attach(lm: Any, config: AdapterConfig) -> None:
 
 @torch.no_grad()
 def initialise(lm: nn.Module) -> None:
-    """A as peft does (Kaiming, uniform), B zero, so that the policy starts as the base model.
+    """Initialize A as peft does (Kaiming, uniform) and B to zero, so that the policy starts as the base model.
 
-    The same for any number of ranks: each draws all of A from rank 0's seed, and keeps its part. Collective.
+    The result does not depend on the number of ranks: each draws all of A from rank 0's seed and keeps its part.
+    Collective.
     """
     seed = [torch.initial_seed()]
     dist.broadcast_object_list(seed, src=0, device=torch.device("cpu"))
@@ -70,9 +72,9 @@ def initialise(lm: nn.Module) -> None:
 
 
 def merged(adapter: dict[str, Tensor], base_model: Path, names: Names, config: AdapterConfig) -> dict[str, Tensor]:
-    """The matrices that an adapter changes, with it, float32. `names`: of the base model's files.
+    """The matrices that an adapter changes, with the adapter merged, float32. `names` belong to the base model's files.
 
-    Raises ModelFolderError when one is not a tensor of those files.
+    Raises ModelFolderError when a matrix is not one tensor of those files.
     """
     changes = {
         f"{layer}.weight": (config.alpha / config.rank) * (adapter[layer + B].float() @ adapter[layer + A].float())
@@ -88,7 +90,7 @@ def merged(adapter: dict[str, Tensor], base_model: Path, names: Names, config: A
 
 
 def for_engines(adapter: dict[str, Tensor], base_model: Path) -> dict[str, Tensor]:
-    """The adapter, and one of zeros for each layer that engines compute together with an adapted one."""
+    """The adapter, plus a zero adapter for each layer that engines fuse with an adapted one."""
     beside: dict[str, Tensor] = {}
     for layer in _layers(adapter):
         parent, _, last = layer.rpartition(".")
@@ -104,14 +106,14 @@ def for_engines(adapter: dict[str, Tensor], base_model: Path) -> dict[str, Tenso
 
 
 def stored(adapter: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by the names that peft stores them under."""
+    """The tensors by peft's names in files."""
     return {f"base_model.model.{name.replace('.default.', '.')}": tensor for name, tensor in adapter.items()}
 
 
 def write(
     folder: Path, adapter: dict[str, Tensor], base_model: Path, config: AdapterConfig, head: str | None = None
 ) -> None:
-    """The adapter as `peft.PeftModel.from_pretrained` reads it; with the new `head` of a classifier, if that is one."""
+    """Write the adapter so that `peft.PeftModel.from_pretrained` reads it. `head` names a classifier's new head."""
     names = sorted({layer.rpartition(".")[2] for layer in _layers(adapter)})
     with atomic_folder(folder) as draft:
         peft_config = _peft_config(config, names)
@@ -124,7 +126,7 @@ def write(
 
 
 def _peft_config(config: AdapterConfig, targets: str | list[str]) -> peft.LoraConfig:
-    """No dropout: the recomputed logprobs are of the policy that sampled."""
+    """Without dropout, so that recomputed logprobs are those of the policy that sampled."""
     import peft
 
     return peft.LoraConfig(
@@ -133,7 +135,7 @@ def _peft_config(config: AdapterConfig, targets: str | list[str]) -> peft.LoraCo
 
 
 def _linear_layers(lm: Any, target: str) -> list[str]:
-    """The head is none: it is applied without its module."""
+    """The linear layers of a name, except the output head, which is applied without its module."""
     return [
         name
         for name, module in lm.named_modules()

@@ -1,9 +1,13 @@
-"""What a model's configuration and modules say about how it mixes tokens, and how its logits are made.
+"""Reads from a model's configuration and modules how it mixes tokens and how it computes logits.
 
-Rows of a prefix tree are exact for full attention and sliding windows with positions that do not depend on the other
-sequences. A layer that hands a state from one token to the next takes the next token of the row, which may be of
-another sequence; a chunk is not told to attention; and frequencies that depend on the longest sequence are those of
-all sequences together. What is not known here is found by comparing (packing_probe.py).
+Rows of a prefix tree are exact for full attention and for sliding windows, with positions that do not depend on other
+sequences. They are not exact for three mechanisms:
+
+    recurrent layers    hand a state to the next token of the row, which may belong to another sequence
+    chunked attention   does not tell the attention function about its chunks
+    longrope            chooses its frequencies by the longest of all sequences together
+
+Other mechanisms are found by comparing hidden states (packing_probe.py).
 """
 
 from __future__ import annotations
@@ -14,18 +18,18 @@ from typing import Any
 from torch import nn
 
 PLAIN = "eager"
-"""transformers' name of the attention that a model's own file has."""
+"""transformers' name for the attention in a model's own file."""
 PACKED = {"full_attention", "sliding_attention", "attention"}
-"""Types of layers that rows of a prefix tree are exact for."""
+"""Layer types for which rows of a prefix tree are exact."""
 FEED_FORWARD = {"dense", "sparse", "mlp", "moe"}
-"""Types of layers that do not mix tokens."""
+"""Layer types that do not mix tokens."""
 MULTIPLIED = ("logit_scale", "lm_head_multiplier")
 DIVIDED = ("logits_scaling",)
-"""Keys of a configuration by which logits are multiplied and divided."""
+"""Keys of a configuration whose values multiply or divide the logits."""
 
 
 def unpackable(lm: Any) -> str:
-    """The mechanism for which sequences of a model cannot be packed; empty where none is known."""
+    """The mechanism because of which a model's sequences cannot be packed; empty when there is none that is known."""
     config = lm.config.get_text_config()
     types = set(_layer_types(config)) - PACKED - FEED_FORWARD
     if types:
@@ -42,13 +46,13 @@ def unpackable(lm: Any) -> str:
 
 
 def attention_of(lm: Any) -> str:
-    """The attention by which transformers computes a model alone: its own choice, but SDPA leaves soft caps out."""
+    """The attention with which transformers computes a model: its own choice, except that SDPA ignores soft caps."""
     capped = getattr(lm.config.get_text_config(), "attn_logit_softcapping", None) is not None
     return PLAIN if capped else str(lm.config._attn_implementation)
 
 
 def untrainable(lm: Any) -> str:
-    """Why a model cannot be trained at all; empty where nothing is known against it."""
+    """Why a model cannot be trained at all; empty when nothing is known to prevent it."""
     config = lm.config.get_text_config()
     if any("dynamic" in kind for kind in _rope_kinds(config)):
         return "positions of type dynamic depend on the sequences before: set another rope_type in its config.json"
@@ -60,7 +64,7 @@ def untrainable(lm: Any) -> str:
 
 
 def window(lm: Any) -> int | None:
-    """The sliding window of some of a model's layers, where there is one."""
+    """The sliding window of a model's layers, if any layer has one."""
     config = lm.config.get_text_config()
     types = _layer_types(config)
     size: int | None = getattr(config, "sliding_window", None)
@@ -68,7 +72,7 @@ def window(lm: Any) -> int | None:
 
 
 def logit_scale(config: Any) -> float:
-    """What the product of hidden states and head is multiplied by."""
+    """The factor on the product of hidden states and head."""
     scale = 1.0
     for key in MULTIPLIED:
         scale *= getattr(config, key, None) or 1.0
@@ -82,7 +86,7 @@ def _layer_types(config: Any) -> list[str]:
 
 
 def _rope_kinds(config: Any) -> set[str]:
-    """Of all layers; a configuration may have one for each type of layer."""
+    """The rope types of all layers; a configuration may have one for each layer type."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [entry for entry in parameters.values() if isinstance(entry, Mapping)]
     return {str(entry.get("rope_type", "default")) for entry in nested or [parameters]}

@@ -1,8 +1,8 @@
-"""float32 matrix products on a CPU by oneDNN, which PyTorch otherwise leaves to MKL.
+"""float32 matrix products on AMD CPUs by oneDNN; by default PyTorch uses MKL.
 
-MKL takes a slow path on processors that are not Intel's: on an AMD EPYC with AVX-512 oneDNN does 1.8 to 2.3 times its
-operations per second, at the shapes of a 135M model. On an Intel Xeon it does as many in the forward, and 0.6 times as
-many for a weight's gradient. So elsewhere than on AMD, and in other types, these are the ordinary products.
+MKL takes a slow path on processors other than Intel's. On an AMD EPYC with AVX-512, oneDNN does 1.8 to 2.3 times as
+many operations per second, at the shapes of a 135M model. On an Intel Xeon oneDNN is as fast in the forward pass and
+0.6 times as fast for a weight's gradient. On other processors and in other types this module uses PyTorch's products.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def is_faster(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this machine's processor computes faster by oneDNN than by what PyTorch takes."""
+    """Whether oneDNN is faster on this machine's processor than PyTorch's default."""
     have_both = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     return have_both and cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text()
 
@@ -24,7 +24,7 @@ PREFERRED = is_faster()
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x · weightᵀ + bias, for x of any number of dimensions. Strided arguments are not copied."""
+    """x · weightᵀ + bias, (..., I) → (..., O). Does not copy strided arguments."""
     if not _applies(x):
         return nn.functional.linear(x, weight_OI, bias_O)
     y: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight_OI, bias_O)  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 def add_weight_gradient(sum_OI: Tensor, grad_MO: Tensor, x_MI: Tensor) -> None:
-    """Add gradᵀ · x to a float32 sum."""
+    """sum += gradᵀ · x, in float32."""
     if _applies(grad_MO):
         sum_OI += _product(grad_MO.t(), x_MI.t())
     elif grad_MO.dtype == torch.float32:
@@ -42,7 +42,7 @@ def add_weight_gradient(sum_OI: Tensor, grad_MO: Tensor, x_MI: Tensor) -> None:
 
 
 class Linear(nn.Linear):
-    """nn.Linear by `linear`."""
+    """nn.Linear, computed by `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """As nn.Linear."""
@@ -50,7 +50,7 @@ class Linear(nn.Linear):
 
 
 def adopt(module: nn.Module) -> None:
-    """Turn every plain nn.Linear inside `module` into ours, in place; parameters and their names stay."""
+    """Turn every plain nn.Linear inside `module` into `Linear`, in place. Parameters and names stay."""
     for child in module.modules():
         if type(child) is nn.Linear:
             child.__class__ = Linear

@@ -1,9 +1,9 @@
-"""How a model that was loaded may be computed: packed, unpacked, or not at all.
+"""Decides whether a loaded model can be computed packed, only unpacked, or not at all.
 
     two sequences with a common prefix ─► transformers' own forward of each ─► fails, not causal, other logits: refused
         │
-        ├─► a mechanism that rows of a prefix tree are not exact for (mechanisms.py): unpacked
-        └─► packed along their tree ─► hidden states other than those of each alone: unpacked
+        ├─► a mechanism for which rows of a prefix tree are not exact (mechanisms.py): unpacked
+        └─► packed along their tree ─► hidden states differ from those of each alone: unpacked
                                     └► the same: packed
 
 H: hidden size, T: tokens of a sequence, K: positions whose logits are compared, V: vocabulary.
@@ -28,26 +28,28 @@ from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units
 
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.06}
-"""By the type that a model computes in: how far hidden states of two ways may be apart, as a share of their size."""
+"""By compute type: how far apart the hidden states of two ways may be, relative to their size."""
 ROUNDING = 4
-"""So many times what two attention functions of transformers are apart is allowed: rounding chooses experts."""
+"""How many times the distance between two attention functions of transformers is allowed: rounding changes the choice
+of experts."""
 NEXT, LEAKED = 4, 4
-"""A state that is handed on to another sequence shows in its next tokens: as a mean over so many it may be off by so
-many times what is allowed."""
+"""A state that leaks into another sequence shows in its next tokens. The mean difference of the next NEXT tokens may be
+LEAKED times what is allowed."""
 SHORT = 24
-"""Tokens of the common prefix; the sequences are two and a half, and twice as long."""
+"""Tokens of the common prefix. One sequence is 2.5 times as long, the other twice."""
 LONGEST_WINDOW = 128
-"""A window of at most so many tokens is passed by the sequences."""
+"""The sequences are longer than a sliding window of at most this many tokens."""
 COMPARED = 8
+"""Positions whose logits are compared."""
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ImportError, AttributeError)
-"""What transformers' models raise where they cannot compute as they are told to."""
+"""What transformers' models raise when they cannot compute as asked."""
 
 
 @torch.no_grad()
 def choose(model: Body, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-    """Decide how `model` reads its microbatches, the same on all ranks. Collective.
+    """Decide how `model` reads its microbatches; all ranks decide the same. Collective.
 
-    Raises ModelFolderError where transformers' own forward is of no use.
+    Raises ModelFolderError when transformers' own forward cannot be used.
     """
     sequences = _sequences(model.lm)
     alone = _alone(model, sequences, folder, device, ALLOWED[dtype])
@@ -64,7 +66,7 @@ def choose(model: Body, folder: Path, device: torch.device, dtype: torch.dtype) 
 
 
 def _sequences(lm: Any) -> list[list[int]]:
-    """Two that part after a prefix, and then pass the model's window, if that is short."""
+    """Two sequences with a common prefix. Both are longer than the model's window, if that is short."""
     config = lm.config.get_text_config()
     longest: int = getattr(config, "max_position_embeddings", None) or 10**9
     window = mechanisms.window(lm) or 0
@@ -95,7 +97,7 @@ def _alone(model: Body, sequences: list[list[int]], folder: Path, device: torch.
 
 
 def _logits_apart(policy: Policy, ids: list[int], hidden_TH: Tensor, device: torch.device) -> float:
-    """Between the logits of the whole model and ours, as a share of their size."""
+    """The distance between transformers' logits and ours, relative to their size."""
 
     def both() -> tuple[Tensor, Tensor]:
         whole_KV = policy.lm(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -COMPARED:]
@@ -108,7 +110,7 @@ def _logits_apart(policy: Policy, ids: list[int], hidden_TH: Tensor, device: tor
 def _difference(
     model: Body, sequences: list[list[int]], alone: list[Tensor], device: torch.device, allowed: float
 ) -> str:
-    """Why the model cannot be packed; empty where it can. Raises UnknownAttention where it attends in another way."""
+    """Why the model cannot be packed; empty when it can. Raises UnknownAttention when it needs another attention."""
     batch, paths = _packed(sequences)
     batch = batch.to(device)
 
@@ -134,7 +136,7 @@ def _difference(
 
 
 def _rounding(model: Body, sequences: list[list[int]], alone: list[Tensor], device: torch.device) -> float:
-    """Between transformers' own attention and its plainest one; 0 where that is no number."""
+    """The distance between transformers' default attention and its plain one; 0 when it is not a number."""
     model.lm.set_attn_implementation(mechanisms.PLAIN)
     plain = model.within(lambda: [model.alone(torch.tensor(ids, device=device)) for ids in sequences])
     model.read()
@@ -145,7 +147,7 @@ def _rounding(model: Body, sequences: list[list[int]], alone: list[Tensor], devi
 
 
 def _packed(sequences: list[list[int]]) -> tuple[Microbatch, list[Tensor]]:
-    """The microbatch of both sequences, and where in it each one is."""
+    """The microbatch of both sequences, and the places of each in it."""
     (unit,) = make_units([_sample(i, ids) for i, ids in enumerate(sequences)], 10**9)
     return collate([[unit]]), [torch.from_numpy(path.astype(np.int64)) for path in _paths(unit)]
 
@@ -156,7 +158,7 @@ def _paths(unit: Unit) -> list[np.ndarray[Any, Any]]:
 
 
 def _sample(number: int, ids: list[int]) -> Sample:
-    """All of a sequence's tokens, and one more, which is only predicted."""
+    """A sequence's tokens and one more, which is only predicted."""
     n = len(ids) + 1
     last = np.arange(n) == n - 1
     tokens = TrajectoryTokens(
@@ -186,19 +188,19 @@ def _common(sequences: list[list[int]]) -> int:
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:
-    """Median over tokens of ‖a − b‖ / ‖b‖: an expert that rounding chose changes some tokens much."""
+    """Median over tokens of ‖a − b‖ / ‖b‖. The median, because rounding may choose another expert for some tokens."""
     return float(_gaps(found, expected).median())
 
 
 def _gaps(found: Tensor, expected: Tensor) -> Tensor:
-    """(T,) ‖a − b‖ / ‖b‖; infinity in the place of NaN, which would exceed no bound."""
+    """(T,) ‖a − b‖ / ‖b‖, with infinity for NaN, since NaN exceeds no bound."""
     gap, size = (found.float() - expected.float()).norm(dim=-1), expected.float().norm(dim=-1)
     relative: Tensor = gap / size.clamp_min(1e-9)
     return relative.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _worst(apart: float) -> float:
-    """Of all ranks. Collective."""
+    """The largest over all ranks. Collective."""
     worst = torch.tensor(apart, dtype=torch.float64)
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return worst.item()

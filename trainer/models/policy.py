@@ -1,11 +1,11 @@
-"""The policy: a causal language model of transformers, asked for logprobs only.
+"""The policy: a causal language model of transformers that computes logprobs of given tokens.
 
-A `Body` is what other models of the trainer share with it: the blocks, and how they read a microbatch.
+A `Body` is what all models of the trainer share: the decoder blocks, and how they read a microbatch.
 
-packed    rows of prefix trees through our attention: what sequences share is computed once
-unpacked  every sequence by itself, through transformers' own forward: for models that mix tokens in other ways
+    packed      rows of prefix trees through our attention: what sequences share is computed once
+    unpacked    each sequence by itself through transformers' own forward, for models that mix tokens in other ways
 
-Which of the two is decided when a model is loaded (packing_probe.py). H: hidden size; other letters as in packing.py.
+Loading a model decides which of the two it uses (packing_probe.py). H: hidden size; other letters as in packing.py.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ T = TypeVar("T")
 
 
 def decoder(lm: Any) -> Any:
-    """The blocks of a causal LM with what is before and behind them: all but its head."""
+    """A causal LM without its head: embedding, blocks and final norm."""
     base = lm.base_model
     return lm.model if base is lm and hasattr(lm, "model") else base
 
 
 class Body(nn.Module):
-    """A model of transformers that reads microbatches."""
+    """A model of transformers that reads microbatches. The base of policy, critic and reward model."""
 
     names: Names
-    """What the tensors of the folder that it was loaded from are in it."""
+    """Which of its tensors the tensors of the model folder are."""
     unpacked: str = ""
-    """Why sequences are not packed; empty where they are."""
+    """Why sequences are not packed; empty when they are."""
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
@@ -50,20 +50,20 @@ class Body(nn.Module):
         return decoder(self.lm)
 
     def read(self, unpacked: str = "", *, plainly: bool = False) -> None:
-        """Read packed microbatches or, for the reason that is given, unpacked ones.
+        """Read packed microbatches; or unpacked ones, for the reason in `unpacked`.
 
-        `plainly`: from now on with the attention of the model's own file, which knows all of its arguments.
+        `plainly` uses from now on the attention of the model's own file, which knows all of its arguments.
         """
         self.unpacked = unpacked
         self._own_attention = mechanisms.PLAIN if plainly else self._own_attention
         self.lm.set_attn_implementation(self._own_attention if unpacked else attention.NAME)
 
     def budget(self, tokens: int) -> int:
-        """How its batches are cut where a microbatch may have so many tokens."""
+        """The budget for packing batches of this model when a microbatch may have `tokens` tokens."""
         return UNPACKED if self.unpacked else tokens
 
     def within(self, compute: Callable[[], T]) -> T:
-        """Call `compute` as a forward pass of this model: FSDP root, weights gathered where blocks are called."""
+        """Call `compute` as a forward pass of this FSDP root, which gathers the weights of the blocks that run."""
         return compute()
 
     def hidden(self, batch: Microbatch) -> Tensor:
@@ -74,28 +74,28 @@ class Body(nn.Module):
         return self.packed(batch, self.rows(batch))
 
     def rows(self, batch: Microbatch) -> Rows:
-        """How the tokens of a packed microbatch attend."""
+        """The attention rows of a packed microbatch."""
         mask_B1LL = tree_mask(batch.ends_BL, self.lm.get_input_embeddings().weight.dtype)
         return Rows(batch.nodes_BL, batch.homes_N, mask_B1LL, batch.positions_N, int(batch.positions_N.max()) + 1)
 
     def packed(self, batch: Microbatch, rows: Rows) -> Tensor:
-        """(N, H) of the rows of a microbatch."""
+        """(N, H) the last hidden states, computed in attention rows."""
         hidden_NH: Tensor = self.blocks(
             input_ids=batch.input_ids_N[None],
             position_ids=batch.positions_N[None],
-            attention_mask=rows.mask_B1LL,  # used as it is: four dimensions tell transformers to build none
+            attention_mask=rows.mask_B1LL,  # four dimensions: transformers uses the mask unchanged
             use_cache=False,
             rows=rows,
         ).last_hidden_state[0]
         return hidden_NH
 
     def alone(self, ids_T: Tensor) -> Tensor:
-        """(T, H) of one sequence, by transformers alone."""
+        """(T, H) the last hidden states of one sequence, by transformers' own forward."""
         hidden_TH: Tensor = self.blocks(input_ids=ids_T[None], use_cache=False).last_hidden_state[0]
         return hidden_TH
 
     def sources(self, batch: Microbatch) -> Tensor:
-        """(P, H) the hidden states that the microbatch's predictions are made from."""
+        """(P, H) the hidden states that predict."""
         return self.hidden(batch)[batch.sources_P]
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,7 +1,7 @@
-"""The reference policy: what the trained one is kept near.
+"""The reference policy, which the KL penalty keeps the trained policy near.
 
-It differs from the policy only in weights, so it needs no model of its own: it holds the shards that are other than the
-policy's, and for its forward passes they change places. Layers that nobody trains exist once.
+The reference differs from the policy only in weights, so it needs no model of its own. It holds its own copies of the
+shards that differ, and swaps them with the policy's for its forward passes. Layers that are not trained exist once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrl.trainer.models.sharding import reshard
 
 
 class Reference:
-    """Weights of an older policy, sharded as `policy`'s are: at first, its own of now."""
+    """Weights of an older policy, sharded as `policy` is. At first a copy of the policy's current weights."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -31,10 +31,10 @@ class Reference:
 
     @torch.no_grad()
     def overlay(self, folder: Path, world: World) -> None:
-        """Take the tensors of a model folder, of a checkpoint or of a published version; others stay. Collective.
+        """Replace tensors by those of a model folder, a checkpoint or a published version. Collective.
 
-        Raises ModelFolderError when the folder holds none of the policy's, and that or StoreError when one has another
-        shape.
+        Raises ModelFolderError when the folder has none of the policy's tensors, and ModelFolderError or StoreError
+        when one has another shape.
         """
         reshard(self._policy)
         if (folder / checkpoint.STATE).is_dir():
@@ -49,7 +49,7 @@ class Reference:
         self.tensors |= taken
 
     def _own(self, found: Collection[str], folder: Path) -> dict[str, Tensor]:
-        """Room for those of the policy's tensors that a folder has."""
+        """Copies of the policy's tensors that a folder has too, to be overwritten."""
         named = self._policy.lm.named_parameters()
         own = {name: p.detach().clone() for name, p in named if {name, loading.stored_name(name)} & set(found)}
         if not own:
@@ -57,7 +57,7 @@ class Reference:
         return own
 
     def refresh(self) -> None:
-        """Become the policy of now."""
+        """Copy the policy's current weights."""
         reshard(self._policy)
         with torch.no_grad():
             for name, p in self._policy.trainable():
@@ -65,7 +65,7 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Until the block ends the policy computes with these weights. Without gradients; no graph may be alive."""
+        """Make the policy compute with these weights until the block ends. No autograd graph may be alive."""
         self._swap()
         try:
             yield
@@ -83,5 +83,5 @@ class Reference:
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Where each tensor is."""
+    """Maps every tensor of a folder to its file."""
     return {name: path for path in sorted(folder.glob("*.safetensors")) for name in tensor_files.tensor_names(path)}

@@ -1,6 +1,6 @@
-"""The models of a run: the policy, and beside it those that its algorithm asks for.
+"""The models of a run: the policy, and the reference policy and critic where the algorithm needs them.
 
-They are made while the policy is the base model. What of them moves is a part of every checkpoint.
+They are made while the policy is still the base model. Every checkpoint has the parts of them that change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentrl.trainer.optimizer import make_optimizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Models:
-    """Who is asked about a batch."""
+    """The models of a run."""
 
     policy: Policy
     reference: Reference | None = None
@@ -34,7 +34,7 @@ class Models:
 
 
 def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig, world: World) -> AnyBody:
-    """A model on the base model's weights, as configured."""
+    """A model with the base model's weights, sharded as configured."""
     return load_sharded(
         wrap,
         base_model,
@@ -49,7 +49,7 @@ def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig,
 
 
 def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models:
-    """Load the policy and whom its algorithm needs beside it."""
+    """Load the policy and the models that its algorithm needs."""
     policy = load(Policy, base_model, config, world)
     reference = critic = None
     if config.algorithm.needs_reference:
@@ -63,14 +63,14 @@ def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models
 
 
 def after_step(models: Models, step: int, config: TrainerConfig) -> None:
-    """Move the reference where it is due."""
+    """Refresh the reference policy when it is due."""
     every = config.algorithm.kl_refresh_steps
     if models.reference and every and step % every == 0:
         models.reference.refresh()
 
 
 def parts(models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> Parts:
-    """What a checkpoint holds: the policy, its optimizer, and what else moves."""
+    """The parts of a checkpoint: the policy, its optimizer, and everything else that changes."""
     found = dict(checkpoint_writer.state_of("policy", models.policy, optimizer))
     if models.reference and config.algorithm.kl_refresh_steps:
         found["reference"] = models.reference.tensors
@@ -82,7 +82,7 @@ def parts(models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfi
 def restore(
     found: Checkpoint, models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig, world: World
 ) -> None:
-    """Bring back `parts` and random states. Collective. Raises StoreError where one that is needed was not saved."""
+    """Restore `parts` and random states. Collective. Raises StoreError when a needed part was not saved."""
     for name in parts(models, optimizer, config):
         if not name.endswith("_optimizer") and not checkpoint_reader.shapes(found.folder, name):
             raise StoreError(f"checkpoint {found.folder} has no {name}: trainer.algorithm changed")

@@ -1,6 +1,6 @@
-"""Models sharded per block with FSDP2, each rank with its part of the weights.
+"""Loads models sharded per block with FSDP2: each rank holds its part of the weights.
 
-One float32 rank has nothing to shard: it computes with the module as it is.
+One float32 rank has nothing to shard and computes with the plain module.
 """
 
 from __future__ import annotations
@@ -43,22 +43,25 @@ def load_sharded(
     keep_gathered: bool = False,
     adapter: AdapterConfig | None = None,
 ) -> AnyBody:
-    """Build, freeze, wrap, shard, load this rank's part. Master weights are float32; the forward computes in `dtype`.
+    """Build, freeze, wrap and shard a model, and load this rank's part. Collective.
 
-    With `train_layers` only the top blocks and the final norm train. The graph then starts at the first trained block:
-    nothing below it asks for a gradient, so nothing below it is kept.
+    Master weights are float32; the forward pass computes in `dtype`.
 
-    With `activation_checkpointing` a trained block keeps its input only, and is computed again in the backward.
-    With `keep_gathered` a block's whole weights stay until `accumulate` lets them go.
-    With `cpu_offload` parameters, gradients and thus moments stay in the CPU's memory; a GPU gets one block at a time.
-    With an `adapter` of some rank nothing but it trains.
-    With tensor ranks in the mesh, what they split is sharded over their groups, and the rest over all ranks.
+    train_layers              only the top blocks and the final norm train; the autograd graph starts at the first
+                              trained block, so no activations below it are kept
+    activation_checkpointing  a trained block keeps only its input and is computed again in the backward pass
+    keep_gathered             a block's gathered weights stay until `accumulate` releases them
+    cpu_offload               parameters, gradients and moments stay in CPU memory; a GPU gets one block at a time
+    adapter                   only the adapter trains, if its rank is not 0
+
+    With tensor ranks in the mesh, the tensors that they split are sharded over tensor groups, the others over all
+    ranks.
     """
     device = mesh.whole.device_type
     if cpu_offload and device == "cpu":
         raise UserError("trainer.cpu_offload moves parameters off a GPU, and the trainer runs on the CPU")
     lm, names = loading.build(folder)
-    lm.eval()  # no dropout: the recomputed logprobs are of the policy that sampled
+    lm.eval()  # no dropout: recomputed logprobs must be those of the policy that sampled
     if why := mechanisms.untrainable(lm):
         raise ModelFolderError(f"model folder {folder}: {type(lm).__name__}: {why}")
     blocks = _blocks(lm)
@@ -74,15 +77,15 @@ def load_sharded(
         onednn.adopt(lm)
     model = wrap(lm)
     model.names = names
-    if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # else FSDP would only copy
+    if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # otherwise FSDP would only copy
         shard: dict[str, Any] = {
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
             "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
         }
-        # A rank that owns everything anyway would only copy, gathering again for the backward.
-        gives_up = mesh.split.shape[-1] > 1 and not keep_gathered
+        # A rank that owns all shards would only copy when it gathers again for the backward pass.
+        reshards = mesh.split.shape[-1] > 1 and not keep_gathered
         for block in blocks:
-            fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=gives_up)
+            fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=reshards)
         fully_shard(model, **shard, mesh=mesh.whole, reshard_after_forward=False)
     computes = torch.device(device)
     loading.fill(model, lm, folder, names, torch.device("cpu") if cpu_offload else computes, computes)
@@ -98,24 +101,27 @@ load_policy = partial(load_sharded, Policy)
 
 
 def accumulate(model: Body, more: bool) -> None:
-    """Whether `more` backwards follow the next one before the update: it then neither reduces gradients nor gives up
-    gathered weights."""
+    """Set whether `more` backward passes follow the next one before the update.
+
+    If so, the next one neither reduces gradients nor releases gathered weights.
+    """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(not more)
         model.set_reshard_after_backward(not more)
 
 
 def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
-    """Of this rank's share of a loss: FSDP averages over data ranks. Collective.
+    """Backward pass of this rank's share of a loss. Collective.
 
-    While `more` follow before the update, gradients are not reduced, and gathered weights stay.
+    The loss is multiplied by the number of data ranks, because FSDP averages gradients over them. While `more` passes
+    follow before the update, gradients are not reduced and gathered weights stay.
     """
     accumulate(model, more)
     (loss * world.data_size).backward()  # type: ignore[no-untyped-call]
 
 
 def reshard(model: Body) -> None:
-    """Give up gathered parameters, which forwards without a backward leave behind: `model` has its shards again."""
+    """Release gathered parameters, which forward passes without a backward leave: `model` has its shards again."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -140,7 +146,7 @@ def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
 
 
 def _checkpoint_trained(blocks: nn.ModuleList) -> None:
-    """Inside FSDP's hooks: what is computed again finds the block's weights gathered, once, for its backward."""
+    """Checkpoint activations inside FSDP's hooks, so that weights are gathered once for recomputation and backward."""
     for block in blocks:
         if any(p.requires_grad for p in block.parameters()):
             # There is no dropout, so no random state to restore.

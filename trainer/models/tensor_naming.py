@@ -1,6 +1,7 @@
-"""Folders whose files name tensors otherwise than transformers' modules do: experts one by one, for example, where a
-module holds those of a block in one parameter. How they correspond is what transformers itself goes by when it loads
-and saves (`transformers.conversion_mapping`).
+"""Maps names of tensors in a model's files to names in the model, where the two differ.
+
+A file may, for example, hold a block's experts one by one where the module has one parameter for all of them. The rules
+are those with which transformers loads and saves (`transformers.conversion_mapping`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agentrl.errors import ModelFolderError
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Tensors of files that make up a parameter together; or one that makes up several, of which `first` is one."""
+    """Tensors of files that together make up a parameter, or one that makes up several; `first` is one of them."""
 
     first: str
     parts: dict[str, list[str]]  # names in the files by the pattern of the rule that they match, in their order
@@ -26,14 +27,14 @@ class Fused:
 
     @property
     def stacked(self) -> bool:
-        """Whether element i of the parameter's first dimension is made of the i-th name of each pattern alone."""
+        """Whether element i of the parameter's first dimension is made only of the i-th name of each pattern."""
         from transformers.core_model_loading import MergeModulelist
 
         first, *others = self.rule.operations
         return isinstance(first, MergeModulelist) and first.dim == 0 and all(getattr(o, "dim", 0) for o in others)
 
     def made(self, read: Callable[[str], Tensor], chosen: slice = slice(None)) -> dict[str, Tensor]:
-        """The parameters by their names; of a stacked one the `chosen` elements. `read` gives a tensor of the files.
+        """The parameters by name; of a stacked one, the `chosen` elements. `read` returns a tensor of the files.
 
         Raises ModelFolderError when the tensors do not fit together.
         """
@@ -50,7 +51,7 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the tensors of a folder's files are in the model."""
+    """Which tensors of the model the tensors of a folder's files are."""
 
     plain: dict[str, str]  # name in the files → name in the model; of tied parameters, of the first
     fused: list[Fused] = field(default_factory=list)
@@ -58,10 +59,10 @@ class Names:
     config: Any = None  # of the model
 
     def in_files(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors by their names in the model → as the files have them; a tied one under each of its names there.
+        """The model's tensors by the files' names; a tied tensor under each of its names there.
 
-        What the files do not have is left out. Raises ModelFolderError when transformers cannot take a fused parameter
-        apart again.
+        Leaves out tensors that the files do not have. Raises ModelFolderError when transformers cannot split a fused
+        parameter.
         """
         found = {stored: tensors[name] for stored, name in self.plain.items() if name in tensors}
         whole = {f.first: tensors[f.first] for f in self.fused if f.first in tensors}
@@ -78,9 +79,9 @@ class Names:
 
 
 def match(lm: Any, files: Iterable[str], known: Mapping[str, str]) -> Names:
-    """What the tensors named `files` are in `lm`. `known`: its parameters and buffers, and the names that they go by.
+    """Which tensors of `lm` the tensors named `files` are. `known` maps names of its tensors to the tensors' own names.
 
-    Files that the model has all names of are taken as they are. A name that leads to nothing stays what it is.
+    When the model knows all names of the files, they are used unchanged. A name that matches nothing stays unchanged.
     """
     names = list(files)
     if known.keys() >= set(names):

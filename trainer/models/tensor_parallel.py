@@ -1,10 +1,10 @@
-"""Tensor parallelism: ranks that have the same data split the matrix products of every block among them.
+"""Tensor parallelism: ranks with the same data split the matrix products of every block among them.
 
-    x (whole) ─► q, k, v, gate, up: each rank makes some of their outputs ─► attention, activation: on those
-              ─► o, down: each rank multiplies its part; the sum over ranks is the whole again
+    x (whole) ─► q, k, v, gate, up: each rank computes some of the outputs ─► attention, activation: on those
+              ─► o, down: each rank multiplies its part; the sum over ranks is whole again
 
-What is split, and how, is the plan that transformers has for a model (`base_model_tp_plan` of its configuration); the
-styles are PyTorch's. Embedding, head and the norms between blocks are computed whole on every rank.
+transformers' plan for a model (`base_model_tp_plan` of its configuration) says what is split and how; the styles are
+PyTorch's. Every rank computes the embedding, the head and the norms between blocks whole.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "colwise_gather_output": {"output_layouts": Replicate()},
     "colwise_rep": {"output_layouts": Replicate()},
 }
-"""Styles of a plan that split a linear layer's outputs."""
+"""Styles that split a linear layer's outputs."""
 ROWS: dict[str, dict[str, Any]] = {
     "rowwise": {},
     "rowwise_split_input": {"input_layouts": Replicate()},
     "rowwise_rep": {"input_layouts": Replicate()},
 }
-"""Styles that split its inputs."""
+"""Styles that split a linear layer's inputs."""
 HEADWISE = "replicated_with_grad_allreduce"
-"""The style of a norm inside attention, which sees the heads of its rank only."""
+"""The style of a norm inside attention, which gets the heads of its rank only."""
 HEADS_DIM = 2
-"""Of what such a norm gets: (1, N, heads, size of a head)."""
+"""The dimension of heads in such a norm's input: (1, N, heads, head size)."""
 SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""Keys of a model's configuration that the ranks must divide."""
+"""Keys of a model's configuration that the number of ranks must divide."""
 
 
 def parallelize(lm: Any, mesh: DeviceMesh) -> None:
     """Split the blocks of a causal LM over the ranks of `mesh`, in place; parameters may be on the meta device.
 
-    Raises UserError, which names trainer.tensor_parallel, when transformers has no plan for the model, when the plan
-    asks for what PyTorch has no style for, and when a size is no multiple of the ranks.
+    Raises UserError, which names trainer.tensor_parallel, when transformers has no plan for the model, when PyTorch has
+    no style for an entry of the plan, and when a size is not a multiple of the ranks.
     """
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it advises DTensor's authors
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # for DTensor developers
     base = decoder(lm)
     found = list(_planned(base, type(lm).__name__))
     _check_sizes(base, found, mesh.size())
@@ -68,7 +68,7 @@ def parallelize(lm: Any, mesh: DeviceMesh) -> None:
 
 
 def _planned(base: Any, model: str) -> Iterator[tuple[str, str]]:
-    """The modules of a model's body that its plan names, and their styles."""
+    """The modules of a model's body that the plan splits, and their styles."""
     plan: dict[str, str] | None = base.config.base_model_tp_plan
     if not plan:
         raise UserError(f"trainer.tensor_parallel: transformers has no tensor parallel plan for {model}; it must be 1")
@@ -76,7 +76,7 @@ def _planned(base: Any, model: str) -> Iterator[tuple[str, str]]:
         style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
         if style is None or found is base.get_input_embeddings():
             continue
-        layer = getattr(found, "base_layer", found)  # beside an adapter
+        layer = getattr(found, "base_layer", found)  # under an adapter
         if style != HEADWISE and (style not in COLUMNS | ROWS or not isinstance(layer, nn.Linear)):
             raise UserError(
                 f"trainer.tensor_parallel: the plan of {model} has {name} as {style!r}, which the trainer cannot do; "
@@ -86,7 +86,7 @@ def _planned(base: Any, model: str) -> Iterator[tuple[str, str]]:
 
 
 def _layers(base: nn.Module, name: str, style: str) -> Iterator[tuple[str, ParallelStyle]]:
-    """What is split for one entry of the plan: a layer, or a layer and the part of its adapter on the same side."""
+    """The modules to split for one entry of the plan: a layer and, if it has an adapter, the part on the same side."""
     if style == HEADWISE:
         yield name, SequenceParallel(sequence_dim=HEADS_DIM, use_local_output=True)
         return

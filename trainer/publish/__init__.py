@@ -1,1 +1,1 @@
-"""A weight version on its way to the engines: folder, tensors, and the request to the proxy."""
+"""How a weight version gets to the engines: its folder, its tensors, and the request to the proxy."""

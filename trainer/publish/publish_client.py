@@ -1,7 +1,7 @@
-"""Ask the proxy to bring its engines to a weight version, however long the proxy takes to come back.
+"""Asks the proxy to bring its engines to a weight version, and tries again until it does.
 
-With a transport other than `disk` the version's tensors are offered to the engines that answer. An engine that cannot
-get them so reads the version's folder, and a publish that is tried again goes by folders alone.
+With a transport other than `disk`, the first attempt offers the version's tensors to the engines that answer. An engine
+that cannot receive them reads the version's folder. Later attempts use folders alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NoPublisher:
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """`POST /admin/publish`. `pause(seconds)` waits, and returns true when waiting should end for good."""
+    """Calls `POST /admin/publish`. `pause(seconds)` waits, and returns true when the publisher should give up."""
 
     url: str
     admin_key: str
@@ -57,20 +57,20 @@ class Publisher:
     say: Callable[[str], None] = print
     config: PublishConfig = field(default_factory=PublishConfig)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    compares: torch.dtype | None = None  # the type of engines that tell the digests that we compute
+    compares: torch.dtype | None = None  # the engines' type, where their digests can be compared
 
     def publish(
         self, version: int, epoch: int, tensors: Mapping[str, Tensor], waits: Callable[[], None] = lambda: None
     ) -> bool:
         """True once every serving engine has `version`; false when stopped first. Publishing twice is harmless.
 
-        `tensors` are the version's, by the names of the base model's files; empty: they are in its folder only. It
-        calls `waits` after each attempt that failed; an attempt takes REQUEST_TIMEOUT_S at most.
+        `tensors` are the version's, by the names of the base model's files; empty where they are in the folder only.
+        Calls `waits` after each attempt that failed. An attempt takes at most REQUEST_TIMEOUT_S.
 
         Raises FencedError when a trainer newer than `epoch` has started, AgentRLError when the proxy refuses.
         """
         pause_s = FIRST_PAUSE_S
-        told = False
+        reported = False
         body: Json = {"version": version, "epoch": epoch, "bytes": sum(t.nbytes for t in tensors.values()) or None}
         if self.compares and self.config.verify:
             body["digests"] = digests(tensors, self.compares)
@@ -81,16 +81,16 @@ class Publisher:
                 if problem is None:
                     return True
                 offer = []
-                if not told:
+                if not reported:
                     self.say(f"publishing version {version}: {problem}; trying again until it works")
-                    told = True
+                    reported = True
                 waits()
                 if self.pause(pause_s):
                     return False
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _try(self, http: httpx.Client, body: Json, offer: Buckets) -> str | None:
-        """None, or why it is worth another try."""
+        """None after success, else why to try again. Raises when another try cannot help."""
         headers = {"Authorization": f"Bearer {self.admin_key}"}
         version, epoch = body["version"], body["epoch"]
         try:
@@ -111,7 +111,7 @@ class Publisher:
 
     @contextmanager
     def _offered(self, http: httpx.Client, headers: dict[str, str], offer: Buckets) -> Iterator[Json | None]:
-        """How engines get the tensors while the block runs; None: from the folder."""
+        """How engines get the tensors while the block runs; None means from the folder."""
         if not offer:
             yield None
             return

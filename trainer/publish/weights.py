@@ -1,11 +1,12 @@
-"""What engines load: `weights/v12-STEP_ID/`, the tensors that training changes, under Hugging Face names.
+"""Writes the weights that engines load, `weights/v12-STEP_ID/`, and the whole model at the end of a run, `model/`.
 
-SGLang's `/update_weights_from_disk` accepts a folder with a part of the tensors; every version holds the same part, so
-an engine with the base weights and any one version on top is at that version. An adapter that is published as such is
-written as by peft.
+A version's folder holds the tensors that training changes, under Hugging Face names. SGLang's
+`/update_weights_from_disk` accepts a folder with some of the tensors. Every version holds the same ones, so an engine
+that loads a version over the base weights, or over another version, is at that version. A published adapter has peft's
+format.
 
-A step id belongs to one lease, so two trainers never write other tensors under one name, and a folder never changes
-while an engine reads it. The store knows each version's folder; a folder goes when the store no longer needs it.
+A step id belongs to one lease, so two trainers never write different tensors under one name, and a folder never changes
+while an engine reads it. The store knows each version's folder. The trainer deletes folders that it no longer needs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from agentrl.weights_folder import ADAPTER, TENSORS, checksum, combined, head, i
 
 
 class Published(NamedTuple):
-    """A version's folder, made absolute, its tensors' checksum, and the tensors that engines may also be sent."""
+    """A version's absolute folder, its checksum, and the tensors to send to engines directly."""
 
     path: Path
     checksum: str
@@ -46,11 +47,11 @@ def publishable(
     adapter: LoraConfig,
     dtype: torch.dtype = torch.float32,
 ) -> Published:
-    """Make `folder` from the trained parameters.
+    """Write `folder` from the trained parameters.
 
-    Tensors get the names that the base model's files have for them, and the engines' `dtype`, to which engines would
-    round them; vectors (norms, biases), which some engines keep in float32, stay as they are.
-    A folder that is there already, with the same tensors, is left as it is: engines may be reading it.
+    Tensors get the names of the base model's files and the engines' `dtype`, to which engines would round them.
+    Vectors (norms, biases) keep their type, because some engines keep them in float32. A folder that already holds the
+    same tensors stays unchanged: engines may be reading it.
     """
     if adapter.publish == "adapter":
         path, digest = _publishable_adapter(folder, lora.for_engines(trained, base_model), base_model, adapter)
@@ -75,7 +76,7 @@ def _publishable_adapter(
 
 
 def trainable(policy: Body, world: World) -> dict[str, Tensor]:
-    """The trained parameters, whole, in rank 0's memory; none on others. Collective."""
+    """The whole trained parameters, in rank 0's memory; no tensors on other ranks. Collective."""
     trained = {}
     for name, p in policy.trainable():
         whole = full(p)
@@ -85,16 +86,16 @@ def trainable(policy: Body, world: World) -> dict[str, Tensor]:
 
 
 def remove(root: Path, unneeded: Callable[[list[str]], set[str]]) -> None:
-    """Delete those version folders in `root` that `unneeded` picks by name."""
+    """Delete the version folders in `root` that `unneeded` selects by name."""
     names = [path.name for path in root.glob("v*") if version_of(path.name) is not None]
     for name in unneeded(names):
         shutil.rmtree(root / name)
 
 
 def export(run_dir: Path, policy: Policy, base_model: Path, adapter: AdapterConfig, world: World) -> None:
-    """`model/`, a Hugging Face folder: the base model with what was trained in place. Collective; rank 0 writes.
+    """Write `model/`, a Hugging Face folder of the base model with the trained tensors. Collective; rank 0 writes.
 
-    Tensors keep the type that the base model stores them in. Where an adapter was trained, `adapter/` holds it alone.
+    Tensors keep the type of the base model's files. A trained adapter is also written by itself, to `adapter/`.
     """
     trained = trainable(policy, world)
     if not world.leads:
@@ -117,26 +118,26 @@ def export(run_dir: Path, policy: Policy, base_model: Path, adapter: AdapterConf
 
 
 def _as_stored(trained: dict[str, Tensor], base_model: Path, names: Names, adapter: AdapterConfig) -> dict[str, Tensor]:
-    """What the base model's files have otherwise, by their names."""
+    """The trained tensors by the names of the base model's files, with an adapter merged."""
     return names.in_files(lora.merged(trained, base_model, names, adapter) if adapter.rank else trained)
 
 
 def copy_sidecars(base_model: Path, folder: Path) -> None:
-    """Configuration and tokenizer."""
+    """Copy the configuration and the tokenizer."""
     for path in base_model.iterdir():
         if path.suffix in (".json", ".jinja", ".model", ".txt") and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
-    """`checksum` of the file that they will make."""
+    """The `checksum` of the file that holds these tensors."""
     named = sorted(tensors.items())
     heads = (head(name, str(tensor.dtype), tensor.shape) for name, tensor in named)
     return combined(heads, in_threads(bytes_digest, [[tensor] for _, tensor in named]))
 
 
 def bytes_digest(tensors: Sequence[Tensor]) -> bytes:
-    """SHA-256 of what they hold, one after another."""
+    """SHA-256 of the tensors' bytes, one tensor after another."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
@@ -146,5 +147,5 @@ def bytes_digest(tensors: Sequence[Tensor]) -> bytes:
 def _holds(file: Path, digest: str) -> bool:
     try:
         return checksum(file) == digest
-    except (OSError, ValueError):  # not there, or damaged
+    except (OSError, ValueError):  # missing or damaged
         return False

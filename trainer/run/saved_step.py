@@ -24,7 +24,7 @@ NOT_PUBLISHED = Published(Path(), "", {})
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A step on disk: its record, the folder that engines load, and the checkpoint, if one was due."""
+    """A step on disk: its record, the weights that engines load, and its checkpoint, if one was due."""
 
     record: StepRecord
     published: Published
@@ -38,16 +38,16 @@ def publishable(t: Trainer, folder: Path, trained: dict[str, torch.Tensor]) -> P
 
 
 def engine_dtype(config: RunConfig) -> torch.dtype:
-    """What engines keep matrices in."""
+    """The type in which engines keep matrices."""
     dtype: torch.dtype = getattr(torch, config.engine.dtype)
     return dtype
 
 
 def save(t: Trainer, record: StepRecord) -> Saved:
-    """Checkpoint when it is due (or the last chance), and write what engines load. Collective.
+    """Write a checkpoint when one is due or the run ends, and the weights that engines load. Collective.
 
-    With `checkpoint_every: 1` no step is completed before its checkpoint is durable. With more, steps without one are
-    trained again after a crash anyway, and a checkpoint is written while the next steps go on.
+    With `checkpoint_every: 1` this waits until the checkpoint is durable. With more, a crash repeats the steps after
+    the newest checkpoint in any case, so a checkpoint is written while the next steps go on.
     """
     start = time.time()
     every = t.config.trainer.checkpoint_every
@@ -72,7 +72,7 @@ def save(t: Trainer, record: StepRecord) -> Saved:
 
 
 def collect(t: Trainer, *, wait: bool) -> None:
-    """Finish the checkpoint that is being written, if it is ready or is to be waited for; older ones go."""
+    """Finish the checkpoint that is being written, if it is ready or with `wait`; then delete older ones."""
     if t.writing is None or not (wait or t.writing.done()):
         return
     made, t.writing = t.writing.finish(), None

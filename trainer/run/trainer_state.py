@@ -1,4 +1,4 @@
-"""What a rank of the trainer holds during a run."""
+"""The state of one rank of the trainer during a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agentrl.weights_folder import folder_name
 
 @dataclass(slots=True)
 class Trainer:
-    """What the loop holds. On ranks other than 0 `lineage`, `publisher`, `sinks` and `evaluations` do nothing."""
+    """The loop's state. On ranks other than 0 `lineage`, `publisher`, `sinks` and `evaluations` do nothing."""
 
     config: RunConfig
     base_model: Path
@@ -38,14 +38,14 @@ class Trainer:
     step: int = 0
     version: int = 0
     checkpointed: int = 0  # the step of the newest checkpoint
-    writing: Writing | None = None  # a checkpoint on its way to the disk
+    writing: Writing | None = None  # a checkpoint that is being written
     publish_s: float = 0.0
     sinks: Sinks = field(default_factory=Sinks.none)
     evaluations: EvaluationReports = field(default_factory=EvaluationReports.none)
 
     @property
     def policy(self) -> Policy:
-        """What is trained."""
+        """The model that is trained."""
         return self.models.policy
 
     @property
@@ -55,12 +55,12 @@ class Trainer:
 
     @property
     def weights(self) -> Path:
-        """Folder of what engines load."""
+        """Folder of the versions that engines load."""
         return self.config.run_dir / "weights"
 
 
 def weights_folder(t: Trainer, record: StepRecord) -> Path:
-    """Where the version that a step makes goes."""
+    """The folder of the version that a step makes."""
     return t.weights / folder_name(record.version, record.batch.step_id)
 
 

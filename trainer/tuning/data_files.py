@@ -1,13 +1,13 @@
-"""Conversations and pairs from a JSONL or Parquet file.
+"""Reads conversations and pairs from a JSONL or Parquet file.
 
-    SFT    {"messages": [...], "tools": [...]?}                          every assistant message is trained
-           {"prompt": [...], "completion": [...], "tools": [...]?}       those of the completion
-           {"input_ids": [...], "loss_mask": [...]}                      tokens as they are, as `agentrl export` writes
+    SFT    {"messages": [...], "tools": [...]?}                          trains every assistant message
+           {"prompt": [...], "completion": [...], "tools": [...]?}       trains those of the completion
+           {"input_ids": [...], "loss_mask": [...]}                      tokens as `agentrl export` writes them
     pairs  {"prompt": [...], "chosen": [...], "rejected": [...], "tools": [...]?}
-           {"chosen": [...], "rejected": [...]}                          the messages that both begin with: the prompt
+           {"chosen": [...], "rejected": [...]}                          the common first messages are the prompt
 
-Messages are in OpenAI's shape. A text in the place of messages is one message: the user's as a prompt, else the
-assistant's. Other keys are nobody's business here and are passed over.
+Messages have OpenAI's format. A string in place of messages is one message: the user's in `prompt`, otherwise the
+assistant's. Other keys are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentrl.trainer.tuning.items import Item, make_sample, pair
 
 
 def read(path: Path, make: Callable[[Json, str], Item | None]) -> Iterator[Item | None]:
-    """`make(row, name)` of every row. Raises UserError naming file, row and field."""
+    """Yield `make(row, name)` for every row. Raises UserError that names file, row and field."""
     for number, row in enumerate(_rows(path), 1):
         try:
             yield make(row, str(number))
@@ -35,7 +35,7 @@ def read(path: Path, make: Callable[[Json, str], Item | None]) -> Iterator[Item 
 
 
 def conversation(renderer: Renderer, row: Json, name: str) -> Item:
-    """An item of SFT."""
+    """An item of SFT from one row."""
     if row.get("input_ids") is not None:
         return _tokens(row, name)
     if row.get("messages") is not None:
@@ -53,12 +53,12 @@ def _tokens(row: Json, name: str) -> Item:
     if not all(isinstance(token, int) and token >= 0 for token in ids):
         raise UserError("input_ids: must be token ids")
     if not any(mask) or mask[0]:
-        raise UserError("loss_mask: must choose a token, and not the first, which nothing predicts")
+        raise UserError("loss_mask: must select a token, and not the first, which has no context to predict it")
     return [make_sample(ids, [bool(m) for m in mask], group=name, name=name)]
 
 
 def preference(renderer: Renderer, row: Json, name: str) -> Item | None:
-    """A pair; None when the two are the same."""
+    """A pair from one row; None when the two answers are the same."""
     for key in ("chosen", "rejected"):
         if row.get(key) is None:
             raise UserError(f"needs {key}; it has {', '.join(row) or 'nothing'}")
@@ -77,7 +77,7 @@ def preference(renderer: Renderer, row: Json, name: str) -> Item | None:
 
 
 def _only(renderer: Renderer, row: Json, key: str, messages: list[Json], first: int, name: str) -> Sample:
-    """The one sample of a side of a pair."""
+    """The single sample of one side of a pair."""
     try:
         samples = encode(renderer, messages, _tools(row), first=first, name=f"{name}.{key}")
     except UserError as error:
@@ -89,7 +89,7 @@ def _only(renderer: Renderer, row: Json, key: str, messages: list[Json], first: 
 
 def _messages(row: Json, key: str, role: str | None = None) -> list[Json]:
     value = row.get(key)
-    if isinstance(value, str) and value.lstrip().startswith("[{"):  # as columns of exported JSON are
+    if isinstance(value, str) and value.lstrip().startswith("[{"):  # as in a column of exported JSON
         value = _parsed(value, key)
     if isinstance(value, str) and role is not None:
         return [{"role": role, "content": value}]

@@ -1,4 +1,4 @@
-"""Messages to tokens, by the proxy's own steps: the ids are those that it would record, were the answers sampled."""
+"""Encodes messages to tokens as the proxy does: with the ids that it would record if the answers were sampled."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def encode(
 ) -> list[Sample]:
     """Samples that train each assistant message from `messages[first]` on exactly once.
 
-    One, where each turn extends the one before. Where the chat format rewrites earlier turns (drops their reasoning,
-    say), the proxy would record a fork: a sample of its own begins there, with its whole prompt before it. What follows
-    the last such message is left out. Raises UserError naming the message.
+    There is one sample when each turn extends the one before. Where the chat format rewrites earlier turns, for example
+    drops their reasoning, the proxy would record a fork: a new sample begins there, with its whole prompt. Messages
+    after the last assistant message are left out. Raises UserError that names the message.
     """
     try:
         validate_messages(messages)
@@ -31,12 +31,12 @@ def encode(
 
 def _encode(renderer: Renderer, messages: list[Json], tools: list[Json] | None, first: int, name: str) -> list[Sample]:
     sequences: list[tuple[list[int], list[bool]]] = []
-    done = 0  # messages that the newest sequence stands for
+    done = 0  # how many messages the newest sequence covers
     for i in range(first, len(messages)):
         if role_of(messages[i]) != "assistant":
             continue
         if i == 0:
-            raise UserError("messages[0]: an assistant's message has nothing to answer")
+            raise UserError("messages[0]: an assistant message must answer an earlier message")
         prompt = renderer.render(messages[:i], tools)
         output = _output(renderer, messages[: i + 1], tools, prompt)
         delta = None
@@ -52,19 +52,19 @@ def _encode(renderer: Renderer, messages: list[Json], tools: list[Json] | None, 
         done = i + 1
     if not sequences:
         raise UserError(
-            f"messages: there is no assistant's message to learn{f' from messages[{first}] on' * (first > 0)}"
+            f"messages: there is no assistant message to learn{f' from messages[{first}] on' * (first > 0)}"
         )
     return [make_sample(ids, mask, group=name, name=f"{name}.{k}") for k, (ids, mask) in enumerate(sequences)]
 
 
 def _output(renderer: Renderer, messages: list[Json], tools: list[Json] | None, prompt: list[int]) -> list[int]:
-    """The ids of the last message, its stop token included, as they follow the prompt before it."""
+    """The ids of the last message, with its stop token, as they follow the prompt."""
     whole = renderer.render(messages, tools)
     written = whole[len(prompt) :]
     stops = places(written, frozenset(renderer.stop_token_ids))
     if whole[: len(prompt)] != prompt or not stops:
         raise UserError(
-            f"messages[{len(messages) - 1}]: the chat format does not write this turn behind its own generation "
-            "prompt, so that its tokens cannot be told from the prompt's"
+            f"messages[{len(messages) - 1}]: the chat format does not write this turn after its own generation "
+            "prompt, so its tokens cannot be told from the prompt's"
         )
     return written[: stops[0] + 1]

@@ -1,7 +1,7 @@
-"""What is learned from, one by one: an item is the samples of one conversation, or of one pair.
+"""Items to learn from: an item holds the samples of one conversation or of one pair.
 
-A sample's advantages say how its loss tokens count: in SFT they are 1; in a pair they are +1 on the chosen answer and
-−1 on the rejected one, so that the sum of advantages times log-probabilities is the pair's margin.
+A sample's advantages are the weights of its loss tokens: 1 in SFT, and in a pair +1 on the chosen and −1 on the
+rejected answer. The sum of advantages times logprobs is then the pair's margin.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from agentrl.errors import UserError
 from agentrl.trainer.packing import Sample
 
 Item = list[Sample]
-"""Samples of one group; those of a pair are computed together."""
+"""Samples of one group. The two samples of a pair are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What is trained and what is only scored; `notes` say what was left out, and why."""
+    """The items to train and those to score only. `notes` say which items were left out, and why."""
 
     train: list[Item]
     held_out: list[Item]
@@ -41,7 +41,7 @@ class Data:
 
 
 def make_sample(ids: Sequence[int], mask: Sequence[bool], *, group: str, name: str) -> Sample:
-    """Tokens that no policy of ours sampled, each with advantage 1 where it is trained."""
+    """A sample of tokens that no recorded policy sampled, with advantage 1 at trained tokens."""
     n = len(ids)
     tokens = TrajectoryTokens(
         trajectory_id=name,
@@ -61,12 +61,12 @@ def make_sample(ids: Sequence[int], mask: Sequence[bool], *, group: str, name: s
 
 
 def imitated(tokens: TrajectoryTokens) -> Sample:
-    """A recorded trajectory, to be imitated at temperature 1."""
+    """A recorded trajectory as a sample to imitate, at temperature 1."""
     return Sample(dataclasses.replace(tokens, temperatures=np.ones_like(tokens.temperatures)), _ones(tokens))
 
 
 def pair(chosen: Sample, rejected: Sample, group: str) -> Item:
-    """Two samples of one group, the second with advantages of −1."""
+    """An item of two samples of one group, the second with advantage −1."""
     return [_signed(chosen, 1.0, group), _signed(rejected, -1.0, group)]
 
 
@@ -80,10 +80,10 @@ def _signed(sample: Sample, sign: float, group: str) -> Sample:
 
 
 def split(items: Sequence[Item], held_out: int, seed: int, notes: list[str]) -> Data:
-    """Set items aside, chosen by the seed. Raises UserError when none are left to train."""
+    """Hold out items chosen by the seed. Raises UserError when none are left to train."""
     if len(items) <= held_out:
         why = f" ({'; '.join(notes)})" if notes else ""
-        raise UserError(f"data: {len(items)} items{why}, of which held_out takes {held_out}: none is left to train")
+        raise UserError(f"data: {len(items)} items{why}, of which held_out takes {held_out}: none are left to train")
     aside = set(random.Random(f"{seed} held out").sample(range(len(items)), held_out))
     kept = [item for i, item in enumerate(items) if i not in aside]
     return Data(kept, [item for i, item in enumerate(items) if i in aside], notes)

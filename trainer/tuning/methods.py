@@ -1,7 +1,7 @@
-"""What the three methods make of a microbatch: the loss of each token or pair, with the trainer's own tensors.
+"""SFT, DPO and reward modeling: the loss of each, computed from a microbatch.
 
-S: loss tokens of one microbatch, N: its pairs. A pair's two samples are one unit, so they are neighbours: trajectories
-2n and 2n + 1, in either order; their advantages tell them apart (items.py).
+S: loss tokens of one microbatch, N: its pairs. A pair's two samples are one unit, so they are the trajectories 2n and
+2n + 1, in either order. Their advantages tell them apart (items.py).
 """
 
 from __future__ import annotations
@@ -37,44 +37,44 @@ class Method(ABC):
     """One way to learn from items."""
 
     def wrap(self, lm: Any, config: TuningConfig) -> Body:
-        """The model that is trained, around a causal LM."""
+        """The model to train, around a causal LM."""
         return Policy(lm)
 
     def load(self, folder: Path, config: TuningConfig, world: World) -> Body:
-        """The model that is trained, sharded, on the weights of `folder`."""
+        """The model to train, sharded, with the weights of `folder`."""
         return run_models.load(partial(self.wrap, config=config), folder, config.trainer, world)
 
     def prepared(self, item: Item) -> Item:
-        """An item as it is packed."""
+        """An item as the method packs it."""
         return item
 
     def units(self, items: Sequence[Item], budget: int) -> list[Unit]:
-        """What may not be cut: pairs, each by itself."""
+        """Units that are never cut: one per pair."""
         return [unit for item in items for unit in make_units(item, sys.maxsize)]
 
     def count(self, items: Sequence[Item]) -> int:
-        """What the loss is a mean over: pairs."""
+        """What the loss is a mean over: the number of pairs."""
         return len(items)
 
     @abstractmethod
     def loss(self, model: Body, m: Microbatch) -> tuple[Tensor, Sums]:
-        """The sum of the losses of all that is counted, and sums for the metrics."""
+        """The sum of the losses over what `count` counts, and sums for the metrics."""
 
     def export(self, run_dir: Path, model: Body, base_model: Path, adapter: AdapterConfig, world: World) -> None:
-        """Write `model/`, a whole Hugging Face folder, and of a trained adapter `adapter/`. Collective."""
+        """Write `model/`, a whole Hugging Face folder, and a trained adapter to `adapter/`. Collective."""
         assert isinstance(model, Policy)
         weights.export(run_dir, model, base_model, adapter, world)
 
 
 class Sft(Method):
-    """−log π of each trained token, mean over the tokens of the batch."""
+    """Cross-entropy: −log π of each trained token, averaged over the tokens of the batch."""
 
     def units(self, items: Sequence[Item], budget: int) -> list[Unit]:
-        """One tree per group, cut to the budget: tokens do not depend on each other."""
+        """One tree per group, cut to the budget: the losses of tokens are independent."""
         return make_units([sample for item in items for sample in item], budget)
 
     def count(self, items: Sequence[Item]) -> int:
-        """Trained tokens."""
+        """The number of trained tokens."""
         return sum(int(sample.tokens.loss_mask.sum()) for item in items for sample in item)
 
     def loss(self, model: Body, m: Microbatch) -> tuple[Tensor, Sums]:
@@ -86,16 +86,16 @@ class Sft(Method):
 
 @dataclass(frozen=True, slots=True)
 class Dpo(Method):
-    """DPO or IPO against the base model, whose log-probabilities are in the samples' `logprobs` (reference.py)."""
+    """DPO or IPO against the base model, whose logprobs `step.with_reference` writes to the samples' `logprobs`."""
 
     config: DpoConfig
 
     def prepared(self, item: Item) -> Item:
-        """With IPO the advantages of an answer are divided by its tokens."""
+        """IPO divides the advantages of an answer by its number of tokens."""
         return [_per_token(sample) for sample in item] if self.config.loss_type == "ipo" else item
 
     def loss(self, model: Body, m: Microbatch) -> tuple[Tensor, Sums]:
-        """Sums over pairs; the implicit reward of an answer is β times its log-ratio."""
+        """Sums over pairs. The implicit reward of an answer is β times its log-ratio (arXiv 2305.18290, section 5)."""
         logprobs_P, _ = model(m)
         log_ratio_S = logprobs_P[m.predictions_S] - m.behavior_S
         margins_N = pair_margins(m, log_ratio_S)
@@ -108,14 +108,14 @@ class Dpo(Method):
 
 
 class RewardModeling(Method):
-    """Bradley–Terry: −log σ(r_w − r_l)."""
+    """Bradley–Terry: −log σ(r_w − r_l), arXiv 2203.02155, eq. 1."""
 
     def wrap(self, lm: Any, config: TuningConfig) -> Body:
-        """With a new scalar head."""
+        """A reward model with a new scalar head."""
         return RewardModel(lm, config.seed)
 
     def prepared(self, item: Item) -> Item:
-        """One loss token behind each answer: its reward is read where it would be predicted."""
+        """One loss token after each answer, at which the reward is read."""
         return [reward_model.at_the_end(sample) for sample in item]
 
     def loss(self, model: Body, m: Microbatch) -> tuple[Tensor, Sums]:
@@ -127,13 +127,13 @@ class RewardModeling(Method):
         return losses_N.sum() + 0.0 * rewards_P.sum(), pair_sums(losses_N, margins_N, m, rewards_S)
 
     def export(self, run_dir: Path, model: Body, base_model: Path, adapter: AdapterConfig, world: World) -> None:
-        """Folders of transformers' sequence classifier with one label."""
+        """Write transformers' sequence classifier with one label. Collective."""
         assert isinstance(model, RewardModel)
         reward_model.export(run_dir, model, base_model, adapter, world)
 
 
 def method_of(config: AnyConfig) -> Method:
-    """The method that a configuration is of."""
+    """The method of a configuration."""
     match config:
         case SftConfig():
             return Sft()
@@ -144,12 +144,12 @@ def method_of(config: AnyConfig) -> Method:
 
 
 def pair_margins(m: Microbatch, values_S: Tensor) -> Tensor:
-    """(N,) sums of values times advantages over each pair: what the chosen has more than the rejected."""
+    """(N,) sums of advantages times values over each pair: chosen minus rejected."""
     return Rows(m.trajectories_S // 2, m.sequences // 2).sums(m.advantages_S * values_S)
 
 
 def pair_sums(losses_N: Tensor, margins_N: Tensor, m: Microbatch, values_S: Tensor) -> Sums:
-    """Sums for the metrics of pairs: loss, accuracy, margin, and the rewards of either side."""
+    """Sums for the metrics of pairs: loss, accuracy, margin, and the rewards of each side."""
     parts_S = (m.advantages_S.abs() * values_S).detach().double()
     return {
         "loss": losses_N.detach().double().sum(),

@@ -1,4 +1,4 @@
-"""Trajectories of a run as data: whole, with the masks of what the policy sampled, whatever its age.
+"""Makes items from trajectories of a run, with every sampled token trained, whatever its age.
 
 An output is trained in exactly one of the paths that share it, as in the run itself.
 """
@@ -19,11 +19,11 @@ from agentrl.store.training import recorded_paths
 from agentrl.trainer.tuning.items import Item, imitated, pair
 
 PAGE = 256
-"""Trajectories that one transaction reads."""
+"""How many trajectories one transaction reads."""
 
 
 def read(database: Database, data: DataConfig) -> list[TrajectoryTokens]:
-    """The trajectories that the filters leave, in the order of their groups. Raises UserError for an unknown run."""
+    """The trajectories that the filters select, ordered by group. Raises UserError for an unknown run."""
     assert data.run is not None
     run_id = database.query(runs.by_name, data.run).id
     ids = database.query(
@@ -36,20 +36,20 @@ def read(database: Database, data: DataConfig) -> list[TrajectoryTokens]:
 
 
 def conversations(found: Sequence[TrajectoryTokens], data: SftDataConfig) -> list[Item]:
-    """Each trajectory of the best episodes of its group, where they have `min_reward`."""
+    """Each trajectory of the best episodes of its group that reach `min_reward`."""
     items: list[Item] = []
     for members in _groups(found):
         returns = {t.episode_id: t.episode_return for t in members}
-        best = sorted(returns, key=lambda episode: -returns[episode])  # stable: of equal ones, the first
+        best = sorted(returns, key=lambda episode: -returns[episode])  # stable: the first of equal ones
         chosen = {e for e in best[: data.best_of_group] if data.min_reward is None or returns[e] >= data.min_reward}
         items += [[imitated(t)] for t in members if t.episode_id in chosen]
     return items
 
 
 def pairs(found: Sequence[TrajectoryTokens], data: PairDataConfig) -> list[Item]:
-    """The best of a group with the worst, the second best with the second worst, …: answers to the very same prompt.
+    """Pairs of a group's answers to the same prompt: best with worst, second best with second worst, and so on.
 
-    Of an episode's paths from one prompt the one with the most trained tokens stands for it.
+    When an episode has several paths from one prompt, the path with the most trained tokens represents it.
     """
     items: list[Item] = []
     for members in _groups(found):
@@ -78,7 +78,7 @@ def _groups(found: Sequence[TrajectoryTokens]) -> Iterator[list[TrajectoryTokens
 
 
 def _by_prompt(members: Sequence[TrajectoryTokens]) -> list[list[TrajectoryTokens]]:
-    """Trajectories that begin with the same tokens up to the first sampled one; one of each episode."""
+    """Trajectories with the same tokens before the first sampled one, one per episode."""
     prompts: dict[bytes, dict[str, TrajectoryTokens]] = {}
     for t in members:
         first: Any = np.flatnonzero(t.turn_ids >= 0)[0]

@@ -1,4 +1,4 @@
-"""A reward model: a body and a linear head of one number; outside, a sequence classifier of transformers.
+"""A reward model: a body and a linear head with one output. Exported as a sequence classifier of transformers.
 
 H: hidden size; other letters as in packing.py.
 """
@@ -28,13 +28,13 @@ from agentrl.trainer.packing import Microbatch, Sample
 from agentrl.trainer.publish import weights
 
 BIASED_IN_SGLANG = ("qwen2", "qwen3")
-"""Model types."""
+"""Model types whose SGLang classifier has a bias in its head."""
 
 
 class RewardModel(Body):
-    """The body of a causal LM and a new head, the same on every rank. Its forward is the FSDP root.
+    """The body of a causal LM and a new head, equal on every rank. Its forward is the FSDP root.
 
-    Raises ModelFolderError where transformers has no classifier with that body.
+    Raises ModelFolderError when transformers has no classifier with this body.
     """
 
     def __init__(self, lm: Any, seed: int = 0) -> None:
@@ -46,7 +46,7 @@ class RewardModel(Body):
         nn.init.normal_(self.score.weight, std=lm.config.initializer_range, generator=generator)
 
     def forward(self, batch: Microbatch) -> Tensor:
-        """(P,) float32, the reward of what each prediction of the microbatch is made from."""
+        """(P,) float32, the reward of the tokens before each predicted token."""
         return self.sources(batch).float() @ self.score.weight[0].float()
 
     def parameters_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -57,14 +57,14 @@ class RewardModel(Body):
             yield f"score.{name}", parameter
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of them that are trained."""
+        """The trained ones of `parameters_by_name`."""
         for name, parameter in self.parameters_by_name():
             if parameter.requires_grad:
                 yield name, parameter
 
 
 def _classifier_of(lm: Any) -> str:
-    """The class of transformers that has this body and the head `score`."""
+    """The class of transformers with this body and the head `score`."""
     from transformers.modeling_layers import GenericForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
@@ -75,9 +75,9 @@ def _classifier_of(lm: Any) -> str:
 
 
 def at_the_end(sample: Sample) -> Sample:
-    """The same tokens and one more, the only one that counts: its context is the whole sequence.
+    """The sample with one more token as its only loss token, whose context is the whole sequence.
 
-    Nothing of it is computed: packing needs no hidden state of a token that is only predicted.
+    The new token is only predicted, so packing computes no hidden state for it.
     """
     old, n = sample.tokens, len(sample.tokens.input_ids)
     last = np.arange(n + 1) == n
@@ -95,10 +95,10 @@ def at_the_end(sample: Sample) -> Sample:
 
 
 def export(run_dir: Path, model: RewardModel, base_model: Path, adapter: AdapterConfig, world: World) -> None:
-    """`model/`, a Hugging Face folder of the classifier, in the base model's type. Collective; rank 0 writes.
+    """Write `model/`, a Hugging Face folder of the classifier, in the base model's type. Collective; rank 0 writes.
 
-    Where an adapter was trained, it is merged there, and `adapter/` holds it and the head.
-    Where SGLang's classifier has a bias in its head, which transformers' has not, the file holds it: zero.
+    A trained adapter is merged, and is also written with the head to `adapter/`. For classifiers that have a bias in
+    SGLang and none in transformers, the file holds a bias of zero.
     """
     config: dict[str, Any] = json.loads((base_model / "config.json").read_text())
     dtype = getattr(torch, config.get("dtype") or config.get("torch_dtype") or "float32")

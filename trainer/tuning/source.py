@@ -1,4 +1,4 @@
-"""From a configuration to items: a file through the model's renderer, or trajectories from the store."""
+"""Loads the items that a configuration names: a file through the model's renderer, or trajectories of the store."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from agentrl.trainer.tuning.items import Data, Item, split
 
 
 def load_data(config: AnyConfig, model: Path) -> Data:
-    """What a configuration trains on, in a fixed order. Raises UserError naming what is wrong with it."""
+    """The items of a configuration, in a fixed order. Raises UserError that names what is wrong with the data."""
     data, notes = config.data, list[str]()
     read = list(_from_file(config, model) if data.file else _from_run(config))
     found = [item for item in read if item is not None]
     if len(found) < len(read):
-        notes.append(f"left out {len(read) - len(found)} pairs of two answers that are the same")
+        notes.append(f"left out {len(read) - len(found)} pairs of two equal answers")
     folder = read_folder(model)
     _check_vocabulary(found, folder.vocab_size)
     limit = data.max_tokens or folder.max_context
@@ -57,7 +57,9 @@ def _from_run(config: AnyConfig) -> list[Item]:
 def _check_vocabulary(items: list[Item], size: int | None) -> None:
     largest = max((int(sample.tokens.input_ids.max()) for item in items for sample in item), default=0)
     if size is not None and largest >= size:
-        raise UserError(f"data: token id {largest} is not among the model's {size}: are they another model's?")
+        raise UserError(
+            f"data: token id {largest} is not in the model's vocabulary of {size}: are the data for another model?"
+        )
 
 
 def _longest(item: Item) -> int:

@@ -1,4 +1,4 @@
-"""One step: the items of a batch go in, gradients are applied, metrics come out."""
+"""One step of tuning: takes a batch of items, applies gradients and returns metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.methods import Method
 
 Work = list[tuple[list[Sample], Microbatch]]
-"""Microbatches of one rank, each with its samples in their order."""
+"""The microbatches of one rank, each with its samples in order."""
 
 
 def train(
@@ -33,7 +33,7 @@ def train(
     config: TuningTrainerConfig,
     world: World,
 ) -> dict[str, float]:
-    """One update; its metrics, equal on every rank. Collective."""
+    """Make one update. Returns its metrics, equal on every rank. Collective."""
     count, work = method.count(items), _work(model, items, method, config, world)
     sums: dict[str, float] = defaultdict(float)
     for i, (_, m) in enumerate(work, 1):
@@ -52,7 +52,7 @@ def train(
 def score(
     model: Body, items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World
 ) -> dict[str, float]:
-    """The metrics of items that are not trained. Collective."""
+    """The metrics of items without training on them. Collective."""
     sums: dict[str, float] = defaultdict(float)
     for part in _parts(items, config.batch_size):
         for _, m in _work(model, part, method, config, world):
@@ -65,7 +65,7 @@ def score(
 def with_reference(
     model: Body, items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World
 ) -> list[Item]:
-    """The same items with the model's log-probabilities in `tokens.logprobs`, where tokens are trained. Collective."""
+    """The items with the model's logprobs in `tokens.logprobs`, at trained tokens. Collective."""
     known: dict[str, Float32] = {}
     for part in _parts(items, config.batch_size):
         for samples, m in _work(model, part, method, config, world):
@@ -86,7 +86,7 @@ def _with_logprobs(sample: Sample, of_trained: Float32) -> Sample:
 
 
 def _work(model: Body, items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World) -> Work:
-    """This rank's share of a batch; every rank has as many microbatches, since each is collective."""
+    """This rank's share of a batch. Every rank has the same number of microbatches, since each is collective."""
     budget = model.budget(config.tokens_per_microbatch)
     (by_rank,) = plan(method.units(items, budget), ranks=world.data_size, minibatches=1, budget=budget)
     made = collate_share(by_rank, world.data_rank, budget)

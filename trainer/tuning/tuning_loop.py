@@ -7,10 +7,11 @@
            └─────────────────────────────────── next step ◄────────────────────────────────────────┘
     last step ─► model/: a whole Hugging Face folder, and of a trained adapter adapter/
 
-Nobody waits for anybody else. Stopping (SIGINT, SIGTERM) never cuts a step short: it is finished and checkpointed.
+The loop waits for no other process. SIGINT and SIGTERM never interrupt a step: it is finished and checkpointed first.
 
-`runs/NAME/` holds config.yaml, metrics.jsonl (one object a step; 0 is before the first), checkpoints/ and model/. A
-line of metrics may be ahead of the newest checkpoint: a start drops such lines, since their steps are made again.
+`runs/NAME/` holds config.yaml, metrics.jsonl (one object per step; step 0 is before the first update), checkpoints/ and
+model/. A line of metrics may be ahead of the newest checkpoint. A start deletes such lines, since it repeats their
+steps.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ from agentrl.trainer.tuning.methods import Dpo, Method, method_of
 from agentrl.trainer.tuning.step import score, train, with_reference
 
 HELD_OUT = "held_out/"
+"""Prefix of the metrics of held-out items."""
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 
 
 @dataclass(slots=True)
 class Tuning:
-    """What the loop holds."""
+    """The loop's state on one rank."""
 
     config: AnyConfig
     base_model: Path
@@ -68,14 +70,14 @@ class Tuning:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line."""
+        """The file of metrics, one JSON object per line."""
         return self.config.run_dir / "metrics.jsonl"
 
 
 def tune(
     config: AnyConfig, base_model: Path, data: Data, world: World, stop: Stop, progress: Progress = lambda *_: None
 ) -> bool:
-    """Make all steps (true), or stop after the one in hand (false). Collective; every rank has the same data.
+    """Train all steps (true), or stop after the current one (false). Collective; every rank has the same data.
 
     Raises UserError when the folder's checkpoint was made from other data.
     """
@@ -96,14 +98,14 @@ def tune(
         checkpoint_reader.load(found, model, optimizer, world)
         t.step = found.record.step
         say(t, f"resuming after step {t.step}")
-    keep_lines(t)
+    drop_repeated_lines(t)
     if not t.step and t.data.held_out:
         write(t, {"step": 0} | held_out(t))
     while t.step < t.steps:
         stopping = one_step(t, stop)
         progress(t.step, t.steps)
         if stopping and t.step < t.steps:
-            say(t, f"stopped after step {t.step} of {t.steps}: the same command goes on")
+            say(t, f"stopped after step {t.step} of {t.steps}: the same command continues")
             return False
     method.export(config.run_dir, model, base_model, config.trainer.lora, world)
     say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
@@ -111,7 +113,7 @@ def tune(
 
 
 def find_checkpoint(t: Tuning) -> Checkpoint | None:
-    """What to resume from, on every rank. Unusable newer ones are set aside."""
+    """The checkpoint to resume from, on every rank. Sets unusable newer ones aside. Collective."""
     found: Checkpoint | None = None
     if t.world.leads:
         remove_drafts(t.checkpoints)
@@ -136,7 +138,7 @@ def reference_of(t: Tuning, items: Sequence[Item]) -> list[Item]:
 
 
 def one_step(t: Tuning, stop: Stop) -> bool:
-    """Update, write the line; when a checkpoint is due, with what is held out, and then it. Whether to stop here."""
+    """Train one step and write its metrics; score held-out items and write a checkpoint when due. Whether to stop."""
     start, number = time.monotonic(), t.step + 1
     trainer = t.config.trainer
     items = batch_of(t.data.train, number, trainer.batch_size, t.config.seed)
@@ -146,7 +148,7 @@ def one_step(t: Tuning, stop: Stop) -> bool:
     metrics |= {"epoch": number / per_epoch, "time/train": time.monotonic() - start}
     t.step = number
     due = number % trainer.checkpoint_every == 0 or number == t.steps
-    stopping: bool = t.world.share(stop.is_set())  # asked once: whoever stops has a checkpoint
+    stopping: bool = t.world.share(stop.is_set())  # read once, so that a run that stops has a checkpoint
     if t.data.held_out and (due or stopping):
         metrics |= held_out(t)
     write(t, {"step": number} | metrics)
@@ -157,7 +159,7 @@ def one_step(t: Tuning, stop: Stop) -> bool:
 
 
 def batch_of(items: Sequence[Item], step: int, size: int, seed: int) -> list[Item]:
-    """The items of step 1, 2, …: each epoch is a new order of all of them."""
+    """The items of a step, counted from 1. Each epoch has a new order of all items."""
     epoch, k = divmod(step - 1, steps_per_epoch(items, size))
     order = list(range(len(items)))
     random.Random(f"{seed} {epoch}").shuffle(order)
@@ -165,18 +167,18 @@ def batch_of(items: Sequence[Item], step: int, size: int, seed: int) -> list[Ite
 
 
 def steps_per_epoch(items: Sequence[Item], size: int) -> int:
-    """The last one's batch may be smaller."""
+    """Steps per epoch; the last step of an epoch may have fewer items."""
     return math.ceil(len(items) / size)
 
 
 def held_out(t: Tuning) -> dict[str, float]:
-    """Metrics of what is held out, under names of their own. Collective."""
+    """Metrics of the held-out items, with the prefix HELD_OUT. Collective."""
     found = score(t.model, t.data.held_out, t.method, t.config.trainer, t.world)
     return {f"{HELD_OUT}{name}": value for name, value in found.items() if not name.startswith("tokens_")}
 
 
 def save(t: Tuning, metrics: dict[str, float]) -> None:
-    """A durable checkpoint; older ones go. Collective."""
+    """Write a durable checkpoint and delete older ones. Collective."""
     facts = TrainedBatch(
         step_id=t.config.method, digest=t.digest, estimator=t.config.method, wasted_tokens=0, trained=[]
     )
@@ -187,8 +189,8 @@ def save(t: Tuning, metrics: dict[str, float]) -> None:
         checkpoint_folders.remove_older(made, t.config.trainer)
 
 
-def keep_lines(t: Tuning) -> None:
-    """Drop the metrics of steps that will be made again."""
+def drop_repeated_lines(t: Tuning) -> None:
+    """Delete the lines of metrics of steps that will be repeated."""
     if t.world.leads:
         lines = t.metrics.read_text().splitlines(keepends=True) if t.metrics.is_file() else []
         kept = [text for text in lines if text.endswith("\n") and json.loads(text)["step"] <= t.step]
@@ -204,7 +206,7 @@ def write(t: Tuning, metrics: dict[str, float]) -> None:
 
 
 def line(t: Tuning, metrics: dict[str, float]) -> str:
-    """One step for the reader of the terminal."""
+    """One step as a line for the terminal."""
     names = [f"{where}{name}" for where in ("", HELD_OUT) for name in ("loss", "entropy", "accuracy", "margin")]
     parts = [f"{name} {metrics[name]:.4f}" for name in names if name in metrics]
     end = f"grad {metrics['grad_norm']:.2f}  {metrics['tokens_trained']:.0f} tokens  {metrics['time/train']:.1f}s"

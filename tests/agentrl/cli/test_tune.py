@@ -58,7 +58,7 @@ def test_ctrl_c_finishes_the_step_and_the_same_command_goes_on(config: Path, tmp
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
-    assert "of 100000: the same command goes on" in out.splitlines()[-1]
+    assert "of 100000: the same command continues" in out.splitlines()[-1]
     steps = [json.loads(line)["step"] for line in (tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()]
     process = start("sft", config, f"steps={steps[-1] + 1}")
     out, err = process.communicate(timeout=300)
@@ -83,7 +83,7 @@ def test_the_best_of_a_run_of_the_store(config: Path, tmp_path: Path) -> None:
     ("overrides", "says"),
     [
         (["data.file=none.jsonl"], "agentrl: data.file: none.jsonl does not exist"),
-        (["data.held_out=6"], "agentrl: data: 6 items, of which held_out takes 6: none is left to train"),
+        (["data.held_out=6"], "agentrl: data: 6 items, of which held_out takes 6: none are left to train"),
         (["data.max_tokens=10"], "(left out 6 items of more than 10 tokens)"),
         (["model=tinny"], "agentrl: no model 'tinny'; did you mean 'tiny'?"),
         (["data.held_out=6", "trainer.ranks=2"], "agentrl: data: 6 items, of which held_out takes 6"),

@@ -119,8 +119,11 @@ def test_a_template_that_hides_the_answers_beginning_is_refused(tmp_path: Path) 
     ("messages", "says"),
     [
         ([], "messages: must be a non-empty list"),
-        ([{"role": "assistant", "content": "x"}], r"messages\[0\]: an assistant's message has nothing to answer"),
-        (TALK[:2], "there is no assistant's message to learn"),
+        (
+            [{"role": "assistant", "content": "x"}],
+            r"messages\[0\]: an assistant message must answer an earlier message",
+        ),
+        (TALK[:2], "there is no assistant message to learn"),
         ([*TALK[:2], {"role": "asistant", "content": "x"}], r"messages\[2\].role: .*did you mean 'assistant'"),
         ([*TALK[:2], {"role": "assistant", "content": 7}], r"messages\[2\].content: must be a string"),
     ],

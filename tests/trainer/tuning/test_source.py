@@ -82,17 +82,17 @@ def test_pairs_of_the_same_are_left_out_and_counted(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = load_data(config("dpo", tmp_path, {"file": str(tmp_path / "rows.jsonl")}), TINY)
     assert len(data.train) == 2
-    assert data.notes == ["left out 1 pairs of two answers that are the same"]
+    assert data.notes == ["left out 1 pairs of two equal answers"]
 
 
 def test_tokens_of_another_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": [1, 999_999], "loss_mask": [False, True]}))
-    with pytest.raises(UserError, match="data: token id 999999 is not among the model's"):
+    with pytest.raises(UserError, match="data: token id 999999 is not in the model's"):
         load_data(config("sft", tmp_path, {"file": str(tmp_path / "rows.jsonl")}), TINY)
 
 
 def test_filters_that_leave_nothing_say_so(runs_dir: Path) -> None:
-    with pytest.raises(UserError, match="data: 0 items, of which held_out takes 0: none is left to train"):
+    with pytest.raises(UserError, match="data: 0 items, of which held_out takes 0: none are left to train"):
         load_data(config("sft", runs_dir, {"run": "test", "min_reward": 9.0}), TINY)
 
 

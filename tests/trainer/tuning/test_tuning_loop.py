@@ -184,5 +184,5 @@ def test_held_out_items_are_others_and_some_must_be_left() -> None:
     items = random_items("sft", 5)
     made = split(items, 2, 0, [])
     assert (len(made.train), len(made.held_out)) == (3, 2)
-    with pytest.raises(UserError, match=r"data: 5 items \(left out 3\), of which held_out takes 5: none is left"):
+    with pytest.raises(UserError, match=r"data: 5 items \(left out 3\), of which held_out takes 5: none are left"):
         split(items, 5, 0, ["left out 3"])
