@@ -101,7 +101,7 @@ def test_a_program_that_goes_away_is_noticed_and_one_that_beats_is_not(proxy, un
             return status(proxy, leaving.id) == "abandoned"
 
         until(left)
-        assert proxy.get(f"/sessions/{leaving.id}")["error"] == "nobody used the session any more"
+        assert proxy.get(f"/sessions/{leaving.id}")["error"] == "it was not used for too long"
         assert not leaving.heartbeat()
         assert beating.reward(1.0)
     assert status(proxy, beating.id) == "completed"

@@ -30,7 +30,7 @@ def test_a_failure_leaves_nothing(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_replaced_only_when_asked(tmp_path) -> None:
+def test_an_existing_file_is_replaced_only_with_force(tmp_path) -> None:
     file, folder = tmp_path / "x", tmp_path / "y"
     for text, force in (("1", False), ("2", True)):
         with atomic_file(file, force=force) as draft:

@@ -1,4 +1,4 @@
-"""The store as a few Python objects: what the property test expects of the real one. Facts only, no SQL, no shortcuts.
+"""A model of the store in Python objects, which the property test compares with the real store.
 
 Nothing that follows from something else is kept: the state of a trajectory, its return and its tokens are worked out
 from its group's state, its calls and the applied rewards whenever they are compared.

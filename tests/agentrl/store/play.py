@@ -1,4 +1,4 @@
-"""Plays what the proxy and the trainer do to the store: calls, whole groups, steps; and a clock that tests set."""
+"""Performs what the proxy and the trainer do to the store (calls, groups, steps), and a clock that tests set."""
 
 from __future__ import annotations
 

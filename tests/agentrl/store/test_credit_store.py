@@ -1,4 +1,4 @@
-"""Returns in the store: what late rewards change in trajectories that wait for their lease."""
+"""Late rewards change the returns of trajectories that are not leased yet."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_late_reward_of_an_inner_side_call_widens_the_versions_of_its_path(db,
     assert (path.trainable_tokens, path.min_version, path.max_version) == (3, 0, 1)
 
 
-def test_what_was_leased_does_not_change(db, run_id, limits):
+def test_a_leased_batch_does_not_change(db, run_id, limits):
     first = group(db, run_id, limits)
     group(db, run_id, limits)
     batch = take(db, run_id, begin(db, run_id), 1)

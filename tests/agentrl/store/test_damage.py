@@ -1,5 +1,5 @@
-"""What goes wrong with real databases. Each time: what was acknowledged is stored, nothing is stored twice, what failed
-says why in one line, and the writer goes on when the database does."""
+"""Faults of real databases. After each: acknowledged work is stored, nothing is stored twice, a failure says why in one
+line, and the writer continues when the database does."""
 
 from __future__ import annotations
 
@@ -558,7 +558,7 @@ def test_a_full_file_is_said_and_grows_again_with_space(sqlite: Database):
     assert sqlite.integrity() == []
 
 
-def test_a_full_disk_loses_nothing_and_the_writer_goes_on_with_space():
+def test_a_full_disk_loses_nothing_and_the_writer_resumes_with_space():
     with small_disk("3m") as folder:
         (folder / "ballast").write_bytes(bytes(500_000))
         db, run_id = open_store(f"sqlite:///{folder}/store.db")

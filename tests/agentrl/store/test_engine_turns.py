@@ -1,4 +1,4 @@
-"""Who may change an engine's weights: one replica at a time, for a bounded time."""
+"""Claims on an engine's weights: one replica at a time, for a bounded time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_engine_is_one_replicas_until_it_is_given_back(db, run_id):
     assert take(db, run_id, "a") == "b"
 
 
-def test_what_a_dead_replica_took_is_free_when_its_time_is_over(db, run_id):
+def test_the_claim_of_a_dead_replica_expires(db, run_id):
     before = time.time()
     assert take(db, run_id, "a", 60) is None
     assert before + 60 <= row(db, run_id)["updating_until"] <= time.time() + 60
@@ -56,7 +56,7 @@ def test_a_replica_that_starts_has_taken_nothing(db, run_id):
     assert take(db, run_id, "b") is None
 
 
-def test_what_is_left_in_the_middle_is_free_for_all_and_known_to_be(db, run_id):
+def test_incomplete_weights_can_be_claimed_and_are_marked(db, run_id):
     assert db.query(engine_turns.is_whole, run_id, URL)
     assert take(db, run_id, "a") is None
     assert not db.query(engine_turns.is_whole, run_id, URL)
@@ -95,7 +95,7 @@ def test_of_many_that_take_it_at_once_one_has_it(db, run_id):
         db.transact(engine_turns.release, run_id, URL, f"r{winner}", True)
 
 
-def test_what_a_replica_believes_changes_neither_who_has_it_nor_whether_it_drains(db, run_id):
+def test_saving_an_engine_state_changes_neither_its_claim_nor_its_draining(db, run_id):
     db.transact(engine_turns.save, run_id, URL, state="serving", version=0, error=None)
     db.transact(engine_turns.set_draining, run_id, URL, True, "a")
     assert take(db, run_id, "a") is None

@@ -1,4 +1,4 @@
-"""What the store says of an evaluation's sessions."""
+"""Evaluation episodes read from sessions: rewards, versions, faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of sub-agents' sessions: their bounds, their ends in small transactions, trees that older versions let grow."""
+"""Trees of sub-agents' sessions: limits, ends in small transactions, and trees larger than today's limits."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def sweep_to_the_end(db: Database, run_id: str, limits: Limits, seen: SimpleName
 
 
 @given(parents=trees)
-def test_above_and_below_are_what_following_parents_finds(parents):
+def test_ancestors_and_descendants_match_the_parent_links(parents):
     def parent_of(i: int) -> int | None:
         return None if i == 0 else parents[i]
 
@@ -254,7 +254,7 @@ def test_the_end_of_a_large_tree_seals_all_of_it_and_settles_a_few(db, run_id, l
         child(db, ids[1], limits)
 
 
-def test_what_is_left_of_a_tree_is_locked_before_the_group(db, run_id, limits):
+def test_unbuilt_sessions_of_a_tree_are_locked_before_the_group(db, run_id, limits):
     """A reward of a session that is left holds it, and then needs the group: a builder that has that must not wait."""
     patient = replace(limits, reward_timeout_s=3600.0)
     ids = old_tree(db, run_id, limits, [0] * (settling.MOST_SETTLED + 2))

@@ -1,4 +1,4 @@
-"""Keys in the store: what each opens, how it ends, and that no key is ever there in clear."""
+"""Keys in the store: what each opens, how it ends, and that only hashes are stored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def session_id(db, run_id, limits):
     return db.transact(group_starts.start_group, run_id, limits, [hash_key("s0"), hash_key("s1")]).session_ids[0]
 
 
-def test_a_key_says_what_it_is_and_only_its_hash_is_kept(db, run_id):
+def test_a_key_shows_its_power_and_only_its_hash_is_stored(db, run_id):
     made = db.transact(key_records.create, run_id, Power.ADMIN, "ops")
     assert re.fullmatch(r"arl-admin-[A-Za-z0-9_-]{32}", made.key)
     assert opens(db, run_id, made.key) == key_records.Key(Power.ADMIN)
@@ -88,13 +88,13 @@ def test_a_rotation_without_an_overlap_leaves_the_old_key_until_it_is_revoked(db
     assert db.transact(key_records.revoke, run_id, "ci") == new.id
 
 
-def test_a_rotation_never_lengthens_a_life(db, run_id):
+def test_a_rotation_never_extends_an_expiry(db, run_id):
     old = db.transact(key_records.create, run_id, Power.RUN, "ci", time.time() + 5)
     db.transact(key_records.rotate, run_id, old.id, overlap_s=3600)
     assert opens(db, run_id, old.key).ends_at < time.time() + 6
 
 
-def test_what_has_ended_is_not_rotated(db, run_id):
+def test_an_ended_key_is_not_rotated(db, run_id):
     made = db.transact(key_records.create, run_id, Power.RUN, "ci")
     db.transact(key_records.revoke, run_id, made.id)
     with pytest.raises(RequestError, match="is revoked") as refused:
@@ -117,7 +117,7 @@ def test_what_has_ended_is_not_rotated(db, run_id):
         (Power.RUN, "x", float("nan")),
     ],
 )
-def test_what_no_key_can_be_is_refused_by_name(db, run_id, power, name, expires_at):
+def test_invalid_key_parameters_are_refused_by_name(db, run_id, power, name, expires_at):
     with pytest.raises(RequestError) as refused:
         db.transact(key_records.create, run_id, power, name, expires_at)
     assert refused.value.status == 422

@@ -89,7 +89,7 @@ def test_the_lineage_view_answers(db: Database):
     assert db.query(lambda conn: conn.execute(text("SELECT * FROM lineage")).all()) == []
 
 
-def test_every_revision_goes_up_and_down_again(empty: Database):
+def test_every_revision_upgrades_and_downgrades(empty: Database):
     at: dict[str, dict[str, Any]] = {}
     for revision in REVISIONS:
         empty.upgrade(revision)

@@ -1,4 +1,4 @@
-"""Anything that proxies, workers and trainers do to the store, in any order, against a simple model of it."""
+"""Random operations of proxies, workers and trainers on the store, compared with a simple model."""
 
 from __future__ import annotations
 

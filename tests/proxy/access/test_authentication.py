@@ -249,7 +249,7 @@ def test_a_session_gets_another_key_from_the_run_and_never_from_itself(proxy, se
         ({"power": "run", "name": "x", "key": "mine"}, "key"),
     ],
 )
-def test_what_no_key_can_be_is_refused_by_name(proxy, body, param) -> None:
+def test_invalid_key_parameters_are_refused_by_name(proxy, body, param) -> None:
     answer = proxy.post("/api/keys", body, headers=ADMIN)
     assert answer.status_code == 422
     assert answer.json()["error"]["param"] == param

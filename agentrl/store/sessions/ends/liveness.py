@@ -79,7 +79,7 @@ def check_due_session(conn: Connection, session_id: str, limits: Limits, *, hear
     if row.name is not None:  # a client that opens by name may have no other way to end it
         end(conn, session_id, SessionStatus.COMPLETED, None, limits)
         return False
-    why = f"its worker {owner} fell silent" if owner else "nobody used the session any more"
+    why = f"its worker {owner} stopped sending heartbeats" if owner else "it was not used for too long"
     end(conn, session_id, SessionStatus.ABANDONED, why, limits)
     return True
 

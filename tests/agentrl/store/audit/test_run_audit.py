@@ -1,4 +1,4 @@
-"""The audit finds nothing in a healthy run, and names the row of whatever is broken in it."""
+"""The audit finds nothing in a healthy run, and names the row of each violation."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ CASES: dict[str, dict[str, list[str]]] = yaml.safe_load(Path(__file__).with_name
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_broken_is_named_and_nothing_else(healthy: Healthy, name: str) -> None:
+def test_the_audit_names_each_violation_and_no_other(healthy: Healthy, name: str) -> None:
     case = CASES[name]
     found = broken_by(healthy, *case["sql"])
     wanted = [

@@ -1,4 +1,4 @@
-"""Which answer a retry gets: any order of tries, losses and retries against a model of the client."""
+"""The answer that a retry gets: random tries, losses and retries, compared with a model of the client."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Retries(RuleBasedStateMachine):
 
 
 @pytest.mark.searches
-def test_retries_get_what_a_model_of_their_clients_says(fast_db: Database) -> None:
+def test_retries_get_the_answer_that_a_model_of_clients_predicts(fast_db: Database) -> None:
     with fast_db.write() as conn:
         run_id = create_run(conn, task_data=[{"n": 0}], key="k", steps=10**6)
     machine = type("Machine", (Retries,), {"db": fast_db, "run_id": run_id})

@@ -1,4 +1,4 @@
-"""Statements that go to the driver itself fail as those of SQLAlchemy do."""
+"""Errors of statements run by the driver become the errors that SQLAlchemy raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions and the group commit: nothing is acknowledged that is not durable, and one bad unit hurts nobody."""
+"""Transactions and the group commit: only durable work is acknowledged, and a failing unit fails alone."""
 
 import threading
 import traceback
@@ -137,7 +137,7 @@ def test_a_unit_submitted_with_keywords_runs_apart(db, run_id, bulk):
     assert bulk.sizes == [2]
 
 
-def test_a_cancelled_unit_is_not_run_and_the_writer_goes_on(db, run_id):
+def test_a_cancelled_unit_is_not_run_and_the_writer_continues(db, run_id):
     with held(db):
         unwanted = db.submit(insert, run_id, "unwanted")
         assert unwanted.cancel()
@@ -188,7 +188,7 @@ def test_transact_returns_once_it_is_committed(db, run_id):
     assert stored(db) == ["a"]
 
 
-def test_query_reads_what_was_committed(db, run_id):
+def test_query_reads_committed_rows(db, run_id):
     db.transact(insert, run_id, "a")
     assert [row.kind for row in db.query(events.of_run, run_id, kind="a")] == ["a"]
 
@@ -235,7 +235,7 @@ def test_a_deadlock_is_repeated(databases, how, request):
         assert pair[0].query(lambda conn: list(conn.scalars(text("SELECT n FROM a")))) == [2, 2]
 
 
-def test_close_finishes_what_was_submitted(db, run_id):
+def test_close_commits_submitted_units(db, run_id):
     with held(db):
         futures = [db.submit(insert, run_id, str(i)) for i in range(600)]  # more than one batch
     db.close()
@@ -294,7 +294,7 @@ def test_a_postgresql_database_that_does_not_exist_is_not_waited_for(databases):
             missing.query(lambda conn: None)
 
 
-def test_connections_to_postgresql_say_who_they_are_and_do_not_idle_in_a_transaction(databases):
+def test_connections_to_postgresql_are_named_and_do_not_idle_in_a_transaction(databases):
     with databases.lent("postgresql") as url:
         for query, name in (({}, "agentrl"), ({"application_name": "mine"}, "mine")):
             db = Database(make_url(url).update_query_dict(query).render_as_string(hide_password=False))
@@ -303,7 +303,7 @@ def test_connections_to_postgresql_say_who_they_are_and_do_not_idle_in_a_transac
             db.close()
 
 
-def test_a_whole_database_has_no_problems(db, run_id):
+def test_a_sound_database_has_no_problems(db, run_id):
     db.transact(insert, run_id, "a")
     assert db.integrity() == []
 
@@ -338,7 +338,7 @@ def test_an_event_with_a_name_is_stored_once(db, run_id):
     assert [row.data["step"] for row in db.query(events.of_run, run_id, "train_step")] == [1, 2]
 
 
-def test_what_a_read_sees_is_of_one_moment(db, run_id):
+def test_a_read_sees_one_snapshot(db, run_id):
     with db.read() as conn:
         before = conn.execute(select(events.events.c.kind)).all()
         db.transact(insert, run_id, "meanwhile")

@@ -1,4 +1,4 @@
-"""SQLite files: refused on network file systems, made whole or not at all, and recognised when a part is missing."""
+"""SQLite files: refused on network file systems, created atomically, and recognised when truncated."""
 
 import shutil
 import sqlite3
@@ -46,7 +46,7 @@ def test_a_database_on_a_network_file_system_is_refused_in_one_line(tmp_path, mo
     assert "\n" not in str(raised.value)
 
 
-def test_the_path_is_looked_at_behind_links(tmp_path, monkeypatch):
+def test_the_path_is_checked_after_resolving_links(tmp_path, monkeypatch):
     (tmp_path / "far").mkdir()
     (tmp_path / "near").symlink_to(tmp_path / "far")
     seen = []
@@ -98,7 +98,7 @@ def test_a_file_that_was_cut_off_is_not_served(filled, size):
     assert filled.read_bytes() == before
 
 
-def test_a_whole_file_is_served(filled):
+def test_a_complete_file_is_accepted(filled):
     sqlite_file.require_whole(filled)
 
 

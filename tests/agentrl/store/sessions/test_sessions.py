@@ -1,4 +1,4 @@
-"""Sessions and groups: sub-agents, repeated starts, and ends that meet each other on several connections."""
+"""Sessions and groups: sub-agents, repeated starts, and concurrent ends on several connections."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_two_replicas_settle_the_sessions_of_groups_through_their_group_commits(
         assert run_audit.violations(conn, run_id) == []
 
 
-def test_a_call_that_begins_while_its_session_is_looked_at_keeps_it(db, run_id, limits):
+def test_a_call_begun_during_a_check_keeps_its_session_open(db, run_id, limits):
     """Whoever decides that a session is silent waits for the intents that are about to be committed."""
     session_id = open_group(db, run_id, limits).session_ids[0]
     impatient = replace(limits, session_timeout_s=0.0)
@@ -250,7 +250,7 @@ def test_workers_and_outside_programs_that_both_wait_get_places_by_turns(db, run
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_place_is_kept_for_who_waits_and_the_others_are_not(db, run_id, limits):
+def test_workers_and_outside_programs_that_wait_take_places_in_turn(db, run_id, limits):
     turns = Turns(db, run_id, limits, places=3)
     assert [turns.ask("worker") for _ in range(3)] == [True] * 3
     assert not turns.ask("outside")
@@ -262,7 +262,7 @@ def test_a_place_is_kept_for_who_waits_and_the_others_are_not(db, run_id, limits
 
 
 @pytest.mark.usefixtures("patient")
-def test_who_does_not_come_back_waits_no_more(db, run_id, limits):
+def test_a_refused_client_stops_counting_as_waiting(db, run_id, limits):
     turns = Turns(db, run_id, limits, places=1)
     assert turns.ask("worker")
     assert not turns.ask("outside")
@@ -275,7 +275,7 @@ def test_who_does_not_come_back_waits_no_more(db, run_id, limits):
     assert turns.ask("worker")
 
 
-def test_a_run_that_stops_admits_nobody(db, run_id, limits):
+def test_a_stopped_run_admits_no_group(db, run_id, limits):
     db.transact(runs.set_status, run_id, "stopping")
     with pytest.raises(RequestError) as caught, db.write() as conn:
         group_admission.admit(conn, run_id, limits, outside=False)

@@ -1,4 +1,4 @@
-"""Rewards by name, sources of tasks and calls that were cut off, of exactly what a step leased."""
+"""Facts of a leased batch: rewards by name, task sources, truncated calls."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Leases: many leasers at once, rewards that race with them, and which trajectories are young enough."""
+"""Leases: concurrent leasers, concurrent rewards, and which trajectories are young enough."""
 
 from __future__ import annotations
 

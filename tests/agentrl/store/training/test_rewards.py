@@ -121,7 +121,7 @@ def test_hours_after_the_end_a_reward_still_counts_until_the_lease(db, run_id, l
         assert run_audit.violations(conn, run_id) == []
 
 
-def test_the_later_reward_wins_whatever_the_clocks_say(db, session_id, monkeypatch):
+def test_the_later_reward_supersedes_despite_clock_skew(db, session_id, monkeypatch):
     """A correction through a process whose clock is behind is still the newer fact."""
     db.transact(rewards.add, session_id, value=0.2, discount=1.0)
     behind = time.time() - 3600

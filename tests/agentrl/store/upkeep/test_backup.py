@@ -1,4 +1,4 @@
-"""Backups made while others write: consistent, complete up to their beginning, and usable."""
+"""Backups made during writes: consistent, complete up to their start, and usable."""
 
 import os
 import stat
@@ -122,7 +122,7 @@ def test_the_copy_is_used_like_the_original(db, restored, tmp_path) -> None:
     assert len(history.db.query(steps.of_run, history.run_id)) == 3
 
 
-def test_what_is_there_is_replaced_only_when_asked(db, restored, tmp_path) -> None:
+def test_an_existing_file_is_replaced_only_with_force(db, restored, tmp_path) -> None:
     target = tmp_path / "copy"
     target.write_text("precious")
     with pytest.raises(UserError, match="--force"):

@@ -1,4 +1,4 @@
-"""Pruning on both databases: what goes, what stays, and that no lineage notices."""
+"""Pruning on both databases: which rows are removed, which stay, and that lineages stay complete."""
 
 import threading
 import time
@@ -54,7 +54,7 @@ def row_counts(db) -> dict[str, int]:
         }
 
 
-def test_groups_that_never_trained_go_with_all_their_rows(db) -> None:
+def test_groups_that_never_trained_are_removed_with_all_their_rows(db) -> None:
     history = History(db, seed=3)
     history.train(2)
     before = row_counts(db)
@@ -79,7 +79,7 @@ def test_groups_that_never_trained_go_with_all_their_rows(db) -> None:
     assert_replays(history)
 
 
-def test_a_dry_run_tells_what_will_go_and_changes_nothing(db) -> None:
+def test_an_estimate_equals_what_is_removed_and_changes_nothing(db) -> None:
     history = History(db, seed=4)
     history.train(1)
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_a_dry_run_tells_what_will_go_and_changes_nothing(db) -> None:
     assert done.rows["contents"] == done.rows["events"] == done.rows["heartbeats"] == 1
 
 
-def test_the_cut_spares_what_is_younger(db) -> None:
+def test_rows_newer_than_the_cut_stay(db) -> None:
     history = History(db)
     old = history.rejected()
     cut = later()
@@ -124,7 +124,7 @@ def test_ready_running_and_other_runs_groups_stay(db) -> None:
     assert group_states(other) == {others.group_id: "rejected"}
 
 
-def test_what_a_rolled_back_step_trained_stays_though_it_became_stale(db) -> None:
+def test_trajectories_of_a_rolled_back_step_stay_even_when_stale(db) -> None:
     history = History(db, seed=5)
     history.train(3)
     trained = {t.group_id for t in history.batches[3].trajectories}
@@ -195,7 +195,7 @@ def test_old_events_and_heartbeats_go_but_not_those_that_add_up_a_runs_time(db) 
         assert list(conn.execute(select(heartbeats.c.name)).scalars()) == ["new"]
 
 
-def test_a_late_reward_for_what_was_pruned_finds_no_session(db) -> None:
+def test_a_late_reward_of_a_pruned_session_is_refused(db) -> None:
     history = History(db)
     gone = history.rejected()
     retention.prune(db, history.run_id, later())
@@ -214,7 +214,7 @@ def test_the_cut_of_the_newest_steps(db) -> None:
     assert db.query(retention.cut_before_steps, history.run_id, 0) >= lineage[2].started_at
 
 
-def test_pruning_while_the_run_goes_on_keeps_counters_equal_to_rows(db, database_url, monkeypatch) -> None:
+def test_pruning_during_the_run_keeps_counters_equal_to_rows(db, database_url, monkeypatch) -> None:
     monkeypatch.setattr(prunable_rows, "PAGE_GROUPS", 2)
     history = History(db, seed=6)
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""A run whose sessions all fail is stopped with the reason; one of which some succeed never is."""
+"""A run whose newest sessions all fail is stopped with the reason; a run with a success is not."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_run_fails_and_says_which_session_and_why(db, run_id, limits, fail):
         assert (refused.value.status, refused.value.code) == (409, "run_failed")
 
 
-def test_who_watches_the_run_sees_that_its_sessions_fail(db, run_id, limits, fail):
+def test_displays_show_the_error_when_all_newest_sessions_failed(db, run_id, limits, fail):
     limits = replace(limits, max_failures_in_a_row=None)
     with db.write() as conn:
         for number in range(failures.LOOKED_AT):
@@ -88,7 +88,7 @@ def test_failures_of_several_workers_and_of_evaluations_count_together(db, run_i
     assert status(db, run_id)[0] == "failed"
 
 
-def test_one_session_that_succeeds_begins_the_count_anew(db, run_id, limits, fail):
+def test_a_successful_session_restarts_the_failure_count(db, run_id, limits, fail):
     for _ in range(2):
         for _ in range(2):
             fail()
@@ -147,7 +147,7 @@ def test_abandoned_sessions_say_nothing(db, run_id, limits, fail):
     assert status(db, run_id)[0] == "failed"
 
 
-def test_a_run_that_is_reopened_counts_anew(db, run_id, limits, fail):
+def test_a_resumed_run_restarts_the_failure_count(db, run_id, limits, fail):
     for _ in range(3):
         fail()
     assert status(db, run_id)[0] == "failed"

@@ -1,4 +1,4 @@
-"""What came before the agent with tools: judged by the whole session, in any order of its conversations."""
+"""Roles of calls without tools beside an agent with tools, in any order of the conversations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TITLE = Turn(id="title", role="main", fresh=True, alone=True, tools=False, agent
         ([replace(TITLE, role="side"), AGENT], set()),
     ],
 )
-def test_what_is_no_turn_of_the_agent(turns, expected):
+def test_calls_that_become_side_calls(turns, expected):
     assert side_calls(turns) == expected
 
 
