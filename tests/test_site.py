@@ -70,3 +70,11 @@ def test_links_of_pages_outside_the_site_exist(name: str) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / name).read_text())
     assert targets
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_files_that_a_page_names_exist(name: str) -> None:
+    """Those of NAME are the reader's own."""
+    paths = re.findall(r"`((?:agentrl|proxy|trainer|tests|docs|scripts)/[\w./-]*)`", (ROOT / name).read_text())
+    assert paths
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
