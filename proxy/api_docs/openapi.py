@@ -105,7 +105,7 @@ def install(app: FastAPI) -> None:
 
 
 def complete(schema: Json) -> None:
-    """Add to FastAPI's description of the other routes."""
+    """Add the model routes, keys and errors to FastAPI's description of the other routes."""
     components = schema.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for of_fastapi in ("HTTPValidationError", "ValidationError"):
@@ -119,8 +119,8 @@ def complete(schema: Json) -> None:
             if path not in OPEN_ROUTES:
                 _guard(path, operation, OF_OTHERS)
     for path, method, operation in _model_routes(refs):
-        looks = (401, 403, 404, 503) if MODELS in path else (400, 401, 403, 404, 503)
-        _guard(path, operation, OF_MODELS if method == "post" else looks)
+        reads = (401, 403, 404, 503) if MODELS in path else (400, 401, 403, 404, 503)
+        _guard(path, operation, OF_MODELS if method == "post" else reads)
         schema["paths"].setdefault(path, {})[method] = operation
 
 
@@ -135,11 +135,15 @@ def _model_routes(bodies: tuple[Json, ...]) -> Iterator[tuple[str, str, Json]]:
         yield prefix + COUNT, "post", _operation(counted, headers, of_count)
         in_path = headers[: bool(prefix)]
         yield prefix + MODELS, "get", _operation("The models that calls may name.", in_path)
-        yield f"{prefix}{MODELS}/{{model}}", "get", _operation("One of them.", [*in_path, MODEL])
+        yield (
+            f"{prefix}{MODELS}/{{model}}",
+            "get",
+            _operation("One of these models.", [*in_path, MODEL]),
+        )
         named = [*headers, RESPONSE_ID]
         yield prefix + RESPONSE, "get", _operation("A stored response.", [*named, INCLUDE])
-        yield prefix + RESPONSE, "delete", _operation("Forget a response; the call stays.", named)
-        yield f"{prefix}{RESPONSE}/input_items", "get", _operation("What a response was made from.", [*named, *PAGING])
+        yield prefix + RESPONSE, "delete", _operation("Delete a response; the recorded call stays.", named)
+        yield f"{prefix}{RESPONSE}/input_items", "get", _operation("The input items of a response.", [*named, *PAGING])
 
 
 def _operation(summary: str, parameters: list[Json], body: Json | None = None, *, streamed: bool = False) -> Json:
