@@ -14,20 +14,22 @@ import httpx
 import orjson
 import pytest
 from databases import KINDS
+from sqlalchemy import select
 
 from agentrl.engine.server_process import free_port
 from agentrl.errors import StoreError
 from agentrl.proxy.calls import answer_finder, recorded_answers
 from agentrl.proxy.calls.answer_finder import AnswerFinder
+from agentrl.proxy.calls.exchanges import Exchange
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import call_outcomes, deliveries
+from agentrl.store.tables import interactions as call_rows
 from agentrl.testing import Reply
 
 BODY = {"messages": [{"role": "user", "content": "ab"}]}
 RETRY = {"x-stainless-retry-count": "1"}
 KEY = {"Idempotency-Key": "k"}
-GRACE_S = 1.5
-"""For a retry, where a test outlasts it."""
+GRACE_S = 0.4
 GET = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -233,6 +235,33 @@ def test_a_retry_is_answered_after_a_restart(proxy, serve, store_url, until):
     assert len(proxy.engine.requests) == 1
 
 
+class Periods:
+    """Counts grace periods that are over. The end of the first is noticed once `noticed` is set."""
+
+    def __init__(self):
+        self.count, self.noticed = 0, threading.Event()
+
+
+@pytest.fixture
+def periods(monkeypatch):
+    found, asked = Periods(), Exchange._stop_unless_wanted
+
+    async def counted(exchange):
+        await asyncio.to_thread(found.noticed.wait, 120)
+        found.count += 1
+        await asked(exchange)
+
+    monkeypatch.setattr(Exchange, "_stop_unless_wanted", counted)
+    yield found
+    found.noticed.set()
+
+
+def holders(proxy):
+    """The replicas at which clients wait."""
+    with proxy.database.read() as conn:
+        return list(conn.execute(select(call_rows.c.holder)).scalars())
+
+
 class TestGrace:
     @pytest.fixture
     def run_config(self, run_config):
@@ -246,16 +275,25 @@ class TestGrace:
         until(lambda: not proxy.engine.running)
         assert text_of(post(proxy, session)) == "again"
 
-    def test_not_while_a_retry_waits_at_another_replica(self, proxy, second, until):
+    def outlast(self, proxy, until, periods):
+        """The engine goes on when a request that waits at the second replica has outlasted a grace period."""
+        until(lambda: holders(proxy) == ["second-replica"])
+        periods.noticed.set()
+        until(lambda: periods.count >= 2)
+        proxy.engine.release()
+
+    def test_not_while_a_retry_waits_at_another_replica(self, proxy, second, until, periods):
         session = proxy.session()
         proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=1))
         leave(proxy, session, until)
-        threading.Timer(2 * GRACE_S, proxy.engine.release).start()
         url = f"{second.url}/sessions/{session['session_id']}/v1"
-        assert text_of(post(proxy, session, url=url)) == "hello"
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(post, proxy, session, url=url)
+            self.outlast(proxy, until, periods)
+            assert text_of(answer.result()) == "hello"
         assert len(proxy.engine.requests) == 1
 
-    def test_nor_while_another_request_with_its_key_waits(self, proxy, second, until):
+    def test_nor_while_another_request_with_its_key_waits(self, proxy, second, until, periods):
         session = proxy.session()
         proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=1))
         url = f"{second.url}/sessions/{session['session_id']}/v1"
@@ -264,7 +302,7 @@ class TestGrace:
                 until(lambda: proxy.engine.holding == 1)
                 other = pool.submit(post, proxy, session, headers=KEY, url=url)
                 until(lambda: "agentrl_calls_in_flight 1" in replace(proxy, url=second.url).metrics_text())
-            threading.Timer(2 * GRACE_S, proxy.engine.release).start()
+            self.outlast(proxy, until, periods)
             assert text_of(other.result()) == "hello"
         assert len(proxy.engine.requests) == 1
 
