@@ -1,4 +1,4 @@
-"""Why a call forks, in one plain sentence, and what to do about it: a table by fork reason."""
+"""The cause of a fork in one sentence, and what to do about it, by fork reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.rendering.messages import role_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """`certain` is false when the calls alone cannot show the cause."""
+    """A cause and a recommendation. `certain` is false when the calls alone do not prove the cause."""
 
     cause: str
     todo: str
@@ -21,7 +21,7 @@ class Advice:
 
 
 def advise(fork: Fork) -> Advice:
-    """The cause of a fork, and what to do. It is uncertain when the messages suggest another reason."""
+    """The cause of a fork and what to do. Uncertain when the messages suggest another reason."""
     advice = _BY_REASON[fork.reason](fork)
     if fork.reason is None or fork.seen in (None, fork.reason) or fork.reason not in _SHOWN_BY_MESSAGES:
         return advice
@@ -38,7 +38,7 @@ _SHOWN_BY_MESSAGES = (
 
 
 def _always(cause: str, todo: str, *, certain: bool = True) -> Callable[[Fork], Advice]:
-    """The same advice for every fork. `{at}`, `{change}`, `{tools}` and `{role}` in the cause are filled in."""
+    """Return the same advice for each fork, with `{at}`, `{change}`, `{tools}` and `{role}` of the cause filled in."""
 
     def advice(fork: Fork) -> Advice:
         facts = {
@@ -136,7 +136,7 @@ _MOVED = {"dropped": "dropped", "moved": "moved", "inserted": "inserted a new me
 
 
 def _misplaced(found: MessageDivergence) -> Advice:
-    """One message was moved, dropped or inserted; the others are unchanged."""
+    """Advice for one moved, dropped or inserted message."""
     assert found.before is not None
     assert found.now is not None
     shown = found.now if found.how == "inserted" else found.before

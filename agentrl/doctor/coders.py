@@ -1,4 +1,4 @@
-"""Coding agents that the doctor knows, and the switches that it names for each (docs/frameworks.md has them all)."""
+"""Known coding agents and the settings that the doctor recommends for each (docs/frameworks.md has all of them)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from agentrl.domain.schemas import ForkReason
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coder:
-    """A coding agent: how it is recognised, and what to set where."""
+    """A coding agent: how to recognise it, and its settings."""
 
     name: str
-    commands: tuple[str, ...]  # what starts it
-    clients: tuple[str, ...]  # how its User-Agent begins; SDKs inside it may hide that
-    address: str  # how it finds the proxy
-    model: str  # how it is told the model's name
-    smaller: str  # how its prompts and answers get smaller
-    quieter: str | None = None  # how calls beside the work are switched off
-    longer: str | None = None  # how its history is left whole for longer
+    commands: tuple[str, ...]  # its programs
+    clients: tuple[str, ...]  # prefixes of its User-Agent; SDKs may replace it
+    address: str  # sets the proxy's address
+    model: str  # sets the model's name
+    smaller: str  # reduces its prompts and answers
+    quieter: str | None = None  # disables auxiliary calls
+    longer: str | None = None  # delays compaction of its history
 
 
 CODERS = (
@@ -86,7 +86,7 @@ _SHORTENED = (ForkReason.COMPACTED, ForkReason.SUMMARY)
 
 
 def of(session: Session) -> Coder | None:
-    """The coding agent that played a session, by what its calls say of themselves, else by the command."""
+    """The coding agent of a session, recognised by its calls' User-Agent, else by the command."""
     clients = [call.client for call in session.calls if call.client]
     clients += [refusal["client"] for refusal in session.refusals if refusal.get("client")]
     for coder in CODERS:
@@ -97,7 +97,7 @@ def of(session: Session) -> Coder | None:
 
 
 def lines(session: Session, forks: Sequence[ForkReason | None]) -> list[str]:
-    """What to set in the coding agent that played the session, for what went wrong in it."""
+    """The settings that fix a session's problems, for its coding agent."""
     coder = of(session)
     if coder is None:
         return []

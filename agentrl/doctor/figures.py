@@ -1,4 +1,4 @@
-"""A session in numbers."""
+"""Statistics of a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.domain.schemas import ForkReason, InteractionStatus, Role
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """Counts of calls and of tokens. Shares are None where there is nothing to share."""
+    """Counts of calls and tokens. A share is None when its denominator is 0."""
 
     calls: int
     delivered: int  # by the policy
@@ -22,31 +22,31 @@ class Figures:
     aborted: int
     failed: int
     running: int
-    upstream: int  # answered by another model
+    upstream: int  # answered by an upstream model
     trajectories: int
     forks: int
-    continuing: int  # calls whose history holds a recorded answer, without those that sum it up
-    extending: int  # those of them that extend an earlier call exactly
+    continuing: int  # calls whose history has a recorded answer, without summaries
+    extending: int  # continuing calls that extend an earlier call exactly
     merge_rate: float | None  # extending / continuing
     sampled_tokens: int
     ids: float | None  # share of delivered calls whose sampled tokens all have their ids
     logprobs: float | None  # share of sampled tokens with a logprob
     versions: float | None  # share of sampled tokens with a weight version
-    retries: int  # calls that the client's SDK said it had sent before
+    retries: int  # calls that the client's SDK marked as retries
     repeated: int  # calls with the same body as an earlier one
     main: int
     side: int
     subagent: int
-    modified: int  # calls of another distribution than the policy's
+    modified: int  # calls sampled from a modified distribution
     greedy: int
-    replaced: int  # calls that asked for other sampling parameters than they got
+    replaced: int  # calls with replaced sampling parameters
     trainable_tokens: int
     untrainable_tokens: int
-    reprocessed_tokens: int  # what forks cost
+    reprocessed_tokens: int  # tokens that forks process again
 
 
 def of(session: Session, forks: Sequence[Fork]) -> Figures:
-    """The figures of a session."""
+    """The statistics of a session."""
     delivered = session.delivered
     statuses = Counter(call.status for call in session.calls)
     roles = Counter(call.role for call in session.calls)
@@ -97,7 +97,7 @@ def of(session: Session, forks: Sequence[Fork]) -> Figures:
 
 
 def why_untrainable(call: Call, session: Session) -> str | None:
-    """Why a delivered call's tokens never train, whatever the session's reward; None where they can."""
+    """Why a delivered call's tokens are never trained, whatever the session's reward; None when they can be."""
     if call.modified:
         return "sampled from another distribution"
     if call.greedy:

@@ -1,4 +1,4 @@
-"""Quotes what changed in a message or in the tools of a call."""
+"""Quotes the difference between two messages or two lists of tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUOTE_CHARS = 48
 
 
 def change(found: MessageDivergence | None) -> str:
-    """The words that changed, as `: “…” became “…”`; empty when they are the same."""
+    """Quote the changed text as `: “…” became “…”`; empty when it is the same."""
     if found is None or found.before is None or found.now is None:
         return ""
     before, now = words(found.before), words(found.now)
@@ -22,7 +22,7 @@ def change(found: MessageDivergence | None) -> str:
 
 
 def words(message: Json) -> str:
-    """A message on one line: its text, and its tool calls as name(arguments)."""
+    """Format a message on one line: its text, and its tool calls as name(arguments)."""
     calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or []]
     content = message.get("content")
     text = (
@@ -32,13 +32,13 @@ def words(message: Json) -> str:
 
 
 def quote(text: str, start: int) -> str:
-    """At most QUOTE_CHARS of a text, from `start`, in quotation marks."""
+    """Quote at most QUOTE_CHARS of a text, from `start`."""
     part = text[start : start + QUOTE_CHARS]
     return f"“{'…' if start else ''}{part}{'…' if start + QUOTE_CHARS < len(text) else ''}”"
 
 
 def changed_tools(fork: Fork) -> str:
-    """The tools that were added and removed, as `: with A, B, without C`; empty when the names are the same."""
+    """List added and removed tools as `: with A, B, without C`; empty when the names are the same."""
     if fork.messages is not None or fork.tokens is None:
         return ""
     before, now = (

@@ -1,4 +1,4 @@
-"""Where a session's token tree forks: the first token and the first message that differ, and what it cost."""
+"""Finds the forks of a session's token tree: the first different token and message, and the cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.rendering.divergence import Change, Divergence, change, common, com
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDivergence:
-    """The first `position` tokens are those of `other`; there, `theirs` stands where the call has `ours`."""
+    """The first `position` tokens equal those of `other`; then `other` has `theirs` and the call has `ours`."""
 
     other: Call
     position: int
@@ -23,50 +23,52 @@ class TokenDivergence:
 
 @dataclass(frozen=True, kw_only=True)
 class MessageDivergence:
-    """Message `index`, from 0, of the call's conversation is not the one of `other`; None where one has ended."""
+    """Message `index` (from 0) differs from that of `other`; None where a conversation has ended."""
 
     other: Call
     index: int
     before: Json | None
     now: Json | None
-    how: Change | None  # what became of the message; None where a conversation has ended
+    how: Change | None  # how the message changed; None where a conversation has ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fork:
-    """A call that goes its own way. `seen` is the reason that the messages show by themselves."""
+    """A call that forks. `seen` is the reason that the messages alone suggest."""
 
     call: Call
     reason: ForkReason | None
     seen: ForkReason | None
     tokens: TokenDivergence | None
     messages: MessageDivergence | None
-    cost_tokens: int  # prompt tokens that had been processed already
+    cost_tokens: int  # prompt tokens that had already been processed
 
     @property
     def kind(self) -> str:
-        """Its reason; without one it is a `branch` off an earlier call, or `parallel` to one that had no answer yet."""
+        """The reason, else `branch` (from an earlier call) or `parallel` (to a call without an answer yet)."""
         return self.reason or ("branch" if self.call.parent else "parallel")
 
     @property
     def costly(self) -> bool:
-        """Whether a call that could have extended another did not. One that sums up a conversation need not."""
+        """Whether a call should have extended another and did not. Summaries are exempt."""
         return self.reason not in (*STARTS, ForkReason.SUMMARY)
 
     @property
     def leaves_out_the_end(self) -> bool:
-        """Whether all that is missing of the other call is its last token, behind which the call goes on."""
+        """Whether only the last token of the other call is missing before the call continues."""
         return self.tokens is not None and self.tokens.position == len(self.tokens.other.sequence) - 1
 
 
 def find(session: Session) -> list[Fork]:
-    """Every fork, oldest first: roots after the first, and branches that are neither retries nor parallel samples."""
+    """All forks, oldest first: roots after the first, and branches other than retries and parallel samples."""
     known: dict[int, Json] = {}
     return [_fork(call, earlier, known) for call, earlier in _departures(session)]
 
 
 def token_divergence(call: Call, earlier: Sequence[Call]) -> TokenDivergence | None:
-    """Against the earlier sequence that shares most tokens with the call's prompt; of equal ones, the latest."""
+    """Compare with the earlier sequence that shares the longest prefix with the call's prompt; ties go to
+    the latest.
+    """
     ancestors = set(call.path)
     best, rank = None, (-1, False, -1)
     for other in earlier:
@@ -83,7 +85,7 @@ def token_divergence(call: Call, earlier: Sequence[Call]) -> TokenDivergence | N
 
 
 def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with together. Halves what is to be compared, whole slices at a time."""
+    """Length of the common prefix of two sequences, by binary search with slices."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -95,9 +97,9 @@ def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def common_subsequence(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common, in order: the length of their longest common subsequence.
+    """Length of the longest common subsequence of two sequences.
 
-    Bit-parallel (Hyyrö 2004): bit i of `left` is 0 once token i of `one` is part of it; n·m/64 steps of a processor.
+    Bit-parallel (Hyyrö 2004): bit i of `left` is 0 once token i of `one` is part of the subsequence; O(n·m/64).
     """
     places: dict[int, int] = {}
     for i, token in enumerate(one):
@@ -121,13 +123,13 @@ def _departures(session: Session) -> Iterator[tuple[Call, list[Call]]]:
 
 
 def _fork(call: Call, earlier: list[Call], plain_known: dict[int, Json]) -> Fork:
-    """`plain_known` keeps the plain messages of the session's conversations, which share messages."""
+    """Build the fork of a call. `plain_known` caches the canonical messages of the session's conversations."""
     reason = ForkReason(call.reason) if call.reason else None
     kin, found = _kin(call, earlier, plain_known)
-    if call.raw:  # its tokens say what it goes on from, and there are no messages
+    if call.raw:  # raw prompts have tokens but no messages
         tokens = token_divergence(call, _begun_with(call, earlier))
         kin, found = tokens.other if tokens else None, None
-    else:  # what it stems from by its messages; a conversation of its own, what it is like by its tokens
+    else:  # compare with the ancestor by messages; for a new conversation, with the closest one by tokens
         stems = kin is not None and (reason not in STARTS or call.parent is not None)
         tokens = token_divergence(call, [kin] if kin is not None and stems else earlier)
     return Fork(
@@ -141,7 +143,7 @@ def _fork(call: Call, earlier: list[Call], plain_known: dict[int, Json]) -> Fork
 
 
 def _cost(call: Call, kin: Call, reason: ForkReason | None, known: dict[int, Json]) -> int:
-    """How many tokens of the call's prompt had been processed for `kin`, behind what it extends."""
+    """How many tokens of the call's new prompt had already been processed for `kin`."""
     above = len(call.prompt_ids) - len(call.delta_ids)
     if reason not in STARTS:
         behind = kin.sequence[min(above, shared_tokens(call.prompt_ids, kin.sequence)) :]
@@ -155,12 +157,12 @@ def _cost(call: Call, kin: Call, reason: ForkReason | None, known: dict[int, Jso
 
 
 def _begun_with(call: Call, earlier: list[Call]) -> list[Call]:
-    """The earlier calls with whose prompts a raw one begins; all, where there are none."""
+    """The earlier calls whose prompts are prefixes of a raw prompt; all calls if there are none."""
     return [other for other in earlier if call.prompt_ids[: len(other.prompt_ids)] == other.prompt_ids] or earlier
 
 
 def _kin(call: Call, earlier: list[Call], known: dict[int, Json]) -> tuple[Call | None, Divergence | None]:
-    """The call whose conversation this one should have extended, and how the messages depart from it."""
+    """The call whose conversation this one should have extended, and how its messages differ."""
     if not earlier:
         return None, None
     histories = [plain(other.messages, known) for other in earlier]

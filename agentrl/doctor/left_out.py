@@ -1,4 +1,4 @@
-"""What agents sent that a text-only policy did not see: attachments in tools' results, tools that providers run."""
+"""Reports inputs that a text-only policy does not see: attachments in tool results, and tools that providers run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.visible import visible
 
 
 def unread(session: Session) -> int:
-    """How many images and files of tools' results were replaced by a text. One that is sent again counts once."""
+    """The number of images and files in tool results that were replaced by text. Repeated ones count once."""
     found = {
         message["tool_call_id"]: text_of(message).count(UNREAD)
         for call in session.delivered
@@ -21,7 +21,7 @@ def unread(session: Session) -> int:
 
 
 def lines(session: Session) -> list[str]:
-    """One line for each kind."""
+    """One line per kind."""
     found = []
     if n := unread(session):
         found.append(
@@ -30,5 +30,5 @@ def lines(session: Session) -> list[str]:
         )
     tools = dict.fromkeys(visible(tool) for call in session.calls for tool in call.left_out)
     if tools:
-        found.append(f"tools that only a provider runs were left out, the policy does not know of them: {some(tools)}")
+        found.append(f"tools that only a provider runs were left out of the prompt: {some(tools)}")
     return found

@@ -1,4 +1,4 @@
-"""A session as the doctor sees it: calls in order, each with its conversation and its whole token sequence."""
+"""A recorded session for the doctor: its calls in order, each with its conversation and its token sequence."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from agentrl.domain.schemas import GREEDY_BELOW, InteractionStatus, Json, Role
 from agentrl.visible import visible
 
 COMMAND = "doctor"
-"""Where a session's metadata has the command that the doctor ran."""
+"""The key in a session's metadata of the command that the doctor ran."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """One model call. A call that was not delivered has no tokens and no conversation."""
+    """A model call. A call that was not delivered has no tokens and no conversation."""
 
-    number: int  # from 1, in the order they were made
+    number: int  # from 1, in order
     id: str
     parent: Call | None
     role: str
     dialect: str
     status: str
-    reason: str | None  # why it forks, as recorded
+    reason: str | None  # the recorded fork reason
     finish: str | None
     error: str | None
     temperature: float
-    modified: bool  # sampled from another distribution than the policy's
-    retry: int  # how often the client's SDK had sent it before
+    modified: bool  # sampled from a modified distribution
+    retry: int  # number of earlier attempts by the client's SDK
     digest: str
-    choice: int | None  # which answer of a request for several
-    delta_ids: list[int] = field(default_factory=list)  # of the prompt, behind the parent's sequence
+    choice: int | None  # index of the answer, for requests with several
+    delta_ids: list[int] = field(default_factory=list)  # prompt tokens after the parent's sequence
     output_ids: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
-    output_tokens: int = 0  # as counted at the commit
+    output_tokens: int = 0  # as counted when the call was recorded
     logprobs: list[float] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)  # [version, start, end)
     system: list[Json] = field(default_factory=list)
-    turns: list[Json] = field(default_factory=list)  # what follows the system messages, the answer last
+    turns: list[Json] = field(default_factory=list)  # messages after the system messages, ending with the answer
     tools: list[Json] | None = None
-    replaced: Json = field(default_factory=dict)  # sampling parameters that were asked for and not used
-    used: Json = field(default_factory=dict)  # those that were
-    client: str | None = None  # what the client called itself
-    left_out: list[str] = field(default_factory=list)  # tools of the request that are not in the prompt
+    replaced: Json = field(default_factory=dict)  # requested sampling parameters that were replaced
+    used: Json = field(default_factory=dict)  # sampling parameters that were used
+    client: str | None = None  # the client's User-Agent
+    left_out: list[str] = field(default_factory=list)  # tools of the request that the prompt leaves out
 
     @property
     def delivered(self) -> bool:
-        """Whether its answer reached the client, and the policy gave it: such calls form the tree."""
+        """Whether the policy's answer reached the client. Delivered calls form the token tree."""
         return self.status == InteractionStatus.COMPLETE and self.role != Role.UPSTREAM
 
     @property
     def greedy(self) -> bool:
-        """Whether the engine took the likeliest token each time."""
+        """Whether the engine took the most likely token each time."""
         return self.temperature < GREEDY_BELOW
 
     @cached_property
     def prompt_ids(self) -> list[int]:
-        """The whole prompt."""
+        """The full prompt."""
         above = list(self.parent.path) if self.parent else []
         return [token for call in reversed(above) for token in call.own_ids] + self.delta_ids
 
@@ -69,12 +69,12 @@ class Call:
 
     @property
     def own_ids(self) -> list[int]:
-        """What it adds to its parent's sequence."""
+        """The tokens that the call adds to its parent's sequence."""
         return self.delta_ids + self.output_ids
 
     @property
     def path(self) -> Iterator[Call]:
-        """Itself and what it extends, up to the root."""
+        """The call and its ancestors, up to the root."""
         node: Call | None = self
         while node is not None:
             yield node
@@ -82,44 +82,44 @@ class Call:
 
     @property
     def messages(self) -> list[Json]:
-        """Its conversation, the answer last."""
+        """The conversation, ending with the answer."""
         return [*self.system, *self.turns]
 
     @property
     def raw(self) -> bool:
-        """Whether its prompt is raw: a text or tokens without roles, of Completions."""
+        """Whether the prompt is raw: text or tokens without roles, from Completions."""
         return any(message["role"] == "raw" for message in self.asked)
 
     @property
     def asked(self) -> list[Json]:
-        """Its conversation without the answer."""
+        """The conversation without the answer."""
         return self.messages[:-1]
 
     @property
     def versions(self) -> list[int]:
-        """The weight versions that sampled it, in order."""
+        """The weight versions that sampled the output, in order."""
         return list(dict.fromkeys(version for version, _, _ in self.spans))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A session and its calls, oldest first. `rewards` count from whoever gave them."""
+    """A session and its calls, oldest first."""
 
     id: str
-    parent_id: str | None  # of the session whose sub-agent it is
-    name: str | None  # of a sub-agent that has named itself
+    parent_id: str | None  # the parent session, for a sub-agent
+    name: str | None  # the name that a sub-agent gave itself
     status: str
     is_eval: bool
     error: str | None
     rewards: list[Json]
     calls: list[Call]
     subagents: list[Session] = field(default_factory=list)
-    refusals: list[Json] = field(default_factory=list)  # calls that were refused before they began
-    command: str | None = None  # that the doctor ran
+    refusals: list[Json] = field(default_factory=list)  # calls rejected before sampling
+    command: str | None = None  # the command that the doctor ran
 
     @property
     def title(self) -> str:
-        """What it is called."""
+        """The session's title in reports."""
         if self.parent_id is None:
             return f"session {self.id}"
         return f"sub-agent {self.id if self.name is None else visible(self.name)}"
@@ -131,7 +131,7 @@ class Session:
 
     @cached_property
     def children(self) -> dict[int, list[Call]]:
-        """Delivered calls by the number of the call that they extend; 0 for the roots."""
+        """Delivered calls by their parent's number; 0 for roots."""
         found: dict[int, list[Call]] = {}
         for call in self.delivered:
             found.setdefault(call.parent.number if call.parent else 0, []).append(call)
@@ -139,14 +139,14 @@ class Session:
 
     @property
     def leaves(self) -> list[Call]:
-        """The calls that nothing extends: one trajectory each."""
+        """The calls without children; each ends a trajectory."""
         return [call for call in self.delivered if call.number not in self.children]
 
 
 def read(
     summary: Json, trace: Sequence[Json], refusals: Sequence[Json] = (), subagents: Sequence[Session] = ()
 ) -> Session:
-    """A session from its summary and calls, as `GET /sessions/{id}/trace` has them, and from `…/refusals`."""
+    """Build a session from its summary and calls (`GET /sessions/{id}/trace`) and its refusals (`…/refusals`)."""
     calls: dict[str, Call] = {}
     for number, item in enumerate(trace, start=1):
         parent = calls[item["parent_id"]] if item["parent_id"] else None

@@ -1,4 +1,4 @@
-"""Calls that were refused before they began: how often, in whose words, and what to do."""
+"""Summarizes rejected calls: how often, the message, and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.store.events import REFUSALS_KEPT
 from agentrl.visible import visible
 
 MOST = 5
-"""Kinds that are spelled out."""
+"""Maximum number of kinds to list."""
 _TODO = {
     "model_not_found": "name it 'default'",
     "context_length_exceeded": "ask for fewer tokens (max_tokens), or shorten the conversation",
@@ -20,7 +20,7 @@ _TODO = {
 
 
 def lines(refusals: Sequence[Json]) -> list[str]:
-    """One line for each kind of refusal, the most frequent first."""
+    """One line per kind of refusal, the most frequent first."""
     kinds = Counter((one["status"], one["code"], one["message"]) for one in refusals)
     found = []
     for (status, code, message), n in kinds.most_common(MOST):

@@ -1,4 +1,4 @@
-"""Sampling parameters that calls asked for and did not get."""
+"""Reports requested sampling parameters that were replaced."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 from agentrl.doctor.record import Session
 from agentrl.doctor.words import count
 
-_SAID = {"max_new_tokens": "max_tokens"}
+_API_NAMES = {"max_new_tokens": "max_tokens"}
 
 
 def lines(session: Session) -> list[str]:
-    """One line for each parameter: how many calls asked for which values, and what they got."""
+    """One line per parameter, with the requested values and the value used."""
     names = dict.fromkeys(name for call in session.delivered for name in call.replaced)
     return [_line(session, name) for name in names]
 
@@ -24,7 +24,9 @@ def _line(session: Session, name: str) -> str:
     whose = "the evaluation's" if session.is_eval else "the run's"
     if name == "max_new_tokens":
         whose += ", or what the context had room for"
-    return f"{count(len(calls), 'call')} asked for {_SAID.get(name, name)} {wanted} and got {whose}: {', '.join(got)}"
+    return (
+        f"{count(len(calls), 'call')} asked for {_API_NAMES.get(name, name)} {wanted} and got {whose}: {', '.join(got)}"
+    )
 
 
 def _value(value: object) -> str:

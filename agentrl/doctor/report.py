@@ -1,4 +1,4 @@
-"""The whole report, as data: what `--json` prints and what the screen shows."""
+"""The doctor's report as data, for `--json` and for the screen."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from agentrl.domain.schemas import Json
 from agentrl.visible import visible
 
 AROUND = 8
-"""Tokens shown on either side of the first different one."""
+"""Tokens to show before and after the first difference."""
 
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """`decode` turns ids into text; None where the model's tokenizer is not at hand."""
+    """A report. `decode` converts ids to text; None without the model's tokenizer."""
 
     session: Session
     forks: list[Fork]
@@ -33,7 +33,7 @@ class Report:
     command_status: int | None = None
 
     def advice(self, fork: Fork) -> Advice:
-        """Why a fork is there."""
+        """The cause of a fork and what to do."""
         return advice.advise(fork)
 
 
@@ -41,7 +41,7 @@ class Report:
 class Neighbourhood:
     """The text around the first different token, in the other sequence and in the call's prompt.
 
-    Each is (before, the token, after); control characters are spelled out. Without a tokenizer, ids stand for text.
+    Each is (before, token, after) with control characters escaped. Without a tokenizer it has ids instead of text.
     """
 
     theirs: tuple[str, str, str]
@@ -49,18 +49,18 @@ class Neighbourhood:
 
 
 def make(session: Session, decode: Decode | None, command_status: int | None = None) -> Report:
-    """Examine a session, and those of its sub-agents; the verdict is on all of them."""
+    """Examine a session and its sub-agents' sessions; the verdict covers all of them."""
     below = [make(subagent, decode) for subagent in session.subagents]
     found = forks.find(session)
     counted = figures.of(session, found)
-    said = verdict.of(session, counted, found, command_status)
+    judged = verdict.of(session, counted, found, command_status)
     if below:
-        said = verdict.together(session, said, [(one.session, one.verdict) for one in below])
+        judged = verdict.together(session, judged, [(one.session, one.verdict) for one in below])
     return Report(
         session=session,
         forks=found,
         figures=counted,
-        verdict=said,
+        verdict=judged,
         decode=decode,
         subagents=below,
         command_status=command_status,
@@ -68,7 +68,7 @@ def make(session: Session, decode: Decode | None, command_status: int | None = N
 
 
 def neighbourhood(report: Report, fork: Fork) -> Neighbourhood | None:
-    """What stands around a fork's first different token."""
+    """The tokens around a fork's first different token."""
     if fork.tokens is None:
         return None
     at = fork.tokens.position
@@ -79,7 +79,7 @@ def neighbourhood(report: Report, fork: Fork) -> Neighbourhood | None:
 
 
 def as_json(report: Report) -> Json:
-    """The report as JSON; calls are named by their ids and numbers."""
+    """The report as JSON. Calls have their ids and numbers."""
     session = report.session
     return {
         "session_id": session.id,

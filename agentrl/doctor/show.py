@@ -1,4 +1,4 @@
-"""The report on a screen."""
+"""Prints the report to a terminal."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from agentrl.doctor.words import count, some
 from agentrl.domain.schemas import ForkReason
 
 MOST_ALIKE = 3
-"""Forks of a kind that are spelled out on a screen."""
+"""Forks of a kind to show in full."""
 MOST_CALLS = 100
-"""Rows of the tree on a screen."""
+"""Maximum rows of the tree."""
 MOST_SUBAGENTS = 5
-"""Sessions of sub-agents that are spelled out on a screen."""
+"""Sub-agent sessions to show."""
 COLOURS = {Answer.TRAINABLE: "green", Answer.WITH_PROBLEMS: "yellow", Answer.NOT_TRAINABLE: "red"}
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the tree, the forks, the summary, the same of each sub-agent, and the verdict on them all."""
+    """Print the tree, the forks and the summary of the session and its sub-agents, and the verdict on all of them."""
     _show_session(report, console)
     for subagent in report.subagents[:MOST_SUBAGENTS]:
         console.print()
@@ -53,18 +53,18 @@ def _show_session(report: Report, console: Console) -> None:
 
 
 def _show_verdict(report: Report, console: Console) -> None:
-    said = report.verdict
+    verdict = report.verdict
     console.print()
     if report.command_status is not None:
         console.print(f"the command ended with exit status {report.command_status}")
     scope = "with its sub-agents: " if report.subagents else ""
-    console.print(Text.assemble(scope, (said.answer.value, f"bold {COLOURS[said.answer]}")))
-    for line, mark in [*((p, "✗") for p in said.problems), *((n, "·") for n in said.notes)]:
+    console.print(Text.assemble(scope, (verdict.answer.value, f"bold {COLOURS[verdict.answer]}")))
+    for line, mark in [*((p, "✗") for p in verdict.problems), *((n, "·") for n in verdict.notes)]:
         console.print(Padding(_hanging(mark, line), (0, 0, 0, 1), expand=False))
 
 
 def alike(forks: Sequence[Fork]) -> list[list[Fork]]:
-    """Forks of one kind together, the kinds in the order in which they first come."""
+    """Group forks by kind, in order of first appearance."""
     kinds: dict[tuple[str, bool], list[Fork]] = {}
     for fork in forks:
         kinds.setdefault((fork.kind, fork.call.raw), []).append(fork)
@@ -72,7 +72,7 @@ def alike(forks: Sequence[Fork]) -> list[list[Fork]]:
 
 
 def tree(report: Report) -> Table:
-    """One row a call: a chain runs straight down, a branch moves to the right."""
+    """One row per call: a chain runs straight down, a branch moves to the right."""
     kinds = {fork.call.number: fork.kind.replace("_", " ") for fork in report.forks}
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", expand=False)
     for name in ("call", "role", "dialect"):
@@ -100,7 +100,7 @@ def tree(report: Report) -> Table:
 
 
 def rows(session: Session) -> Iterator[tuple[Call, str]]:
-    """Calls with what leads to them in the tree's drawing; calls that were not delivered come last."""
+    """Calls with their prefix in the tree drawing; undelivered calls come last."""
     for root in session.children.get(0, []):
         yield from _rows(session, root, "", "● ")
     for call in session.calls:
@@ -121,7 +121,7 @@ def _rows(session: Session, call: Call, indent: str, mark: str) -> Iterator[tupl
 
 
 def summary(report: Report) -> Table:
-    """The figures, in words."""
+    """The statistics as a table."""
     f = report.figures
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -162,7 +162,7 @@ def summary(report: Report) -> Table:
 
 
 def _show_alike(report: Report, forks: Sequence[Fork], console: Console) -> None:
-    """The first forks of a kind, and how many more there are; of raw prompts only how many."""
+    """Print the first forks of a kind and the number of others. For raw prompts print the number only."""
     first = forks[0]
     calls = some(f"call {fork.call.number}" for fork in forks)
     if first.call.raw and first.kind == ForkReason.NEW_CONVERSATION and len(forks) > 1:

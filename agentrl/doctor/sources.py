@@ -1,4 +1,4 @@
-"""Where a session is read: the store, or a proxy by HTTP. And the tokenizer that spells its tokens."""
+"""Reads a session from the store or from a proxy, and loads the tokenizer for its text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from agentrl.store.training import rewards
 
 
 def from_store(database: Database, session_id: str) -> tuple[Session, str]:
-    """A session and the folder of its run's base model. Raises UserError for a session that the store does not know."""
+    """A session and the folder of its run's base model. Raises UserError for an unknown session."""
     return database.query(_from_store, session_id)
 
 
 async def from_proxy(client: AsyncClient, session_id: str) -> Session:
-    """A session from `GET /sessions/{id}/trace` and `…/refusals`, its sub-agents' too. Raises RequestError."""
+    """A session with its sub-agents, from `GET /sessions/{id}/trace` and `…/refusals`. Raises RequestError."""
     trace = await client.request("GET", f"/sessions/{session_id}/trace")
     refused = await client.request("GET", f"/sessions/{session_id}/refusals")
     below = [await from_proxy(client, child) for child in trace["children"]]
@@ -32,7 +32,7 @@ async def from_proxy(client: AsyncClient, session_id: str) -> Session:
 def _from_store(conn: Connection, session_id: str) -> tuple[Session, str]:
     row = session_lookup.get(conn, session_id)
     if row is None:
-        raise UserError(f"--session: the database holds no session {session_id!r}")
+        raise UserError(f"--session: the database has no session {session_id!r}")
     return _session(conn, session_id), str(runs.get(conn, row.run_id).base_model)
 
 
@@ -55,7 +55,7 @@ def _session(conn: Connection, session_id: str) -> Session:
 
 @cache
 def decoder(model: str | None) -> Callable[[Sequence[int]], str] | None:
-    """How the model's tokenizer spells ids; None where its folder is not on this machine."""
+    """A function that decodes ids with the model's tokenizer; None when its folder is not on this machine."""
     from agentrl.rendering import load_renderer
 
     if model is None or not Path(model).is_dir():

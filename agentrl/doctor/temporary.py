@@ -1,4 +1,4 @@
-"""A run for one examination: an engine and a proxy over a database in a temporary folder, gone afterwards."""
+"""A temporary run for one examination: an engine and a proxy with a database in a temporary folder."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ POLL_S = 0.25
 NAME = "doctor"
 
 OnProgress = Callable[[float, str], None]
-"""Called while the engine starts: seconds so far, last line of its log."""
+"""Called while the engine starts, with the elapsed seconds and the last line of its log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where to play: the proxy, a key of its run, and the folder of the model."""
+    """A temporary proxy: its URL, a run key, and the model's folder."""
 
     url: str
     key: str
@@ -36,9 +36,9 @@ class Place:
 
 @asynccontextmanager
 async def place(model: Path, on_progress: OnProgress) -> AsyncIterator[Place]:
-    """Start engine and proxy for `model`; both are ended with the block, however it ends.
+    """Start an engine and a proxy for `model`; both end with the block.
 
-    Raises EngineUnavailable, PartFailed or UserError, in an exception group when the block was already running.
+    Raises EngineUnavailable, PartFailed or UserError; in an exception group once the block has begun.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder:
         plan = _plan(model, Path(folder))
@@ -53,7 +53,7 @@ async def place(model: Path, on_progress: OnProgress) -> AsyncIterator[Place]:
                 ]
                 await _until_serving(plan, database, run_id, on_progress)
                 yield Place(url=plan.proxy_url, key=plan.run_key, model=str(model))
-                for task in tasks:  # after an error the group has done so: a second time would cut their ends short
+                for task in tasks:  # after an error they are cancelled already
                     task.cancel()
         finally:
             database.close()
@@ -100,7 +100,7 @@ async def _until_serving(plan: Plan, database: Database, run_id: str, on_progres
     while "serving" not in (await asyncio.to_thread(database.query, snapshot.take, run_id)).engines.values():
         elapsed_s = time.monotonic() - started
         if elapsed_s > limit_s:
-            raise EngineUnavailable(f"the engine does not serve after {limit_s:g} s: {_last_line(log)}")
+            raise EngineUnavailable(f"the engine is not serving after {limit_s:g} s: {_last_line(log)}")
         on_progress(elapsed_s, _last_line(log))
         await asyncio.sleep(POLL_S)
 

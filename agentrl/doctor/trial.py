@@ -1,4 +1,4 @@
-"""One episode of any program: a session is opened, the command plays it, the session is ended, its trace is read."""
+"""Runs a program as one episode: opens a session, runs the command, ends the session, and reads its trace."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ KILL_AFTER_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """What was played. `status` is the command's exit status, negative for the signal that ended it."""
+    """A finished episode. `status` is the command's exit status, negative for a signal."""
 
     session: Session
     status: int
 
 
 async def play(command: Sequence[str], proxy_url: str, key: str, *, keep: bool, stdout: int | None = None) -> Episode:
-    """Run `command` as one episode against a proxy; its output goes where ours goes, or to file descriptor `stdout`.
+    """Run `command` as one episode against a proxy. Its output is inherited, or goes to file descriptor `stdout`.
 
-    With `keep` the session ends as any other; else it is given up, so that an examination trains nothing. Cancelled:
-    the command is ended, and the session given up. Raises UserError, RequestError.
+    With `keep` the session ends normally; else it is abandoned, so that it is not trained. Cancellation ends the
+    command and abandons the session. Raises UserError, RequestError.
     """
     async with AsyncClient(proxy_url, key, timeout_s=END_TIMEOUT_S) as client:
         opened = await client.request("POST", "/sessions", {"metadata": {COMMAND: " ".join(command)[:200]}})
@@ -54,10 +54,9 @@ def _end(status: int) -> Json:
 
 
 async def run(command: Sequence[str], env: Mapping[str, str], stdout: int | None = None) -> int:
-    """Run a program with our input and output, in the environment `env`; its exit status.
+    """Run a program in the environment `env` with inherited input and output; returns its exit status.
 
-    Raises UserError when it cannot be started. Cancelled: it gets SIGTERM, and SIGKILL when it does not end within
-    KILL_AFTER_S.
+    Raises UserError when it cannot be started. Cancellation sends SIGTERM, then SIGKILL after KILL_AFTER_S.
     """
     try:
         process = await asyncio.create_subprocess_exec(*command, env=env, stdout=stdout)

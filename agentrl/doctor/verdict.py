@@ -1,4 +1,4 @@
-"""Can an agent be trained as it is? What says no, and what makes it dear."""
+"""Decides whether an agent can be trained, and lists its problems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOW_MERGE_RATE = 0.5
 
 
 class Answer(StrEnum):
-    """What the doctor says in the end."""
+    """The verdict in one phrase."""
 
     TRAINABLE = "trainable"
     WITH_PROBLEMS = "trainable, with problems"
@@ -28,7 +28,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """`problems` say why it is not simply trainable; `notes` what else is worth knowing."""
+    """The verdict. `problems` are the reasons against training; `notes` are further findings."""
 
     answer: Answer
     problems: list[str]
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status: int | None = None) -> Verdict:
-    """The verdict on a session; `command_status` is the exit status of the program that played it."""
+    """The verdict on a session. `command_status` is the exit status of the program that ran it."""
     stops = _stops(session, figures)
     problems = [] if stops else _problems(session, figures, forks)
     if session.status in GONE and session.error not in (None, "", PARENT_ENDED) and not command_status:
@@ -50,7 +50,7 @@ def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status
 
 
 def together(session: Session, own: Verdict, subagents: Sequence[tuple[Session, Verdict]]) -> Verdict:
-    """The verdict on a session and its sub-agents': not trainable only where none of them is."""
+    """The verdict on a session and its sub-agents. It is not trainable only if all of them are not."""
     judged = [verdict.answer for _, verdict in subagents]
     if session.calls or own.problems:
         judged.append(own.answer)
@@ -60,7 +60,7 @@ def together(session: Session, own: Verdict, subagents: Sequence[tuple[Session, 
 
 
 def _stops(session: Session, figures: Figures) -> list[str]:
-    """What leaves nothing to train."""
+    """Reasons why no token can be trained."""
     if not figures.calls and session.refusals:
         return refused.lines(session.refusals)
     if not figures.calls and session.subagents:
@@ -92,7 +92,7 @@ _MEANING = {
 
 
 def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[str]:
-    """What spoils a session that can be trained."""
+    """Problems of a trainable session."""
     found: list[str] = []
     if figures.merge_rate is not None and figures.merge_rate < LOW_MERGE_RATE:
         costly = [fork for fork in forks if fork.costly]
@@ -121,11 +121,11 @@ def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[st
     if not figures.calls and session.subagents:
         found.append("the session itself made no call: its sub-agents did, in sessions of their own")
     if session.status == "abandoned" and session.error is None and session.parent_id is None:
-        found.append("the session was given up: nothing of it is trained")
+        found.append("the session was abandoned: none of it is trained")
     if figures.calls and not session.rewards and session.parent_id is None:  # a sub-agent's shares the outcome
         found.append("no reward was given: a session trains only once it is rewarded")
     if session.is_eval:
-        found.append("an evaluation: what it shows holds for training, but it is never trained itself")
+        found.append("an evaluation session: its findings apply to training, but it is not trained itself")
     if figures.untrainable_tokens and figures.trainable_tokens:
         found.append(f"{count(figures.untrainable_tokens, 'sampled token')} cannot be trained (see the summary)")
     if figures.failed:

@@ -1,4 +1,4 @@
-"""Text for people."""
+"""Formats counts and lists for messages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ SHOWN = 5
 
 
 def count(n: int, what: str) -> str:
-    """`1 call`, `2 calls`."""
+    """Format a count: `1 call`, `2 calls`."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def some(items: Iterable[object]) -> str:
-    """The first few of a list, and that there are more."""
+    """Format the first items of a list, and the total if there are more."""
     words = [str(item) for item in items]
     return ", ".join(words[:SHOWN]) + (f", … ({len(words):,} in all)" if len(words) > SHOWN else "")

@@ -1,1 +1,1 @@
-"""Inference engines: the SGLang client and its event stream, server processes, and the bounds of what is sent."""
+"""Inference engines: the SGLang client, its event stream, server processes, and request validation."""

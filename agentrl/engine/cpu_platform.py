@@ -1,7 +1,7 @@
-"""SGLang platform plugin: unmodified SGLang on a machine without an accelerator.
+"""An SGLang platform plugin that runs unmodified SGLang without an accelerator.
 
-SGLang asks every entry point of the group `sglang.srt.platforms` for a platform class. Ours answers only where nothing
-else would: on a GPU machine, or where SGLang's own AMX engine was asked for, SGLang stays as it is.
+SGLang loads the platform classes of the entry points `sglang.srt.platforms`. This one applies only without a GPU and
+without SGLang's own AMX engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ PLATFORM_CLASS = "agentrl.engine.sglang_cpu:CpuPlatform"
 
 
 def activate() -> str | None:
-    """The import string of our platform class; None where torch sees an accelerator."""
+    """The import path of the platform class; None when torch finds an accelerator."""
     import torch
 
     if torch.cuda.is_available() or torch.accelerator.is_available() or os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":

@@ -1,11 +1,11 @@
-"""The keys of engines: with a key a client can sample from an engine, pause it and load weights into it.
+"""The keys of engines. A key allows a client to sample from an engine, pause it and load weights into it.
 
-They are in the environment alone, never in a URL or on a command line:
+Keys are passed in environment variables only, never in URLs or on command lines:
 
-    AGENTRL_ENGINE_KEY     what an engine that starts asks for, and what ours send to every engine of no other key
-    AGENTRL_ENGINE_KEYS    what ours send to single engines: {"http://gpu-3:30000": "…"}
+    AGENTRL_ENGINE_KEY     the key that a started engine requires, and the default key for all engines
+    AGENTRL_ENGINE_KEYS    keys of single engines: {"http://gpu-3:30000": "…"}
 
-A key is sent as a bearer token (`--api-key` of SGLang); one with a colon is `user:password`, for a server in front.
+A key is sent as a bearer token (SGLang's `--api-key`). A key with a colon is `user:password` for a reverse proxy.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from agentrl.errors import ConfigError
 
 
 def new_key() -> str:
-    """A random key of one engine."""
+    """Generate a random engine key."""
     return f"arl-engine-{secrets.token_urlsafe(24)}"
 
 
 def authorization(key: str | None) -> dict[str, str]:
-    """The header that carries a key."""
+    """The Authorization header for a key."""
     if key is None:
         return {}
     if ":" in key:
@@ -39,14 +39,14 @@ def authorization(key: str | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class EngineKeys:
-    """Which engine gets which key."""
+    """The keys of a run's engines."""
 
     common: str | None = field(default=None, repr=False)
     by_url: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Self:
-        """Raises ConfigError for what are no keys."""
+        """Read the keys from environment variables. Raises ConfigError for invalid keys."""
         raw = env.get(ENGINE_KEYS) or "{}"
         try:
             by_url = json.loads(raw)
@@ -59,20 +59,19 @@ class EngineKeys:
         return cls(key_from(env, ENGINE_KEY), {url.rstrip("/"): key for url, key in by_url.items()})
 
     def of(self, url: str) -> str | None:
-        """An engine's key."""
+        """The key of an engine."""
         return self.by_url.get(url.rstrip("/"), self.common)
 
     def variables(self, urls: Iterable[str]) -> dict[str, str]:
-        """What a process that talks to these engines is told."""
+        """The environment variables for a process that calls these engines."""
         keys = {url.rstrip("/"): key for url in urls if (key := self.of(url)) is not None}
         return {ENGINE_KEYS: json.dumps(keys)} if keys else {}
 
     def check(self, urls: Iterable[str]) -> None:
-        """Raises ConfigError for a URL that holds a password or is named twice, and for an engine off loopback that has
-        no key."""
+        """Raise ConfigError for a URL with a password, a duplicate URL, or an engine off loopback without a key."""
         found = [url.rstrip("/") for url in urls]
         if twice := next((url for url in found if found.count(url) > 1), None):
-            raise ConfigError(f"the engine {twice.rpartition('@')[2]} is named twice")
+            raise ConfigError(f"the engine {twice.rpartition('@')[2]} is given twice")
         for url in found:
             try:
                 plain_address(url, f"; use {ENGINE_KEY}")

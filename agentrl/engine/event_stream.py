@@ -1,4 +1,4 @@
-"""From SGLang's event stream to chunks of new tokens; pure."""
+"""Parses SGLang's event stream into chunks of new tokens. Performs no I/O."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 
 T = TypeVar("T")
 BASE = 0
-"""The version of base weights. A server that samples by an adapter reports this one all the same."""
+"""The version of base weights. A server also reports it while it samples with an adapter."""
 NO_TOKEN = "Grammar accept_token failed"
-"""What SGLang says, as if it were its own fault, of a grammar that accepts no token."""
+"""SGLang's server error for a grammar that accepts no token."""
 LONGEST_ENGINE_MESSAGE = 500
-"""Characters of an engine's words that are passed on."""
+"""Maximum characters of an engine's message to pass on."""
 FINISH_REASONS = frozenset({"stop", "length", "abort"})
 
 
@@ -25,27 +25,28 @@ class Chunk:
     output_ids: list[int]
     logprobs: list[float]  # of the temperature-scaled distribution
     finish_reason: str | None = None  # stop | length | abort; on the last chunk only
-    matched_stop: int | str | None = None  # the token id or string that stopped it
+    matched_stop: int | str | None = None  # the token id or string that ended the output
     versions: list[VersionSpan] | None = None  # over all output tokens so far; None until the engine reports them
     version_label: int | None = None
-    """The version that the engine named when it sent this chunk. Tokens that were sampled before a weight update may
-    be sent after it, so it is the newest that may have sampled them; `versions` is exact."""
-    top_logprobs: list[list[tuple[float, int]]] | None = None  # (logprob, id) of the likeliest, for each output id
+    """The version that the engine reported with this chunk. Tokens sampled before a weight update may be sent after it,
+    so this is an upper bound; `versions` is exact.
+    """
+    top_logprobs: list[list[tuple[float, int]]] | None = None  # (logprob, id) of the most likely tokens, per output id
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A version's low-rank adapter on a server: beside base weights, next to other versions' adapters."""
+    """A version's low-rank adapter on a server, used with the base weights."""
 
-    name: str  # no two sets of weights ever share one
+    name: str  # unique per set of weights
     version: int
 
 
 class ChunkReader:
-    """Reads the events of one response in order, from a server that streams increments or everything so far.
+    """Parses the events of one response in order, from a server that streams increments or cumulative outputs.
 
-    The tokens of a request that names an `adapter` are of its version, as long as what lies beneath is the base.
+    Tokens of a request with an `adapter` have its version, as long as the server has base weights.
     """
 
     def __init__(self, adapter: Adapter | None = None) -> None:
@@ -53,9 +54,9 @@ class ChunkReader:
         self._n_read = 0  # output tokens seen so far
 
     def read(self, event: Json) -> Chunk:
-        """The next chunk. Raises EngineRejected or EngineError where the event is an error or lacks what we need.
+        """Parse the next chunk. Raises EngineRejected or EngineError for an error event or missing fields.
 
-        Raises EngineUnavailable where the engine names no version of ours: it serves weights that are not the run's.
+        Raises EngineUnavailable for a version that is not the run's.
         """
         if "error" in event:
             raise _stream_error(event["error"])
@@ -69,7 +70,7 @@ class ChunkReader:
         except (KeyError, TypeError) as error:
             raise EngineError(f"the engine's answer lacks {error}: it cannot be recorded") from error
         if reason is not None:
-            _check_reason(reason)  # first: the tokens of a refusal mean nothing
+            _check_reason(reason)  # first, since a rejected request has no valid tokens
         n_new = total - self._n_read
         if reason is not None and reason["type"] == "abort" and len(triples) == n_new + total > len(ids) == n_new + 1:
             # What had not been sent when the request was aborted, then SGLang's echo: the last id, all logprobs again.
@@ -98,7 +99,7 @@ class ChunkReader:
 
 
 def _newest(items: list[T], n_new: int, total: int) -> list[T]:
-    """The last `n_new` items of an increment (exactly those) or of everything so far (`total` items)."""
+    """The last `n_new` items of an increment (exactly those) or of a cumulative list (`total` items)."""
     if n_new == 0:  # SGLang repeats the last token in the event that ends a request aborted while it waited
         return []
     if n_new < 0 or len(items) not in (n_new, total):
@@ -107,7 +108,7 @@ def _newest(items: list[T], n_new: int, total: int) -> list[T]:
 
 
 def _top(rows: list[Any] | None, n_new: int, total: int) -> list[list[tuple[float, int]]] | None:
-    """The likeliest tokens of each new position; None unless they were asked for."""
+    """The most likely tokens of each new position; None unless requested."""
     if rows is None:
         return None
     return [[(entry[0], entry[1]) for entry in row or ()] for row in _newest(rows, n_new, total)]
@@ -121,14 +122,14 @@ def _check_reason(reason: Json) -> None:
 
 
 def _check_base(label: int | None, versions: list[VersionSpan] | None) -> None:
-    """Raise EngineUnavailable where an adapter was on other weights than those that it was trained on."""
+    """Raise EngineUnavailable when an adapter was used with weights other than the base."""
     found = {span.version for span in versions or ()} | {BASE if label is None else label}
     if found != {BASE}:
         raise EngineUnavailable(f"the engine serves version {max(found)} whole, beneath the adapters: it has no base")
 
 
 def _spans(raw: list[Json] | None, total: int, *, required: bool) -> list[VersionSpan] | None:
-    """Version spans that cover [0, total) without gap or overlap."""
+    """The version spans, checked to cover [0, total) without gap or overlap."""
     if raw is None:
         if required and total:
             raise EngineError("the engine reports no weight_versions: it is too old to train from")
@@ -145,14 +146,14 @@ def _spans(raw: list[Json] | None, total: int, *, required: bool) -> list[Versio
 
 
 def parse_version(label: str) -> int:
-    """A version label as a number. Raises EngineError for any other label, such as SGLang's `default`."""
+    """A version label as a number. Raises EngineError for other labels, such as SGLang's `default`."""
     if not str(label).isdecimal():
-        raise EngineError(f"weight version {label!r} is no number: launch the engine with --weight-version 0")
+        raise EngineError(f"weight version {label!r} is not a number: launch the engine with --weight-version 0")
     return int(label)
 
 
 def _label(label: str | None) -> int | None:
-    """The version that an event names, if it names one."""
+    """The version of an event, or None."""
     try:
         return None if label is None else parse_version(label)
     except EngineError as error:
@@ -160,7 +161,7 @@ def _label(label: str | None) -> int | None:
 
 
 def _stream_error(error: Any) -> EngineError:
-    """Errors that come after the 200 of a stream: {"message", "code"}."""
+    """Convert an error after the stream's 200 response, {"message", "code"}, to an EngineError."""
     message = error.get("message") if isinstance(error, dict) else error
     code = int(error.get("code") or 500) if isinstance(error, dict) else 500
     if NO_TOKEN in str(message):
@@ -172,12 +173,12 @@ def _stream_error(error: Any) -> EngineError:
 
 
 class EventBuffer:
-    """Cuts a server-sent event stream into the payloads of its `data:` lines, of any length."""
+    """Splits a server-sent event stream into the payloads of its `data:` lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that `data` completes."""
+        """Return the payloads that `data` completes."""
         *events, self._rest = (self._rest + data).split(b"\n\n")
         return [line[5:].strip() for event in events for line in event.split(b"\n") if line.startswith(b"data:")]

@@ -1,13 +1,13 @@
-"""What a grammar may demand of an engine: bounds on JSON schemas, regular expressions and structural tags.
+"""Validates grammars before an engine compiles them: limits on JSON schemas, regular expressions and structural tags.
 
-An engine compiles grammars in a pool whose jobs cannot be cancelled, and one that accepts no token ends in NaN. The
-bounds are those up to which SGLang's compiler (xgrammar) stays within seconds; what drives its cost is measured:
+An engine compiles grammars in a pool without cancellation, and a grammar that accepts no token produces NaN. Within
+these limits SGLang's compiler (xgrammar) finishes in seconds. The measured cost drivers are:
 
     properties of one object, times its minProperties or maxProperties     quadratic in states
     different bounds on the length of strings                              about a second each
     depth                                                                  cubic
 
-A schema must also be one: it is validated against the meta-schema of its draft, and its references must lead somewhere.
+Schemas are also validated against the meta-schema of their draft, and their references must resolve.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ import jsonschema_rs
 import orjson
 
 MAX_BYTES = 256 * 1024
-"""Of a grammar as it is sent."""
+"""Size of a grammar."""
 MAX_DEPTH = 64
-"""Levels of JSON; a schema within `properties` is two levels down."""
+"""Levels of JSON. A schema within `properties` is two levels down."""
 MAX_SCHEMAS = 4096
 MAX_PROPERTIES = 256
-"""Of one object."""
+"""Properties of one object."""
 MAX_COUNTED = 4096
 """Properties of one object, times its `minProperties` or `maxProperties`."""
 MAX_ENUM = 1024
-"""Values, over all enums."""
+"""Values over all enums."""
 MAX_VALUE = 4096
-"""Characters of one value of an enum, or constant."""
+"""Characters of an enum value or constant."""
 MAX_TEXT = 64 * 1024
-"""Characters of all property names, enums and constants."""
+"""Characters of all property names, enums and constants together."""
 MAX_LENGTH = 10_000
-"""`minLength`, `maxItems` and the like."""
+"""Maximum of `minLength`, `maxItems` and similar keywords."""
 MAX_STRING_LENGTHS = 8
 """Different pairs of `minLength` and `maxLength`."""
 MAX_NUMBER = 2**53
-"""`minimum`, `maximum` and the like, without their sign."""
+"""Maximum absolute value of `minimum`, `maximum` and similar keywords."""
 MAX_PATTERN = 512
-"""Characters of one pattern."""
+"""Characters of a pattern."""
 MAX_PATTERNS = 32
 MAX_REPEATS = 1000
-"""The sum of all counts (`{2,5}`) of one pattern."""
+"""Sum of all counts (`{2,5}`) in a pattern."""
 
 MEMO = 64
-"""Grammars that are known to be good."""
+"""Number of accepted grammars to cache."""
 
 _ONE = (
     "additionalItems",
@@ -93,12 +93,12 @@ _DRAFTS = (
 
 
 class GrammarRefused(ValueError):
-    """An invalid grammar, or one beyond the bounds of what engines are sent. The message begins with the place."""
+    """An invalid grammar, or one beyond the limits. The message starts with the location."""
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What all schemas of one grammar have together."""
+    """Totals over all schemas of a grammar."""
 
     schemas: int = 0
     enum: int = 0
@@ -109,7 +109,7 @@ class _Tally:
 
 @lru_cache(maxsize=MEMO)
 def check_json_schema(text: str) -> None:
-    """Raises GrammarRefused for what is no JSON schema, or exceeds a bound. Agents send one again with every call."""
+    """Validate a JSON schema. Raises GrammarRefused. Cached, since agents repeat a schema with each call."""
     _check_bytes("a schema", text)
     schema = orjson.loads(text)
     _check_depth(schema)
@@ -117,13 +117,13 @@ def check_json_schema(text: str) -> None:
 
 
 def check_regex(regex: str) -> None:
-    """Raises GrammarRefused for a regular expression of ours that is longer than any grammar may be."""
+    """Check the length of a generated regular expression. Raises GrammarRefused."""
     _check_bytes("a regular expression", regex)
 
 
 @lru_cache(maxsize=MEMO)
 def check_structural_tag(text: str) -> None:
-    """Raises GrammarRefused where a tag, or a schema within it, exceeds a bound."""
+    """Validate a structural tag and its schemas. Raises GrammarRefused."""
     _check_bytes("a structural tag", text)
     tally = _Tally()
     for schema in _schemas(orjson.loads(text)):
@@ -132,7 +132,7 @@ def check_structural_tag(text: str) -> None:
 
 
 def _schemas(tag: Any) -> Iterator[Any]:
-    """The schemas that a structural tag holds."""
+    """The schemas in a structural tag."""
     stack = [tag]
     while stack:
         item = stack.pop()
@@ -165,7 +165,7 @@ def _check_depth(schema: Any) -> None:
 def _check_schema(root: Any, tally: _Tally) -> None:
     _check_meta(root)
     places: dict[int, str] = {}
-    stands_for: dict[int, list[int]] = {}  # schemas that the same value must match, by identity
+    stands_for: dict[int, list[int]] = {}  # schemas that apply to the same value, by identity
     stack = [("", root)]
     while stack:
         at, schema = stack.pop()
@@ -191,7 +191,7 @@ def _check_schema(root: Any, tally: _Tally) -> None:
 
 
 def _check_meta(schema: Any) -> None:
-    """Raises GrammarRefused where the meta-schema does. An unknown draft is taken for the newest."""
+    """Validate against the meta-schema; an unknown draft is treated as the newest. Raises GrammarRefused."""
     if not isinstance(schema, dict | bool):
         raise GrammarRefused("a schema must be an object")
     if isinstance(schema, dict) and not any(draft in str(schema.get("$schema")) for draft in _DRAFTS):
@@ -204,7 +204,7 @@ def _check_meta(schema: Any) -> None:
 
 
 def _check_bounds(at: str, schema: dict[str, Any], tally: _Tally) -> None:
-    """The bounds on one schema, without those below it."""
+    """Check the limits of one schema, without its subschemas."""
     names = len(schema.get("properties", ()))
     if names > MAX_PROPERTIES:
         raise GrammarRefused(_placed(at, f"{names} properties: at most {MAX_PROPERTIES} are taken"))
@@ -252,7 +252,7 @@ def _check_pattern(at: str, pattern: str, tally: _Tally) -> None:
 
 
 def _below(at: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas right within one, each with its place."""
+    """The direct subschemas of a schema, each with its location."""
     for name in _ONE:
         yield _join(at, name), schema.get(name)
     for name in _LISTS:
@@ -264,7 +264,7 @@ def _below(at: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _resolve(root: Any, ref: Any, at: str) -> Any:
-    """The target of a reference. Raises GrammarRefused if it is outside the schema, or does not exist."""
+    """The target of a reference. Raises GrammarRefused when it is external or missing."""
     if ref == "#":
         return root
     if not str(ref).startswith("#/"):

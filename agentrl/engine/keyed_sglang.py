@@ -1,8 +1,9 @@
-"""SGLang behind a key: `python -m agentrl.engine.keyed_sglang ARGUMENTS`, with the arguments of `sglang.launch_server`.
+"""SGLang with authentication: `python -m agentrl.engine.keyed_sglang ARGUMENTS`, with `sglang.launch_server`'s
+arguments.
 
-The key is in AGENTRL_ENGINE_KEY. SGLang's own `--api-key` would stand on the command line and in `/server_info`, and
-its CORS lets any web page in; so its app gets our check in front, and no CORS. What serves otherwise than that app is
-refused: it would be open.
+The key comes from AGENTRL_ENGINE_KEY. SGLang's own `--api-key` would appear on the command line and in `/server_info`,
+and its CORS settings admit any web page. This module adds middleware to SGLang's app and removes CORS. It rejects
+options that would serve another app, without the middleware.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from agentrl.engine.engine_keys import authorization
 from agentrl.environment import ENGINE_KEY, without_secrets
 
 OPEN_PATHS = ("/health", "/ready")
-"""Whether it lives and serves; nothing is sampled for them."""
+"""Health checks, which need no key."""
 _OTHERWISE = ("grpc_mode", "smg_grpc_mode", "grpc_port", "encoder_only", "use_ray", "enable_http2")
-UNAUTHORIZED = b'{"error": {"message": "this engine needs its key", "code": 401}}'
+UNAUTHORIZED = b'{"error": {"message": "this engine requires its key", "code": 401}}'
 
 
 class KeyRequired:
-    """ASGI middleware: nothing but OPEN_PATHS is answered without the key."""
+    """ASGI middleware that requires the key for all paths except OPEN_PATHS."""
 
     def __init__(self, app: Any, *, key: str) -> None:
         self._app = app
         self._expected = authorization(key)["Authorization"].encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Check, then pass on."""
+        """Check the key, then call the app."""
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._may(scope)):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -47,7 +48,7 @@ class KeyRequired:
 
 
 def guard(app: Any, key: str) -> None:
-    """Put the check in front of a Starlette app that has not served yet, and take its CORS away."""
+    """Add the middleware to a Starlette app before it starts, and remove its CORS middleware."""
     from starlette.middleware import Middleware
     from starlette.middleware.cors import CORSMiddleware
 
@@ -56,10 +57,10 @@ def guard(app: Any, key: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     key = os.environ.get(ENGINE_KEY)
     for name in os.environ.keys() - without_secrets(os.environ).keys():
-        del os.environ[name]  # the processes that SGLang starts need none
+        del os.environ[name]  # SGLang's child processes need no key
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
@@ -79,7 +80,7 @@ def main(argv: list[str]) -> None:
 
 
 def check(server_args: Any) -> None:
-    """Exits where SGLang would serve without the check."""
+    """Exit for options with which SGLang would bypass the middleware."""
     otherwise = [name for name in _OTHERWISE if getattr(server_args, name, None)]
     if (getattr(server_args, "tokenizer_worker_num", 1) or 1) > 1:
         otherwise.append("tokenizer_worker_num")

@@ -1,4 +1,4 @@
-"""The hash from which SGLang draws a seeded token, in plain torch: SGLang's own is a GPU kernel. Pulls torch in."""
+"""The hash of SGLang's seeded sampling in plain torch, since SGLang's own is a GPU kernel. Imports torch."""
 
 from __future__ import annotations
 

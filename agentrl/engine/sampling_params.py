@@ -1,7 +1,7 @@
-"""The sampling parameters that an engine may be sent, each with its range.
+"""The sampling parameters that may be sent to an engine, with their ranges.
 
-SGLang writes them into tensors of 32 and 64 bits on the thread that serves everybody: one that does not fit ends the
-server. So nothing reaches it that is not in this table.
+SGLang writes them to 32- and 64-bit tensors on its main thread, where a value out of range crashes the server. Only the
+parameters in this table are sent.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from agentrl.domain.schemas import Json
 from agentrl.engine import grammars
 
 MAX_TOP_K = 2**30
-"""What SGLang itself takes for all tokens."""
+"""SGLang's value for all tokens."""
 MAX_NEW_TOKENS = 2**30
 MAX_SEED = 2**63 - 1
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BIAS_KEY = 10
-"""Digits of a token id."""
+"""Maximum digits of a token id."""
 MAX_STOPS = 32
-"""SGLang's own limit."""
+"""SGLang's limit."""
 MAX_STOP_CHARS = 1024
-"""SGLang decodes as much of an answer's end again with every token."""
+"""SGLang decodes this much of the answer's end again for each token."""
 MAX_STOP_IDS = 1024
 
 
 class ParamRefused(ValueError):
-    """A value that no engine is sent; `param` is its name in SGLang's words."""
+    """An invalid sampling parameter; `param` is SGLang's name for it."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(f"{param}: {message}")
@@ -39,7 +39,7 @@ class ParamRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A finite number from `low` to `high`, both included; `above` excludes a lower bound."""
+    """A finite number from `low` to `high`, inclusive; `above` is an exclusive lower bound."""
 
     low: float
     high: float
@@ -47,7 +47,7 @@ class Number:
     above: float | None = None
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ParamRefused."""
+        """Validate a value. Raises ParamRefused."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             raise ParamRefused(name, f"must be {'an integer' if self.whole else 'a number'}")
         if not (self.low <= value <= self.high and math.isfinite(value)) or value == self.above:
@@ -74,7 +74,7 @@ GRAMMARS: dict[str, Callable[[str], None]] = {
 
 
 def check(params: Json, vocab_size: int) -> None:
-    """Raises ParamRefused for the first parameter that an engine must not be sent; null is absent."""
+    """Validate parameters; null counts as absent. Raises ParamRefused for the first invalid one."""
     for name, value in params.items():
         if value is None:
             continue
@@ -95,7 +95,7 @@ def check(params: Json, vocab_size: int) -> None:
 
 
 def check_biases(value: Mapping[str, float], vocab_size: int | None = None) -> None:
-    """Raises ParamRefused for biases that are too many, too large, or of no token."""
+    """Validate logit biases. Raises ParamRefused."""
     if len(value) > MAX_BIASES:
         raise ParamRefused("logit_bias", f"{len(value)} tokens: at most {MAX_BIASES} are taken")
     for token, bias in value.items():
@@ -108,7 +108,7 @@ def check_biases(value: Mapping[str, float], vocab_size: int | None = None) -> N
 
 
 def check_stops(value: list[str], name: str = "stop") -> None:
-    """Raises ParamRefused for stop strings that are too many, too long, or empty."""
+    """Validate stop strings. Raises ParamRefused."""
     if len(value) > MAX_STOPS:
         raise ParamRefused(name, f"at most {MAX_STOPS} strings are taken, got {len(value)}")
     if not all(value):

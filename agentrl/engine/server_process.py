@@ -1,8 +1,9 @@
-"""One SGLang server as a child process: command line, environment, start-up, log file, end.
+"""One SGLang server as a child process: command line, environment, start, log file, shutdown.
 
     launch(spec) ──► Server ──► await wait_healthy(on_progress) ──► … ──► stop()
 
-A guard process (guard.py) stands between: it ends the server, with everything the server started, when we ask or die.
+A guard process (guard.py) is the server's parent. It ends the server and its children on request or when this process
+dies.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from agentrl.processes import children
 
 POLL_S = 0.25
 FIRST_PORT = 10_240
-USUALLY_GIVEN_FROM = 32_768
-GIVEN_BY_SYSTEM = Path("/proc/sys/net/ipv4/ip_local_port_range")
+USUAL_FIRST_EPHEMERAL = 32_768
+EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 Progress = Callable[[float, str], None]
-"""Called while a server starts: seconds so far, last line of its log."""
+"""Called during a start, with the elapsed seconds and the last line of the log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,23 +52,23 @@ class EngineSpec:
     max_total_tokens: int = 16384
     max_running_requests: int = 64
     weight_version: int = 0
-    seed: int | None = None  # of what it samples, 0 to 2³¹ − 1; None draws one
-    deterministic: bool = False  # a call's seed decides what is sampled, whatever is sampled beside it
-    lora_rank: int = 0  # takes adapters up to this rank while it runs; 0 takes none
-    lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # last names of the linear layers that adapters may change
+    seed: int | None = None  # sampling seed, 0 to 2³¹ − 1; None: random
+    deterministic: bool = False  # sample by each call's seed, independent of the batch
+    lora_rank: int = 0  # largest rank of adapters that can be loaded; 0: none
+    lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
-    key: str | None = field(default=None, repr=False)  # what its clients must send; on loopback alone it may have none
+    key: str | None = field(default=None, repr=False)  # the key that clients must send; optional on loopback
 
     @property
     def url(self) -> str:
-        """Where the server answers."""
+        """The server's URL."""
         return f"http://{self.host}:{self.port}"
 
 
 def argv(spec: EngineSpec) -> list[str]:
-    """The command line of `spec`; later arguments win, so `extra_args` can override any of ours.
+    """The command line of `spec`. Later arguments win, so `extra_args` can override all others.
 
-    Raises ModelFolderError when the layers that adapters may change cannot be read from the model's files.
+    Raises ModelFolderError when the adapters' layers cannot be read from the model's files.
     """
     options = {
         "--model-path": str(spec.model),
@@ -87,10 +88,10 @@ def argv(spec: EngineSpec) -> list[str]:
         "--incremental-streaming-output",
         "--skip-server-warmup",
         "--sleep-on-idle",
-        "--constrained-json-disable-any-whitespace",  # a small model would fill its budget with line breaks
+        "--constrained-json-disable-any-whitespace",  # else a small model may fill its budget with line breaks
     ]
     if spec.dtype != "float32":
-        flags.append("--enable-fp32-lm-head")  # as the trainer: logprobs of logits that are not rounded
+        flags.append("--enable-fp32-lm-head")  # as in the trainer: logprobs from unrounded logits
     if spec.deterministic:
         flags.append("--enable-deterministic-inference")
     if spec.lora_rank:
@@ -109,7 +110,7 @@ def _lora_targets(spec: EngineSpec) -> list[str]:
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
-    """Ours, offline, without secrets but its key; on a CPU without SGLang's core binding, idle threads sleeping."""
+    """The inherited environment, offline and without secrets except the key. On a CPU also without core binding."""
     env = without_secrets(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if spec.key is not None:
         env[ENGINE_KEY] = spec.key
@@ -122,12 +123,12 @@ def environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def launch(spec: EngineSpec) -> Server:
-    """Start a server; returns at once.
+    """Start a server without waiting for it.
 
-    Raises UserError where the model folder or the port cannot be used, or others could reach it and it has no key.
+    Raises UserError for an unusable model folder or port, and for a host off loopback without a key.
     """
     if spec.key is None and not is_loopback(spec.host):
-        raise UserError(f"host {spec.host} is not loopback: an engine without a key would be anybody's")
+        raise UserError(f"host {spec.host} is not loopback: an engine there needs a key")
     check_model_folder(spec.model)
     check_port(spec.host, spec.port)
     spec.log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +139,7 @@ def launch(spec: EngineSpec) -> Server:
 
 
 class Server:
-    """A launched server. It may still be starting, or be dead."""
+    """A launched server, in any state."""
 
     def __init__(self, spec: EngineSpec, process: subprocess.Popen[bytes], log_start: int = 0) -> None:
         self.spec = spec
@@ -149,16 +150,18 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id of the guard; the server is its child."""
+        """Process id of the guard, which is the server's parent."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """The exit status; None while it runs."""
         return self._process.poll()
 
     async def wait_healthy(self, timeout_s: float = 300.0, on_progress: Progress | None = None) -> None:
-        """Return when the server serves. Raises EngineUnavailable, with the log's last lines, if it dies or is late."""
+        """Wait until the server is healthy. Raises EngineUnavailable, with the end of its log, when it dies or times
+        out.
+        """
         async with aiohttp.ClientSession() as http:
             client = EngineClient(self.url, http, key=self.spec.key)
             while await client.health() is not Health.SERVING:
@@ -172,18 +175,18 @@ class Server:
                 await asyncio.sleep(POLL_S)
 
     async def wait(self) -> int:
-        """Wait until the server ends; its exit status."""
+        """Wait for the server's end; returns its exit status."""
         while True:
             if (status := self.returncode) is not None:
                 return status
             await asyncio.sleep(POLL_S)
 
     def stop(self) -> None:
-        """End the server and everything it started; returns when all of it is gone."""
+        """End the server and its children; returns when all have ended."""
         children.stop_blocking(self._process)
 
     def log_tail(self, n: int) -> list[str]:
-        """The last `n` non-empty lines that this server wrote."""
+        """The last `n` non-empty lines of this server's log."""
         with self.spec.log_file.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, end - 16384))
@@ -191,11 +194,11 @@ class Server:
         return [line.strip() for line in text.splitlines() if line.strip()][-n:]
 
     def _log_excerpt(self) -> str:
-        return "; its log ends:\n  " + "\n  ".join(self.log_tail(8)) + f"\n(all of it: {self.spec.log_file})"
+        return "; its log ends:\n  " + "\n  ".join(self.log_tail(8)) + f"\n(full log: {self.spec.log_file})"
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise UserError if nothing can listen on host:port."""
+    """Raise UserError when host:port cannot be bound."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -205,10 +208,10 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on right now. Raises UserError when there is none.
+    """A random free port. Raises UserError when there is none.
 
-    Below those that the system itself gives to connections: it would still be free when a server that takes its time
-    to start binds it. Chosen at random, so that two processes that choose at once seldom meet.
+    It is below the system's ephemeral ports, so that no connection takes it before the server binds it. Random choice
+    makes collisions between processes rare.
     """
     ports = _ports_to_choose()
     start = secrets.randbelow(len(ports))
@@ -221,20 +224,20 @@ def free_port(host: str = "127.0.0.1") -> int:
                     raise UserError(f"cannot listen on {host}: {error.strerror}") from error
             else:
                 return int(probe.getsockname()[1])
-    raise UserError(f"no port of {host} is free")
+    raise UserError(f"no free port on {host}")
 
 
 def _ports_to_choose() -> Sequence[int]:
-    """Where the system gives away all that are free to choose, the choice is its own (0)."""
+    """The ports below the system's ephemeral range; 0 (the system's choice) when there are none."""
     try:
-        first_given = int(GIVEN_BY_SYSTEM.read_text().split()[0])
+        first_ephemeral = int(EPHEMERAL_RANGE_FILE.read_text().split()[0])
     except OSError:  # not Linux
-        first_given = USUALLY_GIVEN_FROM
-    return range(FIRST_PORT, first_given) or (0,)
+        first_ephemeral = USUAL_FIRST_EPHEMERAL
+    return range(FIRST_PORT, first_ephemeral) or (0,)
 
 
 def pick_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """`auto` takes CUDA where torch sees a GPU."""
+    """Resolve `auto` to CUDA when torch finds a GPU."""
     if device != "auto":
         return device
     import torch

@@ -1,9 +1,9 @@
-"""The one module that knows SGLang's URLs: generate with exact token ids, change weights, pause, health.
+"""The client of SGLang's HTTP API: generate with exact token ids, update weights, pause, health.
 
     generate: POST /generate, server-sent events ──► Chunk, Chunk, …, Chunk(finish_reason=…)
 
-A chunk holds only new tokens, whichever way the server streams. The last one carries the version spans of all tokens.
-What a server leaves out (ids, logprobs, versions) is an EngineError here, never a guess further up.
+A chunk has only new tokens, whether the server streams increments or cumulative outputs. The last chunk has the version
+spans of all tokens. Missing ids, logprobs or versions raise EngineError.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ ROUTING_HEADER = "X-SMG-Routing-Key"
 
 
 class Health(StrEnum):
-    """What a server says about itself."""
+    """The state of a server."""
 
     SERVING = "serving"
-    PAUSED = "paused"  # alive, holds requests back; also while it starts
-    DEAD = "dead"  # nobody answers
+    PAUSED = "paused"  # alive, but holds requests; also during its start
+    DEAD = "dead"  # no answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """What a server reports about the weights it serves."""
+    """The weights that a server reports."""
 
     model_path: str
-    version: str  # the label as reported; a decimal number on servers that we launched
+    version: str  # the reported label; a decimal number on servers launched by agentrl
 
     @property
     def weight_version(self) -> int:
-        """The label as a number. Raises EngineError where it is none, for example SGLang's `default`."""
+        """The label as a number. Raises EngineError for other labels, for example SGLang's `default`."""
         return parse_version(self.version)
 
 
 class EngineClient:
-    """One server and its `key`. `http` belongs to the caller and may be shared by many clients; what was sampled over
-    is ended by `close`."""
+    """A client of one server with its `key`. `http` belongs to the caller and may be shared; `close` ends
+    the streams.
+    """
 
     def __init__(
         self,
@@ -92,12 +93,12 @@ class EngineClient:
         adapter: Adapter | None = None,
         cache_key: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """Sample, by base weights or with an `adapter` over them; yields chunks until one has a finish reason.
+        """Sample with base weights or an `adapter`; yields chunks until one has a finish reason.
 
-        `rid` must be unique and of fixed length, because the server aborts by prefix. Closing the generator drops the
-        connection, upon which the server aborts the request. `timeout_s` bounds the whole call, also while paused.
-        A server that does not have the adapter (any more) raises EngineUnavailable, and samples nothing; one that hangs
-        up, EngineDied. Of its prefix cache the request uses what requests with the same `cache_key` left there.
+        `rid` must be unique and of fixed length, because the server aborts by prefix. Closing the generator closes the
+        connection, upon which the server aborts the request. `timeout_s` limits the whole call, pauses included. Raises
+        EngineUnavailable when the server has lost the adapter, EngineDied when the connection breaks. Requests share
+        the prefix cache of requests with the same `cache_key`.
         """
         ids = input_ids if isinstance(input_ids, TokenIds) else TokenIds(input_ids)
         body: Json = {
@@ -145,11 +146,11 @@ class EngineClient:
         raise EngineDied(f"{self.url} ended the stream of {rid} before its finish reason")
 
     def hang_up(self) -> None:
-        """Break off what is sampled: it raises EngineUnavailable. For a server that hangs."""
+        """Close all streams of a hanging server; they raise EngineUnavailable."""
         self._wire.hang_up()
 
     def close(self) -> None:
-        """Hang up, and keep no connection."""
+        """Close all streams and connections."""
         self._wire.close()
 
     async def abort(self, rid: str) -> None:
@@ -157,23 +158,23 @@ class EngineClient:
         await self._post("/abort_request", {"rid": rid})
 
     async def abort_all(self) -> None:
-        """Stop every request, whoever sent it."""
+        """Stop all requests of all clients."""
         await self._post("/abort_request", {"rid": "", "abort_all": True})
 
     async def pause(self, mode: PauseMode = "retract") -> None:
-        """Hold all requests. `retract` lets the cache be flushed, `in_place` keeps it, `abort` ends the requests."""
+        """Hold all requests. `retract` allows a cache flush, `in_place` keeps the cache, `abort` ends the requests."""
         await self._post("/pause_generation", {"mode": mode})
 
     async def continue_generation(self) -> None:
-        """Undo `pause`; harmless on a server that is not paused."""
+        """Undo `pause`. Has no effect on a server that is not paused."""
         await self._post("/continue_generation", {})
 
     async def update_weights_from_disk(
         self, path: Path | str, version: int, flush_cache: bool = True, timeout_s: float | None = None
     ) -> None:
-        """Load safetensors (all tensors or some) and report them as `version` from now on.
+        """Load safetensors (all tensors or some) and report them as `version`.
 
-        Raises EngineRejected with the server's message; the weights are then unknown: read `model_info`.
+        Raises EngineRejected with the server's message. The loaded weights are then unknown: read `model_info`.
         """
         body = {"model_path": str(path), "weight_version": str(version), "flush_cache": flush_cache}
         answer = await self._call("POST", "/update_weights_from_disk", body, timeout_s)
@@ -181,15 +182,16 @@ class EngineClient:
             raise EngineRejected(f"{self.url} did not load {path}: {answer.get('message')}")
 
     async def label_weights(self, version: int) -> None:
-        """Have the weights that the engine has reported as `version`."""
+        """Set the version that the engine reports for its current weights."""
         await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
 
     async def join_group(
         self, group: str, *, host: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float
     ) -> None:
-        """Become ranks `rank`, … of a process group whose rank 0 listens there; returns once all members have joined.
+        """Join a process group as ranks `rank`, …; rank 0 listens at the given address. Returns when all members have
+        joined.
 
-        A server of several tensor ranks joins with each of them. It answers nothing else meanwhile.
+        A server with several tensor ranks joins with all of them. It answers no other request meanwhile.
         """
         body = {
             "master_address": host,
@@ -202,23 +204,23 @@ class EngineClient:
         await self._call("POST", "/init_weights_update_group", body, timeout_s)
 
     async def leave_group(self, group: str, timeout_s: float | None = None) -> None:
-        """Give the process group up. Raises EngineRejected where there is none of the name."""
+        """Leave the process group. Raises EngineRejected for an unknown name."""
         await self._call("POST", "/destroy_weights_update_group", {"group_name": group}, timeout_s)
 
     async def begin_update(self) -> None:
-        """Open an update by tensors. Raises EngineRejected while one is open."""
+        """Begin an update by tensors. Raises EngineRejected during another update."""
         await self._post("/begin_weight_update", {})
 
     async def end_update(self, timeout_s: float | None = None) -> None:
-        """Close it. Raises EngineRejected when none is open."""
+        """End the update. Raises EngineRejected when there is none."""
         await self._call("POST", "/end_weight_update", {}, timeout_s)
 
     async def receive_tensors(
         self, group: str, bucket: Json, *, version: int | None, flush_cache: bool, timeout_s: float
     ) -> None:
-        """Take the next tensors that rank 0 of the group sends: `names`, `dtypes` and `shapes` of the bucket.
+        """Receive tensors from rank 0 of the group: `names`, `dtypes` and `shapes` of the bucket.
 
-        With a `version`, report it from now on. Raises EngineRejected; the weights are then unknown.
+        With a `version`, report it from then on. Raises EngineRejected; the weights are then unknown.
         """
         body = {**bucket, "group_name": group, "flush_cache": flush_cache, "weight_version": _label(version)}
         await self._call("POST", "/update_weights_from_distributed", body, timeout_s)
@@ -226,9 +228,9 @@ class EngineClient:
     async def take_tensors(
         self, payloads: Sequence[str], *, version: int | None, flush_cache: bool, timeout_s: float
     ) -> None:
-        """Take tensors from shared memory: for each tensor rank of the server, where they are (a base64 pickle).
+        """Read tensors from shared memory: their location (a base64 pickle) for each tensor rank of the server.
 
-        With a `version`, report it from now on. Raises EngineRejected; the weights are then unknown.
+        With a `version`, report it from then on. Raises EngineRejected; the weights are then unknown.
         """
         body = {
             "serialized_named_tensors": list(payloads),
@@ -238,34 +240,34 @@ class EngineClient:
         await self._call("POST", "/update_weights_from_tensor", body, timeout_s)
 
     async def tensor_ranks(self) -> int:
-        """How many processes of the server share each layer."""
+        """The server's number of tensor-parallel processes."""
         return int((await self._call("GET", "/server_info")).get("tp_size", 1))
 
     async def adapters(self) -> dict[str, str]:
-        """The adapters that the server has: name → folder."""
+        """The loaded adapters: name → folder."""
         models = (await self._call("GET", "/v1/models")).get("data", [])
         return {model["id"]: model["root"] for model in models if model.get("parent") is not None}
 
     async def load_adapter(self, name: str, path: Path | str) -> None:
-        """Take in a folder as peft writes it, while requests run. Raises EngineRejected with the server's message.
+        """Load an adapter folder in peft's format, while requests run. Raises EngineRejected with the server's message.
 
-        A server reads it without looking closely: tensors of a wrong shape kill it when the adapter is first used.
+        The server does not validate it: tensors of a wrong shape crash it at the adapter's first use.
         """
         await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter, once no request uses it any more: until then no other is loaded or unloaded.
+        """Unload an adapter when no request uses it. Until then the server loads and unloads no other.
 
-        Raises EngineRejected for a name that the server does not have.
+        Raises EngineRejected for an unknown name.
         """
         await self._post("/unload_lora_adapter", {"lora_name": name})
 
     async def flush_cache(self) -> None:
-        """Forget all cached prefixes. Raises EngineRejected while requests run."""
+        """Clear the prefix cache. Raises EngineRejected while requests run."""
         await self._post("/flush_cache", {})
 
     async def model_info(self) -> EngineInfo:
-        """The model and the weight version that the server reports."""
+        """The server's model and weight version."""
         info = await self._call("GET", "/model_info")
         try:
             return EngineInfo(model_path=info["model_path"], version=info["weight_version"])
@@ -273,14 +275,14 @@ class EngineClient:
             raise EngineError(f"{self.url}/model_info reports no {error}") from error
 
     async def checksums(self) -> list[dict[str, str]]:
-        """Digests of the weights in memory, by the server's own names, of each of its ranks. Takes a pass over them."""
+        """Digests of the weights in memory, by the server's names, for each rank."""
         answer = await self._post("/weights_checker", {"action": "checksum"})
         return [rank["checksums"] for rank in answer["ranks"]]
 
     async def paused(self, timeout_s: float = 10.0) -> bool:
-        """Whether the server holds requests back, because it is paused or still starting.
+        """Whether the server holds requests because it is paused or starting.
 
-        Raises EngineUnavailable when nobody answers, EngineRejected when it cannot say: it is older than SGLang 0.5.23.
+        Raises EngineUnavailable without an answer, EngineRejected for servers before SGLang 0.5.23.
         """
         try:
             async with self._request("GET", "/ready", None, timeout_s):
@@ -291,7 +293,7 @@ class EngineClient:
             return True
 
     async def health(self, timeout_s: float = 10.0) -> Health:
-        """Tell paused from dead. Asks nothing of the model, so it answers at once also under load."""
+        """Whether the server is serving, paused or dead. Does not involve the model, so it is fast under load."""
         try:
             return Health.PAUSED if await self.paused(timeout_s) else Health.SERVING
         except EngineUnavailable:
@@ -309,7 +311,7 @@ class EngineClient:
     async def _request(
         self, method: str, path: str, body: Json | None, timeout_s: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One exchange; every way it can fail becomes one of our three errors."""
+        """Send one request; failures raise one of the three engine errors."""
         where = f"{self.url}{path}"
         data = None if body is None else orjson.dumps(body)
         headers = {"Content-Type": "application/json", **self._headers}
@@ -330,7 +332,7 @@ def _label(version: int | None) -> str | None:
 
 
 def _refusal(where: str, status: int, body: bytes) -> EngineError:
-    ours = status in (401, 403)  # our key is wrong, not the request
+    ours = status in (401, 403)  # the proxy's key is wrong, not the request
     kind = EngineError if ours or status >= 500 else EngineRejected
     message = _engine_message(body)
     raw = body.decode(errors="replace").strip()[:LONGEST_ENGINE_MESSAGE] or "no message"
@@ -351,13 +353,14 @@ def _decode(raw: bytes) -> Json:
     except orjson.JSONDecodeError as error:
         raise EngineError(f"the engine sent no valid JSON: {raw[:200]!r}") from error
     if not isinstance(value, dict):
-        raise EngineError(f"the engine sent {type(value).__name__} where an object was due")
+        raise EngineError(f"the engine sent {type(value).__name__}, not an object")
     return value
 
 
 def _engine_message(raw: bytes) -> str:
-    """SGLang words its errors as {"error": "…"}, {"error": {"message": "…"}}, {"error_message": "…"} or
-    {"message": "…"}; anything else is not its own, and empty here."""
+    """The message of an error in SGLang's formats {"error": "…"}, {"error": {"message": "…"}}, {"error_message": "…"}
+    or {"message": "…"}; empty for other bodies.
+    """
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""The platform class that SGLang loads on a plain CPU. Imported by SGLang only: it pulls torch in."""
+"""The platform class that SGLang loads on a CPU. Imported by SGLang only; imports torch."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ ATTENTION = "torch_native"
 
 
 class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang ships no types
-    """A CPU without AMX: pure torch kernels, no graph capture, no Triton, no pinned memory.
+    """A CPU without AMX: torch kernels, no graph capture, no Triton, no pinned memory.
 
-    It calls itself out-of-tree because SGLang's own CPU platform imports wheels that exist for CUDA and AMX only.
+    It is out-of-tree because SGLang's own CPU platform requires wheels for CUDA and AMX.
     """
 
     _enum = PlatformEnum.OOT
     capabilities = PlatformCapabilities()
 
     def is_pin_memory_available(self, device: Any = None) -> bool:
-        """There is no device to pin host memory for."""
+        """False: there is no device to pin memory for."""
         return False
 
     def init_backend(self) -> None:
-        """Replace what SGLang does with memory or kernels of a GPU whatever the platform says.
+        """Replace SGLang's platform-independent uses of GPU memory and kernels.
 
-        Its LoRA modules pin memory: here they get it unpinned. Sampling with seeds has Triton kernels: here it hashes
-        in torch, and uses the ordinary matrix products.
+        LoRA modules get unpinned memory. Seeded sampling uses a torch hash and the standard matrix products instead of
+        Triton.
         """
         from sglang.srt import batch_invariant_ops
         from sglang.srt.layers import sampler
@@ -45,23 +45,25 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang 
         sampler.murmur_hash32 = murmur_hash32
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Per-request seeds (`--enable-deterministic-inference`) work with our attention, and with SGLang's cache."""
+        """Allow per-request seeds (`--enable-deterministic-inference`) with this attention backend and
+        SGLang's cache.
+        """
         from sglang.srt.arg_groups import choices
 
         choices.add_deterministic_attention_backend_choices([ATTENTION])
         choices.add_radix_supported_deterministic_attention_backend_choices([ATTENTION])
 
     def get_default_attention_backend(self) -> str:
-        """Attention through torch's scaled_dot_product_attention."""
+        """Use torch's scaled_dot_product_attention."""
         return ATTENTION
 
     def get_dispatch_key_name(self) -> str:
-        """Fused operators run their `forward_native`."""
+        """Let fused operators run their `forward_native`."""
         return "native"
 
 
 def _no_kernels(enable_bmm: bool = True) -> None:
-    """SGLang's batch-invariant kernels are for GPUs."""
+    """Disable SGLang's batch-invariant kernels, which need a GPU."""
 
 
 def _as_it_is(tensor: Any, device: Any = None) -> Any:
@@ -69,7 +71,7 @@ def _as_it_is(tensor: Any, device: Any = None) -> Any:
 
 
 class _Unpinned(ModuleType):
-    """torch, whose tensors are made in plain memory."""
+    """A torch module whose tensors are allocated in unpinned memory."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

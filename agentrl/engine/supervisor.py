@@ -1,7 +1,7 @@
-"""Keeps one server alive.
+"""Keeps one server running.
 
 start ──► healthy ──► (load weights) ──► serving ──► died ──► back-off ──► start
-  └────────── cancelled, or too many quick deaths in a row: everything is ended ──────────┘
+  └────────── cancelled, or too many quick deaths in a row: end all processes ──────────┘
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ BACKOFF_FIRST_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """What a server loads right after each start, in place of its base weights."""
+    """Weights to load after each start, instead of the base weights."""
 
     path: Path
     version: int
 
 
 class Observer(Protocol):
-    """Hears what happens to the server."""
+    """Receives the server's events."""
 
     def starting(self, elapsed_s: float, log_line: str) -> None:
-        """A few times a second while it starts."""
+        """Called a few times a second during a start."""
 
     def serving(self, server: Server, start_s: float) -> None:
-        """It serves, with the weights asked for."""
+        """Called when the server is serving the requested weights."""
 
     def died(self, reason: str, restart_in_s: float) -> None:
-        """It ended by itself; a new one follows."""
+        """Called when the server has died, before the restart."""
 
 
 class EngineSupervisor:
-    """Runs one server until cancelled. A restarted server serves base weights, or `weights` if given."""
+    """Runs one server until cancelled. A restarted server has base weights, or `weights` if given."""
 
     def __init__(
         self, spec: EngineSpec, observer: Observer, *, weights: Weights | None = None, start_timeout_s: float = 300.0
@@ -57,8 +57,9 @@ class EngineSupervisor:
         self._start_timeout_s = start_timeout_s
 
     async def run(self) -> None:
-        """Never returns. Raises EngineUnavailable after MAX_QUICK_DEATHS quick deaths in a row, UserError for a model
-        folder or port that cannot be used. No process is left behind, however it ends."""
+        """Run the server forever, and end its processes on exit. Raises EngineUnavailable after MAX_QUICK_DEATHS quick
+        deaths in a row, UserError for an unusable model folder or port.
+        """
         quick_deaths = 0
         while True:
             reason, lived_s = await self._run_once()
@@ -70,7 +71,7 @@ class EngineSupervisor:
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> tuple[str, float]:
-        """One life of the server: why it ended, and for how long it had served."""
+        """Run the server once; returns why it ended and how long it served."""
         server = self.server = launch(self.spec)
         try:
             await server.wait_healthy(self._start_timeout_s, self._observer.starting)

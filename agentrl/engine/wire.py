@@ -1,8 +1,8 @@
-"""HTTP/1.1 for the one request that every call makes: a POST whose answer is streamed.
+"""A minimal HTTP/1.1 client for the generate request: a POST with a streamed response.
 
-aiohttp serves everything else. For this request it uses 2.5 times the CPU (1.6 times where each token is an event), and
-httpcore 75 times (6 times): `benchmarks/wire.py`. A connection is kept for the next call, but not so long that the
-server may be closing it.
+Other requests use aiohttp, which takes 2.5 times the CPU for this one (1.6 times with one event per token); httpcore
+takes 75 times (6 times), see `benchmarks/wire.py`. Idle connections are reused only for a time after which no server
+has closed them yet.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import httptools
 
 CONNECT_S = 10.0
 IDLE_S = 3.0
-"""Seconds after which a kept connection is not used again: servers close theirs after 5."""
+"""Maximum idle seconds of a reused connection; servers close theirs after 5."""
 END_S = 1.0
-"""For the end of a response to arrive once all that matters of it is here."""
+"""How long to wait for the end of a response whose content is complete."""
 
 
 class NotConnected(ConnectionError):
-    """No connection could be made: the server knows nothing of the request."""
+    """No connection was made, so the server has not seen the request."""
 
 
 class Wire:
-    """The connections to one server. Its `url` may have a path before all others; `headers` go with each request."""
+    """The connections to one server. `url` may have a base path; `headers` are sent with each request."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(url)
@@ -41,10 +41,10 @@ class Wire:
         self._open: set[Connection] = set()
 
     async def post(self, path: str, body: bytes, headers: dict[str, str], timeout_s: float) -> Connection:
-        """Send JSON; returns the connection once the head of the response is here. `release` it in any case.
+        """Send JSON; returns the connection after the response header. The caller must `release` it.
 
-        The values of `headers` are printable; `timeout_s` bounds the whole response. Raises NotConnected, or another
-        OSError (a TimeoutError is one) once the server may have the request.
+        The values of `headers` are printable; `timeout_s` limits the whole response. Raises NotConnected, or another
+        OSError (such as TimeoutError) once the server may have the request.
         """
         assert all(map(str.isprintable, headers.values()))
         connection = self._kept() or await self._connect()
@@ -63,17 +63,19 @@ class Wire:
         return connection
 
     def release(self, connection: Connection, *, ending: bool = False) -> None:
-        """The caller wants no more of the response, which is `ending` by itself; else the server is hung up on."""
+        """Release a connection. With `ending` the response may finish and the connection be reused; else it
+        is closed.
+        """
         self._open.discard(connection)
         connection.let_go(wait_s=END_S if ending else 0.0)
 
     def hang_up(self) -> None:
-        """Break off every response: who waits for it gets a ConnectionError."""
+        """Close all active responses; their readers get a ConnectionError."""
         for connection in list(self._open):
-            connection.fail(ConnectionAbortedError("it was hung up on"))
+            connection.fail(ConnectionAbortedError("the connection was closed"))
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self.hang_up()
         for connection in self._idle:
             connection.close()
@@ -100,7 +102,7 @@ class Wire:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, with one response at a time. `idle` is where it waits for its next request."""
+    """A connection with one response at a time. `idle` is the pool to which it returns."""
 
     def __init__(self, idle: list[Connection]) -> None:
         self._idle = idle
@@ -113,7 +115,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._wanted = False
         self._complete = True
-        self._stays = False  # the server keeps the connection
+        self._stays = False  # keep-alive
         self.status = 0
         self.lost = False
         self.idle_since = 0.0
@@ -121,7 +123,7 @@ class Connection(asyncio.Protocol):
     # -- one response ----------------------------------------------------------------------------------------------
 
     def send(self, request: bytes, timeout_s: float) -> None:
-        """Begin; what follows raises TimeoutError once `timeout_s` are over."""
+        """Send a request; later reads raise TimeoutError after `timeout_s`."""
         assert self._transport is not None
         assert self._complete
         self.status, self._complete, self._error, self._wanted = 0, False, None, True
@@ -129,12 +131,12 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     async def begun(self) -> None:
-        """Wait for the head of the response: `status`. Raises OSError."""
+        """Wait for the response header, which sets `status`. Raises OSError."""
         while not self.status:
             await self._news()
 
     async def more(self) -> bytes:
-        """What has come of the body since; empty at its end. Raises OSError."""
+        """Return the body received since the last call; empty at its end. Raises OSError."""
         while not self._parts:
             if self._complete:
                 return b""
@@ -143,14 +145,14 @@ class Connection(asyncio.Protocol):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def rest(self) -> bytes:
-        """All that is left of the body. Raises OSError."""
+        """Return the rest of the body. Raises OSError."""
         parts = []
         while part := await self.more():
             parts.append(part)
         return b"".join(parts)
 
     def let_go(self, wait_s: float) -> None:
-        """Nobody wants more of the response; it may end by itself in so many seconds."""
+        """Discard the response; close the connection unless it ends within `wait_s`."""
         self._wanted = False
         self._parts = []
         self._stop_timer()
@@ -162,13 +164,13 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def fail(self, error: OSError) -> None:
-        """Break off: who waits gets the error."""
+        """Abort with an error, which readers receive."""
         self._error = self._error or error
         self._wake()
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.lost = True
         self._stop_timer()
         if self._transport is not None:
@@ -202,20 +204,20 @@ class Connection(asyncio.Protocol):
     # -- asyncio.Protocol ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:  # uvloop's are no asyncio.Transport
-        """The server is there."""
+        """Called when the connection is made."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a response."""
-        if self._complete:  # it answers nothing
+        """Called with received bytes."""
+        if self._complete:  # data without a request
             return self.close()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self.fail(ConnectionAbortedError(f"it speaks no HTTP: {error}"))
+            self.fail(ConnectionAbortedError(f"invalid HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server hung up, or we did."""
+        """Called when the connection is closed by either side."""
         self.lost = True
         if self in self._idle:
             self._idle.remove(self)
@@ -225,18 +227,18 @@ class Connection(asyncio.Protocol):
     # -- httptools -------------------------------------------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
-        """The head is here."""
+        """Called after the response header."""
         self.status = self._parser.get_status_code()
         self._wake()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
+        """Called with a part of the body."""
         if self._wanted:
             self._parts.append(body)
             self._wake()
 
     def on_message_complete(self) -> None:
-        """The response is whole."""
+        """Called at the end of the response."""
         self._complete = True
         self._stays = self._parser.should_keep_alive()
         if self._wanted:

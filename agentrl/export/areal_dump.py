@@ -1,8 +1,8 @@
-"""AReaL's dump: one JSON line per sample, as text, under `{rollout|eval-rollout}/{version}/{task_id}.jsonl`.
+"""AReaL's dump: one JSON line per sample, as text, in `{rollout|eval-rollout}/{version}/{task_id}.jsonl`.
 
-A sample is a trajectory; of an evaluation session, each root-to-leaf path of its calls. Everything before its first
-sampled token is the prompt, everything after it the completion, what tools answered included. `head_version` and
-`tail_version` sampled its first and last token; the folder is the latter's.
+A sample is a trajectory, or a root-to-leaf path of an evaluation session's calls. The prompt ends before the first
+sampled token; the completion is the rest, with the results of tools. `head_version` and `tail_version` are the versions
+of the first and the last sampled token; the folder is named by `tail_version`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of the dump, and where it goes."""
+    """One line of the dump and its destination."""
 
     folder: str  # rollout or eval-rollout
     task_id: str
@@ -38,7 +38,7 @@ class Sample:
     reward: float
 
     def line(self, decode: Decode) -> bytes:
-        """The JSON line."""
+        """Format the JSON line."""
         ids = self.ids.tolist()
         return orjson.dumps(
             {
@@ -57,12 +57,12 @@ class Sample:
 
 
 def tokenizer(folder: Path) -> Decode:
-    """Text of token ids, special tokens included. Raises UserError when the folder has no tokenizer."""
+    """A function that decodes token ids, special tokens included. Raises UserError without a tokenizer."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise UserError(f"--tokenizer: {folder} has no tokenizer.json; name the folder of the run's model")
+        raise UserError(f"--tokenizer: {folder} has no tokenizer.json; give the run's model folder")
     loaded = Tokenizer.from_file(str(file))
     return lambda ids: str(loaded.decode(ids, skip_special_tokens=False))
 
@@ -103,7 +103,7 @@ def rollouts(database: Database, run_id: str, selection: Selection) -> Iterator[
 
 
 def evaluations(database: Database, run_id: str) -> Iterator[list[Sample]]:
-    """Every path of every ended evaluation session, in pages."""
+    """All paths of all ended evaluation sessions, in pages."""
     for page in evaluation_paths.pages(database, run_id):
         yield [
             Sample(

@@ -1,4 +1,4 @@
-"""One export from beginning to end."""
+"""Runs one export."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agentrl.store.training import steps
 
 FORMATS = ("parquet", "jsonl", "areal", "tensors")
 Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
+"""Called with (rows done, total rows)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an export made."""
+    """The result of an export."""
 
     path: Path
     rows: int
@@ -34,7 +34,7 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What to export of a run, and where to. `tokenizer` is a model folder, for text; default: the run's model."""
+    """What to export from a run, and where to. `tokenizer` is a model folder for text; default: the run's model."""
 
     database: Database
     run: Row[Any]
@@ -46,10 +46,10 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.format in ("areal", "tensors") and self.selection.what != "trajectories":
-            raise UserError(f"--format {self.format} holds trajectories, not {self.selection.what}")
+            raise UserError(f"--format {self.format} supports trajectories, not {self.selection.what}")
 
     def execute(self, progress: Progress) -> Written:
-        """Write it. Raises UserError when the output is in the way; nothing is left behind by a failure."""
+        """Write the output. Raises UserError when it exists. A failure leaves no partial output."""
         if self.format == "areal":
             return self._areal(progress)
         if self.format == "tensors":
@@ -94,7 +94,7 @@ class Job:
         with atomic_file(self.out, force=self.force) as draft:
             arrays = tensors.create_file(draft, n, width, metadata)
             for page in row_pages.trajectory_pages(self.database, self.run.id, self.selection):
-                fitting = [tokens for _, tokens in page][: n - done]  # what came after the count is left out
+                fitting = [tokens for _, tokens in page][: n - done]  # skip trajectories added after the count
                 tensors.fill(arrays, done, fitting)
                 done += len(fitting)
                 progress(done, n)
@@ -104,9 +104,11 @@ class Job:
         return Written(self.out, done, _size(self.out))
 
     def _tensor_folder(self, progress: Progress) -> Written:
-        """One file per step, each the batch as it was trained."""
+        """Write one file per step, with the batch as it was trained."""
         if self.selection.states:
-            raise UserError("--state: a folder of tensors holds whole batches; for one file, name --out X.safetensors")
+            raise UserError(
+                "--state: a folder of tensors has whole batches; for a selection give one file, --out X.safetensors"
+            )
         from safetensors.numpy import save_file
 
         wanted = self.selection.steps

@@ -1,4 +1,4 @@
-"""Files and folders that appear complete, under their own name, or not at all. Only their owner may read them."""
+"""Writes output files and folders atomically, readable by their owner only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from agentrl.errors import UserError
 
 
 def require_free(path: Path, *, force: bool) -> None:
-    """Raise UserError when something is at `path` already and may not be replaced."""
+    """Raise UserError when `path` exists and `force` is not set."""
     if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
-        raise UserError(f"--out: {path} exists; name another place, or give --force to replace it")
+        raise UserError(f"--out: {path} exists; give another path, or --force to replace it")
 
 
 @contextmanager
 def atomic_file(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Write to the path that this yields; at the block's end the file is durable at `path`.
+    """Yield a draft path; when the block ends, the draft is moved durably to `path`.
 
-    Raises UserError when something is there already, unless `force`, and when the folder cannot be written.
+    Raises UserError when `path` exists, unless `force` is set, and when its folder is not writable.
     """
     require_free(path, force=force)
     if path.is_dir():
-        raise UserError(f"--out: {path} is a folder, and a file is wanted")
+        raise UserError(f"--out: {path} is a folder; give a file")
     _make_parent(path)
     draft = files.draft_of(path)
     files.touch_private(draft)
@@ -40,10 +40,10 @@ def atomic_file(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Fill the folder that this yields; at the block's end it is durable at `path`. Raises as `atomic_file` does."""
+    """Yield a draft folder; when the block ends, it is moved durably to `path`. Raises as `atomic_file` does."""
     require_free(path, force=force)
     if path.is_file():
-        raise UserError(f"--out: {path} is a file, and a folder is wanted")
+        raise UserError(f"--out: {path} is a file; give a folder")
     _make_parent(path)
     with files.atomic_folder(path) as draft:
         draft.chmod(0o700)
@@ -56,4 +56,4 @@ def _make_parent(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out: cannot make {path.parent}: {error.strerror}") from error
+        raise UserError(f"--out: cannot create {path.parent}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Pages of rows to Parquet or JSONL."""
+"""Writes pages of rows as Parquet or JSONL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.store.exports.columns import Columns, Kind, Row
 
 
 class JsonlWriter:
-    """One JSON object per line; arrays are lists, float32 in their shortest exact form."""
+    """One JSON object per line. Arrays are lists; float32 values have their shortest exact form."""
 
     def __init__(self, path: Path, columns: Columns) -> None:
         self._names = list(columns)
@@ -35,7 +35,7 @@ class JsonlWriter:
 
 
 class ParquetWriter:
-    """zstd-compressed Parquet, one row group per page. Raises UserError where pyarrow is missing."""
+    """zstd-compressed Parquet with one row group per page. Raises UserError without pyarrow."""
 
     def __init__(self, path: Path, columns: Columns) -> None:
         try:

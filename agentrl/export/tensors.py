@@ -1,10 +1,10 @@
 """AReaL's tensor dict: right-padded arrays of a batch, in memory or as one .safetensors file.
 
-input_ids       (N, T) int32    0 where padded
-attention_mask  (N, T) bool     false where padded
+input_ids       (N, T) int32    0 for padding
+attention_mask  (N, T) bool     false for padding
 loss_mask       (N, T) int32
-logprobs        (N, T) float32  0 where not sampled
-versions        (N, T) int32    -1 where not sampled
+logprobs        (N, T) float32  0 for tokens that were not sampled
+versions        (N, T) int32    -1 for tokens that were not sampled
 rewards         (N,)   float32  the return of the trajectory's episode
 """
 
@@ -33,7 +33,7 @@ DTYPES: dict[str, tuple[type[np.generic], str]] = {  # numpy's type and safetens
 
 
 def pad_batch(trajectories: Sequence[TrajectoryTokens]) -> Arrays:
-    """The tensor dict of N trajectories, T the length of the longest; no trajectories give (0, 0)."""
+    """The tensor dict of N trajectories; T is the longest length. Without trajectories the shape is (0, 0)."""
     n, width = len(trajectories), max((len(t.input_ids) for t in trajectories), default=0)
     arrays: Arrays = {name: np.zeros(_shape(name, n, width), dtype) for name, (dtype, _) in DTYPES.items()}
     arrays["versions"].fill(PROMPT_VERSION)
@@ -42,7 +42,7 @@ def pad_batch(trajectories: Sequence[TrajectoryTokens]) -> Arrays:
 
 
 def fill(arrays: Arrays, start: int, trajectories: Sequence[TrajectoryTokens]) -> None:
-    """Write trajectories into rows `start`, `start + 1`, … of arrays that hold padding there."""
+    """Write trajectories to rows `start`, `start + 1`, … of padded arrays."""
     ids, attention, loss = arrays["input_ids"], arrays["attention_mask"], arrays["loss_mask"]
     logprobs, versions = arrays["logprobs"], arrays["versions"]
     for row, t in enumerate(trajectories, start):
@@ -56,9 +56,9 @@ def fill(arrays: Arrays, start: int, trajectories: Sequence[TrajectoryTokens]) -
 
 
 def create_file(path: Path, n: int, width: int, metadata: dict[str, str]) -> Arrays:
-    """A .safetensors file of N x T padding, mapped into memory: `fill` writes it without holding it.
+    """Create a .safetensors file of N x T padding, memory-mapped so that `fill` needs little memory.
 
-    The file is complete when the arrays are gone, or flushed.
+    The file is complete once the arrays are flushed or deleted.
     """
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
@@ -82,7 +82,7 @@ def create_file(path: Path, n: int, width: int, metadata: dict[str, str]) -> Arr
 
 
 def _by_alignment() -> list[tuple[str, tuple[type[np.generic], str]]]:
-    """Wide types first, so that every array begins at a multiple of its item."""
+    """Sort wide types first, so that each array is aligned to its item size."""
     return sorted(DTYPES.items(), key=lambda item: -np.dtype(item[1][0]).itemsize)
 
 

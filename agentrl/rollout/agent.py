@@ -1,4 +1,4 @@
-"""Find the user's code (`module:name`), and turn what an agent returns into rewards."""
+"""Loads the user's agent and tasks (`module:name`), and converts an agent's result to rewards."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ MAX_TASKS = 100_000
 
 
 class Agent(Protocol):
-    """What `agent:` in a config names.
+    """The interface of `agent:` in a config.
 
-    `extra` holds `base_url`, `api_key` and `http_client` (an `httpx.AsyncClient` to hand to the SDK; do not close it),
-    `anthropic` (the same three for `AsyncAnthropic`, with the client of the library that it takes), and `is_eval`.
-    `agentrl.client.AsyncClient(base_url, api_key).session()` opens a session for a sub-agent. Returns the session's
-    reward, `{completion_id: reward}`, or None when the agent rewarded by itself.
+    `extra` has `base_url`, `api_key` and `http_client` (an `httpx.AsyncClient` for the SDK; leave it open), `anthropic`
+    (the same three for `AsyncAnthropic`), and `is_eval`. `agentrl.client.AsyncClient(base_url, api_key).session()`
+    opens a session for a sub-agent. Returns the session's reward, `{completion_id: reward}`, or None when the agent
+    sent its rewards itself.
     """
 
     async def run(self, data: Json, **extra: Any) -> float | Mapping[str, float] | None:
-        """Play one episode of the task `data`."""
+        """Run one episode of the task `data`."""
 
 
 def load_object(spec: str, field: str) -> Any:
-    """Import `module:name`. Raises UserError naming `field` and the nearest name that exists."""
+    """Import `module:name`. Raises UserError with `field` and the nearest existing name."""
     module_name, sep, name = spec.partition(":")
     if not sep or not module_name or not name:
         raise UserError(f"{field}: {spec!r} must look like module:name")
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the user's own module, beside the config
+        sys.path.append(os.getcwd())  # user modules beside the config
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -53,16 +53,16 @@ def load_object(spec: str, field: str) -> Any:
 
 
 def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any]) -> Agent:
-    """Build the agent of a config. Raises UserError when it is no agent, or none is named."""
+    """Create the agent of a config. Raises UserError when it is missing or invalid."""
     if spec is None:
-        raise UserError("agent: the config names none; it must look like module:Class, or be a command")
+        raise UserError("agent: missing; give module:Class or a command")
     if not isinstance(spec, str):
         try:
             command.check(spec)
         except UserError as error:
             raise UserError(f"agent: {error}") from None
         if args:
-            raise UserError("agent_args: a command takes none; write its arguments behind its name")
+            raise UserError("agent_args: not supported for a command; give the arguments in the command")
         return CommandAgent(spec)
     factory = load_object(spec, "agent")
     if not callable(factory) or not inspect.iscoroutinefunction(getattr(factory, "run", None)):
@@ -76,9 +76,11 @@ def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any]) -> Age
 
 
 def load_tasks(spec: str | None, *, seed: int = 0, limit: int = MAX_TASKS, field: str = "tasks") -> list[Json]:
-    """Tasks of a JSONL file or of `module:function` (called with `seed` when it takes one), at most `limit`."""
+    """Load at most `limit` tasks from a JSONL file or `module:function` (called with `seed` if it has that
+    parameter).
+    """
     if spec is None:
-        raise UserError(f"{field}: the config names none; it must be a JSONL file or module:function")
+        raise UserError(f"{field}: missing; give a JSONL file or module:function")
     tasks = _read_jsonl(Path(spec), field) if spec.endswith(".jsonl") else _call_for_tasks(spec, seed, field)
     kept = list(islice(tasks, limit))
     if not kept:
@@ -92,7 +94,7 @@ def load_tasks(spec: str | None, *, seed: int = 0, limit: int = MAX_TASKS, field
 def _call_for_tasks(spec: str, seed: int, field: str) -> Iterable[Any]:
     function = load_object(spec, field)
     if not callable(function):
-        raise UserError(f"{field}: {spec!r} is no function")
+        raise UserError(f"{field}: {spec!r} is not a function")
     args = {"seed": seed} if "seed" in inspect.signature(function).parameters else {}
     tasks = function(**args)
     if not isinstance(tasks, Iterable):
@@ -114,7 +116,7 @@ def _read_jsonl(path: Path, field: str) -> Iterable[Any]:
 
 
 def rewards_of(result: object) -> list[tuple[str | None, float]]:
-    """`(completion id or None for the session, value)` of what `run` returned. Raises UserError for anything else."""
+    """Convert the result of `run` to pairs (completion id or None for the session, value). Raises UserError."""
     if result is None:
         return []
     if isinstance(result, Mapping):

@@ -1,12 +1,12 @@
-"""Agents that are programs: one process plays one session, and finds everything it needs in its environment.
+"""Agents that are programs: one process runs one session and gets its inputs from environment variables.
 
-    run(data) ─► guard ─► COMMAND    stdin empty, stdout and stderr where ours go
+    run(data) ─► guard ─► COMMAND    stdin is empty; stdout and stderr are inherited
                              │  OPENAI_*, ANTHROPIC_*, AGENTRL_*; the task in AGENTRL_TASK_FILE
                              ▼
-                  exit status 0, and a reward in AGENTRL_REWARD_FILE if it has not rewarded by itself
+                  exit status 0, and a reward in AGENTRL_REWARD_FILE unless the program sent one
 
-Nothing of it outlives the episode: when it ends, is too slow, is stopped, or when we die, the guard
-(agentrl/processes/guard.py) ends the whole process group.
+The guard (agentrl/processes/guard.py) ends the whole process group when the episode ends, times out or is cancelled,
+and when this process dies.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from agentrl.processes import children
 from agentrl.visible import LINES, visible
 
 LONGEST_TASK_BYTES = 65_536
-"""A longer task is only in the file: Linux takes at most 128 KiB in one variable."""
+"""Longer tasks are only in the file: Linux limits a variable to 128 KiB."""
 TAIL_BYTES = 1_500
-"""How much of the end of stderr an error quotes."""
+"""Bytes of stderr that an error quotes."""
 DRAIN_TIMEOUT_S = 1.0
-"""How long stderr is read after the command's end: a daemon that left the group may hold it open."""
+"""How long stderr is read after the command's end, since a daemon may hold it open."""
 
 
 DEFAULTS = {"ANTHROPIC_MODEL": "default"}
-"""What a program is given where our own environment says nothing: Claude Code asks for a Claude without it."""
+"""Defaults of variables that are not set. Without this one Claude Code requests a Claude model."""
 
 
 class CommandFailed(AgentRLError):
-    """The program ended with another exit status than 0."""
+    """The program ended with a non-zero exit status."""
 
 
 def environment(base_url: str, api_key: str) -> dict[str, str]:
-    """The environment of a program that plays a session: our own without secrets, and the session's variables."""
+    """The environment of a program that runs a session: inherited without secrets, plus the session's variables."""
     return DEFAULTS | without_secrets(os.environ) | variables(base_url, api_key)
 
 
 def variables(base_url: str, api_key: str) -> dict[str, str]:
-    """Where SDKs and `agentrl.client` find a session: what they open with it are sub-agents' sessions."""
+    """The variables with which SDKs and `agentrl.client` find a session. Sessions opened with them are sub-agents'."""
     root, _, rest = base_url.partition("/sessions/")
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": api_key,
         "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": api_key,
-        "ANTHROPIC_AUTH_TOKEN": api_key,  # one that is ours would take the key's place
+        "ANTHROPIC_AUTH_TOKEN": api_key,  # an inherited token would take precedence over the key
         PROXY_URL: root,
         RUN_KEY: api_key,
         "AGENTRL_SESSION_ID": rest.partition("/")[0],
@@ -68,7 +68,7 @@ def variables(base_url: str, api_key: str) -> dict[str, str]:
 
 
 def check(command: Sequence[str]) -> None:
-    """Raise UserError unless the program of a command can be found and run, before anything is started for it."""
+    """Raise UserError unless a command's program can be found and executed."""
     if not command:
         raise UserError("an empty command")
     name = command[0]
@@ -79,14 +79,14 @@ def check(command: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class CommandAgent:
-    """Plays a session by running a program."""
+    """Runs a session by running a program."""
 
     command: Sequence[str]
 
     async def run(self, data: Json, **extra: Any) -> float | Mapping[str, float] | None:
-        """Run the program; returns what it wrote to AGENTRL_REWARD_FILE. Cancelled: it is ended.
+        """Run the program; returns the content of AGENTRL_REWARD_FILE. Cancellation ends the program.
 
-        Raises CommandFailed with the end of stderr, UserError for a reward that cannot be read.
+        Raises CommandFailed with the end of stderr, UserError for an invalid reward.
         """
         base_url, api_key = extra["base_url"], extra["api_key"]
         with tempfile.TemporaryDirectory(prefix="agentrl-", ignore_cleanup_errors=True) as folder:
@@ -94,22 +94,22 @@ class CommandAgent:
             env["AGENTRL_IS_EVAL"] = str(int(extra.get("is_eval", False)))
             status, tail = await _play(self.command, env)
             if status:
-                said = tail.replace(api_key, "[session key]")[-TAIL_BYTES:]
-                raise CommandFailed(f"{shlex.join(self.command)[:200]} ended with exit status {status}: {said}")
+                quoted = tail.replace(api_key, "[session key]")[-TAIL_BYTES:]
+                raise CommandFailed(f"{shlex.join(self.command)[:200]} ended with exit status {status}: {quoted}")
             return _reward(Path(env["AGENTRL_REWARD_FILE"]))
 
 
 def _files(folder: Path, data: Json) -> dict[str, str]:
-    """Write the task; returns the variables that name it and the place for the reward."""
+    """Write the task; returns the variables with the paths of the task and the reward."""
     task, file = json.dumps(data), folder / "task.json"
     file.write_text(task)
     found = {"AGENTRL_TASK_FILE": str(file), "AGENTRL_REWARD_FILE": str(folder / "reward.json")}
-    short = len(task) <= LONGEST_TASK_BYTES  # JSON as we write it is ASCII
+    short = len(task) <= LONGEST_TASK_BYTES  # json.dumps writes ASCII
     return found | {"AGENTRL_TASK": task if short else ""}
 
 
 async def _play(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
-    """Exit status (128 + N for signal N) and the end of stderr. Cancelled: nothing of it is left."""
+    """Run the command; returns its exit status (128 + N for signal N) and the end of stderr. Cancellation ends it."""
     tail = bytearray()
     ours, its = os.pipe()  # not asyncio's: the end of a process whose pipe a daemon holds open is not reported
     reading = asyncio.create_task(_follow(ours, tail))
@@ -130,7 +130,7 @@ async def _play(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, st
 
 
 async def _follow(pipe: int, tail: bytearray) -> None:
-    """Pass what comes through a pipe on to our stderr, and keep its end. Closes the pipe."""
+    """Copy a pipe to stderr and keep its end. Closes the pipe."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -140,13 +140,13 @@ async def _follow(pipe: int, tail: bytearray) -> None:
         while part := await stream.read(65_536):
             sys.stderr.write(visible(decoder.decode(part), LINES + "\r"))
             tail += part
-            del tail[: -2 * TAIL_BYTES]  # more than is quoted, so that no key is cut in two before it is taken out
+            del tail[: -2 * TAIL_BYTES]  # more than is quoted, so that a key at the cut is masked
     finally:
         transport.close()
 
 
 def _reward(file: Path) -> float | Mapping[str, float] | None:
-    """Raises UserError for anything but a number, {completion_id: number} or nothing."""
+    """Read the reward file. Raises UserError for anything but a number, {completion_id: number} or nothing."""
     text = file.read_text(errors="replace").strip() if file.exists() else ""
     if not text:
         return None

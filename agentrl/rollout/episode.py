@@ -1,4 +1,4 @@
-"""Play one session: run the agent under a deadline, send its rewards, end it. A failure stays inside its session."""
+"""Runs one session: runs the agent with a timeout, sends its rewards, and ends the session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ABANDON_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How an episode ended. `reward` is the sum of what `run` returned; None when it returned nothing or failed."""
+    """How an episode ended. `reward` is the sum of the returned rewards; None without rewards or after a failure."""
 
     session_id: str
     reward: float | None
@@ -34,9 +34,9 @@ async def play(
     timeout_s: float,
     **extra: Any,
 ) -> Outcome:
-    """Run `agent` on a session that the proxy opened. Cancelled: the session is abandoned.
+    """Run `agent` on a session that the proxy opened. Cancellation abandons the session.
 
-    A reward that is refused, or that cannot be sent for as long as the client waits, fails the session.
+    A reward that is rejected, or cannot be sent within the client's timeout, fails the session.
     """
     session_id = str(session["session_id"])
     rewards: list[tuple[str | None, float]] = []
@@ -66,7 +66,7 @@ async def play(
 
 
 async def _send(client: AsyncClient, session_id: str, rewards: list[tuple[str | None, float]]) -> None:
-    """Raises RequestError at the first reward that the proxy does not take."""
+    """Send the rewards. Raises RequestError at the first reward that the proxy rejects."""
     for interaction_id, value in rewards:
         body = {"value": value, "interaction_id": interaction_id, "source": "agent"}
         body["idempotency_key"] = f"{session_id}:{interaction_id or 'session'}"
@@ -74,7 +74,7 @@ async def _send(client: AsyncClient, session_id: str, rewards: list[tuple[str | 
 
 
 async def _abandon(client: AsyncClient, session_id: str) -> None:
-    """Tell the proxy that nobody plays on; it finds out by itself if it cannot be told."""
+    """Abandon the session. If the request fails, the proxy does so after its timeout."""
     try:
         await client.request("DELETE", f"/sessions/{session_id}", timeout_s=ABANDON_TIMEOUT_S)
     except RequestError:

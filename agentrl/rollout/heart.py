@@ -1,4 +1,4 @@
-"""A worker's heartbeat: while it is sent, the proxies know that the worker's sessions are being played."""
+"""Sends a worker's heartbeats, which keep its sessions from being abandoned."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from agentrl.client import AsyncClient
 log = logging.getLogger(__name__)
 EVERY_S = 5.0
 BEATS_PER_TIMEOUT = 6
-"""At least so many beats fit into the silence that the run allows, so that a few may get lost."""
+"""Minimum number of heartbeats per timeout, so that a few may be lost."""
 HUNG_PER_TIMEOUT = 3
-"""So many beats that hang make the silence: each is given up after its part of it, and the next one is sent."""
+"""A heartbeat is cancelled after this fraction of the timeout, and the next one is sent."""
 
 
 @asynccontextmanager
 async def beating(client: AsyncClient, owner: str) -> AsyncIterator[None]:
     """Send the first heartbeat of `owner`, then one every few seconds until the block ends.
 
-    The first is waited for as long as the client waits; raises RequestError. Later ones may fail for any reason: it is
-    logged, and the next one is sent all the same.
+    Raises RequestError when the first fails. A later failure is logged, and heartbeats continue.
     """
     silence_s = await _beat(client, owner, client.timeout_s)
     task = asyncio.create_task(_keep_beating(client, owner, silence_s), name="heartbeat")
@@ -45,6 +44,6 @@ async def _keep_beating(client: AsyncClient, owner: str, silence_s: float) -> No
 
 
 async def _beat(client: AsyncClient, owner: str, timeout_s: float) -> float:
-    """Returns how many seconds the worker may be silent."""
+    """Send a heartbeat; returns the timeout that the run allows."""
     answer = await client.request("POST", "/heartbeat", {"owner": owner}, timeout_s=timeout_s)
     return float(answer["heartbeat_timeout_s"])

@@ -1,11 +1,11 @@
-"""Held-out evaluation on a schedule, beside the training rollouts: durable, resumable, shared by all workers.
+"""Runs held-out evaluations on schedule, beside training rollouts. Durable, resumable, and shared by all workers.
 
-    follow: which step is due? ── its version ── which episodes lack? ── claim ──► play ──► reward, end
-              ▲                                          ▲                 │ 409: another worker has it
-              └────────── all are over ◄─────────────────┴─────────────────┘
+    follow: due step? ── its version ── missing episodes? ── claim ──► run ──► reward, end
+              ▲                               ▲                 │ 409: claimed by another worker
+              └────── all episodes done ◄─────┴─────────────────┘
 
-What is over is read from the proxy, so whoever comes next goes on where a dead worker stopped. Nothing of it is
-training data or counts for admission.
+The proxy knows which episodes are done, so any worker can continue after another dies. Evaluation sessions are never
+trained and do not count for admission.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One way to evaluate: which tasks, and how they are sampled."""
+    """An evaluation setting: its tasks and its sampling."""
 
     name: str
     tasks: Sequence[Json]
@@ -42,7 +42,7 @@ class Setting:
 
 
 def settings_of(config: RunConfig) -> list[Setting]:
-    """Every configured setting on the held-out tasks, and `unseen` on phrasings that training never shows."""
+    """The configured settings on the held-out tasks, plus `unseen` on the unseen tasks."""
     evaluation = config.evaluation
     settings: list[Setting] = []
     if evaluation.tasks is not None:
@@ -56,7 +56,7 @@ def settings_of(config: RunConfig) -> list[Setting]:
 
 
 class Evaluator:
-    """Plays the evaluations that a run is due. `progress` shows the one that is under way."""
+    """Runs the evaluations that are due. `progress` shows the current one."""
 
     def __init__(
         self,
@@ -78,23 +78,25 @@ class Evaluator:
         self._play = partial(play, http=http, timeout_s=timeout_s, is_eval=True)
         self._free = asyncio.Semaphore(max_concurrent)
         self._pace = Pace(progress)
-        self._played = Counter[tuple[int, Episode]]()  # (version, …) → how often it was played here
-        self._ended: set[tuple[int, Episode]] = set()  # with a result, whatever the store shows yet
-        self._over: set[int] = set()  # versions
+        self._played = Counter[tuple[int, Episode]]()  # (version, episode) → how often this worker ran it
+        self._ended: set[tuple[int, Episode]] = set()  # episodes with a result, possibly not yet visible in the store
+        self._over: set[int] = set()  # fully evaluated versions
 
     async def follow(self) -> None:
-        """Play whatever becomes due, until the run is finished and its last step evaluated. Raises RunFailed."""
+        """Run each evaluation that becomes due, until the run is finished and its last step evaluated. Raises
+        RunFailed.
+        """
         while self.settings:
             run = await self.client.request("GET", "/api/run")
             if run["status"] == "failed":
-                raise RunFailed(f"run {run['name']} is failed: {run['error']}")
+                raise RunFailed(f"run {run['name']} failed: {run['error']}")
             if not await self.catch_up(run):
                 if is_finished(run):
                     return
                 await asyncio.sleep(LOOK_S)
 
     async def catch_up(self, run: Json) -> bool:
-        """Play what is due of `run` (`GET /api/run`); whether anything was."""
+        """Run the evaluation that is due for `run` (`GET /api/run`). Returns whether one was due."""
         step = newest_due(self.every, int(run["steps"]), int(run["published_step"]))
         if step is None or not self.settings:
             return False
@@ -105,14 +107,18 @@ class Evaluator:
         return True
 
     async def _version_of(self, step: int, run: Json) -> int | None:
-        """The version that a published step of the surviving lineage made; None while it is being rolled back."""
+        """The version that a published step of the surviving lineage produced; None while the step is being rolled
+        back.
+        """
         if step == 0:
             return 0
         rows = await self.client.request("GET", f"/api/runs/{run['id']}/steps?after={step - 1}")
         return next((row["version_after"] for row in rows if (row["step"], row["state"]) == (step, "published")), None)
 
     async def evaluate(self, step: int, version: int) -> None:
-        """Play what is missing of one evaluation; returns when every episode is over, those of other workers too."""
+        """Run the missing episodes of an evaluation; returns when all episodes are done, also those of
+        other workers.
+        """
         run_id = (await self.client.request("GET", "/api/run"))["id"]
         rows_of = f"/api/runs/{run_id}/evaluations/episodes?version={version}"
         episodes = list(self._episodes())
@@ -135,12 +141,12 @@ class Evaluator:
                     yield Episode(setting.name, index, sample)
 
     def _is_over(self, version: int, episode: Episode) -> bool:
-        """Whether it has a result of ours, or was played here so often that the store must have shown its end."""
+        """Whether the episode has a result here, or has been run often enough for the store to show its end."""
         key = (version, episode)
         return key in self._ended or self._played[key] >= 2 * ATTEMPTS
 
     async def _episode(self, label: Label, had: Tries) -> bool:
-        """Play it once; false when another worker does. What became of it is read from the proxy."""
+        """Run the episode once; False when another worker has claimed it. The proxy has the result."""
         key = (label.version, label.episode)
         async with self._free:
             await self._pace.wait()
@@ -172,7 +178,7 @@ class Evaluator:
 
 
 def missing(episodes: Iterable[Episode], rows: Iterable[Json]) -> Iterator[tuple[Episode, Tries]]:
-    """Those that are not over, with what became of them so far, by the proxy's rows of their evaluation."""
+    """The episodes that are not done, each with its attempts so far, from the proxy's rows of the evaluation."""
     known = tries(rows)
     for episode in episodes:
         had = known.get(episode, Tries())

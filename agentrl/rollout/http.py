@@ -1,4 +1,4 @@
-"""The HTTP clients that agents share: one of httpx, and where it is installed one of httpx2, for anthropic 2."""
+"""The HTTP clients that agents share: an httpx client, and an httpx2 client for anthropic 2 where it is installed."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ if TYPE_CHECKING:
     import httpx2
 
 CONNECT_PATIENCE_S = 120.0
-"""How long an agent's call waits for a proxy that is being restarted."""
+"""How long a call retries to connect to a restarting proxy."""
 KEPT_ALIVE = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentHttp:
-    """Open until the block of `agent_http` ends. `second` is None without httpx2, the library of anthropic 2."""
+    """The shared clients, open until the block of `agent_http` ends. `second` is None without httpx2."""
 
     first: httpx.AsyncClient
     second: httpx2.AsyncClient | None
 
     def extra(self, base_url: str, api_key: str) -> dict[str, Any]:
-        """Arguments for an agent's `run`: those of `AsyncOpenAI`, and those of `AsyncAnthropic` in one mapping."""
+        """The keyword arguments of an agent's `run`: those of `AsyncOpenAI`, and those of `AsyncAnthropic` under
+        `anthropic`.
+        """
         own = {"base_url": base_url.removesuffix("/v1"), "api_key": api_key, "http_client": self.second or self.first}
         return {"base_url": base_url, "api_key": api_key, "http_client": self.first, "anthropic": own}
 
 
 class _Patience:
-    """A transport that waits for a server that refuses connections. Nothing was sent then: no retry samples twice."""
+    """A transport that retries refused connections. No request was sent yet, so a retry samples nothing twice."""
 
     refused: type[Exception]
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request once there is a connection."""
+        """Send a request, retrying until a connection is made."""
         deadline, pause_s = time.monotonic() + CONNECT_PATIENCE_S, 0.1
         while True:
             try:
@@ -52,14 +54,14 @@ class _Patience:
 
 
 class PatientTransport(_Patience, httpx.AsyncHTTPTransport):
-    """httpx's."""
+    """The transport for httpx."""
 
     refused = httpx.ConnectError
 
 
 @asynccontextmanager
 async def agent_http(timeout_s: float) -> AsyncIterator[AgentHttp]:
-    """The clients that agents share."""
+    """Open the shared clients."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_ALIVE)
     async with AsyncExitStack() as stack:
         transport = PatientTransport(limits=limits)

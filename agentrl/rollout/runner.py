@@ -1,11 +1,11 @@
-"""The rollout worker: pulls groups from the proxy and plays their sessions until the run needs no more.
+"""Runs training groups from the proxy until the run is finished.
 
     proxy ── POST /groups ──► runner ── one task per session ──► agent.run() ── OpenAI calls ──► proxy
       ▲   429: wait (admission)   │                                                │
       └───────────────────────────┴──────────── reward, end ◄──────────────────────┘
 
-The runner waits for admission when the policy is too far behind, for `max_concurrent_groups` when it has enough to do,
-and for the proxy when that is being restarted. It holds no state that a successor needs.
+The runner waits for admission while the policy is too far behind, for `max_concurrent_groups` while enough groups run,
+and for a restarting proxy. All of its state is in the proxy.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ async def run_groups(
     owner: str,
     progress: Progress,
 ) -> None:
-    """Play groups until the proxy says that the run is finished and its last step is published.
+    """Run groups until the run is finished and its last step is published.
 
-    Raises RunFailed, in an exception group, when it says that the run has failed.
+    Raises RunFailed, in an exception group, when the run has failed.
     """
     free, pace = asyncio.Semaphore(max_concurrent_groups), Pace(progress)
     async with asyncio.TaskGroup() as playing:
@@ -52,7 +52,7 @@ async def run_groups(
 async def _next_group(
     client: AsyncClient, owner: str, free: asyncio.Semaphore, pace: Pace, progress: Progress
 ) -> Json | None:
-    """The next group, or None at the end of the run. Holds one slot of `free` when it returns a group."""
+    """The next group, with a slot of `free` acquired; None at the end of the run."""
     progress.waiting_for = "running groups to end" if free.locked() else None
     await free.acquire()
     await pace.wait()
@@ -76,7 +76,7 @@ async def _next_group(
 
 
 def is_finished(run: Mapping[str, Any]) -> bool:
-    """Whether every step of the run is trained and served."""
+    """Whether all steps of the run are trained and published."""
     return run["status"] in ("finished", "completed") or int(run["published_step"]) >= int(run["steps"])
 
 

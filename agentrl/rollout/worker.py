@@ -1,4 +1,4 @@
-"""One worker of a run: rollouts until the run is finished, and evaluations beside them; that of step 0 comes first."""
+"""A rollout worker: runs training groups and evaluations until the run is finished. Step 0 is evaluated first."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from agentrl.rollout.runner import is_finished, run_groups
 from agentrl.rollout.worker_display import Progress, shown
 
 START_PATIENCE_S = 900.0
-"""How long to wait for a proxy that is not up yet, or for its engines."""
+"""How long to wait for the proxy or its engines to start."""
 
 
 async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, owner: str, console: Console) -> None:
-    """Do all that the run still needs; safe to call again after a crash, which left sessions of the same `owner`.
+    """Run until the run is finished. Can be called again after a crash; it abandons the groups that `owner` left.
 
-    Each call is an instance of its own (`OWNER/INSTANCE`): what a dead one has sent can still arrive after its
-    successor has cleared up, and then falls silent with it.
+    Each call is a new instance (`OWNER/INSTANCE`). A late request of a dead instance is therefore not counted as its
+    successor's, and its sessions are abandoned too.
     """
     owner = f"{owner}/{secrets.token_hex(4)}"
     agent, settings = load_agent(config.agent, config.agent_args), settings_of(config)
@@ -53,7 +53,7 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
         )
         await client.request("POST", "/groups/abandon", {"owner": owner})
         run = await client.request("GET", "/api/run")
-        if int(run["published_step"]) == 0:  # nothing trains before the base weights are evaluated
+        if int(run["published_step"]) == 0:  # evaluate the base weights before training
             await evaluator.catch_up(run)
         async with asyncio.TaskGroup() as parts:
             parts.create_task(evaluator.follow())
@@ -72,9 +72,9 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
 def run_worker(
     config: RunConfig, *, base_url: str | None = None, api_key: str | None = None, owner: str | None = None
 ) -> None:
-    """Run `work` to its end; SIGTERM and Ctrl-C abandon the open sessions first. Raises RunFailed.
+    """Run `work` to its end. SIGTERM and Ctrl-C abandon the open sessions first. Raises RunFailed.
 
-    The agent shares our process: the run's key, if it came in the environment, is taken out of it.
+    The agent runs in this process, so the run's key is removed from the environment.
     """
     api_key = api_key or os.environ.get(environment.RUN_KEY)
     environment.drop_secrets()
@@ -95,11 +95,11 @@ def run_worker(
         stopped = errors.subgroup(RunFailed)
         if stopped is None:
             raise
-        raise _first(stopped) from None
+        raise _root_cause(stopped) from None
 
 
-def _first(error: BaseException) -> BaseException:
-    """The first error out of the groups around it."""
+def _root_cause(error: BaseException) -> BaseException:
+    """The first error inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""What a rollout worker shows: groups, sessions per second, mean reward, failures, and what it waits for."""
+"""The progress line of a rollout worker: groups, sessions per second, mean reward, failures, and what it waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TTY_EVERY_S, LINE_EVERY_S = 0.5, 10.0
 
 
 class Progress:
-    """Counters of one worker, and the line they make."""
+    """The counters of a worker and its progress line."""
 
     def __init__(self) -> None:
         self.groups = 0
@@ -32,16 +32,16 @@ class Progress:
         self._started = time.monotonic()
 
     def beside(self) -> Progress:
-        """The counters of something else that goes on: they end the line while any of it runs."""
+        """Add the counters of another activity, shown at the end of the line while any of its sessions run."""
         self._beside.append(Progress())
         return self._beside[-1]
 
     def group_done(self) -> None:
-        """Count a group whose sessions have all ended."""
+        """Count a finished group."""
         self.groups += 1
 
     async def session(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
-        """Play and count one session: as running until it ends."""
+        """Run a session and count it."""
         self.running += 1
         try:
             outcome = await play()
@@ -55,11 +55,11 @@ class Progress:
         return outcome
 
     def waits(self, _seconds: float, why: str) -> None:
-        """`on_wait` of the client."""
+        """Callback for the client's `on_wait`."""
         self.waiting_for = why
 
     def line(self) -> str:
-        """One line of text."""
+        """Format the counters as one line."""
         rate = self.sessions / max(time.monotonic() - self._started, 1e-9)
         parts = [f"{self.phase}: {self.running} sessions running", f"{self.sessions} ended ({rate:.1f}/s)"]
         if self.groups:
@@ -77,7 +77,7 @@ class Progress:
 
 @asynccontextmanager
 async def shown(progress: Progress, console: Console) -> AsyncIterator[None]:
-    """Keep the line on the screen; where there is no terminal, print it when it changed, now and then."""
+    """Display the line on a terminal, or print it at intervals elsewhere."""
     if console.is_terminal:
         with console.status(Text(progress.line())) as status:
 

@@ -52,9 +52,7 @@ def test_a_job_is_done_and_can_be_trained(desk: Desk, coders: Path) -> None:
     assert [bool(calls) for calls in called] == [True, True, False]
     assert found.figures.trajectories == 1
     assert found.session.refusals == []
-    assert "tools that only a provider runs were left out, the policy does not know of them: web_search" in (
-        found.verdict.notes
-    )
+    assert "tools that only a provider runs were left out of the prompt: web_search" in (found.verdict.notes)
 
 
 def test_an_error_that_no_retry_mends_is_told_once(desk: Desk, coders: Path) -> None:

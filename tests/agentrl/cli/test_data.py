@@ -55,7 +55,7 @@ def test_export_says_what_it_made(run, tmp_path) -> None:
         (["--format", "parket"], "--format: 'parket' is not one of its values; did you mean 'parquet'?"),
         (["--state", "finished"], "--state: 'finished'"),
         (["--steps", "3..1"], "did you mean '1..3'?"),
-        (["--what", "rewards", "--format", "areal"], "--format areal holds trajectories, not rewards"),
+        (["--what", "rewards", "--format", "areal"], "--format areal supports trajectories, not rewards"),
     ],
 )
 def test_wrong_options_of_export_are_named(run, tmp_path, args, message) -> None:

@@ -92,7 +92,7 @@ def test_mistakes_are_one_line(proxy, store_url, tmp_path, monkeypatch):
         ((), "give either --session ID or -- COMMAND"),
         (("--session", "x", "--", "true"), "give either --session ID or -- COMMAND"),
         (("--session", "x"), nowhere),
-        (("--session", "x", "--database-url", store_url), "--session: the database holds no session 'x'"),
+        (("--session", "x", "--database-url", store_url), "--session: the database has no session 'x'"),
         (("--proxy", proxy.url, "--", "true"), "--proxy needs the run's key: give --key or set AGENTRL_RUN_KEY"),
         (("--proxy", proxy.url, "--key", "wrong", "--", "true"), "the API key is not valid"),
         (

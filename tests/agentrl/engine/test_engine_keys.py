@@ -48,7 +48,7 @@ def test_an_engine_off_loopback_must_have_a_key() -> None:
 
 
 def test_an_engine_is_named_once() -> None:
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 is named twice"):
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 is given twice"):
         EngineKeys().check(["http://127.0.0.1:1", "http://127.0.0.1:1/"])
 
 

@@ -14,14 +14,15 @@ from agentrl.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ("given", "below"), [("32768\t60999\n", 32_768), ("15000 65535", 15_000), (None, server_process.USUALLY_GIVEN_FROM)]
+    ("given", "below"),
+    [("32768\t60999\n", 32_768), ("15000 65535", 15_000), (None, server_process.USUAL_FIRST_EPHEMERAL)],
 )
 def test_a_free_port_is_none_that_the_system_gives_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, below: int
 ) -> None:
     if given is not None:
         (tmp_path / "range").write_text(given)
-    monkeypatch.setattr(server_process, "GIVEN_BY_SYSTEM", tmp_path / "range")
+    monkeypatch.setattr(server_process, "EPHEMERAL_RANGE_FILE", tmp_path / "range")
     for _ in range(20):
         port = server_process.free_port()
         assert server_process.FIRST_PORT <= port < below
@@ -30,7 +31,7 @@ def test_a_free_port_is_none_that_the_system_gives_away(
 
 def test_where_the_system_gives_away_every_port_it_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "range").write_text("1024 65535")
-    monkeypatch.setattr(server_process, "GIVEN_BY_SYSTEM", tmp_path / "range")
+    monkeypatch.setattr(server_process, "EPHEMERAL_RANGE_FILE", tmp_path / "range")
     server_process.check_port("127.0.0.1", server_process.free_port())
 
 

@@ -239,8 +239,8 @@ def test_an_export_that_fails_leaves_nothing(history, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"format_": "areal", "what": "steps"}, "--format areal holds trajectories, not steps"),
-        ({"format_": "tensors", "state": "ready"}, "--state: a folder of tensors holds whole batches"),
+        ({"format_": "areal", "what": "steps"}, "--format areal supports trajectories, not steps"),
+        ({"format_": "tensors", "state": "ready"}, "--state: a folder of tensors has whole batches"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(history, tmp_path, kwargs, message) -> None:

@@ -56,9 +56,9 @@ def test_an_empty_folder_may_be_filled(tmp_path) -> None:
 def test_a_file_where_a_folder_is_wanted_is_refused(tmp_path) -> None:
     (tmp_path / "x").write_text("")
     (tmp_path / "y").mkdir()
-    with pytest.raises(UserError, match="a folder is wanted"), atomic_folder(tmp_path / "x", force=True):
+    with pytest.raises(UserError, match="give a folder"), atomic_folder(tmp_path / "x", force=True):
         pass
-    with pytest.raises(UserError, match="a file is wanted"), atomic_file(tmp_path / "y", force=True):
+    with pytest.raises(UserError, match="give a file"), atomic_file(tmp_path / "y", force=True):
         pass
 
 
