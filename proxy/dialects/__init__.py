@@ -20,13 +20,13 @@ DIALECTS: dict[str, Dialect] = {
 }
 
 OF_ANTHROPICS_SDK = ("/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}")
-"""What Anthropic's SDK asks for. It puts a /v1 in front of its own, so these are served with two of them as well: a
-session's `base_url` is the right one for every SDK."""
+"""The paths that Anthropic's SDK requests. It adds a /v1 to a `base_url` that already ends in one, so these paths are
+also served under /v1/v1: one `base_url` of a session works with every SDK."""
 
 
 def of_request(path: str, headers: Mapping[str, str]) -> Dialect:
-    """The dialect in which to answer a request: by its path, and elsewhere by whose SDK asks."""
+    """The dialect of the answer to a request: by its path, or, for other paths, by the SDK that sends it."""
     served = path.removesuffix("/count_tokens")
     of_path = (dialect for end, dialect in DIALECTS.items() if served.endswith(end) or f"/v1{served}" == end)
-    found = next(of_path, None)  # AReaL's have no /v1
+    found = next(of_path, None)  # AReaL's paths have no /v1
     return found or (MESSAGES if "anthropic-version" in headers else DIALECTS["/v1/chat/completions"])

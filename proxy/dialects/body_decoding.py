@@ -17,7 +17,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 NEAR = 0.85
-"""How alike two parameters' names are before one is offered for the other: a typing error, not another word."""
+"""The least similarity of a suggested name to an unknown one: typing errors reach it, other words do not."""
 
 
 SYNONYMS = (
@@ -28,18 +28,21 @@ SYNONYMS = (
     ("response_format", "text", "output_format"),
     ("reasoning_effort", "reasoning", "thinking"),
 )
-"""Names that the APIs have for one thing: a caller who uses another API's is told this one's."""
+"""Names of one parameter in several APIs. A caller who uses another API's name gets this API's as a suggestion."""
 
 
 def decode_struct(body: bytes, shape: type[S]) -> S:
-    """A body as a struct that forbids unknown fields, save nulls. Raises RequestError 400 naming a bad field."""
+    """Decode a body into a struct that forbids unknown fields other than nulls.
+
+    Raises RequestError 400 that names the field at fault.
+    """
     try:
         data = _read(body, shape)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), shape) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise unreadable(body, error) from error
-    try:  # what is read here is also written: to the store, to the engine, back to the caller
+    try:  # the values are written again: to the store, the engine and the caller
         orjson.dumps(data, default=_plain)
     except orjson.JSONEncodeError as error:
         raise unwritable(data, error) from error
@@ -47,14 +50,14 @@ def decode_struct(body: bytes, shape: type[S]) -> S:
 
 
 def _plain(value: msgspec.Struct | msgspec.Raw) -> Any:
-    """A struct, or JSON that stays as it came, for orjson."""
+    """A struct, or JSON text to keep as it is, for orjson."""
     return orjson.Fragment(bytes(value)) if isinstance(value, msgspec.Raw) else msgspec.structs.asdict(value)
 
 
 def _read(body: bytes, shape: type[S]) -> S:
-    """A body; what it does not know is absent where it is null or neutral: some clients spell out all that there is.
+    """Decode a body without its unknown fields that are null or neutral: some clients send every field they know.
 
-    Raises RequestError 400 for a parameter of the shape's `NEUTRAL` that is not.
+    Raises RequestError 400 for a parameter in the shape's `NEUTRAL` table with another value.
     """
     try:
         return msgspec.json.decode(body, type=shape)
@@ -70,19 +73,19 @@ def _read(body: bytes, shape: type[S]) -> S:
 
 
 def invalid_at(message: str, at: str) -> RequestError:
-    """msgspec's words on a part of a body, as an error that names its place `at` and what in it is bad."""
+    """msgspec's message about the part of a body at `at`, as an error that names the place in the body."""
     what, _, where = message.partition(" - at `$")
     return _invalid(f"{what} - at `$.{at}{where.rstrip('`')}`", msgspec.Struct)
 
 
 def neutral_of(shape: type[msgspec.Struct]) -> Table:
-    """The parameters that a body may have besides its fields, with values that change nothing."""
+    """The parameters that a body accepts beside its fields, with the values that change nothing."""
     table: Table = getattr(shape, "NEUTRAL", {})
     return table
 
 
 def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:
-    """msgspec's words (`Expected …, got … - at `$.field``) as an error that names the field."""
+    """msgspec's message (`Expected …, got … - at `$.field``) as an error that names the field."""
     what, _, where = message.partition(" - at `$")
     path = where.rstrip("`").lstrip(".")
     if what.startswith("Object contains unknown field"):
@@ -98,7 +101,7 @@ def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:
 
 
 def _near(name: str, shape: type[msgspec.Struct]) -> str:
-    """`; did you mean …?` for what this API calls the same thing, or a name that this one is a typing error of."""
+    """`; did you mean …?` with this API's name of the same parameter, or the name that the caller probably mistyped."""
     known = [field for field in shape.__struct_encode_fields__ if field not in getattr(shape, "REFUSED", ())]
     same = next((names for names in SYNONYMS if name in names), ())
     near = [field for field in known if field in same] or (

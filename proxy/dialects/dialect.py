@@ -18,41 +18,41 @@ from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 
 
 class StreamEncoder(Protocol):
-    """One streamed response, in the dialect's event grammar. Every method returns bytes to send, perhaps none."""
+    """Encodes one streamed response as the dialect's events. Every method returns the bytes to send, possibly none."""
 
     def start(self) -> bytes:
         """The events before the first delta."""
         ...
 
     def push(self, choice: int, part: AnswerDelta) -> bytes:
-        """A part of an answer; tool calls come here too, after the commit."""
+        """The events of a part of answer `choice`. Tool calls are pushed after the commit."""
         ...
 
     def finish(self, choice: int, answer: Answer) -> bytes:
-        """An answer is committed and all its deltas have been sent."""
+        """The events that close an answer, after its commit and its last delta."""
         ...
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        """All answers are committed; the last bytes."""
+        """The last events, after all answers are committed."""
         ...
 
     def error(self, error: RequestError) -> bytes:
-        """The response broke off; the last bytes."""
+        """The last events of a response that failed."""
         ...
 
 
 class Dialect(Protocol):
-    """One API. `name` is recorded with every call; `body` is the shape of a request."""
+    """One API. `name` is recorded with every call; `body` is the struct of a request's body."""
 
     name: str
     body: type[msgspec.Struct]
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError 400, naming what is wrong."""
+        """Decode a request. Raises RequestError 400 that names the field at fault."""
         ...
 
     def encode(self, request: ModelRequest, header: ResponseHeader, answers: Sequence[Answer]) -> bytes:
-        """The whole response; as many answers as the request has choices."""
+        """The whole response. `answers` has one entry per choice of the request."""
         ...
 
     def stream(self, request: ModelRequest, header: ResponseHeader) -> StreamEncoder:
@@ -60,13 +60,13 @@ class Dialect(Protocol):
         ...
 
     def encode_error(self, error: RequestError) -> bytes:
-        """The body of a response that is an error."""
+        """The body of an error response."""
         ...
 
     def read_upstream(self, data: Any) -> UpstreamEvent:
-        """What the proxy acts on in another server's answer: `data` is a whole answer, or the payload of an event."""
+        """Read an answer of an upstream: `data` is a whole answer, or the payload of an event."""
         ...
 
     def status(self, error: RequestError) -> int:
-        """The status that tells this API's clients of an error."""
+        """The HTTP status of an error for clients of this API."""
         ...

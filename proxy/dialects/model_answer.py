@@ -17,27 +17,27 @@ TopLogprobs = list[list[tuple[float, int]]]  # for each token the likeliest (log
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResponseHeader:
-    """What is known about a response when its first answer begins."""
+    """The fields of a response that are known when its first answer begins."""
 
-    id: str  # of the first answer's interaction: 32 hex digits
+    id: str  # the first answer's interaction: 32 hex digits
     created: int  # seconds since the epoch
     model: str  # as the caller named it
     prompt_tokens: int
     max_context: int | None = None  # tokens, prompt and output together
-    decode: Callable[[Sequence[int]], str]  # the text of some tokens, special ones included
+    decode: Callable[[Sequence[int]], str]  # text of token ids, including special tokens
 
     def token_text(self, token: int) -> str:
-        """One token's text."""
+        """The text of one token."""
         return self.decode([token])
 
     def reasoning_tokens(self, answer: Answer) -> int:
-        """How many of an answer's tokens are reasoning."""
+        """The number of an answer's tokens that are reasoning."""
         return reasoning_tokens(answer.tokens.ids, answer.message.get("reasoning_content"), self.decode)
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sampled tokens, `ids` and `logprobs` of one length; `top` too, when it was asked for."""
+    """Sampled tokens, `ids` and `logprobs` have one length, and so has `top` if it was requested."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -46,7 +46,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """What one event of the engine made certain: parts of the message, and the tokens it brought."""
+    """What one event of the engine adds to an answer: deltas of the message, and the sampled tokens."""
 
     deltas: list[Delta]
     tokens: Tokens
@@ -59,7 +59,7 @@ class Answer:
     interaction_id: str
     message: Json  # role, content, reasoning_content, tool_calls
     finish_reason: str  # stop | length | tool_calls
-    stop: str | None  # the stop string that ended it
+    stop: str | None  # the stop string that ended the answer
     prompt_ids: Sequence[int]
     cached_tokens: int
     tokens: Tokens

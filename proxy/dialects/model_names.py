@@ -1,6 +1,6 @@
-"""The models that calls may name: the policy by its run's name and as `default`, and the upstreams.
+"""The models that calls may name: the policy (the run's name, or `default`) and the upstreams.
 
-GET /v1/models and /v1/models/ID, in OpenAI's shape or, for a caller with an `anthropic-version`, in Anthropic's.
+Encodes GET /v1/models and /v1/models/ID in OpenAI's shape, or in Anthropic's for a request with `anthropic-version`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.errors import RequestError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A model that callers may name."""
+    """A model that calls may name."""
 
     name: str
     created: float  # seconds since the epoch
@@ -29,12 +29,12 @@ DEFAULT = "default"
 
 
 def is_policy(name: str, run_name: str, aliases: Sequence[str]) -> bool:
-    """Whether a model's name is one of the policy's."""
+    """Whether a name means the policy."""
     return name in (DEFAULT, run_name) or any(fnmatchcase(name, alias) for alias in aliases)
 
 
 def models_body(models: Sequence[Model], *, anthropic: bool) -> bytes:
-    """All models, the policy being the first; Anthropic's list has a single page."""
+    """The list of models, of which the first is the policy. Anthropic's list is one page."""
     models = _named(models)
     if not anthropic:
         return orjson.dumps({"object": "list", "data": [_openai(model) for model in models]})
@@ -43,7 +43,7 @@ def models_body(models: Sequence[Model], *, anthropic: bool) -> bytes:
 
 
 def model_body(models: Sequence[Model], name: str, *, anthropic: bool, aliases: Sequence[str] = ()) -> bytes:
-    """One model, the policy by whichever of its names is asked for. Raises RequestError 404 naming the nearest."""
+    """One model, under the name that the request gives it. Raises RequestError 404 that suggests the nearest name."""
     models = _named(models)
     if name not in [model.name for model in models] and is_policy(name, models[0].name, aliases):
         models.append(replace(models[0], name=name))
@@ -55,14 +55,14 @@ def model_body(models: Sequence[Model], name: str, *, anthropic: bool, aliases: 
 
 
 def _named(models: Sequence[Model]) -> list[Model]:
-    """The policy is `default` too."""
+    """The models, with the policy under the name `default` too."""
     return [*models, *(replace(policy, name=DEFAULT) for policy in models[:1] if policy.name != DEFAULT)]
 
 
 def _openai(model: Model) -> Json:
     described: Json = {"id": model.name, "object": "model", "created": int(model.created), "owned_by": "agentrl"}
     if model.max_context is not None:
-        described["max_model_len"] = model.max_context  # as vLLM and SGLang call it
+        described["max_model_len"] = model.max_context  # vLLM's and SGLang's name for it
     return described
 
 

@@ -10,7 +10,7 @@ from agentrl.domain.schemas import Json
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """`tool_choice`: this tool and no other."""
+    """A `tool_choice` that forces one tool."""
 
     name: str
 
@@ -20,40 +20,40 @@ ToolChoice = Literal["auto", "none", "required"] | Named
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRequest:
-    """A decoded request. `sampling` and `constraint` hold only what the caller asked for, in SGLang's words."""
+    """A decoded request. `sampling` and `constraint` hold what the caller gave, under SGLang's names."""
 
     model: str | None = None
     messages: list[Json] = field(default_factory=list)  # validated; empty beside `prompts`
-    prompts: list[str | list[int]] = field(default_factory=list)  # raw ones: Completions
-    previous_id: str | None = None  # the call whose conversation `messages` go on with: Responses
-    has_instructions: bool = False  # the first message is of this call alone: what follows `previous_id` drops it
+    prompts: list[str | list[int]] = field(default_factory=list)  # raw prompts: Completions
+    previous_id: str | None = None  # the call whose conversation `messages` continue: Responses
+    has_instructions: bool = False  # the first message holds for this call: a call that continues it drops the message
     tools: list[Json] | None = None
-    loaded: list[Json] = field(default_factory=list)  # tools that messages define: callable, not in the list
-    left_out: list[str] = field(default_factory=list)  # tools that a provider would run: the policy is not told of them
+    loaded: list[Json] = field(default_factory=list)  # callable tools that messages define; they are not in `tools`
+    left_out: list[str] = field(default_factory=list)  # tools that run at a provider; the prompt leaves them out
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     sampling: Json = field(default_factory=dict)  # temperature, top_p, top_k, penalties, logit_bias, …
     template_options: Json = field(default_factory=dict)  # chat_template_kwargs
-    thinks: bool | None = None  # whether the policy is asked to think, by another parameter; None: not said
-    constraint: Json = field(default_factory=dict)  # of the grammar: {"json_schema": "…"}
+    thinks: bool | None = None  # whether another parameter asks for reasoning; None: not given
+    constraint: Json = field(default_factory=dict)  # a grammar: {"json_schema": "…"}
     seed: int | None = None
     max_tokens: int | None = None
-    clips: bool = False  # of `max_tokens` as many as the context has room for are enough
+    clips: bool = False  # lower `max_tokens` to what fits in the context
     stop: list[str] = field(default_factory=list)
-    n: int = 1  # answers to each prompt
+    n: int = 1  # answers per prompt
     stream: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
-    kept: Json | None = None  # of the body, for who asks for the response once more: Responses
-    wire: Any = None  # the dialect's own body: what its encoder needs besides
-    size: int = 0  # bytes of its body
+    kept: Json | None = None  # the body's settings, recorded for GET of the response: Responses
+    wire: Any = None  # the dialect's own body, for its encoder
+    size: int = 0  # bytes of the body
 
     @property
     def callable_tools(self) -> list[Json] | None:
-        """What an answer may call."""
+        """The tools that an answer may call."""
         return [*(self.tools or []), *self.loaded] or None
 
     @property
     def choices(self) -> int:
-        """How many answers there will be."""
+        """The number of answers."""
         return self.n * max(1, len(self.prompts))

@@ -1,6 +1,6 @@
-"""Parameters that are taken only with values that change nothing, and refused by name with any other.
+"""Parameters that are accepted with neutral values, which change nothing, and refused by name with any other value.
 
-Clients of other servers (vLLM, SGLang, OpenRouter, llama.cpp) spell out their defaults; those are as good as absent.
+Clients of other servers (vLLM, SGLang, OpenRouter, llama.cpp) send their defaults explicitly; these have no effect.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class Neutral:
-    """The `values` of a parameter that change nothing here, and why another is refused."""
+    """The `values` of a parameter that change nothing, and the reason why others are refused."""
 
     values: tuple[Any, ...]
     why: str
 
     def holds(self, value: Any) -> bool:
-        """Whether a value changes nothing. Numbers compare as numbers, and true is no number."""
+        """Whether a value changes nothing. Integers equal floats (1 is 1.0); booleans do not equal numbers."""
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.values)
 
     def refusal(self, name: str) -> str:
-        """What to tell a caller who asks for another value."""
+        """The error message for another value."""
         values = " or ".join(orjson.dumps(value).decode() for value in self.values)
         return f"{name}{f' other than {values}' if values else ''} is not supported: {self.why}"
 
@@ -32,7 +32,7 @@ class Neutral:
 Table = Mapping[str, Neutral]
 
 
-_NOT_SAMPLED_SO = "the policy is sampled as it was trained to be; use temperature, top_p, top_k or min_p"
+_NOT_SAMPLED_SO = "use temperature, top_p, top_k or min_p"
 _PENALTIES = "use frequency_penalty or presence_penalty"
 _WHOLE = "an answer ends where the model or `stop` ends it"
 _TEMPLATE = "the prompt is the model's chat template"
@@ -42,9 +42,9 @@ _ONE_MODEL = "calls are answered by the model that they name"
 OF_SERVERS: dict[str, Neutral] = {
     "repetition_penalty": Neutral((1,), _PENALTIES),
     "repeat_penalty": Neutral((1,), _PENALTIES),
-    "length_penalty": Neutral((0, 1), "it is of beam search"),
+    "length_penalty": Neutral((0, 1), "it belongs to beam search"),
     "use_beam_search": Neutral((False,), "answers are sampled"),
-    "early_stopping": Neutral((False,), "it is of beam search"),
+    "early_stopping": Neutral((False,), "it belongs to beam search"),
     "top_a": Neutral((0,), _NOT_SAMPLED_SO),
     "typical_p": Neutral((1,), _NOT_SAMPLED_SO),
     "epsilon_cutoff": Neutral((0,), _NOT_SAMPLED_SO),
@@ -61,7 +61,7 @@ OF_SERVERS: dict[str, Neutral] = {
     "spaces_between_special_tokens": Neutral((True,), _TEXT),
     "add_generation_prompt": Neutral((True,), _TEMPLATE),
     "add_special_tokens": Neutral((False,), _TEMPLATE),
-    "continue_final_message": Neutral((False,), "an answer cannot be begun for the policy"),
+    "continue_final_message": Neutral((False,), "the client cannot write the beginning of an answer"),
     "documents": Neutral(([],), _TEMPLATE),
     "custom_params": Neutral(({},), _NOT_SAMPLED_SO),
     "custom_logit_processor": Neutral(("",), _NOT_SAMPLED_SO),
@@ -80,7 +80,7 @@ OF_SERVERS: dict[str, Neutral] = {
     "plugins": Neutral(([],), "the only tools are the agent's own"),
     "transforms": Neutral(([],), "nothing is ever cut from a conversation"),
 }
-"""What other servers take beside OpenAI's parameters, in Chat Completions and Completions."""
+"""Parameters that other servers accept in addition to OpenAI's, in Chat Completions and Completions."""
 
 OF_CHAT: dict[str, Neutral] = OF_SERVERS | {
     "functions": Neutral((), "use tools"),
@@ -96,7 +96,7 @@ OF_CHAT: dict[str, Neutral] = OF_SERVERS | {
 }
 
 OF_COMPLETIONS: dict[str, Neutral] = OF_SERVERS | {
-    "suffix": Neutral(("",), "the model writes on, it does not fill in"),
+    "suffix": Neutral(("",), "the model continues the prompt; it does not fill gaps"),
 }
 
 OF_RESPONSES: dict[str, Neutral] = {
@@ -105,8 +105,8 @@ OF_RESPONSES: dict[str, Neutral] = {
     "truncation": Neutral(("disabled",), "nothing is ever cut from a conversation"),
     "context_management": Neutral(([],), "nothing is ever cut from a conversation"),
     "conversation": Neutral((), "use previous_response_id, or send the whole input"),
-    "prompt": Neutral((), "no prompts are stored here; use instructions and input"),
-    "max_tool_calls": Neutral((), "it counts built-in tools, of which there are none"),
+    "prompt": Neutral((), "agentrl stores no prompts; use instructions and input"),
+    "max_tool_calls": Neutral((), "it limits built-in tools, and there are none"),
     "moderation": Neutral((), "answers are delivered as they were sampled"),
     "image": Neutral(({},), "the policy reads text"),
 }

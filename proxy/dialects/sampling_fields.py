@@ -1,4 +1,4 @@
-"""Sampling parameters that the dialects share, checked and put into SGLang's words."""
+"""Sampling parameters that dialects share: checked, and converted to SGLang's names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from agentrl.engine import grammars, sampling_params
 from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Seed = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]  # far from 64 bits: the next answer's is one more
+Seed = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]  # well below 64 bits: each further answer adds one
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = str | list[str]
 
 
 class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How Chat Completions and Completions may be told to sample; `top_k` and `min_p` are not OpenAI's."""
+    """Sampling parameters of Chat Completions and Completions; `top_k` and `min_p` are additions to OpenAI's."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -32,7 +32,7 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
 
     def sampling(self) -> Json:
-        """What was asked for. Raises RequestError 400 for a `top_k` or a bias that cannot be."""
+        """The parameters that were given. Raises RequestError 400 for an invalid `top_k` or bias."""
         if self.top_k == 0:
             raise bad_parameter("top_k", "top_k must be -1 (all tokens) or at least 1")
         fields = SamplingBody.__struct_fields__
@@ -44,14 +44,14 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def stops(value: Stop | None, param: str = "stop") -> list[str]:
-    """Stop strings as a list. Raises RequestError 400 for those that no engine is sent."""
+    """Stop strings as a list. Raises RequestError 400 for strings that engines do not accept."""
     found = [value] if isinstance(value, str) else value or []
     _checked(param, partial(sampling_params.check_stops, found, param))
     return found
 
 
 def _checked(param: str, check: Callable[[], None]) -> None:
-    """Raises RequestError 400 where the check refuses."""
+    """Raise RequestError 400 if the check refuses."""
     try:
         check()
     except (sampling_params.ParamRefused, grammars.GrammarRefused) as error:
@@ -62,7 +62,7 @@ def _checked(param: str, check: Callable[[], None]) -> None:
 def format_constraint(format: Json | None, param: str, *, nested: str | None = None) -> Json:
     """SGLang's grammar for a response format (text, json_object, json_schema). Raises RequestError 400.
 
-    Chat Completions puts the schema one level deeper, under `nested`.
+    With `nested` the schema is one level deeper, under that name, as in Chat Completions.
     """
     match format:
         case None | {"type": "text"}:

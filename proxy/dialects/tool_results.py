@@ -1,7 +1,7 @@
-"""Results of tools: a result without a call is refused, and parts that are not text are replaced by a fixed text.
+"""Checks tool results: refuses a result without a call, and replaces parts that are not text with a fixed text.
 
 An agent's own tool may answer with an image (Claude Code's `Read`, Codex's `view_image`), even for a text-only model.
-The fixed text says that there was one. Attachments in users' messages are refused.
+The fixed text says that there was an attachment. Attachments in users' messages are refused.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from agentrl.domain.schemas import UNREAD
 from agentrl.errors import RequestError
 
 ATTACHMENTS = ("image_url", "image", "input_audio", "file")
-"""Parts of Chat Completions that are no text; some clients write `image`."""
+"""Types of content parts other than text in Chat Completions; some clients send `image`."""
 
 
 class Results:
     """A conversation's tool calls and their results, in order.
 
-    Results before the first call are taken as they are: histories that were cut short may begin with them.
+    Results before the first call are accepted: a truncated history may begin with them.
     """
 
     def __init__(self) -> None:
@@ -27,16 +27,16 @@ class Results:
         self._placed: list[tuple[str, str]] = []
 
     def call(self, call_id: str) -> None:
-        """The assistant called a tool."""
+        """Note a tool call of the assistant."""
         self._called.add(call_id)
 
     def result(self, call_id: str, at: str) -> None:
-        """A tool answered a call; `at` is the place of the id."""
+        """Note a tool's result; `at` is the place of the id."""
         if self._called:
             self._placed.append((call_id, at))
 
     def check(self) -> None:
-        """Raises RequestError 400 for a result with an id that no call of the conversation has."""
+        """Raise RequestError 400 for a result whose id belongs to no call of the conversation."""
         for call_id, at in self._placed:
             if call_id not in self._called:
                 message = f"{at}: no tool call before it has the id {call_id!r}"
@@ -44,7 +44,7 @@ class Results:
 
 
 def text_only(messages: Sequence[Any]) -> list[Any]:
-    """Messages of Chat Completions, with `schemas.UNREAD` for what a tool's result holds besides text."""
+    """Messages of Chat Completions, with `schemas.UNREAD` in place of attachments in tool results."""
     return [_text_only(message) for message in messages]
 
 

@@ -12,7 +12,7 @@ from agentrl.errors import RequestError
 
 
 def unreadable(body: bytes, error: Exception) -> RequestError:
-    """Why a body cannot be read; half of a surrogate pair, which other parsers let through, with its place."""
+    """The error for a body that cannot be read; the place of half a surrogate pair is named."""
     try:
         place = next((at for at, value in _values(json.loads(body)) if not _is_text(value)), None)
     except (ValueError, RecursionError):
@@ -24,7 +24,7 @@ def unreadable(body: bytes, error: Exception) -> RequestError:
 
 
 def unwritable(data: msgspec.Struct, error: Exception) -> RequestError:
-    """Why what was read cannot be written; an integer that is too large, with its place."""
+    """The error for values that cannot be written again. An integer that is too large is named by its place."""
     for at, value in _values(data):
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
             return RequestError(400, f"{at}: this integer has more than 64 bits", code="invalid_json", param=at)
@@ -32,7 +32,7 @@ def unwritable(data: msgspec.Struct, error: Exception) -> RequestError:
 
 
 def _values(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every key and every value that holds no others, with its place."""
+    """Every key, and every value that is neither an object nor a list, with its place."""
     stack = [("", value)]
     while stack:
         at, item = stack.pop()

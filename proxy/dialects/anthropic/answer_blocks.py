@@ -8,9 +8,9 @@ from agentrl.domain.schemas import Json
 
 
 def content_blocks(message: Json, *, thinking: bool = True) -> list[Json]:
-    """The blocks of an answer: thinking, text, tool calls; an empty text where there is nothing.
+    """The blocks of an answer: thinking, text, tool calls; an empty answer has one empty text block.
 
-    Without `thinking` the block is there, but empty.
+    Without `thinking` the thinking block is empty.
     """
     blocks: list[Json] = []
     if (reasoning := message.get("reasoning_content")) is not None:
@@ -26,7 +26,7 @@ def content_blocks(message: Json, *, thinking: bool = True) -> list[Json]:
 
 
 def object_text(arguments: str) -> str:
-    """Arguments as the text of a JSON object: as the model wrote them, or, where they are none, inside of one."""
+    """Arguments as the text of a JSON object: unchanged if they are one, else as its `arguments` field."""
     if not arguments.strip():
         return "{}"
     try:

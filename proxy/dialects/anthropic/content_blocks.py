@@ -36,9 +36,9 @@ from agentrl.proxy.dialects.tool_results import Results
 
 
 def chat_messages(system: str | list[Text] | None, messages: Sequence[Message], tools: Toolbox) -> list[Json]:
-    """The conversation in Chat Completions' shape; the tools that it brings in are `tools.loaded` afterwards.
+    """The conversation in the shape of Chat Completions. Tools that it loads are added to `tools.loaded`.
 
-    Raises RequestError 400 naming the place of what cannot be.
+    Raises RequestError 400 that names the place of an invalid value.
     """
     found: list[Json] = []
     if instructions := text_of(system):
@@ -63,7 +63,7 @@ def chat_messages(system: str | list[Text] | None, messages: Sequence[Message], 
 
 
 def _check_results(messages: Sequence[Message]) -> None:
-    """Raises RequestError 400 for a result of no call."""
+    """Raise RequestError 400 for a tool result without a call."""
     results = Results()
     for i, message in enumerate(messages):
         for j, block in enumerate(() if isinstance(message.content, str) else message.content or ()):
@@ -75,7 +75,7 @@ def _check_results(messages: Sequence[Message]) -> None:
 
 
 def text_of(content: str | Sequence[Text] | None) -> str:
-    """Text blocks joined as they are."""
+    """The text of text blocks, joined without a separator."""
     if isinstance(content, str):
         return content
     return "".join(block.text for block in content or [])
@@ -84,7 +84,7 @@ def text_of(content: str | Sequence[Text] | None) -> str:
 def _of_user(
     content: str | Sequence[Text | Document | SearchResult | ToolResult], tools: Toolbox, at: str
 ) -> Iterator[Json]:
-    """Results of tools, each a message, and the texts between them."""
+    """The messages of a user turn: one for each tool result, and one for the texts between them."""
     if isinstance(content, str):
         content = [Text(text=content)]
     texts: list[str] = []
@@ -120,7 +120,7 @@ def _of_result(
 
 
 def _read(block: Text | Image | Document | SearchResult) -> str | None:
-    """A block's text; None for one that has none."""
+    """A block's text; None for a block without text."""
     match block:
         case Text(text=text):
             return text
@@ -134,7 +134,7 @@ def _read(block: Text | Image | Document | SearchResult) -> str | None:
 
 
 def _of_system(content: str | Sequence[Text | ToolAddition | ToolRemoval] | None, tools: Toolbox, at: str) -> str:
-    """Instructions in the midst of a conversation, with the tools that they bring in and take away."""
+    """The text of a system message inside the conversation, with the tools that it adds and removes."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -150,7 +150,7 @@ def _of_system(content: str | Sequence[Text | ToolAddition | ToolRemoval] | None
 
 
 def _add(turn: Json, content: str | Sequence[Text | Thinking | RedactedThinking | ToolUse], at: str) -> None:
-    """Add blocks to the message of the assistant that they are a part of."""
+    """Add blocks to their assistant message `turn`."""
     if isinstance(content, str):
         content = [Text(text=content)]
     for i, block in enumerate(content):

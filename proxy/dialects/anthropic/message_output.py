@@ -1,4 +1,4 @@
-"""What Anthropic's Messages answer with, streamed or not: the message around its content, usage, errors."""
+"""Encodes the parts of a Messages answer other than content: the message object, stop reason, usage, errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader
 from agentrl.proxy.dialects.parameter_errors import translated
 
 NAMES = {"json_schema": "output_config.format"}
-"""What errors call differently here."""
+"""The dialect's names of parameters in errors."""
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -23,7 +23,7 @@ _ERROR_TYPES = {
 
 
 def message_json(header: ResponseHeader, *, content: list[Json], usage: Json, stop: Json | None = None) -> Json:
-    """A message of the assistant; while it is streamed it has no `stop` yet."""
+    """The message object. A stream begins with one that has no `stop`."""
     return {
         "id": f"msg_{header.id}",
         "type": "message",
@@ -36,7 +36,7 @@ def message_json(header: ResponseHeader, *, content: list[Json], usage: Json, st
 
 
 def stop_of(header: ResponseHeader, answer: Answer) -> Json:
-    """Why an answer ended. A tool call comes before a stop sequence: it is what the agent has to see."""
+    """The stop reason of an answer. A tool call takes precedence over a stop sequence: the agent must run it."""
     full = header.max_context is not None and len(answer.prompt_ids) + len(answer.tokens.ids) >= header.max_context
     if answer.finish_reason == "length" and full:
         return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
@@ -46,7 +46,7 @@ def stop_of(header: ResponseHeader, answer: Answer) -> Json:
 
 
 def usage_json(header: ResponseHeader, answer: Answer) -> Json:
-    """Token counts. The three of the input add up to the prompt."""
+    """Token counts. The three input counts add up to the prompt."""
     return {
         "input_tokens": len(answer.prompt_ids) - answer.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -57,7 +57,7 @@ def usage_json(header: ResponseHeader, answer: Answer) -> Json:
 
 
 def error_body(error: RequestError) -> Json:
-    """An error in Anthropic's shape and names; its `details` say our code, and the parameter at fault."""
+    """An error in Anthropic's shape; its `details` have agentrl's error code and the parameter at fault."""
     error = translated(error, NAMES)
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
     details = {"error_code": error.code, "param": error.param}

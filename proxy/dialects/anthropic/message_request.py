@@ -50,8 +50,8 @@ class ThinkingBetweenTools(Typed, tag="between_tools"):
 
 
 class _Thinks(Typed):
-    display: Literal["summarized", "omitted", "updates"] | None = None  # ours is the thinking itself, or nothing
-    block_binding: dict[str, Any] | None = None  # ours signs nothing
+    display: Literal["summarized", "omitted", "updates"] | None = None  # thinking is sent in full, or not at all
+    block_binding: dict[str, Any] | None = None  # agentrl does not sign thinking
 
 
 class AdaptiveThinking(_Thinks, tag="adaptive"):
@@ -68,7 +68,7 @@ class JsonSchema(Typed, tag="json_schema"):
 
 class OutputConfig(TurnConfig):
     format: JsonSchema | None = None
-    task_budget: dict[str, Any] | None = None  # a policy spends what it has learned to
+    task_budget: dict[str, Any] | None = None  # accepted without effect
 
 
 class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a prompt is made of, as it comes."""
+    """The fields that a prompt is made of."""
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -87,18 +87,18 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: JsonSchema | None = None
     context_management: ContextManagement | None = None
-    # Harmless: nothing here that a policy could do otherwise.
+    # Accepted without effect.
     cache_control: CacheControl | None = None
     speed: str | None = None
     billing_policy: dict[str, Any] | None = None
-    # Refused, save where they ask for nothing.
+    # Refused unless empty.
     compaction: Any = None
     container: Any = None
     mcp_servers: list[Any] | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """A request as it comes."""
+    """The body of a request."""
 
     REFUSED: ClassVar[tuple[str, ...]] = ("compaction", "container", "mcp_servers", "thread")
 
@@ -108,17 +108,17 @@ class MessagesBody(CountBody, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=1, le=MAX_TOP_K)] | None = None
-    # Harmless, as above.
+    # Accepted without effect.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
     diagnostics: dict[str, Any] | None = None
-    fallbacks: Any = None  # for what a model declines: the policy answers all
+    fallbacks: Any = None  # for requests that a model declines
     fallback_credit_token: Any = None
-    # Refused, in the words on which the SDK's tool runner goes on without.
+    # Refused with the error code after which the SDK's tool runner continues without it.
     thread: dict[str, Any] | bool | None = None
 
     @property
     def shows_thinking(self) -> bool:
-        """False where the caller wants thinking blocks to be empty."""
+        """Whether thinking blocks have their text."""
         return getattr(self.thinking, "display", None) != "omitted"

@@ -1,4 +1,4 @@
-"""The events of a streamed message: one content block after another, each started, filled and stopped."""
+"""The events of a streamed message: content blocks in order, each with a start, deltas and a stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EMPTY: dict[str, Json] = {
 
 
 class MessagesStream:
-    """Thinking and text as they are generated; a tool call's input in one piece, once it is complete."""
+    """Streams thinking and text as they are generated, and a tool call's input as one delta when it is complete."""
 
     def __init__(self, header: ResponseHeader, *, thinking: bool) -> None:
         self._header = header
@@ -29,7 +29,7 @@ class MessagesStream:
         self._arguments = ""  # of the open tool call
 
     def start(self) -> bytes:
-        """The message, still empty."""
+        """The empty message."""
         usage = {
             "input_tokens": self._header.prompt_tokens,
             "cache_creation_input_tokens": 0,
@@ -43,7 +43,7 @@ class MessagesStream:
         return b"".join(self._delta(delta) for delta in part.deltas)
 
     def finish(self, choice: int, answer: Answer) -> bytes:
-        """The end of the last block, why the message ended, and what it took."""
+        """The end of the last block, the stop reason and the usage."""
         out = b"" if self._started else self._start("text", _EMPTY["text"])
         return (
             out
@@ -56,7 +56,7 @@ class MessagesStream:
         return _event("message_stop")
 
     def error(self, error: RequestError) -> bytes:
-        """An event that is an error; blocks stay open."""
+        """An error event; the open block is not closed."""
         return sse(error_body(error), "error")
 
     def _delta(self, delta: Delta) -> bytes:
@@ -72,7 +72,7 @@ class MessagesStream:
                 return out
 
     def _start(self, block: str | int, empty: Json) -> bytes:
-        """Make `block` the open one."""
+        """Close the open block and open `block`, unless it is open already."""
         if self._open == block:
             return b""
         out = self._stop()

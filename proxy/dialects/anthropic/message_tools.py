@@ -1,7 +1,8 @@
-"""Tools of Anthropic's Messages in Chat Completions' shape: which the policy is told of, when, and which it is not.
+"""Converts tools of Anthropic's Messages to the shape of Chat Completions, and decides where the prompt defines them.
 
-A deferred tool is not in the prompt's list. It may be called once a tool's result refers to it or a system message adds
-it: there its definition is written out, so that the prompt only grows. Tools that Anthropic's servers run are left out.
+listed     in the prompt's list of tools
+deferred   defined where a tool's result refers to it or a system message adds it, so that the prompt only grows
+left out   tools that Anthropic's servers run
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from agentrl.proxy.dialects.body_decoding import invalid_at
 from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
 
 SERVER_TOOLS = ("advisor", "code_execution", "mcp_toolset", "tool_search_tool", "web_fetch", "web_search")
-"""How the types of tools begin that Anthropic's servers run; a date follows."""
+"""Prefixes of the types of tools that Anthropic's servers run; a date follows."""
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool of the agent's own, as it comes."""
+    """A tool that the agent runs, as the request defines it."""
 
     name: Name
     input_schema: dict[str, Any]
@@ -32,8 +33,8 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     allowed_callers: list[str] | None = None
     defer_loading: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
-    # Harmless: nothing here that a policy could do otherwise.
-    strict: bool | None = None  # a policy is not held to the schema: it learns it
+    # Accepted without effect.
+    strict: bool | None = None  # tool calls are sampled without a grammar
     eager_input_streaming: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -42,13 +43,13 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Toolbox:
     """The tools of one request."""
 
-    listed: list[Json] = field(default_factory=list)  # in the prompt from its beginning on
+    listed: list[Json] = field(default_factory=list)  # in the prompt from the start
     deferred: dict[str, Json] = field(default_factory=dict)  # by name
-    loaded: dict[str, Json] = field(default_factory=dict)  # those that the conversation has brought in
+    loaded: dict[str, Json] = field(default_factory=dict)  # deferred tools that the conversation has defined
     left_out: list[str] = field(default_factory=list)  # names of tools that Anthropic's servers run
 
     def load(self, tool: NamedTool | DefinedTool, at: str) -> str:
-        """What the prompt says where a tool becomes callable. Raises RequestError 400 for one that is not known."""
+        """The prompt's text where a tool becomes callable. Raises RequestError 400 for an unknown tool."""
         if isinstance(tool, DefinedTool):
             added = chat_tool(tool.definition, f"{at}.definition")
             if added is None:
@@ -59,7 +60,7 @@ class Toolbox:
         return self.load_named(tool.name, at)
 
     def load_named(self, name: str, at: str) -> str:
-        """The definition of a deferred tool; nothing for one that the prompt lists."""
+        """The prompt's text for a tool; empty for a listed one. Raises RequestError 400 for an unknown name."""
         if any(tool["function"]["name"] == name for tool in self.listed):
             return ""
         if name not in self.deferred:
@@ -72,7 +73,7 @@ class Toolbox:
 
 
 def toolbox(tools: Sequence[Json] | None) -> Toolbox:
-    """The tools of a request. Raises RequestError naming what agentrl does not do."""
+    """The tools of a request. Raises RequestError 400 for an unsupported one."""
     found = Toolbox()
     for i, tool in enumerate(tools or []):
         made = chat_tool(tool, f"tools[{i}]")
@@ -86,7 +87,7 @@ def toolbox(tools: Sequence[Json] | None) -> Toolbox:
 
 
 def chat_tool(tool: Json, at: str) -> Json | None:
-    """A tool in Chat Completions' shape; None for one of Anthropic's servers. Raises RequestError."""
+    """A tool in the shape of Chat Completions; None for one that Anthropic's servers run. Raises RequestError."""
     kind = tool.get("type") or "custom"
     if kind != "custom":
         if isinstance(kind, str) and kind.startswith(SERVER_TOOLS):

@@ -1,4 +1,4 @@
-"""Messages and content blocks of Anthropic's API as they come: what may stand in a conversation."""
+"""The messages and content blocks that a conversation in Anthropic's API may have."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class Typed(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
-    """An object that says by `type` what it is."""
+    """An object with a `type`."""
 
 
 class CacheControl(Typed, tag="ephemeral"):
-    """Accepted everywhere, and without effect: the engine caches every prefix."""
+    """Accepted without effect: the engine caches every prefix."""
 
     ttl: str | None = None
 
@@ -26,17 +26,17 @@ class _Cached(Typed):
 
 class Text(_Cached, tag="text", kw_only=True):
     text: str
-    citations: list[Any] | None = None  # where another model's text is from: no part of it
-    parsed_output: Any = None  # of the SDK's own parsing
+    citations: list[Any] | None = None  # the sources of another model's text; not part of the text
+    parsed_output: Any = None  # added by the SDK's parser
 
 
 class Thinking(Typed, tag="thinking"):
     thinking: str
-    signature: str | None = None  # ours signs nothing
+    signature: str | None = None  # agentrl does not sign thinking
 
 
 class RedactedThinking(Typed, tag="redacted_thinking"):
-    data: str  # another model's, which cannot be read here
+    data: str  # encrypted by another model's provider
 
 
 class DirectCaller(Typed, tag="direct"):
@@ -46,7 +46,7 @@ class DirectCaller(Typed, tag="direct"):
 class ToolUse(_Cached, tag="tool_use", kw_only=True):
     id: Name
     name: Name
-    input: msgspec.Raw  # kept as it is written
+    input: msgspec.Raw  # kept as written
     caller: DirectCaller | None = None
     toolset_name: str | None = None
 
@@ -93,7 +93,7 @@ class SearchResult(_Cached, tag="search_result", kw_only=True):
 
 
 class ToolReference(_Cached, tag="tool_reference", kw_only=True):
-    """In a tool's result: a deferred tool that may be called from here on."""
+    """In a tool's result: a deferred tool becomes callable."""
 
     tool_name: Name
 
@@ -101,7 +101,7 @@ class ToolReference(_Cached, tag="tool_reference", kw_only=True):
 class ToolResult(_Cached, tag="tool_result", kw_only=True):
     tool_use_id: Name
     content: str | list[Text | Image | Document | SearchResult | ToolReference] | None = None
-    is_error: bool | None = None  # the text says it: chat templates have no place for it
+    is_error: bool | None = None  # ignored: chat templates have no field for it
     toolset_name: str | None = None
 
 
@@ -122,7 +122,7 @@ class ToolRemoval(_Cached, tag="tool_removal", kw_only=True):
 
 
 class TurnConfig(msgspec.Struct, forbid_unknown_fields=True):
-    effort: str | None = None  # a policy reasons as it has learned to
+    effort: str | None = None  # accepted without effect
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, tag_field="role"):

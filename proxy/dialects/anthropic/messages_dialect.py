@@ -44,13 +44,13 @@ B = TypeVar("B", bound="CountBody")
 
 
 class AnthropicMessages:
-    """POST /v1/messages, and the prompt of /v1/messages/count_tokens."""
+    """POST /v1/messages and /v1/messages/count_tokens."""
 
     name = "anthropic.messages"
     body: type[msgspec.Struct] = MessagesBody
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError 400, naming what is wrong."""
+        """Decode a request. Raises RequestError 400 that names the field at fault."""
         data = _decode(body, MessagesBody)
         if data.thread:
             why = "thread is not supported: send the whole conversation"
@@ -87,23 +87,23 @@ class AnthropicMessages:
         return read_message_event(data)
 
     def status(self, error: RequestError) -> int:
-        """Its own."""
+        """The error's own status."""
         return error.status
 
     def decode_count(self, body: bytes) -> ModelRequest:
-        """Read a request whose prompt is to be counted. Raises RequestError, as `decode` does."""
+        """Decode a request to count tokens. Raises RequestError as `decode` does."""
         return _prompt(_decode(body, CountBody))
 
     def encode_count(self, tokens: int) -> bytes:
-        """How long the prompt is."""
+        """The response with the prompt's length."""
         return orjson.dumps({"input_tokens": tokens})
 
 
 def _prompt(data: CountBody) -> ModelRequest:
-    """What a request for an answer and one for a count have in common."""
+    """The part of a request that its prompt is made of."""
     last = len(data.messages) - 1
     if isinstance(data.messages[last], AssistantMessage):
-        why = "is the assistant's: an answer cannot be begun for the policy (prefill is not supported)"
+        why = "is the assistant's: beginning the answer (prefill) is not supported"
         raise unsupported(f"messages[{last}]", f"messages[{last}]: the last message {why}")
     _refuse(data)
     tools = toolbox(data.tools)
@@ -123,7 +123,7 @@ def _prompt(data: CountBody) -> ModelRequest:
 
 
 def _refuse(data: CountBody) -> None:
-    """Raises RequestError 400 for the first parameter that asks for what is not done here."""
+    """Raise RequestError 400 for the first unsupported parameter."""
     refuse(
         {
             "compaction": data.compaction is not None and "ask for a summary in a message",
@@ -147,7 +147,7 @@ def _thinks(data: CountBody) -> bool | None:
 
 
 def _constraint(data: CountBody) -> Json:
-    """The grammar of the answer, from either of its two places."""
+    """The grammar of the answer, from either of its two parameters."""
     schema = data.output_config.format if data.output_config is not None else None
     if schema is not None and data.output_format is not None:
         raise bad_parameter("output_format", "output_format and output_config.format are the same: give one of them")
@@ -169,7 +169,7 @@ def tool_choice(choice: Choice | None, tools: list[Json] | None) -> ToolChoice:
 
 
 def _decode(body: bytes, shape: type[B]) -> B:
-    """A body. Raises RequestError, as `AnthropicMessages.decode` does."""
+    """Decode a body. Raises RequestError as `AnthropicMessages.decode` does."""
     try:
         return decode_struct(body, shape)
     except RequestError as error:
@@ -177,7 +177,7 @@ def _decode(body: bytes, shape: type[B]) -> B:
 
 
 def _placed(error: RequestError) -> RequestError:
-    """The error with an item of an unknown type named by its place; what is wrong with a message is a 400."""
+    """The error with the place of an item of unknown type, and with one code for all invalid messages."""
     place, message = error.param or "", str(error)
     unknown = place.endswith(".type") and "invalid value" in message
     if unknown:

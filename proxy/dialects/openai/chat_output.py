@@ -12,11 +12,11 @@ from agentrl.proxy.dialects.parameter_errors import translated
 from agentrl.rendering import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
 NAMES = {"json_schema": "response_format"}
-"""What errors call differently here."""
+"""The dialect's names of parameters in errors."""
 
 
 def delta_json(delta: Delta) -> Json:
-    """A parser's delta in OpenAI's shape."""
+    """A delta of the message as the `delta` of a chunk."""
     match delta:
         case ContentDelta(text):
             return {"content": text}
@@ -31,7 +31,7 @@ def delta_json(delta: Delta) -> Json:
 
 
 def usage_of(header: ResponseHeader, answers: Sequence[Answer]) -> Json:
-    """Token counts: a prompt counts once, however many answers it has."""
+    """Token counts. A prompt counts once for all of its answers."""
     prompts = {id(answer.prompt_ids): answer for answer in answers}
     prompt = sum(len(answer.prompt_ids) for answer in prompts.values())
     output = sum(len(answer.tokens.ids) for answer in answers)
@@ -45,7 +45,7 @@ def usage_of(header: ResponseHeader, answers: Sequence[Answer]) -> Json:
 
 
 def logprobs_of(header: ResponseHeader, tokens: Tokens) -> Json:
-    """OpenAI's `logprobs` of some tokens."""
+    """The `logprobs` object of some tokens."""
     top = tokens.top or [[] for _ in tokens.ids]
     return {
         "content": [
@@ -57,7 +57,7 @@ def logprobs_of(header: ResponseHeader, tokens: Tokens) -> Json:
 
 def _logprob(header: ResponseHeader, token: int, logprob: float) -> Json:
     text = header.token_text(token)
-    # A part of a character has no text of its own; OpenAI leaves its bytes out.
+    # A token that is a part of a character has no text; like OpenAI, send no bytes for it.
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 
 
@@ -71,7 +71,7 @@ def error_body(error: RequestError, names: Mapping[str, str]) -> Json:
 
 
 def extra_fields(request: ModelRequest, answer: Answer) -> Json:
-    """What OpenAI does not have: which call a choice is, and its exact tokens when asked for."""
+    """The additions to OpenAI's choice: its interaction, and its exact tokens if requested."""
     extras: Json = {"interaction_id": answer.interaction_id} if request.n > 1 else {}
     if request.wire.return_token_ids:
         extras |= {

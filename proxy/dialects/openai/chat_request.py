@@ -17,17 +17,17 @@ from agentrl.proxy.dialects.tool_results import Results
 EXCLUDED = Neutral((False,), "reasoning is always delivered")
 
 
-CONTINUOUS = Neutral((False,), "usage is told once, with the end")
+CONTINUOUS = Neutral((False,), "usage is sent once, at the end")
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # ours pads nothing
+    include_obfuscation: bool | None = None  # agentrl adds no padding
     continuous_usage_stats: bool | None = None
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether to reason; how much is what the policy has learned."""
+    """Whether to reason. The policy itself decides how much."""
 
     effort: str | None = None
     max_tokens: int | None = None
@@ -41,7 +41,7 @@ class UsageOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatBody(SamplingBody, kw_only=True):
-    """A request as it comes."""
+    """The body of a request."""
 
     NEUTRAL: ClassVar[Table] = OF_CHAT
 
@@ -62,7 +62,7 @@ class ChatBody(SamplingBody, kw_only=True):
     response_format: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Harmless: nothing here that a policy could do otherwise.
+    # Accepted without effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -77,13 +77,13 @@ class ChatBody(SamplingBody, kw_only=True):
 
 
 def check_stream_options(options: StreamOptions | None) -> None:
-    """Raises RequestError 400 for options that ask for what is not done here."""
+    """Raise RequestError 400 for unsupported options."""
     if options is not None:
         check_neutral("stream_options.continuous_usage_stats", options.continuous_usage_stats, CONTINUOUS)
 
 
 def thinks_at(effort: str | None) -> bool | None:
-    """Whether an effort asks for reasoning at all."""
+    """Whether a reasoning effort asks for reasoning; None if it is not given."""
     return None if effort is None else effort != "none"
 
 
@@ -94,7 +94,7 @@ def thinks_of(data: ChatBody) -> bool | None:
 
 
 def max_tokens_of(data: ChatBody) -> int | None:
-    """The budget, in either of its two spellings. Raises RequestError 400 where they differ."""
+    """The token budget, from either of its two parameters. Raises RequestError 400 if they differ."""
     new, old = data.max_completion_tokens, data.max_tokens
     if new is not None and old is not None and new != old:
         raise bad_parameter("max_tokens", "max_tokens and max_completion_tokens are the same: give one of them")
@@ -102,7 +102,7 @@ def max_tokens_of(data: ChatBody) -> int | None:
 
 
 def check_results(messages: Sequence[Json]) -> None:
-    """Raises RequestError 400 for a result of no call."""
+    """Raise RequestError 400 for a tool result without a call."""
     results = Results()
     for i, message in enumerate(messages):
         for call in message.get("tool_calls") or ():

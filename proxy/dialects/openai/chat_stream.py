@@ -13,19 +13,19 @@ from agentrl.proxy.dialects.openai.chat_output import NAMES, delta_json, error_b
 
 
 class ChatStream:
-    """Chunks; the first of a choice carries the role, the last one its finish reason."""
+    """Encodes an answer as chunks. A choice's first chunk has the role, its last one the finish reason."""
 
     def __init__(self, request: ModelRequest, header: ResponseHeader) -> None:
         self._request = request
         self._header = header
 
     def start(self) -> bytes:
-        """An empty message of the assistant for every choice."""
+        """An empty assistant message for every choice."""
         empty = {"role": "assistant", "content": "", "reasoning_content": None}
         return b"".join(sse(self._chunk(index, empty)) for index in range(self._request.choices))
 
     def push(self, choice: int, part: AnswerDelta) -> bytes:
-        """A chunk for every delta; the tokens' logprobs go with the first."""
+        """A chunk for every delta; the first has the logprobs of the tokens."""
         asked = self._request.logprobs and len(part.tokens.ids) > 0
         logprobs = logprobs_of(self._header, part.tokens) if asked else None
         deltas = [delta_json(delta) for delta in part.deltas] or [{}] * asked
@@ -36,7 +36,7 @@ class ChatStream:
         return out
 
     def finish(self, choice: int, answer: Answer) -> bytes:
-        """The finish reason."""
+        """The chunk with the finish reason."""
         chunk = self._chunk(choice, {}, answer.finish_reason)
         chunk["choices"][0] |= extra_fields(self._request, answer)
         if self._request.wire.return_token_ids:
@@ -44,7 +44,7 @@ class ChatStream:
         return sse(chunk)
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        """The usage, if asked for, and the end."""
+        """The usage, if requested, and `[DONE]`."""
         options, openrouter = self._request.wire.stream_options, self._request.wire.usage
         usage = b""
         if (options is not None and options.include_usage) or (openrouter is not None and openrouter.include):
@@ -52,7 +52,7 @@ class ChatStream:
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:
-        """An event that is an error, and no [DONE]."""
+        """An error event, without `[DONE]`."""
         return sse(error_body(error, NAMES))
 
     def _chunk(self, index: int, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> Json:

@@ -13,11 +13,11 @@ from agentrl.proxy.dialects.openai.chat_output import error_body, usage_of
 from agentrl.rendering import ContentDelta
 
 NAMES = {"messages": "prompt"}
-"""What errors call differently here."""
+"""The dialect's names of parameters in errors."""
 
 
 class CompletionsStream:
-    """Chunks of text; the last one of a choice carries its finish reason."""
+    """Encodes an answer as chunks of text. A choice's last chunk has the finish reason."""
 
     def __init__(self, request: ModelRequest, header: ResponseHeader) -> None:
         self._request = request
@@ -25,13 +25,13 @@ class CompletionsStream:
         self._offsets = [0] * request.choices  # where in its choice's text the next token begins
 
     def start(self) -> bytes:
-        """The prompts, if they are to be repeated."""
+        """The prompts, if `echo` is set."""
         if not self._request.wire.echo:
             return b""
         return b"".join(self._chunk(i, echoed(self._request, i)) for i in range(self._request.choices))
 
     def push(self, choice: int, part: AnswerDelta) -> bytes:
-        """A chunk with the new text, and the new tokens' logprobs if asked for."""
+        """A chunk with the new text, and the logprobs of the new tokens if requested."""
         text = "".join(delta.text for delta in part.deltas if isinstance(delta, ContentDelta))
         logprobs = None
         if self._request.logprobs and part.tokens.ids:
@@ -40,11 +40,11 @@ class CompletionsStream:
         return self._chunk(choice, text, logprobs=logprobs) if text or logprobs else b""
 
     def finish(self, choice: int, answer: Answer) -> bytes:
-        """The finish reason."""
+        """The chunk with the finish reason."""
         return self._chunk(choice, "", answer.finish_reason, extras=extra_fields(self._request, answer))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        """The usage, if asked for, and the end."""
+        """The usage, if requested, and `[DONE]`."""
         options = self._request.wire.stream_options
         usage = b""
         if options is not None and options.include_usage:
@@ -52,7 +52,7 @@ class CompletionsStream:
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:
-        """An event that is an error, and no [DONE]."""
+        """An error event, without `[DONE]`."""
         return sse(error_body(error, NAMES))
 
     def _chunk(
@@ -68,7 +68,7 @@ class CompletionsStream:
 
 
 def echoed(request: ModelRequest, choice: int) -> str:
-    """What stands before a choice's text: its prompt, or nothing."""
+    """The prompt that `echo` puts before a choice's text; empty without `echo`."""
     prompt = request.prompts[choice // request.n]
     return prompt if request.wire.echo and isinstance(prompt, str) else ""
 
@@ -89,12 +89,12 @@ def logprobs_of(header: ResponseHeader, tokens: Tokens, offset: int = 0) -> Json
 
 
 def _top(header: ResponseHeader, tokens: Tokens, texts: Sequence[str]) -> list[dict[str, float]]:
-    """For each token the likeliest ones by their text, the sampled one always among them."""
+    """For each token the most likely tokens, by text; the sampled token is always among them."""
     found = []
     for text, logprob, others in zip(texts, tokens.logprobs, tokens.top or [], strict=True):
         best: dict[str, float] = {}
         for other, token in others:
-            best.setdefault(header.token_text(token), other)  # best first; parts of characters may read the same
+            best.setdefault(header.token_text(token), other)  # best first; several parts of characters have one text
         found.append({text: logprob} | best if text not in best else best)
     return found
 
@@ -114,7 +114,7 @@ def completion_json(header: ResponseHeader, choices: list[Json]) -> Json:
 
 
 def extra_fields(request: ModelRequest, answer: Answer) -> Json:
-    """What OpenAI does not have: which call a choice is, and its exact tokens when asked for."""
+    """The additions to OpenAI's choice: its interaction, and its exact tokens if requested."""
     extras: Json = {"interaction_id": answer.interaction_id} if request.choices > 1 else {}
     if request.wire.return_token_ids:
         extras |= {

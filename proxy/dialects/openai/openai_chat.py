@@ -44,7 +44,7 @@ class OpenAIChat:
     body: type[msgspec.Struct] = ChatBody
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError 400, naming what is wrong."""
+        """Decode a request. Raises RequestError 400 that names the field at fault."""
         data = decode_struct(body, ChatBody)
         check_stream_options(data.stream_options)
         if data.reasoning is not None:
@@ -111,5 +111,5 @@ class OpenAIChat:
         return read_chunk(data)
 
     def status(self, error: RequestError) -> int:
-        """Its own."""
+        """The error's own status."""
         return error.status

@@ -36,14 +36,14 @@ from agentrl.proxy.dialects.sampling_fields import SamplingBody, Seed, Stop, Top
 from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 
 MAX_TOKENS = 16
-"""What OpenAI generates unless told otherwise."""
+"""OpenAI's default."""
 
 
 TokenId = Annotated[int, Meta(ge=0)]
 
 
 class CompletionsBody(SamplingBody, kw_only=True):
-    """A request as it comes."""
+    """The body of a request."""
 
     NEUTRAL: ClassVar[Table] = OF_COMPLETIONS
 
@@ -59,7 +59,7 @@ class CompletionsBody(SamplingBody, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    user: str | None = None  # harmless
+    user: str | None = None  # accepted without effect
 
 
 class OpenAICompletions:
@@ -69,7 +69,7 @@ class OpenAICompletions:
     body: type[msgspec.Struct] = CompletionsBody
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError 400, naming what is wrong."""
+        """Decode a request. Raises RequestError 400 that names the field at fault."""
         data = decode_struct(body, CompletionsBody)
         prompts = prompts_of(data.prompt)
         n = data.n or 1
@@ -116,12 +116,12 @@ class OpenAICompletions:
         return read_chunk(data)
 
     def status(self, error: RequestError) -> int:
-        """Its own."""
+        """The error's own status."""
         return error.status
 
 
 def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
-    """One prompt or several. Raises RequestError 400 for empty ones and for lists of mixed kinds."""
+    """The prompts, as a list. Raises RequestError 400 for empty prompts and for lists of mixed kinds."""
     if not prompt:
         raise bad_parameter("prompt", "prompt must not be empty")
     if isinstance(prompt, str):

@@ -28,13 +28,13 @@ def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoi
 
 
 def unknown_choice(choice: Json, named: str) -> RequestError:
-    """A `tool_choice` that is none of those that are known; `named` is how one tool is written."""
+    """The error for an unknown `tool_choice`; `named` is the form that names one tool."""
     kind = f"tool_choice of type {choice['type']!r}" if "type" in choice else "this tool_choice"
     return unsupported("tool_choice", f"{kind} is not supported; choose auto, none, required or {named}")
 
 
 def among(choice: ToolChoice, tools: list[Json] | None) -> ToolChoice:
-    """A choice that needs tools, checked against them. Raises RequestError 400."""
+    """Check a choice that needs tools against the request's tools. Raises RequestError 400."""
     names = [tool["function"]["name"] for tool in tools or []]
     if not names:
         raise bad_parameter("tool_choice", "tool_choice asks for a tool, but the request has no tools")

@@ -31,14 +31,14 @@ from agentrl.proxy.dialects.tool_results import Results
 
 
 def seal(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`: it is the agent's own model's, so base64 is all there is to it."""
+    """Reasoning as `encrypted_content`. It is base64 only: the reasoning need not be hidden from its own agent."""
     return base64.b64encode(reasoning.encode()).decode()
 
 
 def messages_of(items: Sequence[Json], *, goes_on: bool = False) -> list[Json]:
-    """The conversation that input items stand for. Raises RequestError 400 naming the place of a bad one.
+    """The conversation as messages. Raises RequestError 400 that names the place of an invalid item.
 
-    One that `goes_on` from an earlier response may hold outputs of that response's calls.
+    With `goes_on` the items continue an earlier response, and may hold results of its calls.
     """
     messages: list[Json] = []
     results = Results()
@@ -68,7 +68,7 @@ def messages_of(items: Sequence[Json], *, goes_on: bool = False) -> list[Json]:
 
 
 def _turn(messages: list[Json]) -> Json:
-    """The assistant's message that the next item is a part of."""
+    """The assistant message that the next item belongs to."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
@@ -92,11 +92,11 @@ def _reasoning(item: Reasoning, at: str) -> str:
     try:
         return base64.b64decode(item.encrypted_content or "", validate=True).decode()
     except ValueError as error:
-        raise _refused(f"{at}.encrypted_content", "is none that this proxy gave") from error
+        raise _refused(f"{at}.encrypted_content", "is not from this proxy") from error
 
 
 def _item(raw: Json, at: str) -> Item:
-    """One item; nulls are absent fields, and a message need not say that it is one."""
+    """One item. A null field is absent; an item without a type is a message."""
     present = {"type": "message"} | {name: value for name, value in raw.items() if value is not None}
     try:
         item: Item = msgspec.convert(present, Item)
@@ -106,7 +106,7 @@ def _item(raw: Json, at: str) -> Item:
 
 
 def _invalid(message: str, at: str) -> RequestError:
-    """msgspec's words (`Expected …, got … - at `$.field``) as an error that names the place."""
+    """msgspec's message (`Expected …, got … - at `$.field``) as an error that names the place."""
     what, _, where = message.partition(" - at `$")
     path = where.rstrip("`")
     if what.startswith("Invalid value") and path.endswith(".type"):

@@ -36,7 +36,7 @@ class OutputText(_Part, tag="output_text"):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
-    parsed: Any = None  # of the SDK's own parsing
+    parsed: Any = None  # added by the SDK's parser
 
 
 class Refusal(_Part, tag="refusal"):
@@ -48,7 +48,7 @@ class ReasoningText(_Part, tag="reasoning_text"):
 
 
 class Direct(_Part, tag="direct"):
-    """The model itself called, no program that it wrote."""
+    """The model called the tool itself, not from a program."""
 
 
 class _Item(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", kw_only=True):
@@ -59,7 +59,7 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", kw_onl
 class Message(_Item, tag="message"):
     role: Literal["user", "system", "developer", "assistant"]
     content: str | list[InputText | OutputText | Refusal]
-    phase: str | None = None  # of models that say which text is their last
+    phase: str | None = None  # from models that mark their last text
 
 
 class FunctionCall(_Item, tag="function_call"):
@@ -68,7 +68,7 @@ class FunctionCall(_Item, tag="function_call"):
     arguments: str
     namespace: Name | None = None
     caller: Direct | None = None
-    parsed_arguments: Any = None  # of the SDK's own parsing
+    parsed_arguments: Any = None  # added by the SDK's parser
 
 
 class FunctionCallOutput(_Item, tag="function_call_output"):
@@ -80,7 +80,7 @@ class FunctionCallOutput(_Item, tag="function_call_output"):
 
 
 class Reasoning(_Item, tag="reasoning"):
-    summary: list[Any] | None = None  # for people: no model sees it
+    summary: list[Any] | None = None  # for display; not in the prompt
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
 

@@ -1,4 +1,4 @@
-"""The `response` object and its output items, of an answer or of a stream under way."""
+"""Encodes the `response` object and its output items, for whole answers and streams."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from agentrl.proxy.dialects.responses.response_tools import caller_name
 
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "function_call_output": "fco"}
 NAMES = {"messages": "input", "json_schema": "text.format"}
-"""What errors call differently here."""
+"""The dialect's names of parameters in errors."""
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
 
 def output_items(request: ModelRequest, header: ResponseHeader, answer: Answer) -> list[Json]:
-    """An answer's items: reasoning, message, function calls. Without calls there is a message, if an empty one."""
+    """An answer's items: reasoning, message, function calls. Without calls there is a message, possibly empty."""
     message = answer.message
     calls = message.get("tool_calls") or []
     items: list[Json] = []
@@ -55,7 +55,7 @@ def new_item(kind: str, header: ResponseHeader, index: int) -> Json:
 
 
 def reasoning_fields(request: ModelRequest, text: str) -> Json:
-    """What makes a reasoning item whole."""
+    """The content of a reasoning item."""
     fields: Json = {"content": [{"type": "reasoning_text", "text": text}]}
     if ENCRYPTED in (request.wire.include or ()):
         fields["encrypted_content"] = seal(text)
@@ -63,12 +63,12 @@ def reasoning_fields(request: ModelRequest, text: str) -> Json:
 
 
 def text_part(text: str, logprobs: Sequence[Json] = ()) -> Json:
-    """The one content part of a message."""
+    """The content part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def text_logprobs(header: ResponseHeader, tokens: Tokens) -> list[Json]:
-    """Logprobs as in Chat Completions, except that bytes which are not known are an empty list here."""
+    """Logprobs as in Chat Completions, with an empty list for unknown bytes."""
     entries: list[Json] = logprobs_of(header, tokens)["content"]
     for entry in entries:
         for token in (entry, *entry["top_logprobs"]):
@@ -77,7 +77,7 @@ def text_logprobs(header: ResponseHeader, tokens: Tokens) -> list[Json]:
 
 
 def status_of(answer: Answer) -> str:
-    """Completed, or incomplete when the tokens ran out."""
+    """`incomplete` if the answer ended at the token limit, else `completed`."""
     return "incomplete" if answer.finish_reason == "length" else "completed"
 
 
@@ -89,7 +89,7 @@ def response_json(
     answer: Answer | None = None,
     error: RequestError | None = None,
 ) -> Json:
-    """The `response`, with the request's settings: in progress, finished with its `answer`, or failed."""
+    """The `response` with the request's settings: in progress, finished with its `answer`, or failed with `error`."""
     wire = request.wire
     status = "failed" if error else status_of(answer) if answer else "in_progress"
     return {
@@ -137,7 +137,7 @@ def _usage(header: ResponseHeader, answer: Answer) -> Json:
 
 
 def _error(error: RequestError) -> Json:
-    """OpenAI knows few codes for a response that failed; the `error` event has our own."""
+    """The error of a failed response, in one of OpenAI's few codes; the `error` event has agentrl's code."""
     code = "server_error" if error.status >= 500 else "invalid_prompt"
     return {
         "code": "rate_limit_exceeded" if error.status == 429 else code,

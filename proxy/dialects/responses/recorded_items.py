@@ -1,4 +1,4 @@
-"""A conversation as items of the Responses API, as `responses_input` reads them."""
+"""Encodes a recorded conversation as input items of the Responses API, the inverse of `input_items`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from agentrl.rendering.messages import text_of
 
 
 def items_of(messages: Sequence[Json], call_id: str, tools: Sequence[Json]) -> list[Json]:
-    """The items that messages in Chat Completions' shape stand for; their ids are of the call that they went into.
+    """The items of messages in the shape of Chat Completions; their ids are made from the id of their call.
 
-    The response's `tools` say which functions are of a namespace.
+    The response's `tools` have the namespaces of its functions.
     """
     items = (item for message in messages for item in _items(message, tools))
     return [

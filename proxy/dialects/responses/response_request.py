@@ -17,19 +17,19 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    effort: str | None = None  # "none" asks for no reasoning; how much there is otherwise, the policy has learned
-    summary: str | None = None  # ours is the reasoning itself
+    effort: str | None = None  # "none" turns reasoning off; other values have no effect
+    summary: str | None = None  # reasoning is sent in full
     generate_summary: str | None = None
-    context: str | None = None  # all of it stands in the conversation
+    context: str | None = None  # no effect: the conversation has all of it
     mode: str | None = None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_obfuscation: bool | None = None  # ours pads nothing
+    include_obfuscation: bool | None = None  # agentrl adds no padding
 
 
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A request as it comes."""
+    """The body of a request."""
 
     NEUTRAL: ClassVar[Table] = OF_RESPONSES
 
@@ -49,7 +49,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Harmless: nothing here that a policy could do otherwise.
+    # Accepted without effect.
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None  # every call is recorded

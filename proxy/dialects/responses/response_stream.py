@@ -31,17 +31,17 @@ from agentrl.rendering import ContentDelta, ReasoningDelta, ToolCallDelta
 
 
 class ResponsesStream:
-    """One item is open at a time; a delta of another kind, or of another call, closes it."""
+    """Encodes an answer as events. One item is open at a time; a delta of another kind or call closes it."""
 
     def __init__(self, request: ModelRequest, header: ResponseHeader) -> None:
         self._request = request
         self._header = header
         self._sequence = 0
-        self._items: list[Json] = []  # the last one is open if _is_open
+        self._items: list[Json] = []  # the last one is open if `_is_open`
         self._is_open = False
         self._text: list[str] = []  # of the open item
-        self._logprobs: list[Json] = []  # of the tokens that no finished message has
-        self._streamed = 0  # how many of those a delta has carried
+        self._logprobs: list[Json] = []  # of the tokens that are in no finished message
+        self._streamed = 0  # how many of these were sent in a delta
 
     def start(self) -> bytes:
         """An empty response."""
@@ -49,7 +49,7 @@ class ResponsesStream:
         return self._event("created", response=response) + self._event("in_progress", response=response)
 
     def push(self, choice: int, part: AnswerDelta) -> bytes:
-        """A part of the answer; a text delta carries the logprobs of all tokens since the last one."""
+        """The events of a part of the answer; a text delta has the logprobs of all tokens since the last text delta."""
         if self._request.logprobs:
             self._logprobs += text_logprobs(self._header, part.tokens)
         out = b""
@@ -67,19 +67,19 @@ class ResponsesStream:
         return out
 
     def finish(self, choice: int, answer: Answer) -> bytes:
-        """The end of the last item; an answer of nothing, or of reasoning alone, gets an empty message."""
+        """The end of the last item. An answer without a message or a call gets an empty message."""
         kinds = {item["type"] for item in self._items}
         empty = b"" if kinds & {"message", "function_call"} else self._switch("message")
         return empty + self._close(status_of(answer))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        """The whole response."""
+        """The event with the whole response."""
         (answer,) = answers
         response = response_json(self._request, self._header, items=self._items, answer=answer)
         return self._event(response["status"], response=response)
 
     def error(self, error: RequestError) -> bytes:
-        """A response that failed, and an error as OpenAI sends it (nested) and as it documents it (flat)."""
+        """The failed response, and an error in the two forms that OpenAI sends (nested) and documents (flat)."""
         done = self._items[:-1] if self._is_open else self._items
         failed = self._event("failed", response=response_json(self._request, self._header, items=done, error=error))
         body = error_body(error, NAMES)
@@ -90,7 +90,7 @@ class ResponsesStream:
         return {"call_id": call_id, **caller_name(self._request.wire.tools, name)}
 
     def _switch(self, kind: str) -> bytes:
-        """An open item of this kind."""
+        """Open an item of this kind, unless one is open."""
         if self._is_open and self._items[-1]["type"] == kind:
             return b""
         part = text_part("") if kind == "message" else {"type": "reasoning_text", "text": ""}
@@ -113,7 +113,7 @@ class ResponsesStream:
         return self._at(kind, delta=text, **fields)
 
     def _close(self, status: str = "completed") -> bytes:
-        """The end of the open item, if there is one."""
+        """Close the open item, if any."""
         if not self._is_open:
             return b""
         item, text = self._items[-1], "".join(self._text)

@@ -1,8 +1,9 @@
-"""Tools of the Responses API as functions, which are all that a policy calls.
+"""Converts tools of the Responses API to functions, the one kind of tool that a policy calls.
 
-function   as it is                                     called back as it is
-namespace  its functions, each `NAMESPACE__FUNCTION`    called back with its namespace
-built in   left out: OpenAI's own servers, or its own models' training, stand behind it
+tool        in the prompt                                in the answer
+function    unchanged                                    unchanged
+namespace   its functions, as `NAMESPACE__FUNCTION`      a call with a `namespace` field
+built in    left out: needs OpenAI's servers or models   -
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ BUILT_IN = (
     "web_search",
     "web_search_preview",
 )
-"""Types of tools without a schema that a policy could be shown."""
+"""Types of tools that have no schema for a prompt."""
 CUSTOM = ": give a function with one string as its parameter"
 JOINT = "__"
 _DATED = re.compile(r"_\d{4}_\d{2}_\d{2}$")
 _FIELDS = ("name", "description", "parameters", "strict")
 _HARMLESS = ("defer_loading", "output_schema")
-"""Every function is shown from the start; what it gives back, the policy learns by calling it."""
+"""Fields of a function that are accepted without effect: the prompt defines every function from the start."""
 
 
 def chat_tools(tools: Sequence[Json] | None) -> tuple[list[Json] | None, list[str]]:
-    """Functions in Chat Completions' shape, and the types of what was left out. Raises RequestError 400."""
+    """Functions in the shape of Chat Completions, and the types of the tools left out. Raises RequestError 400."""
     found: list[Json] = []
     left_out: list[str] = []
     for i, tool in enumerate(tools or []):
@@ -61,21 +62,21 @@ def chat_tools(tools: Sequence[Json] | None) -> tuple[list[Json] | None, list[st
             raise bad_parameter("tools", f"tools: two functions are called {twice[0]!r}, with the namespace before it")
     try:
         validate_tools(found)
-    except RequestError as error:  # its place, where tools have no `function` around them
+    except RequestError as error:  # in Responses, tools have no inner `function` object
         message, place = (text.replace(".function", "", 1) for text in (str(error), error.param or ""))
         raise RequestError(error.status, message, code=error.code, param=place) from error
     return found or None, list(dict.fromkeys(left_out))
 
 
 def joined(namespace: str | None, name: str) -> str:
-    """What the policy knows the function of a namespace by."""
+    """The policy's name for a function of a namespace."""
     if namespace is None:
         return name
     return f"{namespace}{'' if namespace.endswith(JOINT) else JOINT}{name}"
 
 
 def caller_name(tools: Sequence[Json] | None, name: str) -> Json:
-    """A function's name as the caller gave it: with its namespace, if it has one."""
+    """A function's name as the caller gave it: `name`, and `namespace` if it has one."""
     for namespace, own in _named(tools):
         if joined(namespace, own) == name:
             return {"namespace": namespace, "name": own}
@@ -83,12 +84,12 @@ def caller_name(tools: Sequence[Json] | None, name: str) -> Json:
 
 
 def namespaces_of(tools: Sequence[Json] | None) -> list[str]:
-    """The namespaces of a request."""
+    """The names of a request's namespaces."""
     return [tool["name"] for tool in tools or [] if tool.get("type") == "namespace"]
 
 
 def response_tools(tools: Sequence[Json] | None, namespaces: Sequence[str]) -> list[Json]:
-    """Tools in Chat Completions' shape as those of a response, in the namespaces that they came in."""
+    """Tools in the shape of Chat Completions as tools of a response, in their namespaces."""
     found: list[Json] = []
     grouped: dict[str, list[Json]] = {name: [] for name in namespaces}
     for tool in tools or []:
@@ -108,7 +109,7 @@ def _named(tools: Sequence[Json] | None) -> Iterator[tuple[str, str]]:
 
 
 def _namespace(tool: Json, at: str) -> Iterator[Json]:
-    """A namespace's functions; the first one's description begins with the namespace's, which no template has."""
+    """A namespace's functions. The first one's description begins with the namespace's: chat templates have none."""
     name, description, inner = tool.get("name"), tool.get("description"), tool.get("tools")
     if not isinstance(name, str) or not name:
         raise bad_parameter(f"{at}.name", f"{at}.name: a namespace needs a name")

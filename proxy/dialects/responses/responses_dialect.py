@@ -34,7 +34,7 @@ PREVIOUS = re.compile("resp_([0-9a-f]{32})")
 
 
 NAMESPACES = "namespaces"
-"""Where a record of a request names its tools' namespaces: the tools themselves are recorded as functions."""
+"""The key under which a recorded request has its namespaces: its tools are recorded as functions."""
 
 
 INCLUDED = (LOGPROBS, ENCRYPTED)
@@ -48,14 +48,14 @@ OF_BUILT_IN = (
     "computer_call_output.output.image_url",
     "message.input_image.image_url",
 )
-"""Kinds of `include` that say more of items which no answer of a policy has."""
+"""Values of `include` for built-in tools and images: accepted without effect."""
 
 
 ONE_MODE = Neutral(("standard",), "the policy reasons as it has learned to")
 
 
 STORED_APART = ("input", "instructions", "tools", "stream", "stream_options", "client_metadata")
-"""What a record of a request need not keep: the conversation has it, or the answer is the same without."""
+"""Fields that are not recorded with the request's settings: the conversation has them, or the response omits them."""
 
 
 class OpenAIResponses:
@@ -65,7 +65,7 @@ class OpenAIResponses:
     body: type[msgspec.Struct] = ResponsesBody
 
     def decode(self, body: bytes) -> ModelRequest:
-        """Read a request. Raises RequestError 400, naming what is wrong."""
+        """Decode a request. Raises RequestError 400 that names the field at fault."""
         data = decode_struct(body, ResponsesBody)
         _refuse(data)
         tools, left_out = chat_tools(data.tools)
@@ -110,7 +110,7 @@ class OpenAIResponses:
         return read_response_event(data)
 
     def status(self, error: RequestError) -> int:
-        """The status that makes Codex retry, or not, as the error intends."""
+        """The status by which Codex decides whether to retry."""
         return for_codex(error)
 
 
@@ -137,7 +137,7 @@ def _messages(data: ResponsesBody) -> list[Json]:
 
 
 def _kept(data: ResponsesBody) -> Json:
-    """What the response is to be shown with once more, besides its conversation."""
+    """The settings that GET of the response shows beside its conversation."""
     names = (name for name in ResponsesBody.__struct_fields__ if name not in STORED_APART)
     kept = {name: msgspec.to_builtins(value) for name in names if (value := getattr(data, name)) is not None}
     if namespaces := namespaces_of(data.tools):
@@ -146,7 +146,7 @@ def _kept(data: ResponsesBody) -> Json:
 
 
 def _previous(value: str | None) -> str | None:
-    """The interaction that `previous_response_id` names. Raises RequestError 400 as OpenAI does."""
+    """The interaction that `previous_response_id` names. Raises RequestError 400, as OpenAI answers."""
     if value is None:
         return None
     found = PREVIOUS.fullmatch(value)
@@ -158,7 +158,7 @@ def _previous(value: str | None) -> str | None:
 
 
 def _refuse(data: ResponsesBody) -> None:
-    """Raises RequestError 400 for the first parameter that asks for what is not done here."""
+    """Raise RequestError 400 for the first unsupported parameter."""
     if data.text is not None:
         check_neutral("text.verbosity", data.text.verbosity, OF_CHAT["verbosity"])
     if data.reasoning is not None:
