@@ -63,7 +63,7 @@ def run(tiny_model: Path, world: World) -> Run:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_it_holds_what_was_when_it_was_begun(
+def test_a_checkpoint_holds_the_state_of_when_it_was_begun(
     run: Run, tiny_model: Path, world: World, tmp_path: Path, wait: bool
 ) -> None:
     before = run.state()
@@ -81,7 +81,7 @@ def test_it_holds_what_was_when_it_was_begun(
     assert torch.equal(torch.rand(3), drawn)
 
 
-def test_until_it_is_finished_there_is_none(run: Run, tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_not_found(run: Run, tmp_path: Path) -> None:
     writing = run.begin(tmp_path, wait=False)
     assert writing.future is not None
     writing.future.result()
@@ -101,13 +101,13 @@ def full_disk(at_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_one_that_cannot_be_written_is_an_error_and_leaves_none(run: Run, tmp_path: Path, wait: bool) -> None:
+def test_a_checkpoint_that_cannot_be_written_raises_and_leaves_no_folder(run: Run, tmp_path: Path, wait: bool) -> None:
     with full_disk(100_000), pytest.raises(StoreError, match=r"step-000001-s cannot be written \(rank 0: .*too large"):
         run.begin(tmp_path, wait=wait).finish()
     assert checkpoint_folders.newest(tmp_path) == (None, [])
 
 
-def test_a_file_that_is_no_state_is_named(run: Run, tmp_path: Path) -> None:
+def test_a_damaged_state_file_is_named(run: Run, tmp_path: Path) -> None:
     folder = run.begin(tmp_path, wait=True).finish().folder
     (folder / checkpoint.STATE / ".metadata").write_bytes(b"\x80no pickle")
     with pytest.raises(StoreError, match=r"state is damaged"):
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_state_is_named(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "kept"), [(None, [4, 5]), ("reward_mean", [2, 4, 5]), ("-reward_mean", [1, 4, 5]), ("loss", [4, 5])]
 )
-def test_the_newest_stay_and_the_best(run: Run, tmp_path: Path, asked: str | None, kept: list[int]) -> None:
+def test_newest_and_best_checkpoints_are_kept(run: Run, tmp_path: Path, asked: str | None, kept: list[int]) -> None:
     for number, reward in enumerate([0.1, 0.9, 0.2, 0.9 - 1e-9, 0.3], 1):
         record = StepRecord(step=number, version=number, batch=FACTS, metrics={"reward_mean": reward, "loss": number})
         made = checkpoint_writer.begin(tmp_path, record, {}, run.world, wait=True).finish()
@@ -125,7 +125,7 @@ def test_the_newest_stay_and_the_best(run: Run, tmp_path: Path, asked: str | Non
     assert [int(folder.name[5:11]) for folder in sorted(tmp_path.iterdir())] == kept
 
 
-def test_a_step_without_the_metric_is_not_the_best(run: Run, tmp_path: Path) -> None:
+def test_a_step_without_the_metric_is_never_the_best(run: Run, tmp_path: Path) -> None:
     for number, metrics in enumerate([{"reward/name/correct": 0.5}, {}, {"reward/name/correct": 0.4}, {}], 1):
         record = StepRecord(step=number, version=number, batch=FACTS, metrics=metrics)
         made = checkpoint_writer.begin(tmp_path, record, {}, run.world, wait=True).finish()
@@ -167,7 +167,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> list[Future[Any]]:
     return asked
 
 
-def test_steps_go_on_while_one_is_written(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_while_a_checkpoint_is_written(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = slow_disk(monkeypatch)
     known: list[list[float]] = []
     real = loop.publish
@@ -184,7 +184,7 @@ def test_steps_go_on_while_one_is_written(setup: Setup, monkeypatch: pytest.Monk
     assert checkpointed(setup) == known[-1]
 
 
-def test_who_dies_while_one_is_written_goes_on_from_the_one_before(
+def test_a_trainer_killed_while_writing_a_checkpoint_resumes_from_the_one_before(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     whole = Setup(tmp_path_factory.mktemp("whole"), setup.model, setup.world, steps=5)

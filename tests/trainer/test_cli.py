@@ -40,7 +40,7 @@ def test_two_ranks_train_a_run_to_its_end(run: Run) -> None:
     assert load_file(run.folder / "model" / "model.safetensors")
 
 
-def test_sigterm_while_waiting_ends_cleanly_and_a_restart_goes_on(run: Run) -> None:
+def test_sigterm_while_waiting_exits_cleanly_and_a_restart_continues(run: Run) -> None:
     play_groups(run.database, run.run_id, 1)
     process = run.start()
     for line in process.stdout:
@@ -60,7 +60,7 @@ def test_sigterm_while_waiting_ends_cleanly_and_a_restart_goes_on(run: Run) -> N
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_lost_checkpoints_are_a_users_error_and_disturb_no_other_trainer(run: Run, ranks: int) -> None:
+def test_lost_checkpoints_are_a_user_error_and_do_not_fence_another_trainer(run: Run, ranks: int) -> None:
     play_groups(run.database, run.run_id, 1)
     with run.database.write() as conn:
         epoch = trainer_epochs.begin_epoch(conn, run.run_id)
@@ -114,7 +114,7 @@ def test_an_overtaken_trainer_exits_with_status_3(run: Run) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_stop_at_what_is_not_finite_is_the_last_word_whatever_the_ranks(run: Run, ranks: int) -> None:
+def test_stopping_at_a_nonfinite_loss_prints_the_error_last_with_any_number_of_ranks(run: Run, ranks: int) -> None:
     play_groups(run.database, run.run_id, 2)
     with run.database.read() as conn:
         trajectory_id = conn.execute(text("SELECT min(id) FROM trajectories")).scalar_one()

@@ -42,7 +42,7 @@ def states(setup: Setup) -> list[tuple[int, str]]:
     return [(step, state) for step, state, _, _ in setup.steps()]
 
 
-def test_a_version_is_published_when_the_one_before_it_is_evaluated(setup: Setup) -> None:
+def test_a_version_is_published_after_the_one_before_it_is_evaluated(setup: Setup) -> None:
     seen: list[tuple[int, list[tuple[int, str]]]] = []
 
     def workers() -> None:
@@ -63,7 +63,7 @@ def test_a_version_is_published_when_the_one_before_it_is_evaluated(setup: Setup
     assert waits(setup) == [1, 2, 3]
 
 
-def test_a_trainer_that_dies_while_it_waits_waits_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_killed_while_it_waits_waits_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(publish_step, "wait_for_evaluation", lambda *_: (_ for _ in ()).throw(Died))
         with pytest.raises(Died):
@@ -86,14 +86,14 @@ def test_a_trainer_that_dies_while_it_waits_waits_again(setup: Setup, monkeypatc
     assert states(setup) == [(1, "published"), (2, "published"), (3, "published")]
 
 
-def test_nobody_waits_for_ever(setup: Setup) -> None:
+def test_waiting_for_an_evaluation_ends_after_the_timeout(setup: Setup) -> None:
     evaluation = setup.config.evaluation.model_copy(update={"hold_timeout_s": 0.05})
     setup.config = setup.config.model_copy(update={"evaluation": evaluation})
     assert setup.train()
     assert published(setup) == 3
 
 
-def test_a_trainer_that_is_stopped_does_not_wait_and_the_next_one_publishes(setup: Setup) -> None:
+def test_a_stopped_trainer_does_not_wait_and_the_next_one_publishes(setup: Setup) -> None:
     def stop() -> None:
         until(lambda: (1, "trained") in states(setup))
         setup.stop.set()
@@ -111,13 +111,13 @@ def test_a_trainer_that_is_stopped_does_not_wait_and_the_next_one_publishes(setu
 
 
 @pytest.mark.parametrize("changes", [{"evaluation": EvalConfig(hold=True)}, {"agent": None}])
-def test_a_run_that_evaluates_nothing_holds_nothing(setup: Setup, changes: dict[str, Any]) -> None:
+def test_a_run_without_evaluation_does_not_hold_versions(setup: Setup, changes: dict[str, Any]) -> None:
     setup.config = setup.config.model_copy(update=changes)
     assert setup.train()
     assert published(setup) == 3
 
 
-def test_weights_that_were_rolled_back_hold_nothing(setup: Setup) -> None:
+def test_versions_that_were_rolled_back_do_not_hold_later_ones(setup: Setup) -> None:
     def held(version: int) -> bool:
         return setup.database.query(evaluation_episodes.paused, setup.run_id, version, setup.config)
 

@@ -104,7 +104,7 @@ def assert_same(found: Computed, expected: Sequence[Plain | Computed]) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_is_the_padded_one(
+def test_a_step_equals_the_padded_computation(
     start: Start, batches: Batches, expected: dict[str, list[Plain | Computed]], way: str, algorithm: str
 ) -> None:
     found = start(algorithm=ALGORITHMS[algorithm], grad_clip=NO_CLIP, **WAYS[way]).update(paid(batches[0]))
@@ -117,14 +117,14 @@ def test_a_step_is_the_padded_one(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_layer_that_trains_alone_has_the_gradient_that_it_has_in_the_whole(
+def test_a_layer_trained_alone_has_the_same_gradient_as_in_the_whole_model(
     start: Start, batches: Batches, expected: dict[str, list[Plain | Computed]], algorithm: str
 ) -> None:
     run = start(algorithm=ALGORITHMS[algorithm], grad_clip=NO_CLIP, train_layers=1)
     assert_same(run.update(paid(batches[0])), expected[algorithm])
 
 
-def test_a_head_of_its_own(tmp_path: Path, world: World) -> None:
+def test_an_untied_head(tmp_path: Path, world: World) -> None:
     model = save_tiny_model(tmp_path, tied=False)
     samples = paid(long_tailed(model))
     for way in ("whole", "all-at-once"):
@@ -132,7 +132,7 @@ def test_a_head_of_its_own(tmp_path: Path, world: World) -> None:
         assert_same(found, [padded(load_plain(model), samples)])
 
 
-def test_a_group_is_one_where_only_a_part_of_it_has_an_advantage(start: Start, batches: Batches) -> None:
+def test_a_group_is_trained_whole_when_a_part_of_it_has_an_advantage(start: Start, batches: Batches) -> None:
     samples = paid(batches[0])
     samples[:12] = [replace(s, advantages=np.zeros_like(s.advantages)) for s in samples[:12]]  # a group and a half
     whole, parts = (
@@ -191,7 +191,7 @@ def assert_alike(found: Computed, expected: Computed, but: Set[str] = frozenset(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_makes_the_same_step(
+def test_a_resumed_run_computes_the_same_step(
     start: Start, batches: Batches, begun: Callable[[str], Begun], case: str
 ) -> None:
     run = start(**CASES[case], **WAYS["all-at-once"])
@@ -200,7 +200,7 @@ def test_a_resumed_run_makes_the_same_step(
 
 
 @pytest.mark.parametrize("case", ["gspo", "kl-in-reward", LAST])
-def test_an_unpacked_run_makes_the_same_step(
+def test_an_unpacked_run_computes_the_same_step(
     start: Start, batches: Batches, begun: Callable[[str], Begun], case: str
 ) -> None:
     run = start(**CASES[case], **WAYS["unpacked"])
@@ -209,7 +209,7 @@ def test_an_unpacked_run_makes_the_same_step(
 
 
 @pytest.mark.parametrize("case", ["grpo", LAST])
-def test_in_the_same_way_not_a_bit_differs(
+def test_the_same_packing_gives_bit_identical_results(
     start: Start, batches: Batches, begun: Callable[[str], Begun], case: str
 ) -> None:
     run = start(**CASES[case])
@@ -221,7 +221,7 @@ def test_in_the_same_way_not_a_bit_differs(
     assert_close(found.weights, expected.weights, 0)
 
 
-def test_a_resumed_step_is_the_padded_one(
+def test_a_resumed_step_equals_the_padded_computation(
     tiny_model: Path, start: Start, batches: Batches, begun: Callable[[str], Begun]
 ) -> None:
     saved = begun("grpo").saved
@@ -243,7 +243,7 @@ def read(folder: Path) -> Computed:
 @pytest.mark.parametrize(
     ("ranks", "replicas"), [(2, 1), (2, 2), (4, 2)], ids=["sharded", "replicated", "hybrid-gathered"]
 )
-def test_several_ranks_make_the_step_of_one(
+def test_several_ranks_compute_the_same_step_as_one(
     tiny_model: Path,
     other_model: Path,
     tmp_path: Path,

@@ -59,7 +59,7 @@ def kill_at_random(process: Command, rng: random.Random, least: int) -> str:
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_the_curve_is_that_of_an_undisturbed_run(
+def test_a_killed_run_has_the_loss_curve_of_an_undisturbed_run(
     tmp_path: Path, undisturbed: list[tuple[float, ...]], every: int
 ) -> None:
     rng = random.Random(every)

@@ -235,7 +235,7 @@ def _stop_before_step(step: int, real: Any, stop: Stop) -> Any:
     return wait
 
 
-def test_dapo_waits_for_groups_that_teach_something(setup: Setup) -> None:
+def test_dapo_waits_for_groups_with_an_advantage(setup: Setup) -> None:
     play_groups(setup.database, setup.run_id, 2, seed=1, values=(0.5, 0.5, 0.5))  # after six with spread
     setup.config = setup.config.model_copy(update={"steps": 4})
     waits = 0

@@ -79,7 +79,7 @@ def bit_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "gspo"])
-def test_a_skipped_minibatch_moves_nothing(tiny_model: Path, world: World, algorithm: str, value: float) -> None:
+def test_a_skipped_minibatch_changes_no_weight(tiny_model: Path, world: World, algorithm: str, value: float) -> None:
     learning = Learning(tiny_model, world, algorithm=algorithm)
     before = learning.state()
     metrics = learning.update(poisoned(learning.samples(1), POISONED, value))
@@ -92,7 +92,7 @@ def test_a_skipped_minibatch_moves_nothing(tiny_model: Path, world: World, algor
     assert not bit_equal(learning.state(), before)
 
 
-def test_the_other_minibatches_are_learned_from(tiny_model: Path, world: World) -> None:
+def test_the_other_minibatches_are_trained(tiny_model: Path, world: World) -> None:
     learning = Learning(tiny_model, world, minibatches=3)
     stepped: list[None] = []
     learning.optimizer.register_step_post_hook(lambda *_: stepped.append(None))
@@ -105,7 +105,7 @@ def test_the_other_minibatches_are_learned_from(tiny_model: Path, world: World) 
     assert metrics["tokens_trained"] == whole - lost > 0
 
 
-def test_a_group_that_teaches_nothing_is_looked_at_too(tiny_model: Path, world: World) -> None:
+def test_a_group_without_advantage_is_checked_too(tiny_model: Path, world: World) -> None:
     learning = Learning(tiny_model, world)
     samples = [
         dataclasses.replace(s, advantages=np.zeros_like(s.advantages)) if s.tokens.group_id == "g1" else s
@@ -119,7 +119,7 @@ def test_a_group_that_teaches_nothing_is_looked_at_too(tiny_model: Path, world: 
     assert not bit_equal(learning.state(), before)  # the others are sound
 
 
-def test_a_critics_loss_stops_both(tiny_model: Path, world: World) -> None:
+def test_a_nonfinite_value_loss_stops_policy_and_critic(tiny_model: Path, world: World) -> None:
     learning = Learning(tiny_model, world, algorithm="ppo")
     before = learning.state()
     samples = learning.samples(1)
@@ -131,7 +131,7 @@ def test_a_critics_loss_stops_both(tiny_model: Path, world: World) -> None:
     assert bit_equal(learning.state(), before)
 
 
-def test_weights_that_are_not_finite_are_every_trajectorys_trouble(tiny_model: Path, world: World) -> None:
+def test_nonfinite_weights_blame_every_trajectory(tiny_model: Path, world: World) -> None:
     learning = Learning(tiny_model, world)
     with torch.no_grad():
         next(p for _, p in learning.models.policy.trainable()).fill_(np.nan)
@@ -168,7 +168,7 @@ def events_of(setup: Setup) -> list[dict[str, Any]]:
     return [event.data for event in setup.database.query(events.of_run, setup.run_id, "nonfinite")]
 
 
-def test_a_run_stops_and_goes_on_once_its_data_are_repaired(
+def test_a_run_stops_and_continues_after_its_data_are_repaired(
     setup: Setup, tiny_model: Path, world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     undisturbed = Setup(tmp_path_factory.mktemp("undisturbed"), tiny_model, world)
@@ -190,7 +190,7 @@ def test_a_run_stops_and_goes_on_once_its_data_are_repaired(
     assert same(load_file(undisturbed.config.run_dir / "model" / "model.safetensors"), setup.config.run_dir / "model")
 
 
-def test_a_run_that_skips_goes_on_and_says_so(setup: Setup, capsys: Any) -> None:
+def test_a_run_that_skips_continues_and_says_so(setup: Setup, capsys: Any) -> None:
     trajectory_id = of_step_two(setup)
     poison_store(setup.database, trajectory_id)
     assert setup.train(nonfinite="skip")

@@ -84,7 +84,7 @@ def folders(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("lost", [2, 3])
-def test_no_number_of_lost_steps_costs_the_folder_that_engines_serve(
+def test_the_folder_that_engines_serve_survives_any_number_of_lost_steps(
     setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     die_before(monkeypatch, setup, 4 + lost + 1, checkpoint_every=4)
@@ -106,7 +106,7 @@ def test_no_number_of_lost_steps_costs_the_folder_that_engines_serve(
     assert len(list((setup.config.run_dir / "weights").iterdir())) == 3
 
 
-def test_every_published_version_has_a_folder_of_its_own_with_what_its_checksum_says(setup: Setup) -> None:
+def test_every_published_version_has_its_own_folder_that_matches_its_checksum(setup: Setup) -> None:
     assert setup.train()
     for row in setup.query("SELECT w.version, s.id, w.path FROM weight_versions w JOIN steps s USING (run_id, step)"):
         assert Path(row[2]).name == f"v{row[0]}-{row[1]}"
@@ -123,7 +123,7 @@ def test_a_resume_reuses_the_folder_that_engines_may_be_reading(setup: Setup, mo
 
 
 @pytest.mark.parametrize("damage", ["other tensors", "truncated", "gone"])
-def test_a_resume_makes_a_damaged_folder_anew(setup: Setup, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+def test_a_resume_writes_a_damaged_folder_again(setup: Setup, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     die_before(monkeypatch, setup, 3)
     folder, digest = weights_of(setup)[2]
     if damage == "gone":
@@ -138,7 +138,7 @@ def test_a_resume_makes_a_damaged_folder_anew(setup: Setup, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("change", ["another type", "another checksum"])
-def test_what_a_resume_makes_anew_is_what_the_store_says(
+def test_a_folder_that_a_resume_writes_again_matches_the_store(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """Engines may get another type from now on; a database may have checksums of an older release."""
@@ -156,7 +156,7 @@ def test_what_a_resume_makes_anew_is_what_the_store_says(
     assert types == {torch.bfloat16 if change == "another type" else torch.float32}
 
 
-def test_a_trainer_that_was_stopped_before_it_saved_leaves_its_successors_weights_alone(
+def test_a_trainer_stopped_before_it_saved_does_not_touch_its_successors_weights(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = StoredLineage.check
@@ -199,7 +199,7 @@ def test_an_overtaken_trainer_deletes_no_checkpoint_of_its_successor(
         assert (setup.config.run_dir / "checkpoints" / f"step-{step:06d}-{ids[step]}").is_dir()
 
 
-def test_an_older_database_beside_newer_checkpoints_sets_them_aside(
+def test_with_an_older_database_newer_checkpoints_are_set_aside(
     setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     die_before(monkeypatch, setup, 2)
@@ -223,7 +223,7 @@ def test_an_older_database_beside_newer_checkpoints_sets_them_aside(
     assert same(undisturbed, setup.config.run_dir / "model")
 
 
-def test_without_its_checkpoints_a_run_is_started_over_only_when_asked(
+def test_a_run_without_its_checkpoints_starts_over_only_when_asked(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     die_before(monkeypatch, setup, 4)
@@ -250,16 +250,14 @@ def test_without_its_checkpoints_a_run_is_started_over_only_when_asked(
     assert len(setup.steps()) == STEPS
 
 
-def test_a_folder_that_is_not_there_is_named(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_checkpoint_folder_is_named(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     die_before(monkeypatch, setup, 2)
     setup.config.run_dir.rename(setup.config.runs_dir / "elsewhere")
     with pytest.raises(UserError, match=r"test/checkpoints does not exist"):
         setup.train()
 
 
-def test_from_base_does_not_throw_away_a_usable_checkpoint(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_from_base_keeps_a_usable_checkpoint(setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     die_before(monkeypatch, setup, 3)
     die_before(monkeypatch, setup, 4, from_base=True)
     assert "resuming after step 2" in capsys.readouterr().out
@@ -289,7 +287,7 @@ def test_a_critic_and_its_moments_are_the_same_after_a_resume(
 
 
 @pytest.mark.parametrize("kl", ["loss", "reward"])
-def test_a_reference_that_moves_is_the_same_after_a_resume(
+def test_a_refreshed_reference_is_the_same_after_a_resume(
     setup: Setup, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, kl: str
 ) -> None:
     algorithm = Algorithm(kl_coef=1.0, kl=kl, kl_estimator="k2", kl_refresh_steps=2)  # type: ignore[arg-type]
@@ -308,7 +306,7 @@ def test_a_reference_that_moves_is_the_same_after_a_resume(
 
 
 @pytest.mark.parametrize("died_before", [1, 3])
-def test_a_run_that_never_had_a_checkpoint_starts_over_unasked(
+def test_a_run_that_never_had_a_checkpoint_starts_over_without_asking(
     setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, died_before: int
 ) -> None:
     die_before(monkeypatch, setup, died_before, checkpoint_every=4)
@@ -332,7 +330,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize(("publish", "tensors"), [("merged", TENSORS), ("adapter", ADAPTER)])
-def test_a_run_of_an_adapter_resumes_and_leaves_its_engines_folder(
+def test_a_run_with_an_adapter_resumes_and_keeps_its_engines_folder(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, publish: Literal["merged", "adapter"], tensors: str
 ) -> None:
     adapter = LoraConfig(rank=2, targets=["q_proj"], publish=publish)

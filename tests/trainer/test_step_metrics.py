@@ -41,7 +41,7 @@ def family(name: str) -> str:
     return name
 
 
-def test_every_metric_of_a_step_is_documented_and_every_documented_one_is_made(setup: Setup) -> None:
+def test_documented_metrics_are_exactly_those_that_a_step_makes(setup: Setup) -> None:
     with setup.database.write() as conn:
         conn.exec_driver_sql("""UPDATE tasks SET data = '{"source": "sums"}'""")
         conn.exec_driver_sql("UPDATE interactions SET kv_mixed = true WHERE parent_id IS NOT NULL")
@@ -49,7 +49,7 @@ def test_every_metric_of_a_step_is_documented_and_every_documented_one_is_made(s
     assert {family(name) for metrics in found for name in metrics} == documented() - ON_SOME_GPUS
 
 
-def test_what_was_sampled_over_older_keys_and_values_is_drift(setup: Setup) -> None:
+def test_tokens_over_older_keys_and_values_count_as_drift(setup: Setup) -> None:
     with setup.database.write() as conn:
         conn.exec_driver_sql("UPDATE interactions SET kv_mixed = true WHERE parent_id IS NOT NULL")
     first, _ = made(setup)
@@ -58,7 +58,7 @@ def test_what_was_sampled_over_older_keys_and_values_is_drift(setup: Setup) -> N
     assert first["off_policy/mean"] == 0
 
 
-def test_a_step_knows_its_rewards_lengths_and_ages(setup: Setup) -> None:
+def test_a_step_has_metrics_of_rewards_lengths_and_ages(setup: Setup) -> None:
     with setup.database.write() as conn:
         conn.exec_driver_sql("""UPDATE tasks SET data = '{"source": "sums"}'""")
         conn.exec_driver_sql("UPDATE interactions SET finish_reason = 'length' WHERE parent_id IS NULL")

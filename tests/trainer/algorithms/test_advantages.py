@@ -197,7 +197,7 @@ def test_penalized_advantages_equal_the_loop(parts: dict[str, Any], seed: int) -
 
 
 @pytest.mark.parametrize("preset", OF_RETURNS)
-def test_what_costs_nothing_changes_nothing(preset: str) -> None:
+def test_zero_costs_do_not_change_advantages(preset: str) -> None:
     algorithm, batch = Algorithm(preset=preset), random_groups(0)
     free = penalized_advantages(batch, algorithm, [np.zeros(len(t.loss_mask), np.float32) for t in batch])
     for t, got, turns in zip(batch, free, turn_advantages(batch, algorithm), strict=True):
@@ -271,7 +271,7 @@ def test_overlong_shaping(tokens: int, expected: float) -> None:
     assert overlong_penalty(tokens, Algorithm()) == 0
 
 
-def test_an_episode_that_sampled_nothing_is_not_too_long() -> None:
+def test_an_episode_without_sampled_tokens_is_not_too_long() -> None:
     algorithm = Algorithm(preset="dapo", overlong_tokens=4, overlong_buffer=4)
     silent = trajectory("g", "s0", 1.0)
     silent = dataclasses.replace(silent, turn_ids=np.full_like(silent.turn_ids, -1))
@@ -311,7 +311,7 @@ ORDERS = [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1), (0.2, 0.1, 0.3), (0.3, 0.1, 0.2)]
 
 @pytest.mark.parametrize("preset", GROUP_RELATIVE)
 @pytest.mark.parametrize("value", [1.0, -1.0, 1e6])
-def test_the_order_of_rewards_gives_no_advantage(preset: str, value: float) -> None:
+def test_the_order_of_equal_rewards_gives_no_advantage(preset: str, value: float) -> None:
     group = [trajectory("g", f"s{i}", value * sum(order)) for i, order in enumerate(ORDERS)]
     assert len({t.episode_return for t in group}) > 1
     assert [a.tolist() for a in turn_advantages(group, Algorithm(preset=preset))] == [[0.0]] * 4

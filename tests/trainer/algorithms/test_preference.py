@@ -88,7 +88,7 @@ def margins(answers: tuple[Tensor, Tensor, Tensor], *, per_token: bool = False) 
 
 
 @pytest.mark.parametrize(("loss_type", "beta"), [("sigmoid", 0.1), ("sigmoid", 2.0), ("ipo", 0.1), ("ipo", 0.5)])
-def test_dpo_is_trls(answers: tuple[Tensor, Tensor, Tensor], loss_type: str, beta: float) -> None:
+def test_dpo_equals_trls(answers: tuple[Tensor, Tensor, Tensor], loss_type: str, beta: float) -> None:
     if loss_type == "ipo":
         ours = ipo_losses(margins(answers, per_token=True), beta).mean()
     else:
@@ -100,7 +100,7 @@ def test_dpo_is_trls(answers: tuple[Tensor, Tensor, Tensor], loss_type: str, bet
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
 
 
-def test_the_reward_models_loss_is_trls() -> None:
+def test_the_reward_models_loss_equals_trls() -> None:
     rewards = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     trainer = SimpleNamespace(
         model=SimpleNamespace(training=True),
@@ -134,7 +134,7 @@ def test_values_and_slopes_by_their_formulas(smoothing: float) -> None:
         assert slope == pytest.approx(beta * (smoothing * right - (1 - smoothing) * wrong), abs=1e-12)
 
 
-def test_a_margin_however_large_stays_finite() -> None:
+def test_losses_of_large_margins_stay_finite() -> None:
     far = torch.tensor([-1e4, 1e4], requires_grad=True)
     losses = dpo_losses(far, 1.0, 0.1)
     (slopes,) = torch.autograd.grad(losses.sum(), far)

@@ -150,7 +150,7 @@ def test_the_parts_of_a_cut_batch_add_up(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", FORMULAS)
-def test_nothing_to_train_is_no_loss(preset: str) -> None:
+def test_a_batch_without_loss_tokens_has_loss_zero(preset: str) -> None:
     batch = random_batch(1)
     batch.mask[:] = False
     loss, _ = batch.loss(Algorithm(preset=preset))

@@ -45,7 +45,7 @@ def samples(of: Batch, *advantages: float) -> list[Sample]:
     ]
 
 
-def test_ratios_of_equal_weights_are_a_full_sample() -> None:
+def test_equal_ratios_give_a_full_effective_sample_size() -> None:
     assert ratio_metrics(torch.zeros(7)) == {
         "importance_ratio/mean": 1.0,
         "importance_ratio/max": 1.0,
@@ -55,7 +55,7 @@ def test_ratios_of_equal_weights_are_a_full_sample() -> None:
     assert ratio_metrics(torch.empty(0)) == {}
 
 
-def test_one_heavy_token_makes_the_sample_small() -> None:
+def test_one_large_ratio_gives_a_small_effective_sample_size() -> None:
     found = ratio_metrics(TWO_TO_ONE)
     assert found["importance_ratio/mean"] == pytest.approx(1.5)
     assert found["importance_ratio/max"] == pytest.approx(3)
@@ -63,7 +63,7 @@ def test_one_heavy_token_makes_the_sample_small() -> None:
     assert found["importance_ratio/ess"] == pytest.approx(36 / (4 * 12))
 
 
-def test_mismatch_is_of_signed_gaps() -> None:
+def test_mismatch_kl_uses_signed_gaps() -> None:
     found = mismatch_metrics(torch.tensor([0.5, -1.0]))
     assert found["mismatch_tokens"] == 2
     assert found["logprob_mismatch_mean_abs"] == 0.75
@@ -72,12 +72,12 @@ def test_mismatch_is_of_signed_gaps() -> None:
     assert mismatch_metrics(torch.empty(0)) == {"mismatch_tokens": 0}
 
 
-def test_drift_is_absent_where_nothing_is_old() -> None:
+def test_drift_is_absent_without_older_tokens() -> None:
     assert drift_metrics(torch.tensor([2.0, -1.0])) == {"drift_tokens": 2, "drift": 1.5}
     assert drift_metrics(torch.empty(0)) == {"drift_tokens": 0}
 
 
-def test_returns_count_once_an_episode() -> None:
+def test_each_episode_counts_one_return() -> None:
     first, again, other = trajectory("g", "a", 1.0), trajectory("g", "b", 1.0), trajectory("g", "c", 4.0)
     object.__setattr__(again, "episode_id", first.episode_id)
     of = batch(first, again, other)
@@ -86,7 +86,7 @@ def test_returns_count_once_an_episode() -> None:
     assert (found["reward/min"], found["reward/max"]) == (1, 4)
 
 
-def test_groups_without_any_advantage_are_a_share() -> None:
+def test_zero_groups_is_the_share_of_groups_without_advantage() -> None:
     of = batch(*(trajectory(group, name, 0.0) for group in "gh" for name in "ab"))
     found = batch_metrics(of, samples(of, 1, -1, 0, 0))
     assert found["advantage/zero_groups"] == 0.5
@@ -104,7 +104,7 @@ def test_ages_are_a_histogram_of_loss_tokens() -> None:
     assert (found["off_policy/max"], found["off_policy/dropped"]) == (1, 3)
 
 
-def test_lengths_are_of_trajectories() -> None:
+def test_lengths_are_measured_per_trajectory() -> None:
     of = batch(trajectory("g", "a", 0.0, prompt=4), trajectory("g", "b", 0.0, prompt=8))
     found = batch_metrics(of, samples(of, 0, 0))
     assert (found["length/prompt_mean"], found["length/prompt_max"]) == (6, 8)
@@ -113,7 +113,7 @@ def test_lengths_are_of_trajectories() -> None:
     assert (found["length/turns_mean"], found["length/turns_max"]) == (2, 2)
 
 
-def test_rewards_have_names_and_returns_sources() -> None:
+def test_rewards_are_grouped_by_name_and_returns_by_source() -> None:
     of = batch(trajectory("g", "a", 1.0), trajectory("g", "b", 3.0), trajectory("h", "a", 7.0))
     facts = BatchFacts(rewards={"exact": [0.0, 1.0], "style": [0.5]}, sources={"g": "sums"}, calls=8, truncated_calls=2)
     assert outcome_metrics(of, facts) == {
@@ -124,7 +124,7 @@ def test_rewards_have_names_and_returns_sources() -> None:
     }
 
 
-def test_of_many_names_the_frequent_ones_are_kept() -> None:
+def test_only_the_most_frequent_names_are_kept() -> None:
     rare = {f"rare-{i:03}": [1.0] for i in range(LABELS_KEPT + 5)}
     facts = BatchFacts(rewards=rare | {"usual": [1.0, 0.0]}, sources={}, calls=0, truncated_calls=0)
     names = [n for n in outcome_metrics(batch(trajectory("g", "a", 1.0)), facts) if n.startswith("reward/name/")]
@@ -132,5 +132,5 @@ def test_of_many_names_the_frequent_ones_are_kept() -> None:
     assert "reward/name/usual" in names
 
 
-def test_what_is_not_a_number_is_left_out() -> None:
+def test_metrics_that_are_not_finite_are_left_out() -> None:
     assert finite({"a": math.nan, "b": math.inf, "c": 0.0}) == {"c": 0.0}

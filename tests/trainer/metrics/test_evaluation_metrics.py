@@ -79,7 +79,7 @@ def test_each_is_sent_once_and_the_last_is_waited_for(setup: Setup, got: Got) ->
     assert last["evaluation/s/perfect"] == 0.5
 
 
-def test_a_resumed_trainer_sends_what_may_not_have_arrived(
+def test_a_resumed_trainer_sends_the_newest_evaluations_again(
     setup: Setup, got: Got, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup.evaluate(0, 0)
@@ -95,7 +95,7 @@ def test_a_resumed_trainer_sends_what_may_not_have_arrived(
     assert [step for step, _ in got] == [0, 0, 3]
 
 
-def test_one_that_takes_longer_than_two_intervals_is_sent_too(setup: Setup) -> None:
+def test_an_evaluation_that_takes_longer_than_two_intervals_is_sent(setup: Setup) -> None:
     setup.config = setup.config.model_copy(update={"metrics": MetricsConfig()})  # the trainer does not tell
     setup.evaluate(0, 0)
     assert setup.train()
@@ -117,13 +117,13 @@ def test_one_that_takes_longer_than_two_intervals_is_sent_too(setup: Setup) -> N
     assert [step for step, _ in sent] == [0, 2, 3, 1]
 
 
-def test_nobody_waits_for_ever(setup: Setup, got: Got) -> None:
+def test_waiting_for_an_evaluation_ends_after_the_timeout(setup: Setup, got: Got) -> None:
     evaluation = setup.config.evaluation.model_copy(update={"hold_timeout_s": 0.05})
     setup.config = setup.config.model_copy(update={"evaluation": evaluation})
     assert setup.train()
     assert got == []
 
 
-def test_an_interval_that_is_not_known_is_left_out() -> None:
+def test_an_unknown_interval_is_left_out() -> None:
     found = metrics(Evaluation(0, 0, 1, {"s": Result({0: [0.7]})}))
     assert found == {"evaluation/s/reward": 0.7, "evaluation/s/perfect": 0}

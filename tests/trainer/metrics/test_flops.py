@@ -24,7 +24,7 @@ BLOCK = 2 * (4 * 4 + 4 * 2 + 4 * 2 + 4 * 4 + 3 * 4 * 8)
 HEAD = 2 * 4 * 10
 
 
-def test_flops_are_those_of_the_weights() -> None:
+def test_flops_count_the_weight_products() -> None:
     assert matmul_flops(MODEL, tokens=1, predictions=0) == 3 * BLOCK
     assert matmul_flops(MODEL, tokens=0, predictions=1) == HEAD
 
@@ -37,13 +37,13 @@ def test_flops_are_those_of_the_weights() -> None:
         ({"lora": {"rank": 4}}, 5 * 3 * BLOCK + 4 * HEAD + 3 * 3 * BLOCK + 2 * HEAD),
     ],
 )
-def test_a_backward_costs_what_is_trained(settings: dict[str, object], expected: float) -> None:
+def test_a_backward_pass_costs_only_trained_weights(settings: dict[str, object], expected: float) -> None:
     work = Work(forward=(5, 4), backward=(3, 2))
     assert update_flops(MODEL, work, TrainerConfig(**settings)) == expected
 
 
 @pytest.mark.parametrize(("settings", "trains"), [({}, True), ({"lora": {"rank": 4}}, False)])
-def test_an_update_costs_what_torch_counts(settings: dict[str, object], trains: bool) -> None:
+def test_update_flops_equal_torchs_count(settings: dict[str, object], trains: bool) -> None:
     from transformers import Qwen2ForCausalLM
 
     config = tiny.model_config()

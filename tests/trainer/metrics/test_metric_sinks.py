@@ -59,7 +59,7 @@ def test_everything_arrives_in_order() -> None:
     assert not said
 
 
-def test_a_sink_that_fails_is_reported_once_and_fed_on_and_harms_no_other() -> None:
+def test_a_failing_sink_is_reported_once_still_fed_and_does_not_affect_other_sinks() -> None:
     broken, well, said = Broken(), Recorder(), []
     opened = Sinks({"broken": lambda: broken, "well": lambda: well}, lambda *problem: said.append(problem))
     for step in (1, 2, 3):
@@ -80,7 +80,7 @@ def test_a_sink_that_cannot_be_opened_is_reported() -> None:
     assert said == [("a", "PermissionError: no key")]
 
 
-def test_nobody_waits_for_a_sink_that_hangs() -> None:
+def test_a_hanging_sink_does_not_block_the_loop() -> None:
     free = threading.Event()
     said: list[tuple[str, ...]] = []
     opened = Sinks(
@@ -97,7 +97,7 @@ def test_nobody_waits_for_a_sink_that_hangs() -> None:
 @pytest.mark.parametrize(
     ("section", "extra"), [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")]
 )
-def test_a_package_that_is_missing_is_refused_by_the_name_of_its_extra(
+def test_a_missing_package_is_refused_with_the_name_of_its_extra(
     monkeypatch: pytest.MonkeyPatch, section: str, extra: str
 ) -> None:
     monkeypatch.setattr(metric_sinks, "find_spec", lambda _: None)
@@ -187,7 +187,7 @@ def test_a_resume_continues_the_same_run(setup: Setup, monkeypatch: pytest.Monke
         assert first["project"] == "q"
 
 
-def test_a_service_that_is_down_stops_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_training_goes_on_without_a_service(setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     service = Service(monkeypatch, "wandb")
     service.down = OSError("the network is unreachable")
     use(setup, MetricsConfig(wandb={"project": "p"}))

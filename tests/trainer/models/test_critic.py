@@ -54,7 +54,7 @@ def trajectory(turn_returns: list[float], masked: tuple[int, ...] = (), output: 
         ([3.0, 2.0], (), {"overlong_tokens": 6, "overlong_buffer": 2}, [0, 0, 1, 0, 0, 1]),
     ],
 )
-def test_from_a_turn_on_rewards_are_its_return(
+def test_rewards_from_a_turn_on_sum_up_to_its_return(
     turn_returns: list[float], masked: tuple[int, ...], algorithm: Any, expected: list[float]
 ) -> None:
     t, chosen = trajectory(turn_returns, masked), Algorithm(**{"preset": "ppo"} | algorithm)
@@ -105,7 +105,7 @@ def by_hand(t: TrajectoryTokens, values: Any, costs: Any, gamma: float, lambda_:
 @pytest.mark.parametrize(("gamma", "lambda_"), [(1.0, 1.0), (0.97, 0.9), (1.0, 0.0)])
 @pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_advantages_are_the_double_loops(seed: int, gamma: float, lambda_: float, whiten: bool) -> None:
+def test_gae_advantages_equal_a_double_loop(seed: int, gamma: float, lambda_: float, whiten: bool) -> None:
     trajectories, values, costs = batch(seed)
     algorithm = Algorithm(
         preset="ppo", gae_gamma=gamma, gae_lambda=lambda_, normalization="whiten" if whiten else "none"
@@ -123,7 +123,7 @@ def test_advantages_are_the_double_loops(seed: int, gamma: float, lambda_: float
         assert not target[~own].any()
 
 
-def test_without_discount_the_target_is_the_turns_return() -> None:
+def test_without_discount_the_target_equals_the_turns_return() -> None:
     trajectories, values, _ = batch(0)
     _, targets = gae_advantages(trajectories, PPO, values)
     for t, target in zip(trajectories, targets, strict=True):
@@ -152,7 +152,7 @@ def judged(model: Path, world: World, critic: Critic) -> list[Any]:
     return make_samples(trajectories, Algorithm(**PLAIN), models, 4096, world)
 
 
-def test_a_new_critic_expects_nothing(tiny_model: Path, world: World) -> None:
+def test_a_new_critic_predicts_zero(tiny_model: Path, world: World) -> None:
     critic = load_sharded(Critic, tiny_model, world.mesh)
     with torch.no_grad():
         assert not critic(collate([make_units(random_samples(), 4096)])).any()
@@ -173,7 +173,7 @@ def plain_values(model: Path, critic: Critic, samples: list[Any]) -> tuple[torch
     return lm, values
 
 
-def test_values_are_of_the_state_before_a_token_and_shared_by_siblings(tiny_model: Path, world: World) -> None:
+def test_siblings_share_the_value_of_the_state_before_a_token(tiny_model: Path, world: World) -> None:
     critic = critic_of(tiny_model, world)
     samples = judged(tiny_model, world, critic)
     _, expected = plain_values(tiny_model, critic, samples)
@@ -187,7 +187,7 @@ def test_values_are_of_the_state_before_a_token_and_shared_by_siblings(tiny_mode
 @pytest.mark.parametrize("budget", [4096, 24])
 @pytest.mark.parametrize("value_clip", [0.2, None])
 @pytest.mark.parametrize("train_layers", [None, 1])
-def test_its_gradient_is_that_of_each_trajectory_by_itself(
+def test_the_critics_gradient_equals_that_of_separate_trajectories(
     tiny_model: Path, world: World, budget: int, value_clip: float | None, train_layers: int | None
 ) -> None:
     critic = critic_of(tiny_model, world, train_layers=train_layers)
@@ -224,7 +224,7 @@ def _trained(name: str) -> bool:
     return name.startswith(("layers.2.", "norm.", "value."))
 
 
-def test_it_learns_what_returns_to_expect(tiny_model: Path, world: World) -> None:
+def test_the_critic_learns_the_returns(tiny_model: Path, world: World) -> None:
     critic = load_sharded(Critic, tiny_model, world.mesh)
     policy = load_policy(tiny_model, world.mesh)
     learner = Learner(critic, torch.optim.AdamW([p for _, p in critic.trainable()], lr=3e-3))

@@ -27,7 +27,7 @@ from agentrl.trainer.tuning.reward_model import RewardModel
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_and_buffers_are_those_of_transformers(kind: str, tmp_path: Path, world: World) -> None:
+def test_weights_and_buffers_equal_those_of_transformers(kind: str, tmp_path: Path, world: World) -> None:
     save_kind(kind, tmp_path)
     assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
 
@@ -65,14 +65,14 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
     save_file({n: t for n, t in held.items() if t is not None}, folder / SINGLE, metadata={"format": "pt"})
 
 
-def test_what_a_folder_lacks_or_has_too_much_is_named(tmp_path: Path, world: World) -> None:
+def test_missing_and_unexpected_tensors_are_named(tmp_path: Path, world: World) -> None:
     save_kind("llama-untied", tmp_path)
     change(tmp_path, model__norm__weight=None, model__extra=torch.zeros(1))
     with pytest.raises(ModelFolderError, match=r"without model\.norm\.weight and with model\.extra$"):
         load_policy(tmp_path, world.mesh)
 
 
-def test_another_shape_is_named(tmp_path: Path, world: World) -> None:
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path, world: World) -> None:
     save_kind("llama-untied", tmp_path)
     change(tmp_path, model__norm__weight=torch.zeros(7))
     with pytest.raises(ModelFolderError, match=r"model\.norm\.weight has shape \(7,\), the model has \(36,\)"):
@@ -91,7 +91,7 @@ def test_a_tied_head_may_be_in_the_file_if_it_is_the_same(tmp_path: Path, world:
         load_policy(tmp_path, world.mesh)
 
 
-def test_frequencies_in_an_old_file_are_left_alone(tmp_path: Path, world: World) -> None:
+def test_frequencies_in_an_old_file_are_ignored(tmp_path: Path, world: World) -> None:
     save_kind("llama-untied", tmp_path)
     change(tmp_path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(6))
     assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, world: World, damag
 
 
 @pytest.mark.parametrize("wrap", [Policy, Critic, RewardModel])
-def test_nothing_stays_on_the_cpu_where_another_device_computes(
+def test_no_tensor_stays_on_the_cpu_when_another_device_computes(
     wrap: Callable[[Any], Body], tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The meta device in place of a GPU: heads that are made new and computed buffers go where files' tensors go."""

@@ -67,7 +67,7 @@ def test_a_new_adapter_changes_nothing_and_nothing_else_trains(base: Path, world
     assert 0.1 < first.abs().max() * 6 <= 1  # uniform within 1 / sqrt(in)
 
 
-def test_an_update_leaves_the_base_weights(
+def test_an_update_does_not_change_the_base_weights(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer]
 ) -> None:
     policy, _ = trained
@@ -81,7 +81,7 @@ def test_an_update_leaves_the_base_weights(
     assert all(torch.equal(kept[name], expected[name]) for name in expected)
 
 
-def test_the_merged_model_computes_what_the_adapter_does(
+def test_the_merged_model_computes_the_same_as_the_adapter(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     policy, _ = trained
@@ -109,7 +109,7 @@ def test_peft_reads_the_adapter_folder(
     assert changed == 6
 
 
-def test_engines_get_whole_matrices_and_a_folder_in_use_stays(
+def test_engines_get_whole_matrices_and_a_folder_in_use_stays_unchanged(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     adapter = weights.trainable(trained[0], world)
@@ -125,7 +125,7 @@ def test_engines_get_whole_matrices_and_a_folder_in_use_stays(
     assert folder.stat().st_ino == before
 
 
-def test_engines_that_are_sent_the_adapter_get_zeros_for_what_they_compute_with_it(
+def test_engines_get_zero_adapters_for_layers_fused_with_adapted_ones(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     """SGLang fuses q, k and v: it takes an adapter for all of them or for none."""
@@ -163,7 +163,7 @@ def _with_adapter(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
     return merged
 
 
-def test_a_checkpoint_holds_the_adapter_alone_and_restores_it(
+def test_a_checkpoint_holds_and_restores_only_the_adapter(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     policy, optimizer = trained
@@ -177,7 +177,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_restores_it(
     assert torch.equal(logprobs(fresh), logprobs(policy))
 
 
-def test_of_a_critic_the_adapter_and_the_head_train(base: Path, world: World) -> None:
+def test_a_critics_adapter_and_head_train(base: Path, world: World) -> None:
     critic = load_sharded(Critic, base, world.mesh, adapter=ADAPTER)
     trained = {name for name, _ in critic.trainable()}
     assert {name for name in trained if "lora_" not in name} == {"value.weight", "value.bias"}
@@ -187,11 +187,11 @@ def test_of_a_critic_the_adapter_and_the_head_train(base: Path, world: World) ->
 
 
 @pytest.mark.parametrize("target", ["q_porj", "lm_head", "embed_tokens"])
-def test_a_target_that_is_no_linear_layer_is_named(base: Path, world: World, target: str) -> None:
+def test_a_target_that_is_not_a_linear_layer_is_named(base: Path, world: World, target: str) -> None:
     with pytest.raises(UserError, match=f"LlamaForCausalLM has no linear layer {target}"):
         load_policy(base, world.mesh, adapter=LoraConfig(rank=4, targets=["q_proj", target]))
 
 
-def test_all_linear_layers_but_the_head_get_one(base: Path, world: World) -> None:
+def test_all_linear_layers_except_the_head_get_an_adapter(base: Path, world: World) -> None:
     policy = load_policy(base, world.mesh, adapter=LoraConfig(rank=2))
     assert len(list(policy.trainable())) == 2 * 7 * 3

@@ -54,7 +54,7 @@ def test_weight_gradients_add_up(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("vendor", "faster"), [("AuthenticAMD", True), ("GenuineIntel", False), (None, False)])
-def test_it_is_preferred_where_mkl_is_slow(tmp_path: Path, vendor: str | None, faster: bool) -> None:
+def test_onednn_is_used_where_mkl_is_slow(tmp_path: Path, vendor: str | None, faster: bool) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     if vendor:
         cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")

@@ -82,7 +82,7 @@ def test_logprobs_are_those_of_each_sequence_alone(name: str, tmp_path: Path, wo
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "Gemma 3"])
-def test_sinks_and_windows_have_the_gradients_of_each_sequence_alone(name: str, tmp_path: Path, world: World) -> None:
+def test_sinks_and_windows_give_the_gradients_of_each_sequence_alone(name: str, tmp_path: Path, world: World) -> None:
     folder = save_family(name, tmp_path)
     packed = load_policy(folder, world.mesh)
     with patch.object(mechanisms, "unpackable", lambda _: "a test asked for it"):
@@ -96,13 +96,13 @@ def test_sinks_and_windows_have_the_gradients_of_each_sequence_alone(name: str, 
 
 
 @pytest.mark.parametrize("name", [name for name, (how, *_) in FAMILIES.items() if how == REFUSED])
-def test_refused_by_name_in_one_line(name: str, tmp_path: Path, world: World) -> None:
+def test_an_unsupported_model_is_refused_by_name_in_one_line(name: str, tmp_path: Path, world: World) -> None:
     with pytest.raises(ModelFolderError, match="ForCausalLM: ") as refused:
         load_policy(save_family(name, tmp_path), world.mesh)
     assert "\n" not in str(refused.value)
 
 
-def test_the_page_names_every_family_and_how_it_is_computed() -> None:
+def test_the_documentation_lists_every_family_and_how_it_is_computed() -> None:
     rows = re.findall(r"^\| (packed|unpacked|refused)[^|]*\| ([^|]+) \|", PAGE.read_text(), re.MULTILINE)
     assert {how: sorted(names.split("; ")) for how, names in rows} == {
         how: sorted(name for name, (its, *_) in FAMILIES.items() if its == how) for how in (PACKED, UNPACKED, REFUSED)
@@ -114,7 +114,7 @@ def test_the_page_names_every_family_and_how_it_is_computed() -> None:
 
 @pytest.mark.parametrize("name", ["LFM2", "Qwen3-Next", "Nemotron-H", "Llama 4", "Falcon, ALiBi"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_mechanism_that_nobody_has_named_is_found_by_comparing(
+def test_an_unknown_mechanism_is_found_by_comparing(
     name: str, dtype: torch.dtype, tmp_path: Path, world: World
 ) -> None:
     with patch.object(mechanisms, "unpackable", lambda _: ""):
@@ -123,7 +123,7 @@ def test_a_mechanism_that_nobody_has_named_is_found_by_comparing(
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3-MoE", "Gemma 3", "gpt-oss", "GPT-2"])
-def test_rounding_to_bfloat16_is_no_reason(name: str, tmp_path: Path, world: World) -> None:
+def test_rounding_to_bfloat16_does_not_make_a_model_unpackable(name: str, tmp_path: Path, world: World) -> None:
     assert not load_policy(save_family(name, tmp_path), world.mesh, dtype=torch.bfloat16).unpacked
 
 
@@ -140,15 +140,13 @@ def test_a_model_that_looks_ahead_is_refused(tiny_model: Path, world: World, mon
         load_policy(tiny_model, world.mesh)
 
 
-def test_a_model_whose_logits_are_other_ones_is_refused(
-    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_with_other_logits_is_refused(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mechanisms, "DIVIDED", ())
     with pytest.raises(ModelFolderError, match="GraniteForCausalLM: its logits are not hidden"):
         load_policy(save_family("Granite", tmp_path), world.mesh)
 
 
-def test_a_model_whose_forward_fails_here_is_refused(
+def test_a_model_whose_forward_fails_is_refused(
     tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
@@ -162,7 +160,7 @@ def test_a_model_whose_forward_fails_here_is_refused(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_model_whose_packed_numbers_are_none_is_not_packed(
+def test_a_model_with_nonfinite_packed_states_is_not_packed(
     dtype: torch.dtype, tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overflows(self: Policy, *_: Any) -> Tensor:
@@ -173,7 +171,7 @@ def test_a_model_whose_packed_numbers_are_none_is_not_packed(
     assert load_policy(tiny_model, world.mesh, dtype=dtype).unpacked.endswith("off by inf of their size")
 
 
-def test_a_model_without_finite_numbers_is_refused(
+def test_a_model_with_nonfinite_states_is_refused(
     tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
@@ -196,17 +194,17 @@ def test_a_model_without_finite_numbers_is_refused(
         ({"indices": torch.zeros(1), "position_ids": torch.zeros(1)}, "indices"),
     ],
 )
-def test_attention_takes_no_argument_that_it_does_not_know(arguments: dict[str, Any], named: str) -> None:
+def test_attention_refuses_unknown_arguments(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(UnknownAttention, match=f"Identity attends with {named}$"):
         attend(arguments)
 
 
-def test_attention_takes_no_mask_that_a_model_changed() -> None:
+def test_attention_refuses_a_changed_mask() -> None:
     with pytest.raises(UnknownAttention, match="a mask of its own"):
         attend({}, changed=True)
 
 
-def test_what_changes_nothing_is_taken() -> None:
+def test_attention_accepts_arguments_without_effect() -> None:
     positions = torch.arange(3)[None]
     same = attend({"position_ids": positions, "use_cache": False, "s_aux": None, "sliding_window": 3})
     torch.testing.assert_close(same, attend({}), rtol=0, atol=0)
@@ -226,7 +224,7 @@ def attend(arguments: dict[str, Any], *, changed: bool = False) -> Tensor:
 # -- on several ranks ------------------------------------------------------------------------------------------------
 
 
-def test_two_ranks_decide_alike_and_make_the_step_of_one(tmp_path: Path, world: World) -> None:
+def test_two_ranks_decide_alike_and_compute_the_same_step_as_one(tmp_path: Path, world: World) -> None:
     folders = [save_family(name, tmp_path / name) for name in ("gpt-oss", "Gemma 2, no cap of logits", "LFM2")]
     alone = steps(folders, world)
     run_ranks("rank_families.py", 2, tmp_path / "out.json", *folders)
@@ -236,7 +234,7 @@ def test_two_ranks_decide_alike_and_make_the_step_of_one(tmp_path: Path, world: 
         assert both[name] == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_attention_function_has_a_name_of_its_own() -> None:
+def test_the_attention_function_is_registered_under_its_own_name() -> None:
     from transformers import AttentionInterface
 
     attention.register()

@@ -51,7 +51,7 @@ def step(policy: Policy, world: World, **settings: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("how", TRAINED)
-def test_it_is_the_policy_of_the_start_and_changes_nothing_of_the_policy(
+def test_the_reference_is_the_initial_policy_and_does_not_change_the_policy(
     tiny_model: Path, world: World, how: str
 ) -> None:
     policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
@@ -69,13 +69,13 @@ def test_it_is_the_policy_of_the_start_and_changes_nothing_of_the_policy(
         assert torch.equal(logprobs(policy), moved)
 
 
-def test_with_frozen_layers_it_holds_the_trained_ones_only(tiny_model: Path, world: World) -> None:
+def test_with_frozen_layers_the_reference_holds_only_trained_ones(tiny_model: Path, world: World) -> None:
     policy = load_policy(tiny_model, world.mesh, train_layers=1)
     assert Reference(policy).tensors.keys() == {name for name, _ in policy.trainable()}
 
 
 @pytest.mark.parametrize("how", TRAINED)
-def test_another_models_folder(tiny_model: Path, other_model: Path, world: World, how: str) -> None:
+def test_a_reference_of_another_models_folder(tiny_model: Path, other_model: Path, world: World, how: str) -> None:
     policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
     before, reference = logprobs(policy), Reference(policy)
     reference.overlay(other_model, world)
@@ -84,7 +84,7 @@ def test_another_models_folder(tiny_model: Path, other_model: Path, world: World
     assert torch.equal(logprobs(policy), before)
 
 
-def test_a_folder_with_a_part_of_the_tensors_is_the_base_with_them(
+def test_a_folder_with_some_tensors_overlays_the_base(
     tiny_model: Path, other_model: Path, world: World, tmp_path: Path
 ) -> None:
     name = "model.norm.weight"
@@ -99,7 +99,7 @@ def test_a_folder_with_a_part_of_the_tensors_is_the_base_with_them(
 
 
 @pytest.mark.parametrize("how", TRAINED)
-def test_a_checkpoint(tiny_model: Path, world: World, tmp_path: Path, how: str) -> None:
+def test_the_reference_can_be_a_checkpoint(tiny_model: Path, world: World, tmp_path: Path, how: str) -> None:
     policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
     step(policy, world)
     parts = checkpoint_writer.state_of("policy", policy, make_optimizer(policy, TrainerConfig()))
@@ -148,7 +148,7 @@ def test_scores_do_not_depend_on_microbatches(tiny_model: Path, other_model: Pat
         assert (a.proximal is None) == (kl == "loss")
 
 
-def test_scores_are_of_their_own_tokens(tiny_model: Path, other_model: Path, world: World) -> None:
+def test_scores_are_placed_at_their_own_tokens(tiny_model: Path, other_model: Path, world: World) -> None:
     _, samples = judged(tiny_model, other_model, world, Algorithm(kl_coef=0.1))
     other = load_policy(other_model, world.mesh)
     for sample in samples:
@@ -159,7 +159,7 @@ def test_scores_are_of_their_own_tokens(tiny_model: Path, other_model: Path, wor
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_loss_draws_the_policy_to_its_reference(
+def test_the_kl_loss_moves_the_policy_to_its_reference(
     tiny_model: Path, other_model: Path, world: World, estimator: Any
 ) -> None:
     algorithm = Algorithm(kl_coef=0.5, kl_estimator=estimator, correction="none")
@@ -172,7 +172,7 @@ def test_the_loss_draws_the_policy_to_its_reference(
     assert metrics[0]["grad_norm"] > 0
 
 
-def test_a_policy_that_is_its_reference_has_no_divergence(tiny_model: Path, world: World) -> None:
+def test_a_policy_equal_to_its_reference_has_no_divergence(tiny_model: Path, world: World) -> None:
     policy = load_policy(tiny_model, world.mesh)
     algorithm = Algorithm(preset="rloo", kl_coef=0.1)
     models = Models(policy=policy, reference=Reference(policy))
@@ -185,7 +185,7 @@ def test_a_policy_that_is_its_reference_has_no_divergence(tiny_model: Path, worl
     assert metrics["kl_reference"] == pytest.approx(0, abs=1e-6)
 
 
-def test_the_reward_pays_for_the_divergence_token_by_token(tiny_model: Path, other_model: Path, world: World) -> None:
+def test_the_kl_penalty_lowers_the_reward_per_token(tiny_model: Path, other_model: Path, world: World) -> None:
     algorithm = Algorithm(preset="reinforce++", normalization="none", kl_coef=0.1)
     _, samples = judged(tiny_model, other_model, world, algorithm)
     for sample in samples:

@@ -34,12 +34,12 @@ def kept_bytes(policy: Policy, batch: Microbatch) -> int:
     return sum(size for pointer, size in kept.items() if pointer not in parameters)
 
 
-def test_checkpointed_blocks_keep_less(tiny_model: Path, world: World) -> None:
+def test_activation_checkpointing_keeps_fewer_activations(tiny_model: Path, world: World) -> None:
     plain = load_policy(tiny_model, world.mesh)
     again = load_policy(tiny_model, world.mesh, activation_checkpointing=True)
     assert kept_bytes(again, microbatch()) < kept_bytes(plain, microbatch()) / 2
 
 
-def test_there_is_nothing_to_offload_without_a_gpu(tiny_model: Path, world: World) -> None:
+def test_cpu_offload_needs_a_gpu(tiny_model: Path, world: World) -> None:
     with pytest.raises(UserError, match=r"trainer\.cpu_offload"):
         load_policy(tiny_model, world.mesh, cpu_offload=True)

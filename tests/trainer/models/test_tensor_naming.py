@@ -58,15 +58,13 @@ def theirs(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logprobs_are_those_of_transformers(kind: str, tmp_path: Path, world: World) -> None:
+def test_logprobs_equal_those_of_transformers(kind: str, tmp_path: Path, world: World) -> None:
     folder = save_kind(kind, tmp_path, shard="20KB")
     torch.testing.assert_close(ours(load_policy(folder, world.mesh)), theirs(folder), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_exported_and_published_has_the_names_of_the_base_model(
-    kind: str, tmp_path: Path, world: World
-) -> None:
+def test_exports_and_versions_have_the_base_models_tensor_names(kind: str, tmp_path: Path, world: World) -> None:
     base = save_kind(kind, tmp_path / "base", shard="20KB")
     policy = trained(base, world)
     assert not torch.allclose(ours(policy), theirs(base), atol=1e-2)
@@ -88,7 +86,7 @@ def test_what_is_exported_and_published_has_the_names_of_the_base_model(
     assert all(torch.equal(full(reference.tensors[name]), whole[name]) for name in whole)
 
 
-def test_adapters_beside_experts_are_merged(tmp_path: Path, world: World) -> None:
+def test_adapters_of_layers_beside_experts_are_merged(tmp_path: Path, world: World) -> None:
     base = save_kind("mixtral", tmp_path / "base")
     adapter = LoraConfig(rank=2, targets=["q_proj"])
     policy = trained(base, world, adapter)

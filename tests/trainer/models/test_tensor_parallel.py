@@ -74,7 +74,7 @@ def alone(root: Path, tmp_path_factory: pytest.TempPathFactory, world: World) ->
     ("ranks", "replicas", "cases"),
     [(2, 1, CASES), (4, 1, CASES[:1]), pytest.param(4, 2, CASES[:1], marks=pytest.mark.slow)],
 )
-def test_two_tensor_ranks_make_the_update_of_one(
+def test_two_tensor_ranks_compute_the_same_update_as_one(
     root: Path, alone: dict[tuple[str, str], Found], world: World, tmp_path: Path, ranks: int, replicas: int, cases: Any
 ) -> None:
     run_ranks("rank_tensor.py", ranks, tmp_path, replicas, 2, *(f"{root / name}:{kind}" for name, kind in cases))
@@ -117,7 +117,7 @@ def norm(tensors: Found, prefix: str) -> float:
         ("Mixtral", 2, r"the plan of MixtralForCausalLM has layers\.0\.mlp\.experts as 'moe_tp_experts', which"),
     ],
 )
-def test_what_cannot_be_split_is_named(tmp_path: Path, family: str, ranks: int, says: str) -> None:
+def test_a_model_that_cannot_be_split_is_named(tmp_path: Path, family: str, ranks: int, says: str) -> None:
     import transformers
 
     config = getattr(transformers, f"{family}Config")(
@@ -133,7 +133,7 @@ def test_what_cannot_be_split_is_named(tmp_path: Path, family: str, ranks: int, 
         parallelize(lm, SimpleNamespace(size=lambda: ranks))  # type: ignore[arg-type]
 
 
-def test_both_nearest_sizes_are_named(tmp_path: Path) -> None:
+def test_both_nearest_valid_sizes_are_named(tmp_path: Path) -> None:
     lm, _ = loading.build(
         save("Llama", tmp_path, num_attention_heads=12, num_key_value_heads=12, intermediate_size=48, hidden_size=48)
     )

@@ -13,7 +13,7 @@ from agentrl.trainer.publish.tensor_buckets import digests, in_buckets
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 40))
-def test_buckets_keep_the_order_and_are_as_large_as_they_may(sizes: list[int], room: int) -> None:
+def test_buckets_keep_the_order_and_are_filled_up_to_the_limit(sizes: list[int], room: int) -> None:
     tensors = {str(i): torch.zeros(size) for i, size in enumerate(sizes)}
     buckets = in_buckets(tensors, 4 * room)
     assert [name for bucket in buckets for name in bucket] == list(tensors)
@@ -26,7 +26,7 @@ def sha(*tensors: torch.Tensor) -> str:
     return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()[:16]
 
 
-def test_digests_are_of_what_engines_keep() -> None:
+def test_digests_cover_the_tensors_that_engines_keep() -> None:
     q, k, v, up, head = (torch.randn(3, 2) for _ in range(5))
     norm, embedding = torch.randn(4), torch.randn(64, 2)
     layer = "model.layers.0"
@@ -48,7 +48,7 @@ def test_digests_are_of_what_engines_keep() -> None:
     }
 
 
-def test_what_is_of_another_type_than_the_engines_is_not_compared() -> None:
+def test_tensors_of_another_type_than_the_engines_are_not_compared() -> None:
     """Engines may keep them in either."""
     tensors = {"a.weight": torch.ones(4, 4, dtype=torch.bfloat16), "norm.weight": torch.ones(4)}
     assert digests(tensors, torch.bfloat16) == {"a.weight": hashlib.sha256(b"\x80\x3f" * 16).hexdigest()[:16]}

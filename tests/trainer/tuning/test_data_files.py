@@ -53,13 +53,13 @@ def ids(item: Item | None) -> list[list[int]]:
         TALK | {"tools": None},
     ],
 )
-def test_spellings_of_one_conversation(renderer: Renderer, row: dict[str, Any]) -> None:
+def test_rows_that_spell_one_conversation_give_the_same_item(renderer: Renderer, row: dict[str, Any]) -> None:
     item = data_files.conversation(renderer, row, "1")
     assert texts(renderer, item) == ["dcba<|im_end|>"]
     assert ids(item) == ids(data_files.conversation(renderer, TALK, "1"))
 
 
-def test_recorded_tokens_stay_as_they_are(renderer: Renderer) -> None:
+def test_recorded_tokens_stay_unchanged(renderer: Renderer) -> None:
     (sample,) = data_files.conversation(
         renderer, {"input_ids": [5, 6, 7, 8], "loss_mask": [False, False, True, True]}, "1"
     )
@@ -81,7 +81,7 @@ def test_tools_are_in_the_prompt(renderer: Renderer) -> None:
         {"chosen": [ASK, ANSWER], "rejected": [ASK, ANSWER | {"content": "no"}]},
     ],
 )
-def test_spellings_of_one_pair(renderer: Renderer, row: dict[str, Any]) -> None:
+def test_rows_that_spell_one_pair_give_the_same_item(renderer: Renderer, row: dict[str, Any]) -> None:
     item = data_files.preference(renderer, row, "1")
     assert item is not None
     assert texts(renderer, item) == ["dcba<|im_end|>", "no<|im_end|>"]
@@ -89,7 +89,7 @@ def test_spellings_of_one_pair(renderer: Renderer, row: dict[str, Any]) -> None:
     assert {s.tokens.group_id for s in item} == {"1"}
 
 
-def test_only_what_differs_of_two_conversations_is_compared(renderer: Renderer) -> None:
+def test_the_common_beginning_of_two_conversations_is_the_prompt(renderer: Renderer) -> None:
     again = [ASK, ANSWER, ASK]
     item = data_files.preference(
         renderer, {"chosen": [*again, ANSWER], "rejected": [*again, ANSWER | {"content": "no"}]}, "1"
@@ -98,11 +98,11 @@ def test_only_what_differs_of_two_conversations_is_compared(renderer: Renderer) 
     assert texts(renderer, item) == ["dcba<|im_end|>", "no<|im_end|>"]
 
 
-def test_a_pair_of_the_same_is_none(renderer: Renderer) -> None:
+def test_a_pair_of_equal_answers_gives_no_item(renderer: Renderer) -> None:
     assert data_files.preference(renderer, {"prompt": "a", "chosen": "b", "rejected": "b"}, "1") is None
 
 
-def test_parquet_is_what_jsonl_is(renderer: Renderer, tmp_path: Path) -> None:
+def test_parquet_and_jsonl_give_the_same_items(renderer: Renderer, tmp_path: Path) -> None:
     rows = [TALK, {"messages": [ASK, ANSWER, ASK, ANSWER | {"content": "é\n"}]}]
     make = partial(data_files.conversation, renderer)
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")

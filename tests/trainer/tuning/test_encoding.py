@@ -93,12 +93,12 @@ def test_only_the_completion_is_trained(renderer: Renderer) -> None:
     assert sample.tokens.input_ids.tolist() == whole.tokens.input_ids.tolist()
 
 
-def test_what_no_answer_follows_is_left_out(renderer: Renderer) -> None:
+def test_messages_after_the_last_answer_are_left_out(renderer: Renderer) -> None:
     (sample,) = encode(renderer, [*TALK, {"role": "user", "content": "and?"}])
     assert sample.tokens.input_ids.tolist() == recorded(renderer, TALK)[0]
 
 
-def test_where_the_format_drops_reasoning_a_second_sequence_begins(tmp_path: Path) -> None:
+def test_a_format_that_drops_reasoning_starts_a_second_sequence(tmp_path: Path) -> None:
     renderer = with_template(tmp_path, FORGETFUL)
     thoughtful = [m | {"reasoning_content": f"hm {m['content']}"} if m["role"] == "assistant" else m for m in TALK]
     samples = encode(renderer, thoughtful)
@@ -109,9 +109,9 @@ def test_where_the_format_drops_reasoning_a_second_sequence_begins(tmp_path: Pat
     assert {s.tokens.group_id for s in samples} == {"0"}
 
 
-def test_a_template_that_hides_the_answers_beginning_is_refused(tmp_path: Path) -> None:
+def test_a_template_that_changes_the_answers_beginning_is_refused(tmp_path: Path) -> None:
     renderer = with_template(tmp_path, FORCING)
-    with pytest.raises(UserError, match=r"messages\[2\]: the chat format does not write this turn behind its own"):
+    with pytest.raises(UserError, match=r"messages\[2\]: the chat format does not write this turn after its own"):
         encode(renderer, TALK)
 
 
@@ -128,7 +128,7 @@ def test_a_template_that_hides_the_answers_beginning_is_refused(tmp_path: Path) 
         ([*TALK[:2], {"role": "assistant", "content": 7}], r"messages\[2\].content: must be a string"),
     ],
 )
-def test_bad_messages_are_refused_by_their_place(
+def test_bad_messages_are_refused_with_their_index(
     renderer: Renderer, messages: list[dict[str, object]], says: str
 ) -> None:
     with pytest.raises(UserError, match=says):

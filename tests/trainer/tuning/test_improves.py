@@ -62,7 +62,7 @@ def run(kind: str, items: list[Item], folder: Path, out: Path, world: World, ran
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_imitating_what_was_rewarded_raises_the_reward(
+def test_imitating_rewarded_episodes_raises_the_reward(
     rank: int, tiny_model: Path, world: World, tmp_path: Path
 ) -> None:
     items = recorded.conversations(rollout(tiny_model), SftDataConfig(run="r", min_reward=1.0))
@@ -72,7 +72,7 @@ def test_imitating_what_was_rewarded_raises_the_reward(
 
 
 @pytest.mark.parametrize(("kind", "rank"), [("dpo", 0), ("ipo", 0), ("dpo", 8)])
-def test_preferring_what_was_rewarded_raises_the_reward(
+def test_preferring_rewarded_episodes_raises_the_reward(
     kind: str, rank: int, tiny_model: Path, world: World, tmp_path: Path
 ) -> None:
     items = recorded.pairs(rollout(tiny_model), PairDataConfig(run="r", pairs_per_group=4))
@@ -83,7 +83,7 @@ def test_preferring_what_was_rewarded_raises_the_reward(
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_the_reward_model_learns_which_was_rewarded(rank: int, tiny_model: Path, world: World, tmp_path: Path) -> None:
+def test_the_reward_model_learns_the_rewarded_answer(rank: int, tiny_model: Path, world: World, tmp_path: Path) -> None:
     items = recorded.pairs(rollout(tiny_model), PairDataConfig(run="r", pairs_per_group=4))
     metrics = run("reward-model", items, tiny_model, tmp_path, world, rank)
     assert metrics[0]["loss"] > 0.6

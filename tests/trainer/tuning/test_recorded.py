@@ -43,7 +43,7 @@ def exported(history: History) -> dict[str, dict[str, Any]]:
     return {row["trajectory_id"]: row for page in pages for row in page}
 
 
-def test_tokens_are_those_of_the_store_and_no_output_is_too_old(history: History) -> None:
+def test_tokens_equal_the_stores_and_outputs_of_any_age_are_trained(history: History) -> None:
     known = exported(history)
     found = recorded.read(history.db, SftDataConfig(run="test"))
     whole = {key for key, row in known.items() if row["state"] != "rejected" and row["trainable_tokens"]}
@@ -100,7 +100,7 @@ NEXT = [trajectory("e", 0.1 + 0.2 + 0.3, group="h"), trajectory("f", 0.3 + 0.2 +
         ({"best_of_group": 3, "min_reward": 0.7}, ["b", "d"]),
     ],
 )
-def test_the_best_are_imitated(filters: dict[str, Any], left: list[str]) -> None:
+def test_the_best_episodes_are_imitated(filters: dict[str, Any], left: list[str]) -> None:
     items = recorded.conversations([*GROUP, *NEXT], SftDataConfig(run="test", **filters))
     assert names(items) == left
     for (sample,) in items:
@@ -139,7 +139,7 @@ def test_answers_to_different_prompts_make_no_pair() -> None:
     assert names(recorded.pairs([*GROUP, *elsewhere], PairDataConfig(run="test"))) == ["b/c"]
 
 
-def test_the_longest_path_stands_for_an_episode() -> None:
+def test_the_path_with_the_most_trained_tokens_represents_an_episode() -> None:
     short = random_trajectory(np.random.default_rng(0), [5, 6, 7], group="g", name="short", turns=1)
     short = dataclasses.replace(short, episode_id=GROUP[1].episode_id, episode_return=1.0)
     assert names(recorded.pairs([short, *GROUP[1:3]], PairDataConfig(run="test", pairs_per_group=9))) == ["b/c"]

@@ -77,7 +77,7 @@ def test_long_items_are_left_out_and_counted(tmp_path: Path) -> None:
     assert data.notes == ["left out 1 items of more than 80 tokens"]
 
 
-def test_pairs_of_the_same_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_pairs_of_equal_answers_are_left_out_and_counted(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "chosen": "b", "rejected": answer} for answer in "bcd"]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = load_data(config("dpo", tmp_path, {"file": str(tmp_path / "rows.jsonl")}), TINY)
@@ -91,12 +91,12 @@ def test_tokens_of_another_model_are_refused(tmp_path: Path) -> None:
         load_data(config("sft", tmp_path, {"file": str(tmp_path / "rows.jsonl")}), TINY)
 
 
-def test_filters_that_leave_nothing_say_so(runs_dir: Path) -> None:
+def test_filters_that_select_nothing_are_refused(runs_dir: Path) -> None:
     with pytest.raises(UserError, match="data: 0 items, of which held_out takes 0: none are left to train"):
         load_data(config("sft", runs_dir, {"run": "test", "min_reward": 9.0}), TINY)
 
 
-def test_a_database_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_database_is_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/empty.db"
     with pytest.raises(StoreError, match=r"empty\.db does not exist"):
         load_data(config("sft", tmp_path, {"run": "test", "database_url": url}), TINY)

@@ -77,7 +77,7 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_gradients_are_those_of_separate_sequences(
+def test_loss_and_gradients_equal_those_of_separate_sequences(
     kind: str, tiny_model: Path, other_model: Path, world: World
 ) -> None:
     items = random_items(kind)
@@ -116,7 +116,7 @@ def test_a_pair_shares_its_prompt(tiny_model: Path, other_model: Path, world: Wo
     assert metrics["tokens_computed"] <= sum(lengths) - 2 - prompt
 
 
-def test_two_ranks_make_the_step_of_one(tiny_model: Path, other_model: Path, tmp_path: Path) -> None:
+def test_two_ranks_compute_the_same_step_as_one(tiny_model: Path, other_model: Path, tmp_path: Path) -> None:
     unpacked = save_family("Phi-3, longrope", tmp_path / "unpacked")
     for ranks in (1, 2):
         run_ranks("tuning/rank_tuning.py", ranks, tiny_model, other_model, unpacked, tmp_path)
@@ -130,7 +130,7 @@ def test_two_ranks_make_the_step_of_one(tiny_model: Path, other_model: Path, tmp
         torch.testing.assert_close(right[name], left[name], rtol=1e-4, atol=1e-5)
 
 
-def test_the_reference_is_the_model_itself_at_first(tiny_model: Path, world: World) -> None:
+def test_the_reference_equals_the_model_at_first(tiny_model: Path, world: World) -> None:
     config = config_of("dpo")
     method, model, items = prepared(config, random_items("dpo"), tiny_model, world)
     metrics = step.score(model, items, method, config.trainer, world)

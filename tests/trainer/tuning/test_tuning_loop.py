@@ -42,7 +42,7 @@ def lines(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(("kind", "rank"), [*((kind, 0) for kind in KINDS), ("dpo", 4)])
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+def test_a_stopped_run_resumes_with_the_same_result(
     kind: str, rank: int, tiny_model: Path, world: World, tmp_path: Path
 ) -> None:
     straight, halting, stop = tmp_path / "straight", tmp_path / "halting", Stop()
@@ -63,7 +63,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_what_is_held_out_is_scored_first_and_with_checkpoints(tiny_model: Path, world: World, tmp_path: Path) -> None:
+def test_held_out_items_are_scored_first_and_at_checkpoints(tiny_model: Path, world: World, tmp_path: Path) -> None:
     tune(config("dpo", tmp_path, steps=5), tiny_model, data("dpo"), world, Stop())
     found = lines(tmp_path)
     assert [line["step"] for line in found if "held_out/loss" in line] == [0, 2, 4, 5]
@@ -71,7 +71,7 @@ def test_what_is_held_out_is_scored_first_and_with_checkpoints(tiny_model: Path,
     assert {"loss", "accuracy", "margin", "reward_chosen", "grad_norm", "lr", "epoch"} <= found[1].keys()
 
 
-def test_lines_of_steps_that_are_made_again_are_dropped(tiny_model: Path, world: World, tmp_path: Path) -> None:
+def test_metric_lines_of_repeated_steps_are_deleted(tiny_model: Path, world: World, tmp_path: Path) -> None:
     class Killed(Exception):
         pass
 
@@ -97,7 +97,7 @@ def test_old_checkpoints_go_and_a_finished_run_stays_finished(tiny_model: Path, 
     assert lines(tmp_path) == before
 
 
-def test_a_damaged_checkpoint_is_passed_over(tiny_model: Path, world: World, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped(tiny_model: Path, world: World, tmp_path: Path) -> None:
     made = config("sft", tmp_path)
     tune(made, tiny_model, data("sft"), world, Stop())
     newest = tmp_path / "test" / "checkpoints" / "step-000004-sft"
@@ -116,7 +116,7 @@ def test_other_data_and_fewer_steps_are_refused(tiny_model: Path, world: World, 
         tune(config("sft", tmp_path, steps=3), tiny_model, data("sft"), world, Stop())
 
 
-def test_the_model_is_a_folder_of_transformers(tiny_model: Path, world: World, tmp_path: Path) -> None:
+def test_transformers_loads_the_exported_model(tiny_model: Path, world: World, tmp_path: Path) -> None:
     tune(config("sft", tmp_path), tiny_model, data("sft"), world, Stop())
     trained = read_part(tmp_path / "test" / "checkpoints" / "step-000004-sft", "policy", world)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "test" / "model")
@@ -125,7 +125,7 @@ def test_the_model_is_a_folder_of_transformers(tiny_model: Path, world: World, t
 
 
 @pytest.mark.parametrize("train_layers", [None, 1])
-def test_the_reward_model_is_a_classifier_of_transformers(
+def test_transformers_loads_the_reward_model_as_a_classifier(
     tiny_model: Path, world: World, tmp_path: Path, train_layers: int | None
 ) -> None:
     made = config("reward-model", tmp_path, train_layers=train_layers)
@@ -152,7 +152,7 @@ def test_the_reward_model_is_a_classifier_of_transformers(
 
 
 @pytest.mark.parametrize("kind", ["sft", "reward-model"])
-def test_an_adapter_is_merged_and_left_alone(kind: str, tiny_model: Path, world: World, tmp_path: Path) -> None:
+def test_an_adapter_is_exported_merged_and_by_itself(kind: str, tiny_model: Path, world: World, tmp_path: Path) -> None:
     tune(config(kind, tmp_path, lora={"rank": 4}, lr=1e-2), tiny_model, data(kind), world, Stop())
     settings: dict[str, Any] = {"dtype": torch.float32} | ({"num_labels": 1} if kind == "reward-model" else {})
     loader = AutoModelForCausalLM if kind == "sft" else AutoModelForSequenceClassification
@@ -168,7 +168,7 @@ def test_an_adapter_is_merged_and_left_alone(kind: str, tiny_model: Path, world:
     assert changed == (layers if kind == "sft" else layers | {"score"})
 
 
-def test_an_epoch_is_every_item_once_in_an_order_of_its_own() -> None:
+def test_each_epoch_has_every_item_once_in_a_new_order() -> None:
     items = random_items("sft", 10)
     names = {item[0].tokens.trajectory_id for item in items}
     epochs = [
@@ -180,7 +180,7 @@ def test_an_epoch_is_every_item_once_in_an_order_of_its_own() -> None:
     assert [len(batch_of(items, k, 3, 7)) for k in range(1, 5)] == [3, 3, 3, 1]
 
 
-def test_held_out_items_are_others_and_some_must_be_left() -> None:
+def test_held_out_items_are_not_trained_and_some_must_remain() -> None:
     items = random_items("sft", 5)
     made = split(items, 2, 0, [])
     assert (len(made.train), len(made.held_out)) == (3, 2)
