@@ -1,4 +1,6 @@
-"""Messages → ids, ids → messages, and the bridge from one turn to the next. Importing it loads no torch."""
+"""Renders messages to token ids, parses sampled ids to messages, and extends a prompt by new turns. Imports
+no torch.
+"""
 
 from agentrl.rendering.registry import load_renderer
 from agentrl.rendering.renderer import (

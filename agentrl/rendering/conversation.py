@@ -33,7 +33,7 @@ KEY_BYTES = 16
 
 
 def canonical(message: Json) -> Json:
-    """The one spelling of a message that all equal ones share. Accepts any JSON object with a role."""
+    """The canonical form of a message, equal for equivalent spellings. Accepts any JSON object with a role."""
     role = role_of(message)
     plain: Json = {"role": role}
     if content := _content(message.get("content")):
@@ -48,7 +48,7 @@ def canonical(message: Json) -> Json:
 
 
 def root_key(tools: Sequence[Json] | None, template_options: Json | None = None) -> bytes:
-    """The key of the empty conversation: what a prompt contains besides messages."""
+    """The key of the empty conversation: tools and template options."""
     return _root_key(_dump({"tools": list(tools or []), "options": template_options or {}}))
 
 
@@ -58,12 +58,12 @@ def _root_key(spelled: bytes) -> bytes:
 
 
 def chain_key(prefix_key: bytes, message: Json) -> bytes:
-    """The key of the conversation `prefix_key` with one more message."""
+    """The key of the conversation `prefix_key` plus one message."""
     return _digest(prefix_key, canonical(message))
 
 
 def chain_keys(root: bytes, messages: Iterable[Json]) -> list[bytes]:
-    """The keys of every prefix of a conversation, from the first message alone to all of them."""
+    """The keys of all prefixes of a conversation."""
     keys: list[bytes] = []
     for message in messages:
         keys.append(chain_key(keys[-1] if keys else root, message))
@@ -76,7 +76,7 @@ def _digest(prefix: bytes, value: Json) -> bytes:
 
 
 def _dump(value: Json) -> bytes:
-    """JSON with sorted keys. A value that orjson does not write (integers beyond 64 bits) is written by `json`."""
+    """JSON with sorted keys; `json` serializes values that orjson cannot."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:
@@ -84,7 +84,7 @@ def _dump(value: Json) -> bytes:
 
 
 def _content(content: Any) -> Any:
-    """Text parts joined; a list with other parts stays a list, with nulls dropped."""
+    """Join text parts; a list with other parts stays a list, without nulls."""
     if not isinstance(content, list):
         return content
     texts = [part["text"] for part in content if isinstance(part, dict) and part.get("type") == "text"]
@@ -100,7 +100,7 @@ def _tool_call(call: Json) -> Json:
 
 
 def _value(value: Any) -> Any:
-    """JSON without nulls in objects and without the difference between 1 and 1.0."""
+    """Normalize JSON: no nulls in objects, and 1 equals 1.0."""
     match value:
         case dict():
             return {key: _value(item) for key, item in value.items() if item is not None}

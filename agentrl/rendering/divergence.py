@@ -1,4 +1,4 @@
-"""How a conversation departs from a recorded one: pure functions over messages, told apart as `canonical` does.
+"""Finds where a conversation diverges from a recorded one: pure functions over canonical messages.
 
 recorded   system  user  answer  user    answer
 sent       system  user  answer  user'   …
@@ -18,7 +18,7 @@ from agentrl.rendering.conversation import canonical
 from agentrl.rendering.messages import role_of
 
 QUOTE_CHARS = 20
-"""A shorter answer says nothing when another message contains it."""
+"""Shorter answers are ignored, since other messages may contain them by chance."""
 _TELLS_TIME = re.compile(
     r".*\d.*|(mon|tue|wed|thu|fri|sat|sun)|(mon|tues|wednes|thurs|fri|satur|sun)day|[ap]\.?m"
     r"|jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|oct(ober)?|nov(ember)?"
@@ -32,14 +32,14 @@ Change = Literal["edited", "dropped", "moved", "inserted"]
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """`index` counts the messages of the later conversation from 0."""
+    """A divergence. `index` is the position in the later conversation, from 0."""
 
     index: int
     reason: ForkReason
 
 
 def plain(messages: Iterable[Json], known: dict[int, Json] | None = None) -> list[Json]:
-    """Canonical messages. `known` keeps them by identity, for conversations that share messages."""
+    """Canonical messages. `known` caches them by identity, for conversations that share messages."""
     if known is None:
         return [canonical(message) for message in messages]
     for message in messages:
@@ -49,50 +49,48 @@ def plain(messages: Iterable[Json], known: dict[int, Json] | None = None) -> lis
 
 
 def leading_system(messages: Sequence[Json]) -> int:
-    """How many system messages a conversation begins with."""
+    """The number of leading system messages."""
     return next((i for i, m in enumerate(messages) if role_of(m) != "system"), len(messages))
 
 
 def fingerprint(system: Sequence[Json]) -> list[str]:
-    """What an agent is known by: its plain system messages, without what tells the time, counts or names an instance.
-
-    Words with a digit, days of the week and months are left out.
-    """
+    """An agent's fingerprint: its system messages without words that have digits or name days and months."""
     texts = (_text(message).split() for message in system)
     return [" ".join(word for word in words if not _TELLS_TIME.fullmatch(word.strip(".,;:!?()"))) for words in texts]
 
 
 def common(one: Sequence[Json], other: Sequence[Json]) -> int:
-    """How many messages two plain conversations begin with together."""
+    """Length of the common prefix of two canonical conversations."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def nearest(recorded: Sequence[Sequence[Json]], sent: Sequence[Json]) -> int:
-    """Which plain conversation `sent` stems from: the most messages in common, then the most answers, then the latest.
+    """The index of the recorded conversation from which `sent` stems: most common messages, then most answers, then
+    latest.
 
     `recorded` must not be empty.
     """
-    said = {mark(message) for message in sent if message["role"] == "assistant"}
+    sent_answers = {mark(message) for message in sent if message["role"] == "assistant"}
     marks: dict[int, str] = {}  # by identity: recorded conversations share messages
 
     def answers(messages: Sequence[Json]) -> set[str]:
-        found = [message for message in messages if message["role"] == "assistant"] if said else []
+        found = [message for message in messages if message["role"] == "assistant"] if sent_answers else []
         for message in found:
             if id(message) not in marks:
                 marks[id(message)] = mark(message)
         return {marks[id(message)] for message in found}
 
     def rank(index: int) -> tuple[int, int, int]:
-        return common(recorded[index], sent), len(answers(recorded[index]) & said), index
+        return common(recorded[index], sent), len(answers(recorded[index]) & sent_answers), index
 
     return max(range(len(recorded)), key=rank)
 
 
 def compare(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergence | None:
-    """Where plain `sent` departs from plain `recorded`, and why; None where it goes on from it, or repeats it.
+    """Where `sent` diverges from `recorded`, and why; None when it continues or repeats it.
 
-    Compacted: several answers were left out, or the first turn, before one that was kept; or all of several. A single
-    message that was dropped, moved or put in is an edit (`change`).
+    COMPACTED means that several answers, the first turn, or all of several turns were left out. A single dropped, moved
+    or inserted message is an edit (`change`).
     """
     at = common(recorded, sent)
     if at in (len(recorded), len(sent)):
@@ -103,7 +101,7 @@ def compare(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergence | None
 
 
 def change(recorded: Sequence[Json], sent: Sequence[Json], at: int) -> Change:
-    """What became of the first message that differs, `at`, of two plain conversations."""
+    """How the first different message, at index `at`, changed."""
     stays = mark(recorded[at]) in map(mark, sent[at:])
     known = mark(sent[at]) in map(mark, recorded[at:])
     if stays:
@@ -117,7 +115,7 @@ def textless(message: Json) -> Json:
 
 
 def without_ids(message: Json) -> Json:
-    """A plain message without the ids of tool calls."""
+    """A canonical message without the ids of tool calls."""
     bare = {name: value for name, value in message.items() if name != "tool_call_id"}
     if "tool_calls" in bare:
         calls = bare["tool_calls"]
@@ -126,7 +124,7 @@ def without_ids(message: Json) -> Json:
 
 
 def quoting(answers: Iterable[Json], messages: Sequence[Json]) -> int | None:
-    """The first of plain `messages` that quotes the text of one of the plain `answers`, as a summary does."""
+    """The index of the first message that quotes one of the answers, as a summary does; None without one."""
     texts = {text for answer in answers if len(text := _text(answer).strip()) >= QUOTE_CHARS}
     for index, message in enumerate(messages):
         if message["role"] in ("user", "system") and any(text in _text(message) for text in texts):
@@ -135,7 +133,7 @@ def quoting(answers: Iterable[Json], messages: Sequence[Json]) -> int | None:
 
 
 def mark(message: Json) -> str:
-    """Equal for messages that differ in ids alone."""
+    """A key that is equal for messages that differ only in ids."""
     return json.dumps(without_ids(message), sort_keys=True)
 
 
@@ -145,7 +143,7 @@ def _text(message: Json) -> str:
 
 
 def _left_out(recorded: Sequence[Json], sent: Sequence[Json], at: int) -> bool:
-    """Whether turns of `recorded`, which differs from `sent` at message `at`, were left out: see `compare`."""
+    """Whether turns of `recorded` were left out from message `at` on (see `compare`)."""
     before, now = _answers(recorded, at), _answers(sent, at)
     if not now:
         return len(before) > 1 and at > leading_system(sent)
@@ -166,13 +164,13 @@ def _left_out(recorded: Sequence[Json], sent: Sequence[Json], at: int) -> bool:
 
 
 def _answers(messages: Sequence[Json], start: int) -> list[tuple[int, str]]:
-    """Index and mark of each answer from message `start` on."""
+    """Index and key of each answer from message `start` on."""
     behind = enumerate(messages[start:], start)
     return [(index, mark(message)) for index, message in behind if message["role"] == "assistant"]
 
 
 def _cause(before: Json, now: Json) -> ForkReason:
-    """What became of one message."""
+    """The reason for the change of one message."""
     same = before["role"] == now["role"] and before.get("content") == now.get("content")
     if same and now["role"] == "tool":
         return ForkReason.CALL_IDS_CHANGED

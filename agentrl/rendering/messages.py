@@ -1,4 +1,4 @@
-"""Reading chat messages in OpenAI's shape: the few accessors that every renderer shares."""
+"""Accessors for chat messages in OpenAI's format, shared by all renderers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrl.domain.schemas import Json
 
 
 def text_of(message: Json) -> str:
-    """The text of a message: a string, or its text parts joined; "" for null."""
+    """The text of a message: a string, or its joined text parts; "" for null."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(part["text"] for part in content)
@@ -17,7 +17,7 @@ def text_of(message: Json) -> str:
 
 
 def role_of(message: Json) -> str:
-    """The role a model knows: `developer` is what newer SDKs call `system`."""
+    """The role that a model knows: `developer` becomes `system`."""
     role: str = message["role"]
     return "system" if role == "developer" else role
 
@@ -29,11 +29,11 @@ def function_of(tool: Json) -> Json:
 
 
 MAX_DEPTH = 100
-"""Arguments nested deeper are text: no tool asks for them, and walking them would end in a RecursionError."""
+"""Deeper arguments stay text, since walking them would raise RecursionError."""
 
 
 def parse_arguments(arguments: Any) -> Any:
-    """Tool arguments as a value. Text that is not JSON stays the text it is; no text means no arguments."""
+    """Parse tool arguments. Text that is not JSON stays text; empty text means no arguments."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     if not arguments.strip():
@@ -41,14 +41,14 @@ def parse_arguments(arguments: Any) -> Any:
     try:
         value = json.loads(arguments)
         if "\\u" in arguments:
-            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-    except (ValueError, RecursionError):  # models write anything, also a thousand brackets
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is invalid
+    except (ValueError, RecursionError):  # invalid or too deeply nested
         return arguments
     return arguments if deeper_than(MAX_DEPTH, value) else value
 
 
 def deeper_than(depth: int, value: Any) -> bool:
-    """Whether lists and objects are nested more than `depth` deep."""
+    """Whether lists and objects are nested more than `depth` levels deep."""
     level = [value]
     for _ in range(depth):
         level = [

@@ -1,6 +1,6 @@
-"""`chat_template_kwargs`: what a request tells its chat template besides messages and tools, e.g. not to think.
+"""`chat_template_kwargs`: the template options of a request, for example to disable thinking.
 
-Options are part of the key that a conversation is recognised by (`root_key`).
+Options are part of a conversation's key (`root_key`).
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from agentrl.errors import RequestError, did_you_mean
 PARAM = "chat_template_kwargs"
 MAX_OPTIONS = 16
 MAX_TEXT = 64
-"""Characters of a value that is a string."""
+"""Maximum characters of a string value."""
 CAPACITY = 64
-"""Renderers with options that are kept, of one model."""
+"""Renderers with options to cache per model."""
 RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 )
-"""What the proxy decides."""
+"""Variables reserved for the proxy."""
 _ALIKE = ("enable_thinking", "thinking")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def check_options(options: Json | None) -> Json:
-    """The options that say something. Raises RequestError 400 for names and values that no template is given."""
-    said = {name: value for name, value in (options or {}).items() if value is not None}
-    if len(said) > MAX_OPTIONS:
-        raise _refused(f"{len(said)} options: at most {MAX_OPTIONS} are taken")
-    for name, value in said.items():
+    """Return the non-null options. Raises RequestError 400 for invalid names and values."""
+    given_options = {name: value for name, value in (options or {}).items() if value is not None}
+    if len(given_options) > MAX_OPTIONS:
+        raise _refused(f"{len(given_options)} options: at most {MAX_OPTIONS} are taken")
+    for name, value in given_options.items():
         if not _NAME.fullmatch(name):
             raise _refused(f"{name[:MAX_TEXT]!r} is no name of an option")
         if name in RESERVED or name.endswith("_token"):
             raise _refused(f"{name}: is not for the caller to decide")
         if not _is_plain(value):
             raise _refused(f"{name}: must be true, false, a number, or a string of at most {MAX_TEXT} characters")
-    return said
+    return given_options
 
 
 def known_options(options: Json, known: Collection[str], format: str, *, reasons: bool) -> Json:
-    """The options that a format has, by its own names. Raises RequestError 400 for one that it has not.
+    """Map options to the format's own names. Raises RequestError 400 for an unknown option.
 
-    Thinking is `enable_thinking` or `thinking`. Where a format has none of it, it is off already.
+    Thinking is `enable_thinking` or `thinking`. In a format without reasoning it is already off.
     """
     chosen: Json = {}
     for name, value in options.items():
@@ -62,19 +62,19 @@ def known_options(options: Json, known: Collection[str], format: str, *, reasons
 
 
 def thinking_option(known: Collection[str]) -> str | None:
-    """The option by which a format is told whether to think. None where it has none."""
+    """The option that enables thinking; None without one."""
     return next((name for name in _ALIKE if name in known), None)
 
 
 def with_thinking(options: Json, thinks: bool | None, option: str | None) -> Json:
-    """The options with `option` set to `thinks`, unless one of them is None or the options set it themselves."""
+    """Set `option` to `thinks`, unless either is None or the options set it already."""
     if thinks is None or option is None or any(name in options for name in _ALIKE):
         return options
     return {**options, option: thinks}
 
 
 def spelled(options: Json) -> str:
-    """Options as the key of a memory."""
+    """Options as a cache key."""
     return json.dumps(options, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""`load_renderer(folder)`: the renderer that speaks a model's own chat format."""
+"""`load_renderer(folder)`: selects the renderer of a model folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ PROBE: list[Json] = [
     {"role": "assistant", "content": "\ntrue\n"},
     {"role": "user", "content": "é"},
 ]
-"""A conversation with what templates tend to change: outer white space, line breaks, characters beyond ASCII."""
+"""A probe of what templates often change: outer white space, line breaks, non-ASCII characters."""
 
 
 def load_renderer(model_dir: Path, name: str | None = None) -> Renderer:
     """The renderer of a model folder.
 
-    `name`, or `{"renderer": NAME}` in the folder's renderer.json, decides: `chatml`, `template`, or a family of the
-    `renderers` package. Otherwise the first that reproduces the folder's own chat template: ChatML, a family that
-    knows the model, the generic bridge over the template.
-    Raises ModelFolderError where the template writes tool calls that no format reads back.
+    `name`, or `{"renderer": NAME}` in the folder's renderer.json, selects `chatml`, `template`, or a family of the
+    `renderers` package. Otherwise the first that reproduces the folder's chat template is used: ChatML, a family, or
+    the generic template renderer. Raises ModelFolderError when no format reads the template's tool calls.
     """
     folder = read_folder(model_dir)
     match name or folder.renderer:
@@ -46,7 +45,7 @@ def load_renderer(model_dir: Path, name: str | None = None) -> Renderer:
 
 
 def chatml(folder: ModelFolder) -> ChatMLRenderer:
-    """Our ChatML, with the template's own default system prompt."""
+    """The ChatML renderer with the template's default system prompt."""
     return ChatMLRenderer(
         folder.tokenizer(),
         default_system=_default_system(folder),
@@ -56,7 +55,7 @@ def chatml(folder: ModelFolder) -> ChatMLRenderer:
 
 
 def _readable(renderer: TemplateRenderer, folder: ModelFolder) -> Renderer:
-    """Raises ModelFolderError for a template whose tool calls would stay text: an agent would never see them."""
+    """Raise ModelFolderError for a template whose tool calls cannot be parsed."""
     assert folder.template is not None
     if not renderer.reads_calls and knows_tools(folder.template):
         model = folder.config.get("model_type") or "this model"
@@ -68,14 +67,14 @@ def _readable(renderer: TemplateRenderer, folder: ModelFolder) -> Renderer:
 
 
 def generic(folder: ModelFolder) -> TemplateRenderer:
-    """The bridge over whatever template the folder has."""
+    """The generic renderer over the folder's template."""
     if folder.template is None:
         raise ModelFolderError(f"model folder {folder.path} has no chat template and no ChatML tokens")
     return TemplateRenderer(folder)
 
 
 def plain_chatml(folder: ModelFolder) -> ChatMLRenderer | None:
-    """Our ChatML where the folder's template writes just that, id by id, or where there is no template."""
+    """The ChatML renderer, if the folder's template produces the same ids or is missing; else None."""
     tokenizer = folder.tokenizer()
     if tokenizer.token_to_id(START) is None or tokenizer.token_to_id(END) is None:
         return None
@@ -92,7 +91,7 @@ def plain_chatml(folder: ModelFolder) -> ChatMLRenderer | None:
 
 
 def _default_system(folder: ModelFolder) -> str | None:
-    """What the template puts into a system turn when a conversation has none."""
+    """The template's system message for conversations without one."""
     if folder.template is None:
         return None
     text = folder.template.render(PROBE)

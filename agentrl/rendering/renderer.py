@@ -1,4 +1,4 @@
-"""What rendering promises: messages → ids, ids → message, and how one turn extends another."""
+"""The interface of renderers: messages → ids, ids → message, and the extension of a prompt by new turns."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from agentrl.domain.schemas import ForkReason, Json
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """Text that follows the content sent so far."""
+    """Text to append to the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Text that follows the reasoning sent so far."""
+    """Text to append to the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of tool call `index`. The first one of an index names the call; later ones extend its arguments."""
+    """A part of tool call `index`. The first part names the call; later ones append to its arguments."""
 
     index: int
     id: str | None
@@ -40,7 +40,7 @@ Delta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A finished tool call; `arguments` is JSON text as the model wrote it."""
+    """A complete tool call. `arguments` is the JSON text that the model wrote."""
 
     id: str
     name: str
@@ -49,9 +49,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """A whole output as a message. `deltas` are the last ones, not yet returned by `push`.
+    """A complete output as a message. `deltas` are those that `push` has not returned yet.
 
-    `content` is None only beside tool calls or reasoning; an output without anything has the content "".
+    `content` is None only with tool calls or reasoning; an empty output has the content "".
     """
 
     content: str | None
@@ -62,7 +62,7 @@ class ParsedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """How the next prompt extends `previous_ids`: by `delta_ids`, or not at all, for `reason`."""
+    """The extension of `previous_ids` by `delta_ids`, or the `reason` why there is none."""
 
     delta_ids: list[int] | None
     reason: ForkReason | None = None
@@ -74,10 +74,10 @@ class Bridge:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The beginning of a tool call, written for the model: `ids` go behind the prompt, and into the parser.
+    """The opening of a tool call, written for the model: `ids` are appended to the prompt and passed to the parser.
 
-    `grammar` is what the tokens sampled behind them must match, as a sampling parameter of SGLang (`structural_tag` or
-    `regex`). Without one nothing says that they are a call.
+    `grammar` constrains the following tokens, as an SGLang sampling parameter (`structural_tag` or `regex`). Without it
+    the output need not be a call.
     """
 
     ids: list[int]
@@ -85,10 +85,10 @@ class Opening:
 
 
 class OutputParser(ABC):
-    """Reads sampled ids into deltas. How the stream was cut does not matter: a run of ids means what each of them does.
+    """Parses sampled ids into deltas, independently of how the stream was split.
 
-    The finished message is the concatenation of all deltas: what was streamed is what is recorded. The first stop
-    token ends the message and is no part of its text.
+    The final message is the concatenation of all deltas, so the recorded message equals the streamed one. The first
+    stop token ends the message and is not part of its text.
     """
 
     def __init__(self, stop_token_ids: Iterable[int]) -> None:
@@ -98,7 +98,7 @@ class OutputParser(ABC):
         self._sent: list[Delta] = []
 
     def push(self, ids: Sequence[int]) -> list[Delta]:
-        """The deltas that `ids`, which follow those pushed before, make certain."""
+        """Parse further ids; returns the deltas that are certain."""
         assert not self._finished, "push after finish"
         if self._stop is not None:
             return []
@@ -107,7 +107,7 @@ class OutputParser(ABC):
         return self._send(self._run(ids))
 
     def finish(self) -> ParsedOutput:
-        """The whole message. Call once, after the last id."""
+        """The complete message. Call it once, after the last id."""
         assert not self._finished, "finish called twice"
         self._finished = True
         last = self._send(self._end())
@@ -120,33 +120,33 @@ class OutputParser(ABC):
 
     @abstractmethod
     def _run(self, ids: Sequence[int]) -> Iterator[Delta]:
-        """The deltas that more ids, none of them a stop token, make certain; joined, they do not depend on the cut."""
+        """The certain deltas for ids without stop tokens. Their concatenation is independent of the split."""
 
     @abstractmethod
     def _end(self) -> Iterator[Delta]:
-        """What was held back until no more ids can come."""
+        """The deltas that were held back until the end."""
 
 
 class Renderer(Protocol):
-    """Messages ↔ ids of one model. `messages` have passed `validate_messages`; tools are in OpenAI's shape."""
+    """Converts messages to ids and back for one model. `messages` are validated; tools are in OpenAI's format."""
 
     name: str
     stop_token_ids: list[int]
-    vocab_size: int  # ids are below it
+    vocab_size: int  # exclusive upper bound of ids
     max_context: int | None  # tokens, prompt and output together
-    max_chars: int | None  # a longer text, white space aside, never fits into it; None where no bound is known
-    reasons: bool  # the format has a place for reasoning
-    thinking_option: str | None  # the option that tells the format whether to think; None: it has none
+    max_chars: int | None  # longest text that can fit, without white space; None: unknown
+    reasons: bool  # whether the format has reasoning
+    thinking_option: str | None  # the option that enables thinking; None: there is none
 
     def with_options(self, options: Json) -> Renderer:
-        """The same model, its chat format told `options` (checked by `check_options`).
+        """The renderer with the given template options (validated by `check_options`).
 
-        Raises RequestError 400 for an option that the format does not have.
+        Raises RequestError 400 for an unknown option.
         """
         ...
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
-        """The prompt: the whole conversation, ending with the generation prompt."""
+        """Render the conversation, with the generation prompt."""
         ...
 
     def bridge(
@@ -157,10 +157,10 @@ class Renderer(Protocol):
         *,
         messages_before: list[Json] | None = None,
     ) -> Bridge:
-        """What follows `previous_ids` (an earlier call's prompt and output) when `messages_after` were added.
+        """The extension of `previous_ids` (an earlier call's prompt and output) by `messages_after`.
 
-        The delta ends with the generation prompt. `messages_before` is the conversation that `previous_ids` stand
-        for, the sampled reply included; renderers that must ask a chat template prove stability on it.
+        It ends with the generation prompt. `messages_before` is the conversation of `previous_ids`, with the sampled
+        reply; template renderers need it to prove that the prefix is stable.
         """
         ...
 
@@ -169,38 +169,37 @@ class Renderer(Protocol):
         ...
 
     def text_parser(self) -> OutputParser:
-        """A parser that reads no markup: the text up to a stop token, special tokens left out."""
+        """A parser without markup: the text up to a stop token, without special tokens."""
         ...
 
     def opening(self, tools: list[Json], name: str | None) -> Opening:
-        """The beginning of a call of the tool `name`, or of any: what the model would write until it has a choice.
+        """The opening of a call of the tool `name`, or of any tool.
 
-        With one tool, any is that one. Raises RequestError 400 for a `name` that is no tool's, and where the format
-        cannot do it.
+        Raises RequestError 400 for an unknown `name`, and for a format without openings.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """A raw prompt: special tokens spelled in it count, with what the tokenizer itself puts first."""
+        """Encode a raw prompt with the tokenizer's prefix; special tokens in it are recognised."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens included."""
+        """Decode ids, special tokens included."""
         ...
 
 
 def new_call_id() -> str:
-    """An id for a tool call, unique over all interactions: it tells equal conversations apart."""
+    """A unique id for a tool call. It distinguishes otherwise equal conversations."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def places(ids: Sequence[int], wanted: Set[int]) -> list[int]:
-    """Where the ids stand that are in a set; most runs have none."""
+    """The positions of ids that are in a set."""
     return [] if wanted.isdisjoint(ids) else [i for i, token in enumerate(ids) if token in wanted]
 
 
 def merge(deltas: Iterable[Delta]) -> list[Delta]:
-    """The same stream with neighbours of one kind joined and empty ones left out."""
+    """Join adjacent deltas of one kind and drop empty ones."""
     merged: list[Delta] = []
     for delta in deltas:
         match delta, merged[-1] if merged else None:
@@ -216,7 +215,7 @@ def merge(deltas: Iterable[Delta]) -> list[Delta]:
 
 
 def gather(deltas: Iterable[Delta], last: list[Delta]) -> ParsedOutput:
-    """The message that a stream of deltas adds up to."""
+    """The message of a stream of deltas."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: dict[int, ToolCall] = {}

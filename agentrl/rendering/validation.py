@@ -1,4 +1,4 @@
-"""Refuse messages and tools that cannot be rendered, with a 400 that names the place."""
+"""Rejects messages and tools that cannot be rendered, with a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from agentrl.errors import RequestError, did_you_mean
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NOT_RENDERED = {"function_call": "use tool_calls", "audio": "the model reads text"}
-"""Fields of messages that would be lost, and what to do instead."""
+"""Message fields that would be lost, with alternatives."""
 
 
 def validate_messages(messages: Any) -> None:
-    """Check a conversation in OpenAI's shape. Raises RequestError with a param like `messages[3].content`."""
+    """Validate a conversation in OpenAI's format. Raises RequestError with a param like `messages[3].content`."""
     if not isinstance(messages, list) or not messages:
         raise _refused("must be a non-empty list", "messages")
     for i, message in enumerate(messages):
@@ -21,7 +21,7 @@ def validate_messages(messages: Any) -> None:
 
 
 def validate_tools(tools: Any) -> None:
-    """Check a request's tools. Raises RequestError with a param like `tools[0].function.name`."""
+    """Validate a request's tools. Raises RequestError with a param like `tools[0].function.name`."""
     if tools is None:
         return
     if not isinstance(tools, list):

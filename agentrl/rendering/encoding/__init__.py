@@ -1,1 +1,1 @@
-"""Text to token ids and back: vocabularies, caches, and incremental decoding."""
+"""Encodes text to token ids and decodes it: vocabularies, caches, incremental decoding."""

@@ -1,4 +1,4 @@
-"""Byte-level vocabularies: every id stands for some bytes, whatever stands beside it."""
+"""Byte-level vocabularies, in which each id stands for a fixed byte sequence."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How much text a context can hold at most: a longer one need not be encoded to be refused.
+"""Bounds the text that fits into a context, so that longer text is rejected without encoding it.
 
-A token of a byte-level vocabulary spells no more characters than it has bytes, one of a vocabulary that falls back on
-bytes no more than it is long. So a context of n tokens holds n times the longest token; unknown words are not fused
-into one token there. White space does not count: templates strip it.
+A token of a byte-level vocabulary has at most as many characters as bytes; with byte fallback, at most its length. A
+context of n tokens therefore holds at most n times the longest token. White space is not counted, since templates strip
+it.
 """
 
 from __future__ import annotations

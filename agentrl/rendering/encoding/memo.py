@@ -1,7 +1,7 @@
-"""What was rendered last, so that a conversation's next turn need not render its beginning again.
+"""Caches rendered and encoded texts, so that the next turn of a conversation reuses its beginning.
 
-Both memories are bounded by the characters of their texts; cachetools bounds values alone, and refuses one that is
-larger than the bound.
+Both caches are limited by the characters of their texts. cachetools limits values only, and rejects a value above the
+limit.
 """
 
 from __future__ import annotations

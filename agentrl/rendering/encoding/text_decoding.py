@@ -1,4 +1,4 @@
-"""Ids → text, a few ids at a time, without ever cutting a character in half."""
+"""Decodes ids to text incrementally, without splitting characters."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextDecoder(ABC):
-    """Incremental decoding: the pieces add up to the text of all ids."""
+    """Incremental decoding. The parts concatenate to the text of all ids."""
 
     @abstractmethod
     def push_run(self, ids: Sequence[int]) -> str:
-        """The text that more ids complete. What may be the first bytes of a character waits for the next ones."""
+        """The text completed by more ids. An incomplete character is held back."""
 
     @abstractmethod
     def flush(self) -> str:
-        """The text that still waits: there will be no more, or something else than text follows."""
+        """The text that was held back, at the end."""
 
     def push(self, token: int) -> str:
-        """The text that one more id completes."""
+        """The text completed by one more id."""
         return self.push_run((token,))
 
 
 def text_decoder(tokenizer: Tokenizer) -> TextDecoder:
-    """A decoder for one text of a tokenizer."""
+    """A decoder for one text."""
     table = token_bytes(tokenizer)
     return ContextDecoder(tokenizer) if table is None else ByteDecoder(table)
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of `ids`, special tokens included."""
+    """Decode ids, special tokens included."""
     table = token_bytes(tokenizer)
     if table is None:
         return tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -47,9 +47,9 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def reasoning_tokens(ids: Sequence[int], reasoning: str | None, decode: Callable[[Sequence[int]], str]) -> int:
-    """How many of an output's `ids` are reasoning: all up to where its text ends, the marker before it included.
+    """The number of reasoning tokens in an output, up to the end of the reasoning, its marker included.
 
-    0 without `reasoning`, and where the output does not spell it in one piece. `decode` is the renderer's.
+    0 without `reasoning`, and when the output does not contain it contiguously. `decode` is the renderer's.
     """
     if not reasoning or reasoning not in decode(ids):
         return 0
@@ -57,7 +57,7 @@ def reasoning_tokens(ids: Sequence[int], reasoning: str | None, decode: Callable
 
 
 class ByteDecoder(TextDecoder):
-    """For byte-level vocabularies: the bytes of the ids, read as UTF-8."""
+    """For byte-level vocabularies: decodes bytes as UTF-8."""
 
     def __init__(self, table: TokenBytes) -> None:
         self._table = table
@@ -73,10 +73,9 @@ class ByteDecoder(TextDecoder):
 
 
 class ContextDecoder(TextDecoder):
-    """For tokenizers whose ids read otherwise at the beginning: the ids of the last piece are kept as context.
+    """For tokenizers whose ids decode differently at the start: keeps the last ids as context.
 
-    Ids whose text ends with U+FFFD may be the first bytes of a character, so they wait. So do ids without text: a
-    context of those would be none.
+    Ids whose text ends with U+FFFD may be an incomplete character and are held back, as are ids without text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -1,13 +1,13 @@
-"""Text → ids by remembered units: of a new text most words have been encoded before.
+"""Encodes text by cached units, since most words of a new text have been encoded before.
 
-Byte-level BPE tokenizers of the GPT kind cut a text into words before they merge anything, and they always cut before a
-space that follows another character than white space. So the ids of a text are those of its *units*, the parts between
-such cuts, one after the other:
+Byte-level BPE tokenizers of the GPT kind split a text into words before merging, and always before a space that follows
+a non-space character. The ids of a text are therefore the concatenated ids of its *units*, the parts between such
+splits:
 
     The answer  is 47.\\n  Next   →   "The" " answer  is" " 47.\\n  Next"
 
-Why they always cut there: each alternative of their patterns (`_ALTERNATIVES`) matches a space as its first character
-or behind other white space only, and none looks back, or further ahead than to see whether white space has ended.
+Each alternative of their patterns (`_ALTERNATIVES`) matches a space only as its first character or after other white
+space, and none looks back, or ahead past the end of white space.
 """
 
 from __future__ import annotations

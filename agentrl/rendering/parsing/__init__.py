@@ -1,1 +1,1 @@
-"""Sampled text to messages: reasoning and tool calls in every output format."""
+"""Parses sampled text to messages, with reasoning and tool calls in all output formats."""

@@ -1,9 +1,8 @@
-"""Sampled ids as one text in which every marker token is a letter of its own.
+"""Maps marker tokens to single letters, so that formats can use regular expressions over text and markers.
 
-A marker that is one token of the vocabulary counts as that token only: the same characters spelled by other tokens are
-text. So such a token stands in the text as half of a surrogate pair, which no decoded text holds. Regular expressions
-over markers are written with the markers' own spelling and translated once. A marker that the vocabulary does not have
-stays as it is spelled, and is found in the text.
+A marker that is a token of the vocabulary matches only that token; the same characters from other tokens are text. The
+letter of a marker is a lone surrogate, which no decoded text contains. A marker that is not in the vocabulary is
+matched as text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What stands between the markers of a tool call, read exactly: one reader for each way of writing calls.
+"""Reads the text between the markers of a tool call, with one reader per call syntax.
 
-A reader either reads a call as the model wrote it, or none: nothing is repaired, completed or guessed.
+A reader accepts exactly what the model wrote, without repairs or guesses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*("?)', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One call; `id` where the format writes it."""
+    """A call, with its `id` where the format has one."""
 
     name: str
     arguments: str  # JSON
@@ -29,32 +29,32 @@ class Found:
 
 
 Items = list[Found | str]
-"""Calls, and text that stands between or behind them."""
+"""Calls, and text between or after them."""
 
 
 class CallReader(ABC):
-    """Reads the body of a block: the text between a call's markers, with letters for marker tokens."""
+    """Reads the text between a call's markers, with letters for marker tokens."""
 
     def __init__(self, alphabet: Alphabet) -> None:
         self._alphabet = alphabet
 
     @abstractmethod
     def read(self, body: str, parameters: Parameters) -> Items | None:
-        """The calls of a whole body; None where it is not one that the format writes."""
+        """The calls of a complete body; None when it is not in the format."""
 
     @abstractmethod
     def goes_on(self, body: str) -> bool:
-        """Whether a closing marker behind `body` stands in the middle of a value, and closes nothing."""
+        """Whether a closing marker after `body` is inside a value and does not close the call."""
 
     def _pattern(self, pattern: str) -> re.Pattern[str]:
-        """A regular expression in which `«marker»` is a marker."""
+        """Compile a regular expression in which `«marker»` stands for a marker."""
         return re.compile(re.sub("«(.*?)»", lambda found: self._quoted(found[1]), pattern), re.DOTALL)
 
     def _quoted(self, marker: str) -> str:
         return re.escape(self._alphabet.marked(marker))
 
     def _object(self, text: str) -> str | None:
-        """JSON arguments as clients get them; None where `text` is no JSON object."""
+        """Normalize JSON arguments for clients; None when `text` is not a JSON object."""
         try:
             value = read_json(self._alphabet.spelled(text))
         except ValueError:
@@ -163,10 +163,10 @@ class XmlReader(CallReader):
 
 
 class MarkedReader(CallReader):
-    """A name, then arguments, each between an opening and a closing marker."""
+    """A name and arguments, each between an opening and a closing marker."""
 
     def __init__(self, alphabet: Alphabet, head: str, argument: str, opening: str, closing: str) -> None:
-        """`head` captures the call's name, `argument` one argument: its key first."""
+        """`head` captures the call's name, `argument` an argument, key first."""
         super().__init__(alphabet)
         self._head, self._argument = self._pattern(head), self._pattern(argument)
         self._opening, self._closing = alphabet.marked(opening), alphabet.marked(closing)
@@ -275,12 +275,12 @@ class KimiK3Reader(MarkedReader):
 
 
 def is_name(text: str) -> bool:
-    """Whether a tool may be called that."""
+    """Whether a text is a valid tool name."""
     return _NAME.fullmatch(text) is not None
 
 
 def call_of(value: Any, keys: tuple[str, ...]) -> Found | None:
-    """A call out of a JSON object; its arguments are under the first of `keys` that it has."""
+    """Read a call from a JSON object; its arguments are under the first key of `keys` that exists."""
     match value:
         case {"name": str(name), **rest} if is_name(name):
             arguments = parse_arguments(next((rest[key] for key in keys if key in rest), None))
@@ -291,7 +291,7 @@ def call_of(value: Any, keys: tuple[str, ...]) -> Found | None:
 
 
 def in_string(text: str) -> bool:
-    """Whether a JSON text ends within a string, which holds no line break."""
+    """Whether a JSON text ends inside a string."""
     closed = True
     for found in _QUOTED.finditer(text):
         closed = bool(found[1])

@@ -1,8 +1,8 @@
-"""Call syntax: how models without a tool format of their own write a tool call, as plain text.
+"""Call syntax: tool calls as plain text, for models without a tool format.
 
-`calc(12+35)` calls a tool whose only parameter is a string; `add({"a": 1, "b": 2})` calls any other. An output is a
-call when its whole text, outer white space aside, is one. With a bare string the bracket that closes the first one
-must be the last character, so `f(1) + f(2)` is content.
+`calc(12+35)` calls a tool whose only parameter is a string; `add({"a": 1, "b": 2})` calls any other tool. An output is
+a call when its whole stripped text is one. With a bare string, the bracket that closes the first one must be the last
+character, so `f(1) + f(2)` is content.
 """
 
 from __future__ import annotations

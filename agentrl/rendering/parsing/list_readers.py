@@ -1,4 +1,4 @@
-"""Formats whose calls have no end of their own: JSON, or Python's call syntax, up to the end of the reply."""
+"""Reads calls without a closing marker: JSON or Python call syntax up to the end of the reply."""
 
 from __future__ import annotations
 

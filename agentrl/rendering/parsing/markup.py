@@ -41,7 +41,7 @@ class _Mode(Enum):
 
 
 class MarkupParser(OutputParser):
-    """Content, reasoning and tool calls of an output."""
+    """Parses an output into content, reasoning and tool calls."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MarkupParser(OutputParser):
         self._tail = ""  # text that may become a marker
         self._gap = ""  # white space, or a section's beginning, that what follows may turn into layout
         self._layout = False  # the gap stands beside a marker
-        self._said = False  # there is content
+        self._has_content = False  # there is content
         self._in_section = False
         self._sectioned = False  # the section has held a call
         self._opener = ""
@@ -142,13 +142,13 @@ class MarkupParser(OutputParser):
             self._gap += text
             return
         text = self._gap + text
-        if self._mode is _Mode.CONTENT and self._bare and not self._said:
+        if self._mode is _Mode.CONTENT and self._bare and not self._has_content:
             if text.lstrip()[0] in self._bare:
                 self._gap = ""
                 self._open_block("", text)
                 return
             self._bare = ""
-        if self._after_marker or (self._trims and not self._said and self._mode is _Mode.CONTENT):
+        if self._after_marker or (self._trims and not self._has_content and self._mode is _Mode.CONTENT):
             text = text.lstrip()
         kept = text.rstrip()
         self._gap = text[len(kept) :]
@@ -158,7 +158,7 @@ class MarkupParser(OutputParser):
             if self._mode is _Mode.REASONING:
                 yield ReasoningDelta(kept)
             else:
-                self._said = True
+                self._has_content = True
                 yield ContentDelta(kept)
 
     def _on_marker(self, marker: str) -> Generator[Delta, None, str]:
@@ -261,7 +261,7 @@ class MarkupParser(OutputParser):
         if self._in_section:
             self._gap, self._sectioned = self._gap.replace(self._section, ""), True
         self._layout, self._bare, self._may_think = True, "", False
-        self._after_marker = not self._said
+        self._after_marker = not self._has_content
         for item in items:
             if isinstance(item, str):
                 yield from self._on_text(item)

@@ -1,4 +1,4 @@
-"""Output formats: how each kind of model writes reasoning and tool calls."""
+"""The output formats: how models write reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ CALL, END_CALL = "<tool_call>", "</tool_call>"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Format:
-    """How a model writes its replies. Markers are spelled out; those in `atoms` count as single tokens too."""
+    """How a model writes its replies. Markers listed in `atoms` are also single tokens."""
 
     name: str
     reader: Reader
     blocks: Mapping[str, str | None]
-    """What a call stands between; without an end it goes on to the end of the reply."""
+    """The markers around a call; without a closing marker the call extends to the end of the reply."""
     think: tuple[str, str] = (THINK, END_THINK)
     section: tuple[str, str] | None = None
-    """What stands around all calls of a reply."""
+    """The markers around all calls of a reply."""
     needs_section: bool = False
     """Whether a call outside of a section is text."""
     dropped: tuple[str, ...] = ()
-    """Markers that only frame content."""
+    """Markers around content, which are removed."""
     bare: str = ""
-    """What a reply begins with that may be a call without any marker."""
+    """The start of a call without markers."""
     atoms: tuple[str, ...] = ()
-    """Tokens that markers, or the bodies of calls, are made of."""
+    """Tokens of which markers and calls consist."""
     ends_reasoning: bool = True
-    """Whether a call of a reply that has ended closes reasoning that was never closed."""
+    """Whether a call closes reasoning that is still open when the reply ends."""
     new_id: Callable[[], str] = field(default=new_call_id)
     reasoning_key: str = "reasoning_content"
-    """Where its templates look for the reasoning of a message."""
+    """The message field in which templates expect reasoning."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Every marker."""
+        """All markers."""
         ends = [end for end in self.blocks.values() if end is not None]
         return (*self.think, *self.blocks, *ends, *(self.section or ()), *self.dropped)
 
 
 def short_id() -> str:
-    """Nine letters and digits: other ids are refused by Mistral's templates."""
+    """A random id of nine letters and digits, the only form that Mistral's templates accept."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
@@ -156,4 +156,4 @@ MISTRAL = Format(
 LFM = Format(name="lfm", reader=PythonReader, blocks={"<|tool_call_start|>": "<|tool_call_end|>"})
 
 FORMATS = (HERMES, XML, PAIRS, KIMI, DEEPSEEK, MINIMAX, DSML, DSML_V3, GEMMA, KIMI_K3, MISTRAL, LFM, LLAMA, LLAMA4)
-"""What a chat template may write, tried in this order."""
+"""The formats of chat templates, in the order of attempts."""

@@ -1,4 +1,4 @@
-"""Which format a family or a chat template writes, and the parser for it."""
+"""Selects the output format and the parser of a family or a chat template."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from agentrl.rendering.parsing.segments import HarmonyParser, InklingParser, Seg
 from agentrl.rendering.renderer import OutputParser
 
 Reads = Format | type[SegmentParser]
-"""How replies are read."""
+"""How replies are parsed."""
 
 TEMPLATES: Sequence[Reads] = (*FORMATS, HarmonyParser, InklingParser)
-"""What a chat template may write, tried in this order."""
+"""The formats of chat templates, in the order of attempts."""
 
 FAMILIES: Mapping[str, Reads] = {
     **dict.fromkeys(("qwen3", "qwen3-vl"), HERMES),
@@ -48,11 +48,11 @@ FAMILIES: Mapping[str, Reads] = {
     "llama-3": LLAMA,
     "minimax-m2": MINIMAX,
 }
-"""What each family of the `renderers` package writes. One that is missing here cannot be read."""
+"""The format of each family of the `renderers` package. Missing families are not supported."""
 
 
 def alphabet_of(reads: Reads, tokenizer: Tokenizer) -> Alphabet:
-    """The letters of a format's marker tokens."""
+    """The alphabet of a format's markers."""
     if isinstance(reads, Format):
         return alphabet(tokenizer, (*reads.markers, *reads.atoms))
     return alphabet(tokenizer, (reads.opens, *reads.bodies, *reads.ends, *reads.others))
@@ -69,7 +69,7 @@ def output_parser(
     in_reasoning: bool = False,
     trims: bool = False,
 ) -> OutputParser:
-    """A parser for one output of a prompt; the options are `MarkupParser`'s."""
+    """A parser for one output of a prompt; the options are those of `MarkupParser`."""
     if isinstance(reads, Format):
         return MarkupParser(
             tokenizer, stop_token_ids, reads, tools, thinks=thinks, in_reasoning=in_reasoning, trims=trims

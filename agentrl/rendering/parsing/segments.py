@@ -1,9 +1,9 @@
-"""Reads replies that are several messages, each with a header: gpt-oss's Harmony, and Inkling.
+"""Parses replies that consist of several messages with headers: gpt-oss's Harmony, and Inkling.
 
     header  marker  body  end   header  marker  body  end   …
 
-Header and marker say what a body is: reasoning, content, or the arguments of a call. Bodies of the first two are
-streamed; a call is sent when its body has ended. What has no place in the format is content, with its markers.
+Header and marker determine whether a body is reasoning, content, or the arguments of a call. Reasoning and content are
+streamed; a call is emitted at the end of its body. Other text is content, with its markers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SegmentParser(OutputParser):
         self._name = ""
         self._gap = ""
         self._fresh = True  # nothing of this body has been sent
-        self._said: set[Kind] = set()
+        self._seen_kinds: set[Kind] = set()
         self._calls = 0
         self._inners = 0  # markers within arguments
         for text in self._header_of(prompt_ids[-PROMPT_TAIL:]):
@@ -173,10 +173,10 @@ class SegmentParser(OutputParser):
         self._gap = text[len(kept) :]
         if not kept:
             return
-        if self._fresh and kind in self._said:
+        if self._fresh and kind in self._seen_kinds:
             kept = BREAK + kept
         self._fresh = False
-        self._said.add(kind)
+        self._seen_kinds.add(kind)
         kept = self._alphabet.spelled(kept)
         yield ReasoningDelta(kept) if kind is Kind.REASONING else ContentDelta(kept)
 

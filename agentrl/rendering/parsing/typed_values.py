@@ -1,7 +1,7 @@
-"""Argument values that a format writes without quotes, read by the tool's JSON schema.
+"""Converts unquoted argument values by the tool's JSON schema.
 
-XML-style formats write the text `true` for a boolean and for a string alike; the parameter's type decides. A value that
-fits no type of its parameter is a string: the tool may judge it.
+XML-style formats write `true` for a boolean and for a string alike, so the parameter's type decides. A value that fits
+no type of its parameter stays a string.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Messages to token ids: chat templates, hand-written families, and the openings of tool calls."""
+"""Renders messages to token ids: chat templates, model families, and the openings of tool calls."""

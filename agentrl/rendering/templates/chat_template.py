@@ -1,4 +1,4 @@
-"""Chat templates: Jinja in a sandbox, with the filters and globals that model folders count on."""
+"""Renders Jinja chat templates in a sandbox, with the filters and globals that model folders use."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from agentrl.rendering.options import RESERVED
 
 
 class ChatTemplate:
-    """One model's chat template: messages → text."""
+    """The chat template of one model: messages → text."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile `source`; `special_tokens` (`bos_token`, …) are visible to it by name."""
+        """Compile `source`. The special tokens (`bos_token`, …) are template variables."""
         self.source = source
-        self.text_arguments = False  # arguments of tool calls are JSON text, not values
+        self.text_arguments = False  # pass tool-call arguments as JSON text instead of values
         self._special_tokens = dict(special_tokens)
         environment = _environment()
         try:
@@ -34,7 +34,7 @@ class ChatTemplate:
             raise ModelFolderError(f"chat template does not compile: {error}") from error
         given = {*self._special_tokens, *environment.globals, *RESERVED}
         self.options = frozenset(name for name in names - given if not name.endswith("_token"))
-        """Names that a request may give a value."""
+        """Variables that a request may set."""
 
     def render(
         self,
@@ -44,7 +44,7 @@ class ChatTemplate:
         generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as text; `options` are further variables. Raises RequestError(400) when it is refused."""
+        """Render a conversation; `options` are further variables. Raises RequestError(400) when the template fails."""
         variables = {
             **self._special_tokens,
             "messages": [for_template(message, text_arguments=self.text_arguments) for message in messages],
@@ -60,14 +60,14 @@ class ChatTemplate:
             TypeError,
             KeyError,
             AttributeError,
-        ) as error:  # a template may do anything with a message
+        ) as error:  # template code may raise anything
             raise RequestError(
                 400, f"the model's chat template refuses these messages: {error}", code="invalid_messages"
             ) from error
 
 
 def for_template(message: Json, *, text_arguments: bool = False) -> Json:
-    """A message as templates expect it: content a string, no nulls, tool arguments as values, or as their JSON."""
+    """Convert a message for templates: string content, no nulls, arguments as values or as JSON text."""
     plain = {key: value for key, value in message.items() if value is not None}
     plain |= {"role": role_of(message), "content": text_of(message)}
     if calls := message.get("tool_calls"):
@@ -95,7 +95,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the model says; here it is just its body."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text; renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -111,7 +111,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as in the training data: Jinja's own filter escapes HTML and sorts keys."""
+    """Serialize JSON as in training data. Jinja's own filter escapes HTML and sorts keys."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,9 +1,9 @@
-"""ChatML for models whose own template knows no tools: `<|im_start|>role`, text, `<|im_end|>`.
+"""Renders ChatML for models without a tool format: `<|im_start|>role`, text, `<|im_end|>`.
 
-Conversations without tools are the bytes of the model's own template. Tools use call syntax (`calls.py`): a line
-`Tools: …` ends the system message, a call is the assistant's text, a result is a turn of the role `tool`.
+Without tools, the bytes equal those of the model's template. Tools use call syntax (`call_syntax.py`): a line `Tools:
+…` ends the system message, a call is assistant text, and a result is a turn with the role `tool`.
 
-Text is encoded as text: a message that spells `<|im_end|>` does not end its turn.
+Message text is escaped: `<|im_end|>` in it does not end the turn.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ END = "<|im_end|>"
 
 
 class ChatMLRenderer(TokenizerRenderer):
-    """Renders and parses ChatML with nothing but a tokenizer.
+    """Renders and parses ChatML with a tokenizer only.
 
-    Special tokens stand at both ends of every turn and a tokenizer never merges across them, so the ids of a
-    conversation are the ids of its turns, one after the other. That is why a bridge equals a full rendering.
+    Special tokens delimit each turn and are never merged, so the ids of a conversation are the concatenated ids of its
+    turns. A bridge therefore equals a full rendering.
     """
 
     name = "chatml"
@@ -47,7 +47,7 @@ class ChatMLRenderer(TokenizerRenderer):
         vocab_size: int | None = None,
         max_context: int | None = None,
     ) -> None:
-        """`default_system` is what the model's template puts first when a conversation brings no system message."""
+        """`default_system` is the template's system message for conversations without one."""
         tokenizer.encode_special_tokens = True
         super().__init__(tokenizer, [special_id(tokenizer, END)], vocab_size, max_context)
         self._encode = EncodedTexts(units_encode(tokenizer))
@@ -58,12 +58,12 @@ class ChatMLRenderer(TokenizerRenderer):
         self._generation_prompt = [self._start, *self._encode("assistant\n")]
 
     def with_options(self, options: Json) -> ChatMLRenderer:
-        """There are none: the format has no reasoning that could be switched off."""
+        """Raises for any option: the format has none."""
         known_options(options, (), self.name, reasons=False)
         return self
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
-        """The prompt: every turn, then the generation prompt."""
+        """The prompt: all turns, then the generation prompt."""
         return self._turns(self._with_system(messages, tools), tools)
 
     def bridge(
@@ -74,23 +74,23 @@ class ChatMLRenderer(TokenizerRenderer):
         *,
         messages_before: list[Json] | None = None,
     ) -> Bridge:
-        """The line break after the sampled `<|im_end|>`, the new turns, the generation prompt."""
+        """The line break after the sampled `<|im_end|>`, the new turns, and the generation prompt."""
         if not previous_ids or previous_ids[-1] != self._end:
             return Bridge(None, ForkReason.TRUNCATED)
         return Bridge([*self._newline, *self._turns(messages_after, tools)])
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
-        """A parser that knows the call syntax of `tools`."""
+        """A parser for the call syntax of `tools`."""
         return CallParser(self._tokenizer, self.stop_token_ids, signatures(tools))
 
     def opening(self, tools: list[Json], name: str | None) -> Opening:
-        """Nothing: the grammar is of the whole call."""
+        """An empty opening: the grammar covers the whole call."""
         names = chosen_names(tools, name)
         chosen = {function_of(tool)["name"]: tool for tool in tools if function_of(tool)["name"] in names}
         return Opening([], {"structural_tag": call_tag(list(chosen.values()))})
 
     def encode(self, text: str) -> list[int]:
-        """A raw prompt: special tokens spelled in it count."""
+        """Encode a raw prompt; special tokens in it are recognised."""
         return self._raw_tokenizer.encode(text).ids
 
     @cached_property
@@ -116,7 +116,7 @@ class ChatMLRenderer(TokenizerRenderer):
 
 
 class CallParser(OutputParser):
-    """Content, or one tool call in call syntax."""
+    """Parses content, or one tool call in call syntax."""
 
     def __init__(self, tokenizer: Tokenizer, stop_token_ids: list[int], known: Mapping[str, Signature]) -> None:
         super().__init__(stop_token_ids)
@@ -136,14 +136,14 @@ class CallParser(OutputParser):
 
 
 def turn_text(message: Json, known: Mapping[str, Signature]) -> str:
-    """What stands between a turn's role and its end: content, then one line for each tool call."""
+    """The text of a turn: content, then one line per tool call."""
     calls = [write_call(call, known) for call in message.get("tool_calls") or []]
     content = text_of(message)
     return "\n".join([content, *calls] if content or not calls else calls)
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a special token that must exist."""
+    """The id of a special token, which must exist."""
     found = tokenizer.token_to_id(token)
     if found is None:
         raise ValueError(f"the tokenizer has no token {token}")

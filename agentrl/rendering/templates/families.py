@@ -1,7 +1,7 @@
-"""Model families that the `renderers` package writes by hand, behind our interface. Imported only when one is needed.
+"""Selects a model family of the `renderers` package for a model folder. Imported only when one is needed.
 
-A family is used for a folder when its name is given, or when it reproduces the folder's own chat template on probes:
-fine-tunes keep a family's architecture and change its template, so neither name nor architecture proves anything.
+A family is used when it is named, or when it reproduces the folder's chat template on probes. Names and architectures
+are not enough, since fine-tunes keep the architecture and change the template.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ OPTIONS = frozenset(
         *("preserve_thinking", "preserved_thinking", "clear_thinking", "drop_thinking", "truncate_history_thinking"),
     )
 )
-"""What a request may set of a family's configuration."""
+"""The options of a family that a request may set."""
 PROBES: list[tuple[list[Json], list[Json] | None]] = [(_TALK, None), (_TALK[1:2], None), (_TOOL_TALK, [_TOOL])]
 
 
 def load_family(folder: ModelFolder, name: str) -> FamilyRenderer:
-    """The family called `name`, unproven. Raises ModelFolderError when it is unknown or does not fit the tokenizer."""
+    """The family `name`, without a probe. Raises ModelFolderError when it is unknown or does not fit the tokenizer."""
     if name not in family_names():
         choices = ["chatml", "template", *family_names()]
         raise ModelFolderError(f"unknown renderer {name!r}{did_you_mean(name, choices)}")
@@ -64,7 +64,7 @@ def load_family(folder: ModelFolder, name: str) -> FamilyRenderer:
 
 
 def find_family(folder: ModelFolder) -> FamilyRenderer | None:
-    """The first family, likeliest first, that writes what the folder's chat template writes."""
+    """The first family, most likely first, that reproduces the folder's chat template."""
     if folder.template is None:
         return None
     model_type = str(folder.config.get("model_type", "")).replace("_", "")
@@ -77,7 +77,7 @@ def find_family(folder: ModelFolder) -> FamilyRenderer | None:
 
 
 def family_names() -> list[str]:
-    """Every family whose replies can be read, longer names first, so that `qwen3.5` is tried before `qwen3`."""
+    """All families with a parser, longer names first, so that `qwen3.5` precedes `qwen3`."""
     from renderers.base import RENDERER_REGISTRY, _populate_registry
 
     _populate_registry()
@@ -85,20 +85,20 @@ def family_names() -> list[str]:
 
 
 def reproduces_template(renderer: FamilyRenderer, folder: ModelFolder) -> bool:
-    """Whether both write the same ids for every probe. Templates that tell the date are asked without a clock."""
+    """Whether family and template produce equal ids for every probe. Templates with a date get no clock."""
     assert folder.template is not None
     tokenizer = folder.tokenizer()
     no_clock = {"strftime_now": Undefined()}
     try:
         texts = [folder.template.render(messages, tools, options=no_clock) for messages, tools in PROBES]
         ours = [renderer.render(messages, tools) for messages, tools in PROBES]
-    except RequestError:  # a template or a family that refuses a probe
+    except RequestError:  # unsupported probe
         return False
     return ours == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
 def _build(folder: ModelFolder, name: str) -> FamilyRenderer | str:
-    """The family over the folder's tokenizer, or why it cannot be had."""
+    """The family over the folder's tokenizer, or the reason why it does not fit."""
     from renderers import create_renderer
     from renderers.configs import config_from_name
 
@@ -110,7 +110,7 @@ def _build(folder: ModelFolder, name: str) -> FamilyRenderer | str:
 
     def make(options: Json) -> FamilyRenderer:
         try:
-            told = kind.model_validate(config.model_dump() | options)
+            configured = kind.model_validate(config.model_dump() | options)
         except ValueError as error:
             raise RequestError(
                 400,
@@ -118,19 +118,19 @@ def _build(folder: ModelFolder, name: str) -> FamilyRenderer | str:
                 code="invalid_parameter",
                 param=PARAM,
             ) from error
-        keeping = told.model_copy(update={"thinking_retention": "all"})
-        inner = create_renderer(surface, told)
+        keeping = configured.model_copy(update={"thinking_retention": "all"})
+        inner = create_renderer(surface, configured)
         return FamilyRenderer(name, inner, create_renderer(surface, keeping), tokenizer, folder, make, known)
 
     known = kind.model_fields.keys() & OPTIONS
     try:
         return make({})
-    except (AssertionError, ValueError, TypeError, LookupError):  # how families say that a token is missing
+    except (AssertionError, ValueError, TypeError, LookupError):  # the family's errors for missing tokens
         return f"needs special tokens that {folder.path} does not have"
-    except RuntimeError as error:  # gpt-oss fetches its encoding when it is first used
+    except RuntimeError as error:  # gpt-oss downloads its encoding at first use
         return f"cannot be loaded: {error}"
 
 
 def _stem(name: str) -> str:
-    """How the model types of a family's models begin: `glm` for `glm-4.5`."""
+    """The prefix of a family's model types: `glm` for `glm-4.5`."""
     return name.partition("-")[0].rstrip("0123456789.")

@@ -1,4 +1,4 @@
-"""One hand-written family of the `renderers` package, behind our interface and with OpenAI's messages."""
+"""Adapts one model family of the `renderers` package to `Renderer`, with OpenAI's messages."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _THOUGHTFUL: list[Json] = [
 
 Make = Callable[[Json], "FamilyRenderer"]
 
-# What a family raises over messages that its format has no place for.
+# The exceptions that families raise for unsupported messages.
 _REFUSALS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
 
 
 class FamilyRenderer(TokenizerRenderer):
-    """One family. Bridging follows the library, and where that declines, what the library itself writes."""
+    """Renders one family. Bridges with the library's own bridge, else by rendering the whole conversation."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FamilyRenderer(TokenizerRenderer):
     ) -> None:
         """`inner` and `keeping` are the library's renderers over `tokenizer`; `keeping` never drops reasoning.
 
-        `make` makes the family with options, of which `known` are those that it has.
+        `make` creates the family with options; `known` are the options that it supports.
         """
         super().__init__(tokenizer, inner.get_stop_token_ids(), folder.vocab_size, folder.max_context)
         self.name = name
@@ -68,12 +68,12 @@ class FamilyRenderer(TokenizerRenderer):
         self._openings = Openings(self, self._write, self._encode, self._reads, tokenizer)
 
     def with_options(self, options: Json) -> FamilyRenderer:
-        """The family with options of its own configuration."""
+        """The family with the given options."""
         known = known_options(options, self._known, self.name, reasons=self.reasons)
         return self._with_options(spelled(known)) if known else self
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
-        """The prompt as the family writes it. Raises RequestError where it has no place for a message."""
+        """Render the prompt. Raises RequestError for a message that the family does not support."""
         return self._write(messages, tools, generation_prompt=True)
 
     def bridge(
@@ -84,15 +84,15 @@ class FamilyRenderer(TokenizerRenderer):
         *,
         messages_before: list[Json] | None = None,
     ) -> Bridge:
-        """The library's extension of the last turn, checked to begin with it.
+        """Extend the last turn with the library's bridge, checked to start with that turn.
 
-        Where the library declines, the whole conversation is rendered: an exact extension of `previous_ids` is one,
-        and so is what follows a history that reads as if nothing followed, unless reasoning was dropped from it.
+        If the library has no bridge, render the whole conversation. The result is valid if it extends `previous_ids`
+        exactly, or if only the end of the history differs and no reasoning was dropped.
         """
         if not previous_ids or previous_ids[-1] not in self.stop_token_ids:
             return Bridge(None, ForkReason.TRUNCATED)
         if any(message["role"] == "assistant" for message in messages_after):
-            return Bridge(None, ForkReason.HISTORY_EDITED)  # a reply that no one sampled
+            return Bridge(None, ForkReason.HISTORY_EDITED)  # a reply that was not sampled
         before = messages_before or []
         prompt, output = self._last_turn(list(previous_ids))
         plain = self._plain(messages_after, before)
@@ -113,14 +113,14 @@ class FamilyRenderer(TokenizerRenderer):
         return Bridge(whole[end + 1 :])
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
-        """A parser of the family's own format."""
+        """A parser of the family's format."""
         opened = self._in_reasoning(prompt_ids[-TAIL:])
         return output_parser(
             self._reads, self._tokenizer, self.stop_token_ids, tools, prompt_ids, in_reasoning=opened, trims=True
         )
 
     def opening(self, tools: list[Json], name: str | None) -> Opening:
-        """What the family writes before a call's name, or before its arguments."""
+        """The ids before a call's name, or before its arguments."""
         return self._openings.of(tools, name)
 
     def _write(self, messages: list[Json], tools: list[Json] | None, *, generation_prompt: bool = False) -> list[int]:
@@ -135,9 +135,9 @@ class FamilyRenderer(TokenizerRenderer):
         return ids
 
     def _plain(self, messages: list[Json], before: list[Json]) -> list[Json]:
-        """Messages as the library wants them: values for arguments, and tool results that name their tool."""
+        """Convert messages for the library: arguments as values, and tool results with their tool's name."""
         plain = [for_template(message) for message in messages]
-        names: dict[Any, str] = {}  # of the last call with an id
+        names: dict[Any, str] = {}  # by the id of the last call
         for message in before:
             names |= _names_of_calls(message)
         for message in plain:
@@ -147,11 +147,11 @@ class FamilyRenderer(TokenizerRenderer):
         return plain
 
     def _in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether the end of a prompt has opened the reasoning."""
+        """Whether the prompt ends inside opened reasoning."""
         return self.decode(prompt_ids).rstrip().endswith(self._reads.think[0].rstrip())
 
     def _last_turn(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """The last generation prompt and what follows it: all that the library looks at, whatever came before."""
+        """The last generation prompt and the ids after it, which is all that the library needs."""
         part = self._generation_prompt
         for start in range(len(ids) - len(part), -1, -1):
             if ids[start] == part[0] and ids[start : start + len(part)] == part:
@@ -163,7 +163,7 @@ class FamilyRenderer(TokenizerRenderer):
 
 
 class LibraryTokenizer:
-    """A `tokenizers.Tokenizer` with the surface that `renderers` asks of a tokenizer."""
+    """A `tokenizers.Tokenizer` with the interface that `renderers` expects."""
 
     def __init__(self, tokenizer: Tokenizer, folder: ModelFolder) -> None:
         self._tokenizer = tokenizer
@@ -174,23 +174,23 @@ class LibraryTokenizer:
         self.chat_template = folder.template.source if folder.template else None
 
     def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
-        """Ids of a text; special tokens spelled in it count."""
+        """Encode a text; special tokens in it are recognised."""
         if not add_special_tokens:
             return self._encode(text)
         return self._tokenizer.encode(text).ids
 
     def __call__(self, text: str, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
-        """Ids with their character offsets."""
+        """Encode with character offsets."""
         encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return {"input_ids": encoded.ids, "offset_mapping": encoded.offsets}
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
-        """The text of one id or several."""
+        """Decode one id or several."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
-        """Ids of tokens by name; the unknown token's where there is none."""
+        """Ids of tokens by name, with the unknown token's id for others."""
         if isinstance(tokens, str):
             found = self._tokenizer.token_to_id(tokens)
             return self.unk_token_id if found is None else found
@@ -203,7 +203,7 @@ class LibraryTokenizer:
 def _extension(
     library: Any, prompt: list[int], output: list[int], messages: list[Json], tools: list[Json] | None
 ) -> list[int] | None:
-    """What a library's renderer writes behind `prompt` and `output`; None where it declines or rewrites them."""
+    """What the library adds after `prompt` and `output`; None if it has no bridge or rewrites them."""
     extended = library.bridge_to_next_turn(prompt, output, messages, tools=tools or None)
     previous = [*prompt, *output]
     if extended is None or extended.token_ids[: len(previous)] != previous:
@@ -213,10 +213,10 @@ def _extension(
 
 
 def _names_of_calls(message: Json) -> dict[Any, str]:
-    """The tools that a message calls, by the calls' ids; of calls with one id, the first."""
+    """The tools called in a message, by call id; the first for a repeated id."""
     return {call["id"]: function_of(call)["name"] for call in reversed(message.get("tool_calls") or [])}
 
 
 def _last(ids: Sequence[int], token: int) -> int:
-    """Where `token` stands last; -1 where it does not."""
+    """The last index of `token`, or -1."""
     return next((i for i in range(len(ids) - 1, -1, -1) if ids[i] == token), -1)

@@ -1,7 +1,7 @@
-"""Which output format does a chat template write? The one that reads back, exactly, what the template wrote.
+"""Finds the output format of a chat template: the one that exactly reads back what the template writes.
 
-Neither the model's name nor the template's words decide: calls with every type of value, several calls and a call
-without arguments are written by the template and read by each format in turn.
+The template writes probe calls with every value type, several calls, and a call without arguments; each format tries to
+read them. Model names and template sources are not used.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CALLS: tuple[tuple[tuple[str, Json], ...], ...] = (
 
 
 def knows_tools(template: ChatTemplate) -> bool:
-    """Whether a template tells a model of its tools."""
+    """Whether a template renders tools."""
     try:
         return template.render(_QUESTION, _TOOLS) != template.render(_QUESTION)
     except RequestError:
@@ -62,9 +62,9 @@ def knows_tools(template: ChatTemplate) -> bool:
 
 
 def find_format(template: ChatTemplate, tokenizer: Tokenizer, stop_token_ids: list[int]) -> Reads | None:
-    """The first format that reads what `template` writes; None where there is none.
+    """The first format that reads what `template` writes, or None.
 
-    A template that cannot write arguments as values gets them as JSON text from now on.
+    A template that cannot write arguments as values is switched to JSON text.
     """
     if "tool" not in template.source:
         return None
@@ -95,9 +95,9 @@ def _reads(found: Reads, template: ChatTemplate, tokenizer: Tokenizer, stop_toke
 
 
 def _written(template: ChatTemplate, found: Reads, calls: Sequence[tuple[str, Json]]) -> tuple[str, str]:
-    """A prompt and its reply as the template writes them. Raises RequestError where the template refuses it.
+    """Render a prompt and its reply. Raises RequestError when the template rejects them.
 
-    The prompt is "", and its end part of the reply, for a template that rewrites it.
+    A template that rewrites the prompt gives "" as the prompt and the end of the conversation as the reply.
     """
     reply = {"role": "assistant", "content": "", "tool_calls": list(_as_calls(found, calls))}
     whole = template.render([*_QUESTION, reply], _TOOLS, generation_prompt=False)

@@ -1,4 +1,4 @@
-"""What rendering reads from a Hugging Face model folder: tokenizer, configuration, chat template."""
+"""Reads a model folder's tokenizer, configuration and chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.rendering.templates.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """The tokenizer's side of a model. `special_tokens` maps `eos_token` and its like to their text."""
+    """The files for rendering a model. `special_tokens` maps `eos_token` and others to their text."""
 
     path: Path
     config: Json
@@ -24,26 +24,26 @@ class ModelFolder:
     generation_config: Json
     special_tokens: dict[str, str]
     template: ChatTemplate | None
-    renderer: str | None  # named in renderer.json: {"renderer": "qwen3"}
+    renderer: str | None  # from renderer.json: {"renderer": "qwen3"}
 
     @property
     def vocab_size(self) -> int | None:
-        """Rows of the embedding: ids from here on kill an engine."""
+        """Rows of the embedding. Ids beyond it crash an engine."""
         return self._text_config.get("vocab_size")
 
     @property
     def max_context(self) -> int | None:
-        """Tokens that the model's positions allow."""
+        """Maximum context length of the model's positions."""
         return self._text_config.get("max_position_embeddings")
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """Every id that ends generation by the folder's own word."""
+        """All ids that end generation according to the folder."""
         found = self.generation_config.get("eos_token_id", self._text_config.get("eos_token_id"))
         return found if isinstance(found, list) else [] if found is None else [found]
 
     def tokenizer(self) -> Tokenizer:
-        """A tokenizer of one's own: renderers change its settings."""
+        """A new tokenizer, since renderers change its settings."""
         return Tokenizer.from_file(str(self.path / "tokenizer.json"))
 
     @property
@@ -53,7 +53,7 @@ class ModelFolder:
 
 
 def read_folder(path: Path) -> ModelFolder:
-    """Read the small files of a model folder. Raises ModelFolderError naming what is missing or broken."""
+    """Read the small files of a model folder. Raises ModelFolderError naming a missing or invalid one."""
     if not (path / "tokenizer.json").is_file():
         raise ModelFolderError(f"model folder {path} has no tokenizer.json")
     tokenizer_config = _read_json(path / "tokenizer_config.json")
@@ -93,7 +93,7 @@ def _special_tokens(config: Json) -> dict[str, str]:
 
 
 def _template_source(path: Path, tokenizer_config: Json) -> str | None:
-    """The chat template: a file of its own, or a key; of several named ones the default."""
+    """The chat template, from its own file or a configuration key; the default of several."""
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text()

@@ -1,8 +1,8 @@
-"""The beginning of a tool call, for `tool_choice`: what every call, or every call of one tool, begins with.
+"""Finds the opening of a tool call, for `tool_choice`: the ids with which every call, or every call of one tool,
+starts.
 
-A renderer writes replies that call tools with other names or other arguments; the ids that they have in common are the
-opening. So it is the format's own spelling, cut between two tokens of it, whatever the format. What the model samples
-behind it is held to the rest of a call by a grammar (`structural_tags.py`).
+A renderer writes replies with different tool names and arguments; their common prefix is the opening. The rest of the
+call is constrained by a grammar (`structural_tags.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WriteReply = Callable[[list[Json], list[Json]], list[int]]
 """(messages that end with a reply, tools) → ids, without a generation prompt."""
 
 Encode = Callable[[str], list[int]]
-"""Text → ids: special tokens spelled in it count, and nothing is put first."""
+"""Text → ids. Special tokens are recognised, and no prefix is added."""
 
 _QUESTION: Json = {"role": "user", "content": "x"}
 _NAMES = ("a", "Z", "_")  # with another first letter each: the opening must not hold one
@@ -36,7 +36,7 @@ CAPACITY = 1024  # openings
 
 
 def chosen_names(tools: Sequence[Json], name: str | None) -> list[str]:
-    """The tools that a call may name. Raises RequestError for a name that is no tool's, or without tools."""
+    """The tools that a call may name. Raises RequestError for an unknown name or without tools."""
     names: list[str] = [function_of(tool)["name"] for tool in tools]
     if not names:
         raise RequestError(400, "tool_choice: needs tools", code="invalid_tool_choice", param="tool_choice")
@@ -51,7 +51,7 @@ def chosen_names(tools: Sequence[Json], name: str | None) -> list[str]:
 
 
 class Openings:
-    """The openings of a renderer's calls. What tools are called decides, so each is derived once."""
+    """The openings of a renderer's calls, cached by tool names."""
 
     def __init__(
         self, renderer: Renderer, write_reply: WriteReply, encode: Encode, reads: Reads, tokenizer: Tokenizer
@@ -66,10 +66,10 @@ class Openings:
         self._known = lru_cache(CAPACITY)(self._derive)
 
     def of(self, tools: list[Json], name: str | None) -> Opening:
-        """The opening for a choice: what calls of any name begin with, and a grammar for the rest.
+        """The opening for a choice, with a grammar for the rest of the call.
 
-        Where the format, or a tool, has no grammar, as much as the format writes before the model has a choice. Raises
-        RequestError(400) where that is nothing that it reads back.
+        Without a grammar, the opening is as long as the format determines it. Raises RequestError(400) when it cannot
+        be parsed.
         """
         choices = chosen_names(tools, name)
         names = tuple(function_of(tool)["name"] for tool in tools)
@@ -89,12 +89,12 @@ class Openings:
         return Opening(list(shared), {"structural_tag": tag})
 
     def _beginning(self, tool_names: tuple[str, ...], choices: tuple[str, ...]) -> tuple[int, ...]:
-        """What calls of all names begin with."""
+        """The common prefix of calls with all names."""
         written = self._writer(tool_names)
         return _common([written(each, _ARGUMENTS[0], index) for index, each in enumerate([*choices, *_NAMES])])
 
     def _rest(self, tool_names: tuple[str, ...], shared: tuple[int, ...], name: str, arguments: str) -> str:
-        """A call behind what all begin with, marked. Raises NoTag where it begins otherwise."""
+        """The rest of a call after the common prefix, marked. Raises NoTag for a different prefix."""
         ids = self._writer(tool_names)(name, json.loads(arguments), ANY_ID)
         if tuple(ids[: len(shared)]) != shared:
             raise NoTag("calls begin otherwise with other arguments")
@@ -104,7 +104,7 @@ class Openings:
     def _writer(
         self, tool_names: tuple[str, ...], choices: tuple[str, ...] = ()
     ) -> Callable[[str, Json, int], list[int]]:
-        """Writes calls behind a prompt; those of `choices` must be read as they were written."""
+        """A function that writes calls after a prompt; calls of `choices` must parse to themselves."""
         renderer, tools = self._renderer, [_bare_tool(name) for name in tool_names]
         prompt = renderer.render([_QUESTION], tools)
 
@@ -138,7 +138,7 @@ def _common(spelled: list[list[int]]) -> tuple[int, ...]:
 
 
 def refusal(renderer_name: str) -> RequestError:
-    """What a renderer raises whose calls cannot be opened."""
+    """The error of a renderer without openings."""
     return RequestError(
         400,
         f"tool_choice: the chat format {renderer_name!r} cannot begin a tool call for the model; use 'auto' or 'none'",
@@ -168,7 +168,7 @@ def _reply(name: str, arguments: Json, index: int, reads: Reads) -> Json:
 def behind_prompt(
     renderer: Renderer, write_reply: WriteReply, encode: Encode, prompt: list[int], reply: Json, tools: list[Json]
 ) -> list[int] | None:
-    """What a reply adds to the prompt; None if it does not begin like the prompt."""
+    """The ids that a reply adds to the prompt; None if it does not start with the prompt."""
     whole = write_reply([_QUESTION, reply], tools)
     if whole[: len(prompt)] == prompt:
         return whole[len(prompt) :]
@@ -200,7 +200,7 @@ def _reads_back(
 
 
 def _opens_a_call(renderer: Renderer, prompt: list[int], opening: list[int], encode: Encode, tools: list[Json]) -> bool:
-    """Whether text that follows the opening is neither content nor reasoning."""
+    """Whether text after the opening is neither content nor reasoning."""
     parser = renderer.parser(tools, prompt)
     parser.push(opening + encode("x"))
     parsed = parser.finish()

@@ -1,12 +1,11 @@
-"""Structural tags: the grammar of one tool call in a format's own spelling, for `tool_choice`.
+"""Builds structural tags: grammars of one tool call in a format's own syntax, for `tool_choice`.
 
-A renderer writes calls with known keys and values; what stands around them is the format's skeleton:
+A renderer writes calls with known keys and values; the constant text around them is the format's skeleton:
 
     <tool_call> <function=  KEY  > \\n  VALUE  \\n</parameter>  <parameter=  KEY  …  </function> </tool_call>
     ──────── first ───────       between        end              next           ──────── last ────────
 
-Marker tokens of the skeleton are tokens in the grammar too, so they cannot be spelled by others. Formats that write
-arguments as one JSON object need only what stands before and behind it.
+Marker tokens are tokens in the grammar too. Formats with arguments as one JSON object need only a prefix and a suffix.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from agentrl.rendering.parsing.parser_choice import Reads
 from agentrl.rendering.parsing.typed_values import Parameters
 
 Write = Callable[[Json], str]
-"""Arguments → a call of one tool as marked text (`Alphabet`), without what the prompt has of it."""
+"""Maps arguments to the text of one call (with `Alphabet` letters), without the part in the prompt."""
 
 _KEYS = ("QKEYA", "QKEYB")
 _STRINGS = ("QVALA", "QVALB")
 _NUMBERS = (717171, 727272)
 ANY_ID = 97391
-"""Stands for the index, or the end of the id, of any call: formats that write ids leave them to the model."""
+"""Placeholder for a call's index or id, which the model chooses."""
 _IDS = {f"call{ANY_ID:05}": "[a-zA-Z0-9]{9}", str(ANY_ID): "[0-9]{1,3}"}
 _CLOSING = re.compile(r"</[^<>]+>")
 _LETTERS = re.compile(f"([\ud800-\udbff]|{'|'.join(_IDS)})")
 MAX_OPTIONAL = 16
-"""Parameters of a tool of which none is required, in formats that write each by itself."""
+"""Maximum parameters of a tool without required ones, in formats with separate parameters."""
 
 
 class NoTag(ValueError):
-    """The format, or the tool, has no grammar."""
+    """The format or the tool has no grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Skeleton:
-    """What stands around the keys and values of a call, all of them strings or none."""
+    """The constant text around a call's keys and values."""
 
     first: str
     between: str
@@ -71,7 +70,7 @@ def structural_tag(
 
 
 class _Parts:
-    """Makes the parts of a grammar out of marked text."""
+    """Builds grammar parts from marked text."""
 
     def __init__(self, alphabet: Alphabet, stop_token_ids: Iterable[int]) -> None:
         self._ids = {letter: id for id, letter in alphabet.letters.items()}
@@ -89,7 +88,7 @@ class _Parts:
         return {"type": "const_string", "value": part}
 
     def string(self, end: str) -> list[Json]:
-        """Any text up to the first `end`, and that end."""
+        """Any text up to and including the first `end`."""
         if end[:1] in self._ids:
             free: Json = {"type": "any_tokens", "exclude_tokens": self._never}
             return [free, *self.text(end)]
@@ -100,7 +99,7 @@ class _Parts:
         return [{"type": "tag", "begin": "", "content": free, "end": before}, *self.text("".join(rest))]
 
     def joined(self, *parts: Json) -> Json:
-        """Parts one after the other."""
+        """A sequence of parts."""
         return parts[0] if len(parts) == 1 else {"type": "sequence", "elements": list(parts)}
 
 
@@ -116,7 +115,7 @@ def _call(tool: Json, write: Write, reads: Reads, parts: _Parts) -> list[Json]:
 
 
 def _parameters(tool: Json, parameters: Json, write: Write, reads: Reads, parts: _Parts) -> list[Json]:
-    """A call whose format writes each parameter by itself."""
+    """The grammar of a call in a format with separate parameters."""
     numbers = _skeleton(write(dict(zip(_KEYS, _NUMBERS, strict=True))), [str(number) for number in _NUMBERS])
     quoted = reads in (LFM, LLAMA4)  # Python's literals, which hold all of JSON's
     strings = numbers if quoted else _skeleton(write(dict(zip(_KEYS, _STRINGS, strict=True))), _STRINGS)
@@ -147,7 +146,7 @@ def _parameters(tool: Json, parameters: Json, write: Write, reads: Reads, parts:
         return found
 
     required = {key for key in parameters.get("required") or [] if key in properties}
-    keys = sorted(properties, key=lambda key: key not in required)  # those that must be there come first
+    keys = sorted(properties, key=lambda key: key not in required)  # required ones first
     last = parts.text(strings.last)
     if required:
         return [*one(keys[0], strings.first), *rest(keys[1:], required), *last]
@@ -172,7 +171,7 @@ def _skeleton(written: str, values: Sequence[str]) -> _Skeleton:
 
 
 def marked_text(ids: Sequence[int], alphabet: Alphabet, decode: Callable[[Sequence[int]], str], stops: set[int]) -> str:
-    """Ids up to the first stop token, with letters for markers."""
+    """Decode ids up to the first stop token, with letters for markers."""
     end = next((i for i, token in enumerate(ids) if token in stops), len(ids))
     text: list[str] = []
     start = 0

@@ -1,4 +1,4 @@
-"""The generic renderer: any chat template, bridged only where its prefix stability is proven call by call."""
+"""Renders any chat template. A bridge is used only after a proof that the template keeps the prefix."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ REWROTE = Bridge(None, ForkReason.TEMPLATE_REWROTE)
 
 
 class TemplateRenderer(TokenizerRenderer):
-    """Renders with the folder's own template. Special tokens spelled in messages count, as the template's do.
+    """Renders with the folder's template. Special tokens in messages are recognised.
 
-    Outputs are parsed in the format that reads back what the template writes. Where there is none, tools are refused,
-    because their calls could not be read.
+    Outputs are parsed in the format that reads back what the template writes. Without such a format, tools are
+    rejected.
     """
 
     name = "template"
@@ -59,7 +59,7 @@ class TemplateRenderer(TokenizerRenderer):
         self._openings = Openings(self, self._write_reply, self._encode, self._reads, self._tokenizer)
 
     def with_options(self, options: Json) -> TemplateRenderer:
-        """The template with further variables, which it must name."""
+        """The template with further variables, which it must use."""
         known = known_options(options, self._template.options, self.name, reasons=self.reasons)
         return self._with_options(spelled(known)) if known else self
 
@@ -72,7 +72,7 @@ class TemplateRenderer(TokenizerRenderer):
         return made
 
     def render(self, messages: list[Json], tools: list[Json] | None) -> list[int]:
-        """The template's own text, encoded. Raises RequestError where the template refuses the conversation."""
+        """Render and encode the prompt. Raises RequestError when the template rejects the conversation."""
         text = self._text(messages, tools)
         self._texts.put(messages, tools, text)
         return self._encode(text)
@@ -85,12 +85,11 @@ class TemplateRenderer(TokenizerRenderer):
         *,
         messages_before: list[Json] | None = None,
     ) -> Bridge:
-        """What the template writes after the reply's end, if all that it writes before is what it wrote then.
+        """The ids that the template adds after the reply, if it keeps everything before.
 
-        Proof: the whole conversation's text begins with the text of the earlier prompt, and up to its first reply with
-        its very ids; the reply's turn that follows is what was sampled, or reads the same, or is what the template made
-        of the reply when it was the last message; and no sampled reasoning has gone. Without `messages_before` nothing
-        is proven.
+        Proof: the text of the whole conversation starts with the earlier prompt's text and, up to its first reply, with
+        the same ids; the reply's turn equals the sampled one, parses to the same message, or equals the template's
+        rendering of the reply as the last message; and no sampled reasoning was dropped. Requires `messages_before`.
         """
         if not previous_ids or previous_ids[-1] not in self.stop_token_ids:
             return Bridge(None, ForkReason.TRUNCATED)
@@ -133,11 +132,11 @@ class TemplateRenderer(TokenizerRenderer):
         return self._fork(whole, alone)
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
-        """A parser for what the template writes."""
+        """A parser for the template's format."""
         return self._parser(tools, prompt_ids)
 
     def opening(self, tools: list[Json], name: str | None) -> Opening:
-        """What the template writes before a call's name, or before its arguments."""
+        """The ids before a call's name, or before its arguments."""
         return self._openings.of(tools, name)
 
     def _generation_prompt_of(self, head: str, history: list[Json], tools: list[Json] | None) -> str:
@@ -155,7 +154,7 @@ class TemplateRenderer(TokenizerRenderer):
     def _message(
         self, prompt_ids: Sequence[int], output: Sequence[int], tools: list[Json] | None
     ) -> tuple[str, str, list[tuple[str, Any]]]:
-        """How an output reads, layout aside: content, reasoning, calls."""
+        """Parse an output to content, reasoning and calls, ignoring layout."""
         parser = self._parser(tools, prompt_ids)
         parser.push(output)
         parsed = parser.finish()
@@ -175,14 +174,14 @@ class TemplateRenderer(TokenizerRenderer):
         )
 
     def _fork(self, whole: str, alone: str) -> Bridge:
-        """Why a conversation does not begin as it did when the reply was its end."""
+        """The reason why a conversation does not start with the earlier one."""
         shorter = self._no_reasoning(whole).startswith(self._no_reasoning(alone))
         if self.reasons and not whole.startswith(alone) and shorter:
             return Bridge(None, ForkReason.REASONING_DROPPED)
         return REWROTE
 
     def _no_reasoning(self, text: str) -> str:
-        """A text without what stands between the markers of reasoning, and the white space behind it."""
+        """Remove reasoning and the white space after it."""
         start, end = self._reads.think
         kept, at = [], 0
         while (opened := text.find(start, at)) >= 0 and (closed := text.find(end, opened + len(start))) >= 0:
@@ -193,13 +192,13 @@ class TemplateRenderer(TokenizerRenderer):
         return "".join(kept) + text[at:]
 
     def _reasoning(self, sampled: str) -> str:
-        """The reasoning at the start of an output (its opening marker may be in the prompt), "" for none."""
+        """The reasoning at the start of an output (its opening marker may be in the prompt), or ""."""
         start, end = self._reads.think
         before, marker, _ = sampled.partition(end)
         return before.rpartition(start)[2].strip() if marker else ""
 
     def _begins(self, text: str, ids: Sequence[int]) -> bool:
-        """Whether `ids` begin with those of a text; the last few may depend on what follows it."""
+        """Whether `ids` start with those of a text; the last few may depend on the following text."""
         beginning = self._encode(text)[:-UNSETTLED]
         return list(ids[: len(beginning)]) == beginning
 
@@ -224,7 +223,7 @@ class TemplateRenderer(TokenizerRenderer):
 
 
 def _behind_last(part: list[int], ids: Sequence[int]) -> list[int]:
-    """What follows the last occurrence of `part`; nothing without one."""
+    """The ids after the last occurrence of `part`; empty without one."""
     for start in range(len(ids) - len(part), -1, -1) if part else ():
         if ids[start] == part[0] and list(ids[start : start + len(part)]) == part:
             return list(ids[start + len(part) :])

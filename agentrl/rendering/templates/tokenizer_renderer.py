@@ -1,4 +1,4 @@
-"""What every renderer over a tokenizer shares: sizes, raw text, and a parser that reads no markup."""
+"""The base class of renderers over a tokenizer: sizes, raw text, and a parser without markup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.rendering.renderer import OutputParser
 
 
 class TokenizerRenderer:
-    """The base of the renderers. A subclass renders, bridges and parses."""
+    """Base class of renderers. A subclass renders, bridges and parses."""
 
     def __init__(
         self, tokenizer: Tokenizer, stop_token_ids: list[int], vocab_size: int | None, max_context: int | None
@@ -24,13 +24,13 @@ class TokenizerRenderer:
         self.max_chars = longest_text(tokenizer, max_context)
 
     def text_parser(self) -> OutputParser:
-        """A parser that reads no markup."""
+        """A parser without markup."""
         return TextParser(self._tokenizer, self.stop_token_ids)
 
     def encode(self, text: str) -> list[int]:
-        """A raw prompt, with what the tokenizer puts first; special tokens spelled in it count."""
+        """Encode a raw prompt with the tokenizer's prefix; special tokens in it are recognised."""
         return self._tokenizer.encode(text).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens included."""
+        """Decode ids, special tokens included."""
         return decode(self._tokenizer, ids)

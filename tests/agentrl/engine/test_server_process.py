@@ -40,7 +40,7 @@ def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         used.bind(("127.0.0.1", 0))
         port = used.getsockname()[1]
         monkeypatch.setattr(server_process, "_ports_to_choose", lambda: [port])
-        with pytest.raises(UserError, match=r"no port of .* is free"):
+        with pytest.raises(UserError, match=r"no free port on "):
             server_process.free_port()
         monkeypatch.setattr(server_process, "_ports_to_choose", lambda: [port, 0, port])
         assert all(server_process.free_port() != port for _ in range(20))
