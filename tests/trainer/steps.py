@@ -25,6 +25,7 @@ from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models import mechanisms, run_models
 from agentrl.trainer.models.policy import Body
 from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.optimizer import moments as moments_of
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import update_policy
@@ -118,7 +119,7 @@ class Run:
         moments: dict[str, Tensor] = {}
         weights: dict[str, Tensor] = {}
         for prefix, model, optimizer in self._learners():
-            moments |= {prefix + name: full(t).clone() for name, t in optimizer.moments(model, optimizer).items()}
+            moments |= {prefix + name: full(t).clone() for name, t in moments_of(model, optimizer).items()}
             weights |= {prefix + name: full(p).clone() for name, p in model.trainable()}
         return Computed(metrics, gradients, moments, weights)
 
