@@ -96,7 +96,7 @@ def _invalid(message: str, shape: type[msgspec.Struct]) -> RequestError:
     if not path and "missing required field" in what:
         path = what.split("`")[1]
     if not path:
-        return RequestError(400, f"the body is no valid request: {what}", code="invalid_json")
+        return RequestError(400, f"the body is not a valid request: {what}", code="invalid_json")
     return bad_parameter(path, f"{path}: {what[0].lower()}{what[1:]}")
 
 

@@ -19,7 +19,7 @@ def unreadable(body: bytes, error: Exception) -> RequestError:
         place = None
     if place is None:
         return RequestError(400, f"the body is not valid JSON: {error}", code="invalid_json")
-    message = f"{place}: half of a surrogate pair (\\ud800 to \\udfff alone) is no text"
+    message = f"{place}: half of a surrogate pair (\\ud800 to \\udfff alone) is not text"
     return RequestError(400, message, code="invalid_json", param=place)
 
 

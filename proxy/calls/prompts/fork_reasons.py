@@ -1,6 +1,6 @@
 """Finds the role and the fork reason of a call: reads the session's conversations, and asks the rules (`fork_rules`).
 
-Only a call that extends no recorded one, or not the deepest one, pays for reading them.
+The conversations are read only for a call that does not extend the deepest recorded call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentrl.store.calls.conversations import Conversation, History
 
 
 async def place(store: RunStore, session_id: str, request: ModelRequest) -> Place:
-    """The place of a call whose conversation extends no recorded one."""
+    """The place of a call whose conversation does not extend a recorded one."""
 
     def decide(history: History) -> Place:
         return judge(history.recorded, request.messages, request.tools, history.under_way) if history.any else FIRST
@@ -30,7 +30,7 @@ async def place(store: RunStore, session_id: str, request: ModelRequest) -> Plac
 async def why_not_deeper(
     store: RunStore, session_id: str, request: ModelRequest, covered: int, below: Collection[str]
 ) -> ForkReason | None:
-    """Why a call that extends a recorded one by its first `covered` messages extends none of the calls `below` that."""
+    """Why a call extends the recorded call of its first `covered` messages, and not one of the calls `below` it."""
 
     def decide(recorded: dict[str, Conversation]) -> ForkReason | None:
         return judge_branch(list(recorded.values()), request.messages, covered, below)

@@ -80,7 +80,7 @@ async def _whole(
         if not isinstance(answer, dict):
             raise ValueError("it is not an object")
     except ValueError as error:
-        raise _failed(call, f"answered no JSON: {error}") from error
+        raise _failed(call, f"did not answer with a JSON object: {error}") from error
     event, count = call.dialect.read_upstream(answer), OutputCount()
     count.add(event)
     await upstream_records.commit(context, call, answer, event.finish_reason, started_at, count.tokens)

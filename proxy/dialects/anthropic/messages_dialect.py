@@ -134,7 +134,7 @@ def _refuse(data: CountBody) -> None:
     for i, edit in enumerate((data.context_management and data.context_management.edits) or []):
         if edit.get("type") != "clear_thinking_20251015" or edit.get("keep") not in ("all", {"type": "all"}):
             at = f"context_management.edits[{i}]"
-            raise unsupported(at, f"{at} is not supported: the policy is given the conversation as it is sent")
+            raise unsupported(at, f"{at} is not supported: agentrl does not edit conversations")
 
 
 def _thinks(data: CountBody) -> bool | None:

@@ -312,7 +312,7 @@ def test_a_stream_that_breaks_off_before_its_first_event_is_a_502(proxy, judge):
 def test_an_answer_that_is_no_object_is_a_502(proxy, judge, body):
     judge.answer = whole(body)
     session = proxy.session()
-    with pytest.raises(openai.InternalServerError, match="answered no JSON"):
+    with pytest.raises(openai.InternalServerError, match="did not answer with a JSON object"):
         ask(proxy, session)
     assert [call["status"] for call in proxy.calls(session)] == ["failed"]
 
