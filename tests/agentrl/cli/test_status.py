@@ -165,7 +165,7 @@ def test_what_is_missing_is_said_in_one_line(
         status.from_proxy("http://127.0.0.1:9", "k", 60.0)
     with pytest.raises(UserError, match="answered 401: the API key is not valid"):
         status.from_proxy(proxy, "wrong", 60.0)
-    with pytest.raises(UserError, match="no address"):
+    with pytest.raises(UserError, match="not a valid URL"):
         status.from_proxy("not-an-address", "k", 60.0)
     cases: tuple[tuple[list[str], dict[str, str], str], ...] = (
         ([], {}, "which run"),
