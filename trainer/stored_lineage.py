@@ -105,7 +105,7 @@ class StoredLineage:
         return None
 
     def facts(self, batch: Batch) -> BatchFacts:
-        """What the store knows of a batch beyond its tokens."""
+        """Facts about a batch from the store: rewards by name, task sources, calls."""
         return self.database.query(batch_facts.read, batch.step_id)
 
     def metrics(self, step: int) -> dict[str, float]:
@@ -122,7 +122,7 @@ class StoredLineage:
         return self.database.query(evaluation_episodes.paused, self.run_id, version, self.config)
 
     def next_version(self) -> int:
-        """A version number that was never used."""
+        """The next version number; numbers are never reused."""
         return self.database.query(version_states.next_version, self.run_id)
 
     def version_path(self, version: int) -> str | None:
@@ -131,7 +131,7 @@ class StoredLineage:
         return None if row is None else row.path
 
     def unneeded(self, names: list[str], *, unknown: bool) -> set[str]:
-        """Of these weight folders, those that no engine will be told to load.
+        """The weight folders among `names` that no engine will be told to load.
 
         The store needs the version that the run serves and the newest KEEP_VERSIONS that were not rolled back. A folder
         that the store does not know is another trainer's; `unknown` says whether it counts as unneeded.
@@ -162,7 +162,7 @@ class StoredLineage:
         self.database.transact(steps.add_metrics, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})
 
     def record(self, kind: str, start: float, end: float, **data: object) -> None:
-        """Add something that took time to the run's timeline."""
+        """Add an event with a start and an end to the run's timeline."""
         facts: Json = {"start": start, "end": end, **data}
         self.database.transact(events.record, self.run_id, kind, facts, "trainer", new_id())
 

@@ -31,7 +31,7 @@ UNSEEN = "unseen"
 
 
 class EvalConfig(Section):
-    """Held-out evaluation of the base weights, every few steps, and of the last step ([evaluation](evaluation.md))."""
+    """Held-out evaluation: of the base weights, every few steps, after the last step ([evaluation](evaluation.md))."""
 
     tasks: str | None = None
     """JSONL file or `module:function` that yields held-out tasks, used in every setting; null: none."""
@@ -66,5 +66,5 @@ class EvalConfig(Section):
 
     @property
     def main_setting(self) -> str:
-        """The setting whose result stands for the evaluation."""
+        """The first setting; its reward is reported as the result of the evaluation."""
         return next(iter(self.settings))

@@ -1,4 +1,4 @@
-"""The algorithms by name. A new algorithm is one entry here and one test; new mathematics is one function.
+"""The algorithms by name. A new algorithm needs one entry here and one test; new mathematics needs one function.
 
 An entry lists the parts that differ from the defaults of `agentrl.configs.algorithm.Algorithm`, which are GRPO's.
 """

@@ -50,7 +50,7 @@ def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status
 
 
 def together(session: Session, own: Verdict, subagents: Sequence[tuple[Session, Verdict]]) -> Verdict:
-    """The verdict on a session and its sub-agents. It is not trainable only if all of them are not."""
+    """The verdict on a session and its sub-agents. The answer is NOT_TRAINABLE only if it is so for each of them."""
     judged = [verdict.answer for _, verdict in subagents]
     if session.calls or own.problems:
         judged.append(own.answer)
@@ -60,7 +60,7 @@ def together(session: Session, own: Verdict, subagents: Sequence[tuple[Session, 
 
 
 def _stops(session: Session, figures: Figures) -> list[str]:
-    """Reasons why no token can be trained."""
+    """The reasons why none of the session's tokens can be trained; empty if some can."""
     if not figures.calls and session.refusals:
         return refused.lines(session.refusals)
     if not figures.calls and session.subagents:

@@ -49,7 +49,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """The weights that a server reports."""
+    """The model and the weight version that a server reports."""
 
     model_path: str
     version: str  # the reported label; a decimal number on servers launched by agentrl

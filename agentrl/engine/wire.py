@@ -1,8 +1,8 @@
 """A minimal HTTP/1.1 client for the generate request: a POST with a streamed response.
 
 Other requests use aiohttp, which takes 2.5 times the CPU for this one (1.6 times with one event per token); httpcore
-takes 75 times (6 times), see `benchmarks/wire.py`. Idle connections are reused only for a time after which no server
-has closed them yet.
+takes 75 times (6 times), see `benchmarks/wire.py`. Idle connections are reused only for IDLE_S, in which no server
+closes them.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def declare_replica_lost(conn: Connection, run_id: str, replica: str, silent_sin
 def check_session(
     conn: Connection, session_id: str, limits: Limits, heard_since: float, valid_until: float
 ) -> bool | None:
-    """Check a due session; whether it was abandoned. None, with nothing done, after `valid_until`."""
+    """Check a due session. Returns whether it was abandoned; None, without a check, after `valid_until`."""
     if time.time() > valid_until:
         return None
     return liveness.check_due_session(conn, session_id, limits, heard_since=heard_since)

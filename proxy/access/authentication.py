@@ -36,8 +36,8 @@ FIXED = "arl-session-"
 class Start:
     """A request that opens sessions; `digest` identifies it when it carries an `Idempotency-Key` and may be repeated.
 
-    The store holds only hashes of keys, so it could not answer a repeated start with its keys. They are derived from
-    the caller's own key and the digest: a caller that can repeat the request gets the same keys.
+    The store holds only hashes of keys, so it cannot return the keys of a repeated start. They are therefore derived
+    from the caller's own key and the digest: a caller that can repeat the request gets the same keys.
     """
 
     digest: str | None
@@ -75,7 +75,7 @@ class Access:
         return known.caller
 
     async def require(self, request: Request, *powers: Power) -> Caller:
-        """The caller of a request that takes one of `powers`. Raises RequestError 401, 403."""
+        """The caller of a request that requires one of `powers`. Raises RequestError 401, 403."""
         caller = await self.authenticate(request)
         require(caller, *powers)
         return caller
@@ -121,7 +121,7 @@ async def start_of(request: Request, run_id: str) -> Start:
 
 
 def claim_of(request: Request, run_id: str, claim: str) -> Start:
-    """Identify a start by the name that it claims alone, whichever worker claims it."""
+    """Identify a start by the name that it claims; it is the same start for every worker."""
     known = hashlib.blake2b(f"{run_id}\0claim\0{claim}".encode(), digest_size=16)
     return Start(known.hexdigest(), key_of(request))
 

@@ -1,4 +1,4 @@
-"""The URL under which clients reach this proxy, for the answers that name it."""
+"""The URL under which clients reach this proxy. Answers that open sessions and groups contain it."""
 
 from __future__ import annotations
 

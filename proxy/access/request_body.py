@@ -18,9 +18,10 @@ class BodyLimits:
     timeout_s: float
 
     async def read(self, request: Request, most: int | None = None) -> bytes:
-        """The request's body, of at most `most` bytes where that is less.
+        """The request's body, of at most `most` bytes if that is below the limit.
 
-        Raises RequestError: 413 when it is too large or announces to be, 408 when it is late, 499 when the client left.
+        Raises RequestError: 413 when it or its announced size is too large, 408 when it is late, 499 when the client
+        left.
         """
         max_bytes = min(self.max_bytes, most or self.max_bytes)
         announced = request.headers.get("content-length", "")

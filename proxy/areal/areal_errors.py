@@ -1,4 +1,4 @@
-"""Errors on AReaL's routes carry its `detail` beside our fields."""
+"""Errors on AReaL's routes have AReaL's field `detail` in addition to this proxy's fields."""
 
 from __future__ import annotations
 

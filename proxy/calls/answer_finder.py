@@ -27,18 +27,18 @@ from agentrl.store.calls import deliveries
 from agentrl.store.calls.deliveries import Claim
 
 HELD_S = 5.0
-"""A retry waits so long for an answer that another client holds: until that client's disconnect is noticed, or the
+"""How long a retry waits for an answer that another client holds: until that client's disconnect is noticed, or the
 replica that held the answer is back. Then the retry is treated as a new call."""
 POLL_S = 0.1
 
 
 class AnswerFinder:
-    """The answers that this process is sampling, and the way to each request's answer."""
+    """Finds the answer to each request. Holds the answers that this process is sampling."""
 
     def __init__(self, context: CallContext, notes: DeliveryNotes) -> None:
         self._context = context
         self._notes = notes
-        self._sampling: dict[str, Exchange] = {}  # by the request's first call
+        self._sampling: dict[str, Exchange] = {}  # by the id of the request's first call
 
     async def find(self, origin: CallOrigin, request: ModelRequest) -> Exchange:
         """The answer to a request: a new one or, for a retry, the one that it missed. Raises RequestError."""
@@ -78,7 +78,7 @@ class AnswerFinder:
         slots.close()
 
     async def stop_orphans(self) -> None:
-        """Stop the answers of ended sessions that no client follows. Raises StoreError."""
+        """Stop sampling each answer that no client follows, if its session has ended. Raises StoreError."""
         orphans = [exchange for exchange in self._sampling.values() if exchange.orphaned]
         if orphans:
             session_ids = sorted({exchange.session_id for exchange in orphans})
@@ -93,7 +93,7 @@ class AnswerFinder:
             await exchange.stop()
 
     async def _claim(self, origin: CallOrigin) -> list[str]:
-        """The calls whose answer a repeated request gets; none where it must be sampled."""
+        """The earlier calls whose answer a repeated request gets; empty if it must be sampled."""
         until = time.monotonic() + HELD_S
         while True:
             claim = await self._claim_once(origin)
@@ -102,7 +102,7 @@ class AnswerFinder:
             await asyncio.sleep(POLL_S)
 
     async def _claim_once(self, origin: CallOrigin) -> Claim:
-        """A claim is released again if its client leaves meanwhile."""
+        """Claim an earlier answer once. If the client leaves meanwhile, the claim is released."""
         store = self._context.store
         if origin.repeat_key is not None:
             unit: Callable[..., Claim] = deliveries.claim_by_key

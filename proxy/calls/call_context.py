@@ -1,4 +1,4 @@
-"""What the steps of a model call share."""
+"""The objects that the steps of a model call share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.rendering import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """The objects that a call passes through on its way: store, renderer, token trees, engines, metrics."""
+    """The objects that the steps of a call use: store, renderer, token trees, engines, metrics."""
 
     store: RunStore
     sessions: LiveSessions

@@ -4,10 +4,10 @@
                (render)     (begin)        │                         (before the first tool call)
                                            └► commit ─► the deltas held back, the Answer
 
-A request is one call for every answer that it asks for (`n`, raw prompts): siblings in the token tree. No event that
-closes a tool call or ends the response is delivered before the commit. A call does not depend on its client's
-connection: an `Exchange` runs it, and stops it when no client can come for its answer any more. What a stopped call
-had sampled is not delivered and never trained.
+A request becomes one call for each answer that it requests (`n`, several raw prompts). These calls are siblings in the
+token tree. No event that closes a tool call or ends the response is delivered before the commit. A call does not depend
+on its client's connection: an `Exchange` runs it, and stops it once no client can claim its answer any more. The tokens
+of a stopped call are neither delivered nor trained.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def prepare(context: CallContext, origin: CallOrigin, request: ModelReques
 def response_header(
     context: CallContext, request: ModelRequest, first_id: str, created_at: float, prompt_tokens: int
 ) -> ResponseHeader:
-    """What is known of a response when its first answer begins."""
+    """The facts of a response that are known when its first answer begins."""
     return ResponseHeader(
         id=first_id,
         created=int(created_at),
@@ -125,7 +125,7 @@ async def count_tokens(context: CallContext, session_id: str, request: ModelRequ
 
 
 async def _continued(context: CallContext, session_id: str, request: ModelRequest) -> ModelRequest:
-    """A request with the conversation of the response that it continues, without that one's instructions."""
+    """The request with the conversation of the response that it continues, except the earlier instructions."""
     assert request.previous_id is not None
     found = await context.store.read(response_records.find, session_id, request.previous_id)
     if found is None:
@@ -141,7 +141,7 @@ async def _continued(context: CallContext, session_id: str, request: ModelReques
 
 
 async def run(context: CallContext, call: Call, emit: Emit) -> None:
-    """Sample the call and `emit` its answer: deltas as they are generated; after the commit the last ones, the Answer.
+    """Sample the call and `emit` its answer: deltas as they are generated; after the commit the rest.
 
     For a request that does not stream, only the Answer is emitted, and an answer that broke off is sampled again.
     Raises RequestError; the intent row then says why. Cancelling it aborts the call. A row that cannot be closed now is

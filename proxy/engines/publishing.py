@@ -28,11 +28,11 @@ async def publish(
 ) -> Json:
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
 
-    Engines are updated one after another, so that some always serve; the members of a broadcast group together.
+    Engines are updated one after another, so that some always serve. With a broadcast they are updated together.
 
     An engine that fails is ejected; any replica's pool updates it to the run's version when it answers again.
     Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it. Raises
-    FencedError, before any engine is touched, when the trainer's `epoch` is over.
+    FencedError, before any engine is touched, when a trainer newer than `epoch` has started.
     """
     if epoch is not None:
         await store.write(trainer_epochs.check_epoch, store.run_id, epoch)
@@ -74,9 +74,9 @@ async def publish(
 
 
 async def resume(store: RunStore, pool: EnginePool, config: RunConfig) -> None:
-    """Finish the publish that a dead replica began: of the newest version that is durable but not published.
+    """Finish a publish that a dead replica began: publish the newest version that is durable but not published.
 
-    A version that the trainer holds back for an evaluation is left to it: its publish has not begun.
+    Skips a version that the trainer holds back for an evaluation: its publish has not begun.
     """
     version = await store.read(publishes.pending, store.run_id)
     if version is not None and not await store.read(evaluation_episodes.paused, store.run_id, version, config):
@@ -85,7 +85,7 @@ async def resume(store: RunStore, pool: EnginePool, config: RunConfig) -> None:
 
 
 def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:
-    """Why no tensor of an engine was compared with the trainer's; None: some were."""
+    """Why no tensor of an engine was compared with the trainer's; None if some were."""
     if loaded.verified:
         return None
     if loaded.transport in ("none", "adapter"):

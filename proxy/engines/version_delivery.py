@@ -1,4 +1,4 @@
-"""How a weight version reaches an engine, and what the pool records of it in the store."""
+"""How a weight version reaches an engine, and what the pool records about engines in the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BY_FOLDER = Delivery()
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What it took to load a version on an engine."""
+    """How an engine loaded a version."""
 
     stall_s: float  # how long the engine was paused
     transport: str
@@ -48,10 +48,10 @@ class Records(Protocol):
         """Record an engine's state."""
 
     async def take(self, url: str, seconds: float) -> str | None:
-        """Take the turn to change an engine's weights for `seconds`; returns None, or the replica that has it."""
+        """Take the turn to change an engine's weights for `seconds`; returns None, or the replica that has the turn."""
 
     async def give_back(self, url: str, *, whole: bool) -> None:
-        """End the turn. Other replicas may take it; if the weights are not `whole`, they have to repair them."""
+        """End the turn. Other replicas may take it; if the weights are not `whole`, the next one repairs them."""
 
     async def is_whole(self, url: str) -> bool:
         """Whether no replica is changing the engine's weights or has left them incomplete."""

@@ -61,7 +61,7 @@ def access(request: Request) -> Access:
 
 
 def body_limits(request: Request) -> BodyLimits:
-    """How large and how late a body may be."""
+    """The limits on the size and the arrival time of a body."""
     found: BodyLimits = request.app.state.body_limits
     return found
 
@@ -91,13 +91,13 @@ def scrape(request: Request) -> Scrape:
 
 
 def context(request: Request) -> CallContext:
-    """What the steps of a model call share."""
+    """The objects that the steps of a model call share."""
     found: CallContext = request.app.state.context
     return found
 
 
 def answers(request: Request) -> AnswerFinder:
-    """The running answers, and the way to each request's answer."""
+    """Finds the answer to each request."""
     found: AnswerFinder = request.app.state.answers
     return found
 

@@ -3,9 +3,10 @@
     parent ── binds, starts, restarts, stops ──► worker 0 … N-1   (agentrl/proxy/serving/replica.py)
         └── a socket pair with each: the worker announces that it serves; each side sees when the other dies
 
-A connection waits in the shared socket until a worker accepts it; a worker that dies loses only its own. A worker
-keeps its replica name over its restarts, and finds the calls that it left running by that name; `uvicorn --workers`
-gives its workers no names, and restarts them without back-off. The parent imports nothing of the proxy.
+A connection waits in the shared socket until a worker accepts it. A worker that dies loses only the connections that
+it has accepted. A restarted worker keeps its replica name, and finds by this name the calls that it left running.
+`uvicorn --workers` would give the workers no names and restart them without back-off. The parent imports nothing of the
+proxy.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 GRACEFUL_S = 10
 """How long a worker that is stopped may finish its running calls."""
 STOP_S = GRACEFUL_S + 5.0
-"""A worker that still runs so long after SIGTERM is killed."""
+"""Seconds after SIGTERM until a worker that still runs is killed."""
 SERVES = b"s"
 
 

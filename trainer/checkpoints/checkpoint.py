@@ -1,6 +1,6 @@
 """A step's checkpoint on disk: `checkpoints/step-000012-STEP_ID/`, complete or absent.
 
-    meta.json    what the step was: ids, version, trained trajectories, metrics, and the sizes of the files
+    meta.json    facts of the step: ids, version, trained trajectories, metrics, and the sizes of the files
     state/       tensors in the format of torch.distributed.checkpoint: every rank writes and reads its own part, so
                  a run may resume on another number of ranks
 

@@ -59,10 +59,10 @@ def gae_advantages(
     values: Sequence[Float32],
     costs: Sequence[Float32] | None = None,
 ) -> tuple[list[Float32], list[Float32]]:
-    """Per trajectory, (T,) advantages and (T,) targets of the critic, from its `values` (T,) at loss tokens.
+    """For each trajectory, the advantages (T,) and the critic's targets (T,), from the critic's `values` (T,).
 
-    `costs` (T,), at loss tokens, are subtracted from the rewards. `whiten` gives the advantages mean 0 and (population)
-    deviation 1 over the batch's loss tokens; targets are computed before that.
+    Only loss tokens count; the others have 0. `costs` (T,) are subtracted from the rewards. `whiten` gives the
+    advantages mean 0 and (population) deviation 1 over the batch's loss tokens; targets are computed before that.
     """
     penalties = overlong_penalties(trajectories, algorithm)
     advantages: list[Float64] = []
@@ -82,7 +82,8 @@ def gae_advantages(
 
 
 def token_rewards(t: TrajectoryTokens, algorithm: Algorithm, penalties: Mapping[str, float]) -> Float64:
-    """(S,) the reward of each loss token of a trajectory. From a turn on, the rewards sum up to the turn's return.
+    """(S,) the reward of each loss token of a trajectory. The rewards from a turn to the end sum up to the turn's
+    return.
 
     The last loss token of a turn gets its return minus that of the next turn with loss tokens. With `turn_discount` 1
     that is the reward between the two turns, wherever in the session's tree it was given.

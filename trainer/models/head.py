@@ -16,7 +16,7 @@ from torch import Tensor
 from agentrl.trainer.models.onednn import add_weight_gradient, linear
 
 CHUNK = 256
-"""How many predictions have their (C, V) logits computed at once."""
+"""Number of predictions whose (C, V) logits are computed at once."""
 KEPT_BYTES = 512 * 2**20
 """Bytes of a trained head's distributions that are kept for the backward pass; the rest is computed again."""
 
@@ -33,7 +33,7 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden · weightᵀ / temperature)[target], and that distribution's entropy, in float32. P >= 1.
 
-    The entropy has a gradient only where that is asked for.
+    The entropy has a gradient only with `entropy_gradient`.
     """
     assert len(targets_P) > 0
     if weight_VH.requires_grad and torch.is_grad_enabled():
@@ -132,9 +132,9 @@ class _TrainedHead(torch.autograd.Function):
 
 
 class _FrozenHead(torch.autograd.Function):
-    """With a frozen head the derivatives by the hidden state are known in the forward, so that logits never recur.
+    """A head that does not train. Its forward pass computes the derivatives by the hidden state as well.
 
-    By the hidden state they are the products of those above with the weight.
+    They are the derivatives by the logits (above) times the weight, so the backward pass needs no logits.
     """
 
     @staticmethod

@@ -29,7 +29,7 @@ SHOWN = 3
 
 
 def build(folder: Path) -> tuple[Any, Names]:
-    """The causal LM of `folder/config.json`, and which of its tensors the tensors of the folder's files are.
+    """The causal LM of `folder/config.json`, and the map from the names in the folder's files to its tensors.
 
     The LM is float32, with parameters on the meta device and buffers on the CPU. Raises ModelFolderError when the
     folder's files lack a tensor or hold an unexpected one.
@@ -108,14 +108,14 @@ def _stored_buffers(lm: nn.Module) -> dict[str, Tensor]:
 
 
 def known_names(lm: Any) -> dict[str, str]:
-    """Each name of a parameter or stored buffer → the tensor's own name: of tied parameters, that of the first."""
+    """Map each name of a parameter or stored buffer to the tensor's own name, which tied parameters share."""
     names: dict[Tensor, str] = {}
     tensors = dict(lm.named_parameters(remove_duplicate=False)) | _stored_buffers(lm)
     return {stored_name(name): names.setdefault(tensor, stored_name(name)) for name, tensor in tensors.items()}
 
 
 def given(names: Names, files: Mapping[str, Path]) -> set[str]:
-    """The names of the model's tensors that the files hold, and the files' names that are not the model's."""
+    """The names of the model's tensors that the files hold, and the names in the files that the model does not have."""
     with opened(files) as open_slice:
 
         def shape_only(name: str) -> Tensor:
@@ -126,7 +126,7 @@ def given(names: Names, files: Mapping[str, Path]) -> set[str]:
 
 
 def _checked_names(lm: Any, folder: Path) -> Names:
-    """Which of the model's tensors the folder's tensors are. Raises ModelFolderError for missing or unexpected ones."""
+    """Map the folder's tensors to the model's. Raises ModelFolderError for missing or unexpected tensors."""
     files, known = files_of(folder), known_names(lm)
     names = tensor_naming.match(lm, files, known)
     missing = sorted(set(known.values()) - given(names, files))

@@ -1,6 +1,6 @@
 """Loads models sharded per block with FSDP2: each rank holds its part of the weights.
 
-One float32 rank has nothing to shard and computes with the plain module.
+A single float32 rank needs no sharding and computes with the plain module.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ load_policy = partial(load_sharded, Policy)
 
 
 def accumulate(model: Body, more: bool) -> None:
-    """Set whether `more` backward passes follow the next one before the update.
+    """Prepare the next backward pass. `more`: other backward passes follow it before the update.
 
-    If so, the next one neither reduces gradients nor releases gathered weights.
+    With `more`, the next pass neither reduces gradients nor releases gathered weights.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(not more)
@@ -121,7 +121,7 @@ def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
 
 
 def reshard(model: Body) -> None:
-    """Release gathered parameters, which forward passes without a backward leave: `model` has its shards again."""
+    """Release the gathered parameters that a forward pass leaves without a backward pass; only shards remain."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

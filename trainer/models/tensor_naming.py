@@ -51,7 +51,7 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Which tensors of the model the tensors of a folder's files are."""
+    """Maps the tensors of a folder's files to the tensors of the model."""
 
     plain: dict[str, str]  # name in the files → name in the model; of tied parameters, of the first
     fused: list[Fused] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Names:
 
 
 def match(lm: Any, files: Iterable[str], known: Mapping[str, str]) -> Names:
-    """Which tensors of `lm` the tensors named `files` are. `known` maps names of its tensors to the tensors' own names.
+    """Map the tensors named `files` to tensors of `lm`. `known` maps names of its tensors to the tensors' own names.
 
     When the model knows all names of the files, they are used unchanged. A name that matches nothing stays unchanged.
     """

@@ -3,7 +3,7 @@
 Each bucket is one piece of shared memory, and every rank of every engine gets a payload that says where the tensors lie
 in it; proxy/engines/tensor_transfer.py is the proxy's side. `shared` is a context manager around the request to the
 proxy. The memory's name exists while the block runs: an engine that has mapped the memory keeps it, and the kernel
-frees it with the last mapping. Of a trainer that was killed, torch's shared memory manager deletes the names.
+frees it with the last mapping. If the trainer is killed, torch's shared memory manager deletes the names.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _copied(bucket: dict[str, Tensor], files: ExitStack) -> list[tuple[str, Tens
 
 
 def _owned_file(memory: Tensor) -> Path:
-    """The file of shared memory, which torch from now on leaves to its caller to delete.
+    """The file of the shared memory. From now on the caller has to delete it, since torch does not.
 
     torch counts the memory's users and deletes the file with the last of them, but an unread payload stays a user
     forever. `reduce_storage` names the file and counts one more user, so torch never deletes it.
@@ -85,14 +85,14 @@ def _owned_file(memory: Tensor) -> Path:
 
 
 def _payloads(copies: list[list[tuple[str, Tensor]]], members: Sequence[Json]) -> dict[str, list[list[str]]]:
-    """By member, for each bucket, one payload for each of its ranks."""
+    """Payloads by the URL of a member: for each bucket, one payload for each of the member's ranks."""
     return {
         member["url"]: [[_pickled(tensors) for _ in range(member["ranks"])] for tensors in copies] for member in members
     }
 
 
 def _pickled(tensors: list[tuple[str, Tensor]]) -> str:
-    """Names, and where the tensors lie, for one reader: torch counts a pickle as a user until it is read."""
+    """Pickle the tensors' names and places for one reader: torch counts a pickle as a user until it is read."""
     buffer = io.BytesIO()
     ForkingPickler(buffer).dump(tensors)
     return base64.b64encode(buffer.getvalue()).decode()

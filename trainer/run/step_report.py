@@ -1,4 +1,4 @@
-"""What is reported of a step: metrics, trained trajectories, a line for the terminal, and the metric sinks."""
+"""Reports a step: its metrics, its trained trajectories, a line for the terminal, and the metric sinks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentrl.trainer.run.trainer_state import Trainer, say
 def step_metrics(
     t: Trainer, batch: Batch, samples: Sequence[Sample], update: Metrics, waited_s: float, train_s: float
 ) -> Metrics:
-    """The metrics of a step before it is saved. Those from the store are rank 0's only."""
+    """The metrics of a step before it is saved. Only rank 0 has those from the store."""
     peak = peak_flops(t.world.device)
     mfu = {"mfu": update["flops"] / (train_s * peak * t.world.size)} if peak and "flops" in update else {}
     return {
@@ -56,7 +56,7 @@ def sinks_of(t: Trainer) -> Iterator[None]:
 
 
 def report_sink(t: Trainer, name: str, error: str) -> None:
-    """Say that a sink does not receive metrics."""
+    """Record and print that a sink has failed."""
     now = time.time()
     t.lineage.record("sink_failed", now, now, sink=name, error=error)
     say(t, f"metrics.{name}: {error}; training goes on")
@@ -83,7 +83,7 @@ def line(t: Trainer, record: StepRecord) -> str:
 
 
 def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[TrainedTrajectory]:
-    """How a step trains each trajectory that has loss tokens."""
+    """The advantage, staleness and loss tokens of each trajectory that has loss tokens."""
     trained = []
     for sample in samples:
         mask = sample.tokens.loss_mask

@@ -64,7 +64,7 @@ class RewardModel(Body):
 
 
 def _classifier_of(lm: Any) -> str:
-    """The class of transformers with this body and the head `score`."""
+    """The name of transformers' sequence classifier with this body and the head `score`. Raises ModelFolderError."""
     from transformers.modeling_layers import GenericForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
@@ -75,7 +75,7 @@ def _classifier_of(lm: Any) -> str:
 
 
 def at_the_end(sample: Sample) -> Sample:
-    """The sample with one more token as its only loss token, whose context is the whole sequence.
+    """The sample with one token appended: its only loss token, whose context is the whole sequence.
 
     The new token is only predicted, so packing computes no hidden state for it.
     """

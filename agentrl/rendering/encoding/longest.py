@@ -1,8 +1,8 @@
 """Bounds the text that fits into a context, so that longer text is rejected without encoding it.
 
-A token of a byte-level vocabulary has at most as many characters as bytes; with byte fallback, at most its length. A
-context of n tokens therefore holds at most n times the longest token. White space is not counted, since templates strip
-it.
+A token of a byte-level vocabulary stands for at most as many characters as it has bytes; with byte fallback, for at
+most as many as its text has. A context of n tokens therefore holds at most n times the characters of the longest token.
+White space is not counted, since templates strip it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tokenizers import Tokenizer, models
 from agentrl.rendering.encoding.bytelevel import token_bytes
 
 COMPOSED = 4
-"""So many characters, at most, become one when NFC composes them."""
+"""Maximum number of characters that NFC composes to one."""
 
 
 def longest_text(tokenizer: Tokenizer, max_context: int | None) -> int | None:
-    """So many characters, white space aside, never fit into a context; None where no bound is known."""
+    """Maximum characters, white space not counted, of a text that may fit into a context; None if no bound is known."""
     longest = _chars_per_token(tokenizer)
     return None if max_context is None or longest is None else max_context * longest
 
 
 def _chars_per_token(tokenizer: Tokenizer) -> int | None:
-    """How many characters of a text one token may stand for."""
+    """Maximum number of characters of a text that one token stands for; None if there is no bound."""
     table = token_bytes(tokenizer)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if table is not None:
@@ -39,7 +39,7 @@ def _chars_per_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _shortened(tokenizer: Tokenizer) -> int | None:
-    """How many characters the normalizer makes one of, at most; None where it may leave out any number."""
+    """Maximum number of characters that the normalizer replaces by one; None if it may remove any number."""
     alone = Tokenizer(models.BPE())  # without the vocabulary, which takes long to write
     if tokenizer.normalizer is not None:
         alone.normalizer = tokenizer.normalizer

@@ -33,7 +33,7 @@ Items = list[Found | str]
 
 
 class CallReader(ABC):
-    """Reads the text between a call's markers, with letters for marker tokens."""
+    """Reads the text between a call's markers. In this text each marker token is one letter of an `Alphabet`."""
 
     def __init__(self, alphabet: Alphabet) -> None:
         self._alphabet = alphabet
@@ -166,7 +166,7 @@ class MarkedReader(CallReader):
     """A name and arguments, each between an opening and a closing marker."""
 
     def __init__(self, alphabet: Alphabet, head: str, argument: str, opening: str, closing: str) -> None:
-        """`head` captures the call's name, `argument` an argument, key first."""
+        """Patterns: `head` captures the call's name, `argument` an argument's key and then its value."""
         super().__init__(alphabet)
         self._head, self._argument = self._pattern(head), self._pattern(argument)
         self._opening, self._closing = alphabet.marked(opening), alphabet.marked(closing)
@@ -192,7 +192,7 @@ class MarkedReader(CallReader):
         return body.rfind(self._opening) > body.rfind(self._closing)
 
     def _plain(self, text: str) -> str:
-        """A name or a key without what the format adds to it."""
+        """A name or a key without the characters that the format adds."""
         return text
 
     def _value(self, name: str, key: str, found: re.Match[str], parameters: Parameters) -> Any:
@@ -236,7 +236,7 @@ class InvokeReader(MarkedReader):
 
 
 class DsmlReader(InvokeReader):
-    """DeepSeek V3.2 and V4: each parameter says whether it is a string; or one JSON object for all."""
+    """DeepSeek V3.2 and V4: each parameter says whether it is a string, or one JSON object holds all arguments."""
 
     tag = "｜DSML｜"
     _typed = r' string="(true|false)"'

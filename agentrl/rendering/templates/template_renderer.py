@@ -24,7 +24,7 @@ from agentrl.rendering.templates.tokenizer_renderer import TokenizerRenderer
 
 _TALK: list[Json] = [{"role": "user", "content": "x"}]
 
-TAIL = 8  # tokens: more than a prompt has behind the marker that opens its reasoning
+TAIL = 8  # tokens at a prompt's end; enough to hold the marker that opens its reasoning
 UNSETTLED = 4  # tokens at the end of a text that more text may change
 
 REWROTE = Bridge(None, ForkReason.TEMPLATE_REWROTE)
@@ -154,7 +154,7 @@ class TemplateRenderer(TokenizerRenderer):
     def _message(
         self, prompt_ids: Sequence[int], output: Sequence[int], tools: list[Json] | None
     ) -> tuple[str, str, list[tuple[str, Any]]]:
-        """Parse an output to content, reasoning and calls, ignoring layout."""
+        """Parse an output to content, reasoning and calls, without white space at their ends."""
         parser = self._parser(tools, prompt_ids)
         parser.push(output)
         parsed = parser.finish()

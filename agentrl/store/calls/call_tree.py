@@ -1,4 +1,4 @@
-"""Loads a session's token tree: its delivered calls, each with what follows its parent's tokens."""
+"""Loads a session's token tree: its delivered calls, each with the tokens that follow its parent's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.store.tables import interaction_data, interactions, sessions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A delivered call in a session's token tree. It holds only what follows its parent's tokens."""
+    """A delivered call in a session's token tree. It stores only the tokens that follow its parent's."""
 
     id: str
     conversation_key: bytes
@@ -31,19 +31,19 @@ class Node:
 
     @property
     def own_ids(self) -> bytes:
-        """The ids that follow the parent's, packed."""
+        """The packed ids of the tokens that follow the parent's."""
         return self.ids.behind(len(self.parent.ids) if self.parent is not None else 0)
 
     @property
     def n_output(self) -> int:
-        """How many of its ids this call sampled."""
+        """The number of tokens that this call sampled."""
         return len(self.ids) - self.n_delta - (len(self.parent.ids) if self.parent is not None else 0)
 
 
 def load_tree(
     conn: Connection, session_id: str, after: int = 0, known: Mapping[str, Node] | None = None
 ) -> tuple[int, list[Node]]:
-    """The session's sequence number and its delivered calls to the policy, oldest first: those numbered above `after`.
+    """The session's sequence number, and its delivered calls to the policy numbered above `after`, oldest first.
 
     `known` holds the calls up to `after`, by id.
     """

@@ -7,8 +7,8 @@
 
 The calls of one request (`n`, several prompts) share a state: that of the first call's row.
 
-A given answer is delivered again only to a retry that must be of the same request: no other request of the session had
-this body, and no call extends the answer. Clients number their retries; each number gets the answer once, and
+A given answer is delivered again only to a retry that can belong to no other request: no other request of the session
+had this body, and no call extends the answer. Clients number their retries; each number gets the answer once, and
 `last_retry` holds the last such number.
 """
 
@@ -71,8 +71,8 @@ def release(conn: Connection, call_ids: list[str], holder: str) -> None:
 def claim(conn: Connection, session_id: str, digest: str, retry: int, holder: str) -> Claim:
     """Claim the oldest undelivered answer to the same request, for retry number `retry` of a client at `holder`.
 
-    If every answer was delivered, claim the only one with this body, provided that the retry can belong to no other
-    request. An ended session has no answers to claim.
+    If every answer was delivered and only one has this body, claim that one, provided that the retry can belong to no
+    other request. An ended session has no answers to claim.
     """
     found = select(sessions.c.status, sessions.c.run_id).where(sessions.c.id == session_id)
     session = conn.execute(found.with_for_update(read=True)).first()  # blocks an end of the session until commit
@@ -172,7 +172,10 @@ def is_awaited(conn: Connection, call_ids: list[str]) -> bool:
 
 
 def demote_undelivered(conn: Connection, session_id: str) -> None:
-    """Make answers that no client received and no call extends side calls: they are not turns of the agent."""
+    """Turn calls whose answer no client received and no call extends into side calls.
+
+    They are not turns of the agent.
+    """
     after = interactions.alias()
     conn.execute(
         update(interactions)
@@ -212,7 +215,7 @@ _FIRST_WITH_ANSWER: tuple[ColumnElement[bool], ...] = (
 
 
 def _only_request(conn: Connection, run_id: str, session_id: str, digest: str) -> bool:
-    """Whether at most one request with this body was sent that was not a retry, by what is recorded."""
+    """Whether the records show at most one request with this body, besides retries. False if some may be missing."""
     columns = interactions.c
     recorded = conn.execute(
         select(columns.options).where(
@@ -230,7 +233,10 @@ def _only_request(conn: Connection, run_id: str, session_id: str, digest: str) -
 
 
 def _take_again(conn: Connection, call_ids: list[str], retry: int) -> bool:
-    """Take a given answer that no call extends for this retry, once per retry number; whether it was taken."""
+    """Claim a given answer again, if no call extends it and only lower retry numbers got it.
+
+    Returns whether it was claimed.
+    """
     columns, after = interactions.c, interactions.alias()
     taken = conn.execute(
         update(interactions)
@@ -247,7 +253,7 @@ def _take_again(conn: Connection, call_ids: list[str], retry: int) -> bool:
 
 
 def _take(conn: Connection, first_id: str, holder: str, retry: int | None = None) -> bool:
-    """Take a claimable answer; false when another client took it first."""
+    """Claim a claimable answer. Returns false when another client claimed it first."""
     free = and_(interactions.c.delivery.in_(CLAIMABLE), interactions.c.status.in_(HAS_ANSWER))
     mine = {"delivery": Delivery.OPEN, "holder": holder}
     first = mine if retry is None else mine | {"last_retry": retry}

@@ -121,7 +121,7 @@ os.register_at_fork(after_in_child=_random.seed)
 def new_id(after: str | None = None) -> str:
     """32 hex digits: 48 bits of milliseconds, 16 of a counter within this process, 64 random. Sorts by creation.
 
-    Processes whose clocks differ make ids in another order than they ran; `after` makes this one sort after an id.
+    If the clocks of processes differ, their ids may sort in another order. With `after`, the id sorts after that one.
     """
     global _last_id
     with _id_lock:

@@ -110,7 +110,9 @@ def _fault(path: Path) -> str | None:
 
 
 def _committed_in_log(log: Path) -> tuple[set[int], int]:
-    """Page numbers that a write-ahead log's commits hold, and the database's pages after the last; (∅, 0) if none."""
+    """The numbers of the pages that a write-ahead log has committed, and the number of pages of the database after the
+    last commit; (∅, 0) without a commit.
+    """
     try:
         file = log.open("rb")
     except FileNotFoundError:

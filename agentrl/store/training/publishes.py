@@ -1,4 +1,4 @@
-"""Publishing a weight version: which one an engine should serve, which one waits, and the move of the run."""
+"""Publishes: the version that an engine should serve, the pending version, and the run's move to it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from agentrl.store.training import version_states
 def version_to_serve(conn: Connection, run_id: str, reported: int | None) -> int:
     """The version that an engine which reports `reported` should serve: the run's current version, as a rule.
 
-    It is the reported version itself while any replica publishes it, so that no replica undoes that publish: a pending
-    version newer than the current one, or a published version older than a current one that was rolled back.
+    While any replica publishes the reported version, it is that version, so that no replica undoes the publish. This
+    holds for a pending version newer than the current one, and for a published version if the current one was rolled
+    back.
     """
     run = conn.execute(select(runs.c.current_version, runs.c.published_step).where(runs.c.id == run_id)).one()
     current = int(run.current_version)
@@ -59,7 +60,7 @@ def pending(conn: Connection, run_id: str) -> int | None:
 def complete(conn: Connection, run_id: str, version: int, epoch: int | None, facts: Json, started_at: float) -> None:
     """Move the run to `version` and record the publish, with its `facts`, in the run's timeline.
 
-    Raises as `version_states.mark_published` does.
+    Raises the errors of `version_states.mark_published`.
     """
     version_states.mark_published(conn, run_id, version, epoch)
     events.record(conn, run_id, "publish", {**facts, "start": started_at, "end": time.time()}, "proxy")

@@ -40,12 +40,14 @@ def lease(
 ) -> str | None:
     """Lease the oldest `n_groups` ready groups for `step`; returns the step's id, or None while there are too few.
 
-    Groups are leased whole. A group without a young trajectory becomes stale and gives its admission back, even when
-    None is returned; with `skip_tied`, so does a group whose episodes all have the same return. In a leased group, a
-    trajectory becomes stale if it has no young token (policy `mask`) or any old one (`drop`); its reward stays in the
-    baseline. Repeating the call for a leased step returns the same lease. `batch` reads what was leased.
+    Groups are leased whole. A token is young if its age is at most `max_staleness` versions. A group without a young
+    trajectory becomes stale and gives its admission back, even when None is returned; with `skip_tied`, so does a group
+    whose episodes all have the same return. In a leased group, a trajectory becomes stale if it has no young token
+    (policy `mask`) or any old one (`drop`); its reward stays in the baseline. Repeating the call for a leased step
+    returns the same lease. `batch` reads what was leased.
 
-    Raises FencedError for an older epoch, StoreError when the step before is not complete or this one is already.
+    Raises FencedError for an older epoch, StoreError when the previous step is not complete, or this one is complete or
+    of another epoch.
     """
     check_epoch(conn, run_id, epoch)
     existing = conn.execute(
@@ -82,11 +84,10 @@ def lease(
 
 
 def batch(conn: Connection, step_id: str, *, discount: float | None = None, rescore: Rescore | None = None) -> Batch:
-    """The batch of a leased, trained or published step, equal whenever it is read, by the trainer or a later replay.
+    """The batch of a leased, trained or published step. The trainer and every later replay read the same batch.
 
-    The lease freezes it: calls cannot change, and later rewards are not applied. `discount` and `rescore` compute it
-    under another credit. Raises StoreError for a step that is unknown or
-    was rolled back.
+    The lease freezes it: calls cannot change, and later rewards are not applied. `discount` and `rescore` compute its
+    returns by another credit assignment. Raises StoreError for a step that is unknown or was rolled back.
     """
     step = conn.execute(select(steps).where(steps.c.id == step_id)).first()
     if step is None or step.state == StepState.ROLLED_BACK:
@@ -127,8 +128,8 @@ def complete(
 ) -> None:
     """One transaction {step trained, trajectories trained, version pending}, after the checkpoint is durable.
 
-    Repeating the call is harmless. Raises FencedError for an older epoch, StoreError when the step is not leased or a
-    trajectory is not its own.
+    Repeating the call is harmless. Raises FencedError for an older epoch, StoreError when the step is not leased or it
+    trained other trajectories than it leased.
     """
     check_epoch(conn, run_id, epoch)
     now = time.time()

@@ -1,6 +1,6 @@
 """Converts the messages of Anthropic's API, made of content blocks, to messages in the shape of Chat Completions.
 
-An answer of the policy is one message, also if an agent sends it back as several: consecutive assistant messages are
+An answer of the policy is one message, even if an agent sends it back as several: consecutive assistant messages are
 joined. Each tool result becomes a message, in the order of the blocks; consecutive text blocks become one text.
 """
 

@@ -49,7 +49,7 @@ class Toolbox:
     left_out: list[str] = field(default_factory=list)  # names of tools that Anthropic's servers run
 
     def load(self, tool: NamedTool | DefinedTool, at: str) -> str:
-        """The prompt's text where a tool becomes callable. Raises RequestError 400 for an unknown tool."""
+        """The prompt's text that makes a tool callable. Raises RequestError 400 for an unknown tool."""
         if isinstance(tool, DefinedTool):
             added = chat_tool(tool.definition, f"{at}.definition")
             if added is None:

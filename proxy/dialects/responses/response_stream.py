@@ -40,7 +40,7 @@ class ResponsesStream:
         self._items: list[Json] = []  # the last one is open if `_is_open`
         self._is_open = False
         self._text: list[str] = []  # of the open item
-        self._logprobs: list[Json] = []  # of the tokens that are in no finished message
+        self._logprobs: list[Json] = []  # of the tokens after the last finished message
         self._streamed = 0  # how many of these were sent in a delta
 
     def start(self) -> bytes:

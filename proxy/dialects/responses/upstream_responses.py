@@ -1,4 +1,4 @@
-"""Reads upstream answers in OpenAI Responses."""
+"""Reads upstream answers in the format of OpenAI Responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOOL_CALLS = ("function_call", "custom_tool_call")
 
 
 def read_response_event(data: Any) -> UpstreamEvent:
-    """An event of a stream, or a whole response. The finish reason is the response's final status."""
+    """Read an event of a stream, or a whole response. The finish reason is the response's final status."""
     if not isinstance(data, dict):
         return UpstreamEvent()
     kind = data.get("type")
