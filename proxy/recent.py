@@ -1,4 +1,4 @@
-"""A bounded cache of what was looked up: five lines, for which cachetools would be a dependency."""
+"""A bounded cache of looked-up values, in five lines; cachetools would be another dependency."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the trainer's loop asks of the store and records there, for one epoch of one run.
+"""The interface between the trainer's loop and the store, for one epoch of one run.
 
 Every rank has a `Lineage`. Rank 0 has a `StoredLineage`, which talks to the store; the other ranks have `NoLineage`,
-which does nothing. No method is collective. What the other ranks need to know, rank 0 shares in an explicit collective
-call of the loop.
+which does nothing. No method is collective. The loop shares the facts that the other ranks need in explicit
+collective calls.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lineage(Protocol):
         """The step's batch as soon as enough groups are ready; None after `for_s`, or when told to stop."""
 
     def facts(self, batch: Batch) -> BatchFacts:
-        """What the store knows of a batch beyond its tokens."""
+        """Facts about a batch from the store: rewards by name, task sources, calls."""
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics of a completed step."""
@@ -71,7 +71,7 @@ class Lineage(Protocol):
         """Record that a step, which was completed before, now has a durable checkpoint."""
 
     def unneeded(self, names: list[str], *, unknown: bool) -> set[str]:
-        """Of these weight folders, those that no engine will be told to load."""
+        """The weight folders among `names` that no engine will be told to load."""
 
     def evaluations(self, from_step: int | None) -> list[Evaluation]:
         """The newest two evaluations that have begun; with `from_step` also those of that step and later ones."""

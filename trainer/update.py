@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Update:
-    """What the phases of one step share. `stats` and `grad_norms` are of its finite minibatches."""
+    """The state that the phases of one step share. `stats` and `grad_norms` cover its finite minibatches."""
 
     passes: Passes
     optimizer: torch.optim.Optimizer

@@ -16,10 +16,10 @@ from agentrl.domain.schemas import Json, SessionStatus
 from agentrl.domain.ties import TIE
 
 ATTEMPTS = 3
-"""Failures of a sample of a task: after so many by agent or policy it counts as reward 0, after so many faults as
-nothing."""
+"""Attempts per sample of a task. After this many failures by agent or policy the sample counts as reward 0; after this
+many faults it is left out."""
 KEY = "evaluation"
-"""Where a session's metadata hold what it is of."""
+"""The key in a session's metadata of the evaluation episode that the session runs."""
 
 
 def schedule(every: int | None, steps: int) -> list[int]:
@@ -28,7 +28,7 @@ def schedule(every: int | None, steps: int) -> list[int]:
 
 
 def newest_due(every: int | None, steps: int, published_step: int) -> int | None:
-    """The step to evaluate when so many are published. That of the base weights is not made up for."""
+    """The newest step that is due for evaluation. None if only the base weights were due and training has gone on."""
     due = [step for step in schedule(every, steps) if step <= published_step][-1]
     return None if due == 0 < published_step else due
 
@@ -146,7 +146,7 @@ class Result:
 
 @dataclass(slots=True)
 class Evaluation:
-    """What is known of one evaluation so far; episodes that have not ended are in no figure."""
+    """The results of one evaluation so far. Episodes that have not ended are in no figure."""
 
     step: int
     version: int
@@ -221,7 +221,7 @@ def figure(found: Json, form: str = ".3f") -> str:
 
 
 def line(found: Json) -> str:
-    """An evaluation (`Evaluation.as_json`) in a line, for people: how far it is, then what it came to and of what."""
+    """An evaluation (`Evaluation.as_json`) as a line for people: its progress, or its results when it is complete."""
     if not found["complete"]:
         return f"evaluation of step {found['step']}: {found['ended']} of {found['episodes']} episodes"
     of_settings = found["settings"]

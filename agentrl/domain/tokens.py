@@ -1,4 +1,4 @@
-"""Token ids as they grow turn by turn: the next turn costs what it adds, not what was there.
+"""Token ids that grow turn by turn. The cost of a turn depends on the ids that it adds, not on those before.
 
     TokenIds ◄── before ── part ◄── before ── part     each: its ids packed, their JSON text, the digest up to its end
 
@@ -47,7 +47,7 @@ def unpacked(raw: bytes) -> list[int]:
 
 
 class TokenIds(Sequence[int]):
-    """An immutable sequence that shares its beginning with what it was extended from. `TokenIds()` is empty."""
+    """An immutable sequence that shares its beginning with the sequence it extends. `TokenIds()` is empty."""
 
     __slots__ = ("_before", "_hash", "_length", "_packed", "_text")
 

@@ -20,5 +20,5 @@ class Backoff:
 
 
 def pause_s(quick_deaths: int) -> float:
-    """Seconds to wait after so many quick deaths in a row."""
+    """Seconds to wait after `quick_deaths` quick deaths in a row."""
     return min(BACKOFF_FIRST_S * 2.0 ** min(quick_deaths - 1, 30), BACKOFF_MAX_S) if quick_deaths else 0.0

@@ -52,7 +52,7 @@ async def run_groups(
 async def _next_group(
     client: AsyncClient, owner: str, free: asyncio.Semaphore, pace: Pace, progress: Progress
 ) -> Json | None:
-    """The next group, with a slot of `free` acquired; None at the end of the run."""
+    """Acquire a slot of `free` and return the next group; None at the end of the run."""
     progress.waiting_for = "running groups to end" if free.locked() else None
     await free.acquire()
     await pace.wait()

@@ -20,7 +20,7 @@ ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.ABANDONED)
 ANSWERED = (InteractionStatus.COMPLETE,)
 UNANSWERED = (InteractionStatus.FAILED, InteractionStatus.LOST)
 CLOCK_SLACK_S = 3600.0
-"""How much the clocks of trainer and proxy may differ: a version's sessions may begin so long before the version."""
+"""How much the clocks of trainer and proxy may differ: a session may seem to begin this long before its version."""
 
 
 def episodes(conn: Connection, run_id: str, *, version: int | None = None, since: float = 0.0) -> list[Json]:

@@ -129,7 +129,7 @@ def listing(conn: Connection, run_id: str) -> list[Json]:
 
 
 def resolve(conn: Connection, run_id: str, which: str) -> Json:
-    """An admin or run key by its id, or a valid one by its name. Raises RequestError: 404, 409 when several fit."""
+    """An admin or run key by its id, or a valid one by its name. Raises RequestError 404; 409 if several match."""
     now = time.time()
     rows = _of_run(conn, run_id)
     found = [row for row in rows if row["id"] == which]

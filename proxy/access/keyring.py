@@ -55,7 +55,7 @@ class Keyring:
         return self._of_everybody.get(key_hash) or self._of_sessions.get(key_hash)
 
     def remember(self, key_hash: str, found: Key) -> Known:
-        """Keep a session key that the store has."""
+        """Cache a session key that was found in the store."""
         known = self._of_sessions[key_hash] = as_known(found)
         return known
 

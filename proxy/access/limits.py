@@ -50,7 +50,7 @@ class Slots:
     answers: int
 
     def close(self) -> None:
-        """Release the slots once the answers have ended, in whichever way. Closing twice is harmless."""
+        """Release the slots once the answers have ended, for any reason. Closing twice is harmless."""
         answers, self.answers = self.answers, 0
         self._gate.running -= answers
         self._tree.running -= answers

@@ -16,7 +16,7 @@ MAX_INT32 = 2**31 - 1
 METADATA_BYTES = 64 * 1024
 TASK_BYTES = 1024 * 1024
 OPTIONS_BYTES = 256 * 1024
-"""Of a call's options besides its messages and tools."""
+"""Maximum size of a call's options, without its messages and tools."""
 LONGEST_NAME = 100
 LONGEST_KEY = 200
 """Characters of an id, an idempotency key or a sub-agent's name."""

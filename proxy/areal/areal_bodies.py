@@ -19,8 +19,8 @@ class ArealBody(Body):
 class StartBody(ArealBody):
     """AReaL's task id, and optionally a key to use again: an earlier key of this route, or one that the caller made.
 
-    Keys of other routes belong to their sessions and are refused. `group_size`, as in AReaL's inference service, opens
-    so many sessions of one task, in one group.
+    Keys of other routes belong to their sessions and are refused. As in AReaL's inference service, `group_size` is the
+    number of sessions to open, in one group, for the task.
     """
 
     task_id: Key

@@ -1,4 +1,4 @@
-"""What the store records of a call of the policy: its intent before it is sampled, its outcome after."""
+"""Records a call of the policy in the store: its intent before it is sampled, its outcome after."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def intent_of(context: CallContext, origin: CallOrigin, call: Call, first: Call)
 
 
 def _options(origin: CallOrigin, request: ModelRequest, call: Call) -> Json | None:
-    """What the request asks for beyond messages, tools and sampling parameters; None for nothing."""
+    """The request's options besides messages, tools and sampling parameters; None if it has none."""
     choice = request.tool_choice
     asked: Json = {
         "client": origin.client,

@@ -65,7 +65,7 @@ class Exchange:
         self.done = True
 
     def sample(self, begun: Sequence[Call], over: Callable[[], None]) -> None:
-        """Begin to sample the answers; `over` is called, maybe twice, when they have ended in whichever way."""
+        """Begin to sample the answers. `over` is called, maybe twice, when they have ended for any reason."""
         self._task = asyncio.create_task(self._sample(begun, over))
         self._task.add_done_callback(lambda _: over())  # a task that is cancelled before it starts runs no `finally`
 

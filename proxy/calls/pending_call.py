@@ -12,7 +12,7 @@ from agentrl.proxy.dialects.model_request import ModelRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallOrigin:
-    """What is known of a model call besides its body: its session and what its headers say."""
+    """The facts of a model call besides its body: its session, and the values of its headers."""
 
     session_id: str
     dialect: Dialect

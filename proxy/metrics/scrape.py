@@ -90,7 +90,7 @@ def encoded(registry: CollectorRegistry, facts: Json | None, encode: Callable[[A
 
 
 class _Store:
-    """The facts of the store, which were read before."""
+    """Collects the metrics of `facts`, which were read from the store."""
 
     def __init__(self, facts: Json | None) -> None:
         self._facts = facts

@@ -22,7 +22,7 @@ DONE_HEADER = "x-session-done"
 
 
 def key_hash_of(run_id: str, name: str) -> str:
-    """What the store holds in place of a key's hash. Its hash function differs from `hash_key`: no key opens it."""
+    """The value that the store holds in place of a key's hash. No key matches it, since `hash_key` hashes otherwise."""
     return hashlib.blake2b(f"{run_id}\0{name}".encode(), digest_size=32, person=b"named").hexdigest()
 
 

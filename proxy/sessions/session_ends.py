@@ -1,4 +1,4 @@
-"""Ends sessions, by whichever route the end is requested."""
+"""Ends sessions, for all routes that can request it."""
 
 from __future__ import annotations
 

@@ -43,5 +43,5 @@ async def session_of(store: RunStore, known: Recent[str], parent_id: str, name: 
 
 
 def _key_hash_of(parent_id: str, name: str) -> str:
-    """What the store holds in place of a key's hash. Its hash function differs from `hash_key`: no key opens it."""
+    """The value that the store holds in place of a key's hash. No key matches it, since `hash_key` hashes otherwise."""
     return hashlib.blake2b(f"{parent_id}\0{name}".encode(), digest_size=32, person=b"sub-agent").hexdigest()

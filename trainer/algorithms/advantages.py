@@ -160,7 +160,7 @@ def whitened(
 ) -> list[Float64]:
     """The advantages with mean 0 and (population) deviation 1 over loss tokens.
 
-    `counts` says how many loss tokens each number stands for. Arrays that are not `compared` do not enter the mean and
+    `counts` is the number of loss tokens of each advantage. Arrays that are not `compared` do not enter the mean and
     the deviation, and become 0.
     """
     weights = [n * float(c) for n, c in zip(counts, compared, strict=True)]

@@ -73,7 +73,7 @@ class StepStats:
         self.drifts += other.drifts
 
     def metrics(self, minibatches: int, algorithm: Algorithm, world: World) -> Metrics:
-        """The metrics over all ranks, of a step with so many minibatches. Collective."""
+        """The metrics of a step with this number of `minibatches`, over all ranks. Collective."""
         sums = world.total({name: self.sums[name] for name in SUMMED})
         absent = {"kl_reference": not algorithm.needs_reference, "value_loss": not algorithm.needs_critic}
         return {

@@ -19,7 +19,7 @@ from agentrl.errors import ModelFolderError
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Tensors of files that together make up a parameter, or one that makes up several; `first` is one of them."""
+    """Tensors of files that together form a parameter, or one that forms several; `first` is one such parameter."""
 
     first: str
     parts: dict[str, list[str]]  # names in the files by the pattern of the rule that they match, in their order

@@ -53,7 +53,7 @@ class Method(ABC):
         return [unit for item in items for unit in make_units(item, sys.maxsize)]
 
     def count(self, items: Sequence[Item]) -> int:
-        """What the loss is a mean over: the number of pairs."""
+        """The number of pairs, over which the loss is a mean."""
         return len(items)
 
     @abstractmethod

@@ -15,7 +15,7 @@ from agentrl.domain.schemas import Json
 CAPACITY = 16_000_000
 """Characters: some hundred conversations of 30,000 tokens."""
 LONG_TEXT, LONG_TEXTS = 256, 4_000_000
-"""Characters: a shorter text is left to the memory of its words (`units.py`); so many are remembered together."""
+"""In characters: the shortest text that is remembered (`units.py` remembers the words of others), and the capacity."""
 
 
 class EncodedTexts:
@@ -30,7 +30,7 @@ class EncodedTexts:
         self._lock = Lock()  # large prompts are rendered by threads
 
     def __call__(self, text: str) -> list[int]:
-        """The ids of a text. Nobody may change them."""
+        """The ids of a text. Callers must not change the list."""
         if len(text) < LONG_TEXT:
             return self._encode(text)
         with self._lock:
@@ -51,7 +51,7 @@ class EncodedTexts:
 class RenderedTexts:
     """The texts of the prompts used last, given back for equal messages and tools only.
 
-    Messages are kept, not copied: nobody may change them afterwards.
+    Messages are kept, not copied: callers must not change them afterwards.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -62,7 +62,7 @@ class RenderedTexts:
         self._lock = Lock()
 
     def put(self, messages: list[Json], tools: list[Json] | None, text: str) -> None:
-        """Remember; of conversations that are equally long and end alike, the last one."""
+        """Remember a text. It replaces that of a conversation with the same length and the same end."""
         key = _key(messages)
         with self._lock:
             if key in self._texts:

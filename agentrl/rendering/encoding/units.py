@@ -26,11 +26,11 @@ from agentrl.rendering.encoding.bytelevel import TokenBytes, token_bytes
 Encode = Callable[[str], list[int]]
 
 CERTAIN = re.compile(r"[!-~\w]")
-"""What is certainly no white space, for any version of Unicode."""
+"""Characters that are no white space in any version of Unicode."""
 CUT = re.compile(f" (?<={CERTAIN.pattern} )")
 """The space that a unit begins with."""
 UNIT_CHARS, UNITS, OPENINGS = 64, 50_000, 1024
-"""What is remembered: units up to so many characters, so many of them, so many beginnings of texts."""
+"""Limits of what is remembered: characters of a unit, number of units, number of beginnings of texts."""
 TOGETHER = 4096
 """New units that are encoded at once."""
 

@@ -270,7 +270,7 @@ class MarkupParser(OutputParser):
             self._calls += 1
 
     def _next_opener(self) -> int:
-        """Where to read on in a body that is no call: at the next call in it, of very many at the last one."""
+        """Where to read on in a body that is no call: at the next call inside it, or at the last of very many."""
         if not self._reopened:
             return len(self._body)
         return self._reopened[0 if len(self._reopened) <= MAX_REOPENED else -1]

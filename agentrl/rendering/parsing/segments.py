@@ -51,7 +51,7 @@ class SegmentParser(OutputParser):
     opens: str
     """The marker that a message begins with, which the prompt has written for the first one."""
     role: str
-    """What the header begins with."""
+    """The beginning of a header."""
     bodies: tuple[str, ...]
     ends: tuple[str, ...]
     others: tuple[str, ...]
@@ -85,7 +85,7 @@ class SegmentParser(OutputParser):
             list(self._read(text))
 
     def _header_of(self, tail: Sequence[int]) -> Iterator[str]:
-        """What the prompt has written of the first message, in pieces."""
+        """The pieces of the first message's header that are already in the prompt."""
         letters = self._alphabet.letters
         starts = [at for at, token in enumerate(tail) if letters.get(token) == self._open]
         for token in tail[starts[-1] + 1 :] if starts else ():

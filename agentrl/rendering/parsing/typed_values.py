@@ -49,11 +49,11 @@ class Parameters:
 
     @property
     def names(self) -> frozenset[str]:
-        """What the tools are called."""
+        """The names of the tools."""
         return frozenset(self._schemas)
 
     def value(self, tool: str, key: str, text: str) -> Any:
-        """What `text` says for a parameter: its characters for a string, else the value that fits a type of it."""
+        """The value of a parameter: `text` itself for a string, else a value of one of the parameter's types."""
         types = self.types(tool, key)
         if types == {"string"}:
             return text

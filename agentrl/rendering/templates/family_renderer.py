@@ -203,7 +203,7 @@ class LibraryTokenizer:
 def _extension(
     library: Any, prompt: list[int], output: list[int], messages: list[Json], tools: list[Json] | None
 ) -> list[int] | None:
-    """What the library adds after `prompt` and `output`; None if it has no bridge or rewrites them."""
+    """The ids that the library adds after `prompt` and `output`; None if it has no bridge or rewrites these ids."""
     extended = library.bridge_to_next_turn(prompt, output, messages, tools=tools or None)
     previous = [*prompt, *output]
     if extended is None or extended.token_ids[: len(previous)] != previous:

@@ -71,7 +71,7 @@ def check_call(rows: GroupRows, call: Row[Any], lineage: Lineage) -> Iterator[st
 
 
 def check_tokens(rows: GroupRows) -> Iterator[str]:
-    """What the engine got for each call is its parent's tokens and its own delta, byte for byte."""
+    """Check that the engine got exactly the parent's tokens and the call's own delta for each call."""
     ends: dict[str, tuple[Any, int]] = {}  # call → digest state and length of its whole sequence
     for call in rows.calls.values():
         if call.output_ids is None:

@@ -52,7 +52,7 @@ SELECT_OPEN = bulk.select(sessions, "id", where="status = 'open'", lock="SHARE")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intent:
-    """What is known of a call before it is sampled."""
+    """The facts of a call that are known before it is sampled."""
 
     id: str
     run_id: str

@@ -30,7 +30,7 @@ _Unit = tuple[_Promise, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class WritableDatabase(Protocol):
-    """What the writer needs of a database."""
+    """The part of a database that the writer uses."""
 
     where: str  # names it in messages
     is_sqlite: bool
@@ -90,7 +90,7 @@ class GroupCommitWriter:
         return future
 
     def asubmit(self, unit: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
-        """`submit` from an event loop, which is woken once for all of a batch's units."""
+        """`submit` for an event loop. The loop is woken once per batch, for all of the batch's units."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._enqueue((future, unit, args, kwargs))
         return future

@@ -66,7 +66,7 @@ def estimate(database: Database, run_id: str, cut: float) -> Pruned:
 
 
 def prune(database: Database, run_id: str, cut: float, progress: Progress = lambda done, total: None) -> Pruned:
-    """Remove what finished before `cut` (seconds since the epoch) and no lineage needs; returns what was removed.
+    """Remove groups that finished before `cut` (epoch seconds) and that no lineage needs; returns the amounts removed.
 
     Each transaction removes a few groups and lowers the run's counters to match, so other transactions wait only
     briefly. If it is interrupted, some groups are removed, each as a whole.

@@ -72,7 +72,7 @@ def measure(conn: Connection, group_ids: Sequence[str]) -> Pruned:
 
 
 def estimate_rest(conn: Connection, run_id: str, cut: float, kept: Set[str]) -> Pruned:
-    """What is removed after the groups: contents that only they refer to, old events and heartbeats."""
+    """The rows removed after the groups: contents that only these groups use, old events and heartbeats."""
     going = select(sessions.c.id).where(
         sessions.c.group_id.in_(select(groups.c.id).where(*prunable(run_id, cut, kept)))
     )

@@ -84,7 +84,7 @@ class Evidence:
 
     @property
     def has_kin_tools(self) -> bool:
-        """Whether `kin` has the same tools."""
+        """Whether `kin` and the call have the same tools."""
         return self._has_tools(self.kin)
 
     @property

@@ -54,7 +54,7 @@ class Next(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRequest:
-    """What is asked of the engines: `sample`'s arguments."""
+    """A request to the engines: the arguments of `sample`."""
 
     session_id: str
     rid: str
