@@ -59,6 +59,8 @@ SCHEMAS: Json = {
         },
     },
 }
+ERRORS_OF = {"anthropic.messages": "AnthropicError"}
+"""The schema of a dialect's errors, by its name; other dialects have OpenAI's."""
 KEYS: Json = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -163,7 +165,7 @@ def _operation(summary: str, parameters: list[Json], body: Json | None = None, *
 
 def _guard(path: str, operation: Json, statuses: tuple[int, ...]) -> None:
     """Add the keys that a route takes, and the errors that it may answer."""
-    name = "AnthropicError" if of_request(path, {}) is MESSAGES else "OpenAIError"
+    name = ERRORS_OF.get(of_request(path, {}).name, "OpenAIError")
     shape = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     operation["security"] = [{scheme: []} for scheme in KEYS]
     operation["responses"] |= {str(status): {"description": ERRORS[status], "content": shape} for status in statuses}
