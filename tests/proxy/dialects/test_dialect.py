@@ -7,6 +7,7 @@ import pytest
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects import DIALECTS
+from agentrl.store.sessions.areal_sessions import RESPONSE_IDS
 
 HI = [{"role": "user", "content": "a"}]
 LEAST: dict[str, dict[str, Any]] = {
@@ -46,3 +47,7 @@ def test_an_unknown_parameter_that_is_null_is_absent_and_any_other_is_refused(di
     with pytest.raises(RequestError) as caught:
         dialect.decode(json.dumps(body | {"moderation": None, "moderated": False}).encode())
     assert (caught.value.status, caught.value.param) == (400, "moderated")
+
+
+def test_areals_export_knows_the_response_ids_of_every_dialect():
+    assert RESPONSE_IDS.keys() == {dialect.name for dialect in DIALECTS.values()}
