@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -147,9 +147,15 @@ def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Fl
     if algorithm.is_group_relative and tied(returns.tolist()):  # also a group of one
         return returns, 0.0
     baselines = BASELINES[algorithm.baseline](returns)
-    if algorithm.normalization in ("none", "whiten"):
-        return baselines, 1.0
-    compared = returns if algorithm.normalization == "group_std" else batch
+    match algorithm.normalization:
+        case "none" | "whiten":
+            return baselines, 1.0
+        case "group_std":
+            compared = returns
+        case "batch_std":
+            compared = batch
+        case _:
+            assert_never(algorithm.normalization)
     if tied(compared.tolist()):
         return baselines, 0.0
     return baselines, 1 / (float(compared.std(ddof=1)) + EPSILON)

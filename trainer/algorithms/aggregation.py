@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from torch import Tensor
 
@@ -31,4 +32,8 @@ def token_weights(like_S: Tensor, trajectories: Rows, totals: Totals, algorithm:
     each_S = like_S.new_full((len(like_S),), 1 / max(1.0, totals.sequences))
     if algorithm.aggregation == "sequence_mean":
         return each_S / trajectories.spread(trajectories.lengths(like_S))
-    return each_S / algorithm.aggregation_tokens if algorithm.aggregation == "constant" else each_S
+    if algorithm.aggregation == "sequence_sum":
+        return each_S
+    if algorithm.aggregation == "constant":
+        return each_S / algorithm.aggregation_tokens
+    assert_never(algorithm.aggregation)

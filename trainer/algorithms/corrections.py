@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -39,7 +40,12 @@ def behavior_weights(
     if algorithm.correction == "truncate":
         return weight_S.clamp(max=algorithm.correction_cap), weight_S > algorithm.correction_cap
     outside_S = (weight_S > algorithm.correction_cap) | (weight_S < algorithm.correction_floor)
-    kept_S = weight_S if algorithm.correction == "mask" else torch.ones_like(weight_S)
+    if algorithm.correction == "mask":
+        kept_S = weight_S
+    elif algorithm.correction == "reject":
+        kept_S = torch.ones_like(weight_S)
+    else:
+        assert_never(algorithm.correction)
     return kept_S.masked_fill(outside_S, 0.0), outside_S
 
 

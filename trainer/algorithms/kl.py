@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from torch import Tensor
 
@@ -23,4 +23,6 @@ def kl_divergence(logprobs_S: Tensor, reference_S: Tensor, estimator: Estimator)
         return difference_S
     if estimator == "k2":
         return difference_S.square() / 2
-    return bounded_k3(-difference_S)
+    if estimator == "k3":
+        return bounded_k3(-difference_S)
+    assert_never(estimator)

@@ -44,7 +44,7 @@ def at_level(log_ratio_S: Tensor, trajectories: Rows, turns: Rows, level: Level)
         return log_ratio_S
     if level == "product":
         return trajectories.spread(trajectories.sums(log_ratio_S))
-    rows = turns if level == "turn" else trajectories
+    rows = {"turn": turns, "sequence": trajectories}[level]
     return rows.spread(rows.means(log_ratio_S))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from part_values import values
 from support import random_trajectory
 
 from agentrl.configs.algorithm import Algorithm
@@ -114,10 +115,14 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
                 value -= statistics.mean(values)
             elif a.baseline == "leave_one_out":
                 value -= statistics.mean(others)
+            else:
+                assert a.baseline == "none", f"no formula for baseline {a.baseline}"
             if a.normalization == "group_std":
                 value = value / (statistics.stdev(values) + 1e-6) if not tied else 0.0
             elif a.normalization == "batch_std":
                 value /= statistics.stdev(everything) + 1e-6
+            else:
+                assert a.normalization in ("whiten", "none"), f"no formula for normalization {a.normalization}"
             advantages.append(value)
         out.append(advantages)
     if a.normalization == "whiten":
@@ -140,10 +145,10 @@ CHOICES: list[dict[str, Any]] = [
     *({"preset": name} for name in OF_RETURNS),
     *(
         {"baseline": b, "normalization": n, "credit": c}
-        for b in ("group_mean", "leave_one_out", "none")
-        for n in ("group_std", "batch_std", "whiten", "none")
-        for c in ("turn", "trajectory")
-        if (b, n) != ("none", "group_std")  # a group of one has no deviation
+        for b in values("baseline")
+        for n in values("normalization")
+        for c in values("credit")
+        if b != "critic" and (b, n) != ("none", "group_std")  # a group of one has no deviation
     ),
     {"overlong_tokens": 9, "overlong_buffer": 4, "overlong_penalty": 0.7},
     {"overlong_tokens": 9, "overlong_buffer": 9, "credit": "trajectory", "baseline": "none", "normalization": "none"},

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from padded import random_batch
+from part_values import values
 from thoroughness import examples
 from torch import Tensor
 
@@ -29,7 +30,7 @@ gaps = st.floats(-FARTHEST, FARTHEST, width=32)
 tokens_of_a_batch = st.lists(
     st.tuples(gaps, gaps, gaps, st.floats(-10, 10, width=32), st.integers(0, 3)), min_size=1, max_size=12
 )
-LEVELS = ("token", "turn", "sequence", "product")
+LEVELS = values("ratio")
 EVERY: list[dict[str, Any]] = [
     *({"preset": name, "kl_coef": 0.1, "kl": "loss"} for name in PRESETS if name != "ppo"),
     {"preset": "ppo", "dual_clip": 3.0},
@@ -37,10 +38,10 @@ EVERY: list[dict[str, Any]] = [
     {"preset": "gspo", "m2_threshold": 0.04},
     {"preset": "gspo", "ratio": "turn", "correction": "reject", "correction_level": "turn"},
     {"preset": "sapo", "ratio": "product", "correction_level": "product", "correction_cap": 1e30},
-    *({"ratio": level, "clip": clip} for level in LEVELS for clip in ("ppo", "cispo", "sapo", "none")),
-    *({"correction": how, "correction_level": level} for level in LEVELS for how in ("truncate", "mask", "reject")),
-    *({"kl_coef": 0.3, "kl_estimator": estimator, "entropy_coef": 0.1} for estimator in ("k1", "k2", "k3")),
-    *({"aggregation": how} for how in ("token_mean", "sequence_mean", "sequence_sum", "constant")),
+    *({"ratio": level, "clip": clip} for level in LEVELS for clip in values("clip")),
+    *({"correction": how, "correction_level": level} for level in LEVELS for how in values("correction")),
+    *({"kl_coef": 0.3, "kl_estimator": estimator, "entropy_coef": 0.1} for estimator in values("kl_estimator")),
+    *({"aggregation": how} for how in values("aggregation")),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from padded import Padded, random_batch
+from part_values import values
 from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
@@ -25,7 +26,7 @@ from agentrl.trainer.algorithms.kl import kl_divergence
 from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
 from agentrl.trainer.algorithms.packed_rows import Rows
 
-LEVELS = ("token", "turn", "sequence", "product")
+LEVELS = values("ratio")
 
 
 def by_hand(b: Padded, a: Algorithm) -> Tensor:
@@ -47,6 +48,7 @@ def by_hand(b: Padded, a: Algorithm) -> Tensor:
             elif a.ratio == "token":
                 rho = torch.exp(log_ratios[0])
             else:
+                assert a.ratio in ("turn", "sequence"), f"no formula for ratio {a.ratio}"
                 value = math.exp(sum(x.item() for x in log_ratios) / len(log_ratios))
                 rho = value * torch.exp(b.logprobs[r, t]) / math.exp(b.logprobs[r, t].item())
             gaps = [(b.proximal[r, u] - b.behavior[r, u]).item() for u in peers[a.correction_level]]
@@ -58,6 +60,7 @@ def by_hand(b: Padded, a: Algorithm) -> Tensor:
             adv = b.advantages[r, t].item()
             loss = w * surrogate(rho, b.logprobs[r, t], adv, a)
             d = b.logprobs[r, t] - b.reference[r, t]
+            assert a.kl in ("loss", "reward"), f"no formula for kl {a.kl}"
             if a.kl == "loss":
                 loss = loss + a.kl_coef * {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[a.kl_estimator]
             loss = loss - a.entropy_coef * b.entropy[r, t]
@@ -84,6 +87,7 @@ def surrogate(rho: Tensor, logprob: Tensor, adv: float, a: Algorithm) -> Tensor:
         return -adv * (4 / tau) / (1 + torch.exp(-tau * (rho - 1)))
     if a.clip == "none":
         return -adv * rho
+    assert a.clip == "ppo", f"no formula for clip {a.clip}"
     if adv >= 0:
         return -adv * (rho if rho < high else torch.tensor(high))
     if a.dual_clip is not None and rho > a.dual_clip:
@@ -92,23 +96,20 @@ def surrogate(rho: Tensor, logprob: Tensor, adv: float, a: Algorithm) -> Tensor:
 
 
 VARIANTS: list[dict[str, Any]] = [
-    *({"ratio": level, "clip": clip} for level in LEVELS for clip in ("ppo", "cispo", "sapo", "none")),
+    *({"ratio": level, "clip": clip} for level in LEVELS for clip in values("clip")),
     *(
         {"correction": c, "correction_level": level, "correction_cap": 1.5}
         | ({} if c == "truncate" else {"correction_floor": 0.4})
-        for c, level in itertools.product(("truncate", "mask", "reject"), LEVELS)
+        for c, level in itertools.product([c for c in values("correction") if c != "none"], values("correction_level"))
     ),
     {"correction": "none"},
     {"dual_clip": 1.3, "clip_high": 0.1},
     {"dual_clip": 1.3, "clip_high": 0.1, "ratio": "sequence"},
     {"clip_low": 0.05, "clip_high": 0.5},
     {"sapo_tau_positive": 2.0, "sapo_tau_negative": 0.7, "clip": "sapo"},
-    *({"kl_coef": 0.3, "kl_estimator": k} for k in ("k1", "k2", "k3")),
-    {"kl_coef": 0.3, "kl": "reward"},  # it is in the advantages already
-    *(
-        {"aggregation": how, "kl_coef": 0.1, "entropy_coef": 0.2}
-        for how in ("token_mean", "sequence_mean", "sequence_sum", "constant")
-    ),
+    *({"kl_coef": 0.3, "kl_estimator": k} for k in values("kl_estimator")),
+    *({"kl_coef": 0.3, "kl": kl} for kl in values("kl") if kl != "loss"),  # `reward`: it is in the advantages already
+    *({"aggregation": how, "kl_coef": 0.1, "entropy_coef": 0.2} for how in values("aggregation")),
     {"aggregation": "constant", "aggregation_tokens": 7},
 ]
 
@@ -146,7 +147,7 @@ def test_metrics_count_what_the_bounds_changed() -> None:
     assert all(value > 0 for value in expected.values())
 
 
-@pytest.mark.parametrize("kl", ["loss", "reward"])
+@pytest.mark.parametrize("kl", values("kl"))
 def test_the_divergence_from_the_reference_is_reported_wherever_it_counts(kl: Any) -> None:
     batch = random_batch(3)
     _, sums = batch.loss(Algorithm(kl_coef=0.3, kl=kl, kl_estimator="k1"))
@@ -216,7 +217,7 @@ def test_on_policy_the_gradient_is_plain_policy_gradient_for_every_ratio() -> No
 
 
 @pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
-@pytest.mark.parametrize("clip", ["ppo", "cispo", "sapo", "none"])
+@pytest.mark.parametrize("clip", values("clip"))
 def test_a_long_trajectory_that_is_far_off_has_a_finite_loss(clip: str, advantage: float) -> None:
     one = torch.zeros(500, dtype=torch.int64)
     logprobs = torch.zeros(500, requires_grad=True)
@@ -285,7 +286,7 @@ def test_equal_tokens_stay_or_leave_together() -> None:
 
 def test_kl_estimators_are_zero_for_the_same_policy_and_k2_k3_never_negative() -> None:
     logprobs, reference = torch.randn(50, dtype=torch.float64), torch.randn(50, dtype=torch.float64)
-    for kind in ("k1", "k2", "k3"):
+    for kind in values("kl_estimator"):
         assert not kl_divergence(logprobs, logprobs, kind).any()
     for kind in ("k2", "k3"):
         assert (kl_divergence(logprobs, reference, kind) >= 0).all()
