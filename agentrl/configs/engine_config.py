@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.configs.addresses import plain_address
 from agentrl.configs.section import Positive, Seconds, Section
@@ -43,3 +43,9 @@ class EngineConfig(Section):
     @classmethod
     def _are_plain_addresses(cls, value: list[str]) -> list[str]:
         return [plain_address(url, "; use AGENTRL_ENGINE_KEY") for url in value]
+
+    @model_validator(mode="after")
+    def _can_be_started(self) -> EngineConfig:
+        if not self.urls and self.backend != "sglang":
+            raise ValueError(f"agentrl starts only SGLang: backend {self.backend} needs urls")
+        return self
