@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -44,7 +44,7 @@ def sections(prefix: str, section: type[BaseModel]) -> Iterator[str]:
             children.append((f"{prefix}{name}.NAME.", of))
         else:
             default = _default(field.get_default(call_default_factory=True))
-            rows.append(f"| `{prefix}{name}` | {default} | {_line(field.description)} |")
+            rows.append(f"| `{prefix}{name}` | {default} | {_line(field.description)}{_choices(kind)} |")
     title = f"## {prefix.rstrip('.')}" if prefix else "## The run"
     yield "\n".join(
         [title, "", _line(section.__doc__), "", "| key | default | meaning |", "| --- | --- | --- |", *rows]
@@ -55,6 +55,14 @@ def sections(prefix: str, section: type[BaseModel]) -> Iterator[str]:
 
 def _line(text: str | None) -> str:
     return " ".join(str(text).split())
+
+
+def _choices(kind: object) -> str:
+    """A sentence with the values of a Literal, or of the Literal in a union with None; empty for other types."""
+    if get_origin(kind) is Literal:
+        values = [f"`{value}`" for value in get_args(kind)]
+        return f" Only {values[0]}." if len(values) == 1 else f" One of {', '.join(values)}."
+    return "".join(_choices(part) for part in get_args(kind) if get_origin(part) is Literal)
 
 
 def _default(value: object) -> str:
