@@ -13,6 +13,8 @@ from agentrl.engine.server_process import EngineSpec, Server, free_port, launch
 from agentrl.store import Database
 from agentrl.store.tables import weight_versions
 
+START_TIMEOUT_S = 570.0
+"""A machine that is busy with other tests starts a server slowly."""
 ENGINE_KEY = "arl-engine-of-tests-0123456789abcdef"
 
 
@@ -24,7 +26,7 @@ def serving(model: Path, log_file: Path, max_running_requests: int = 8, **settin
     )
     server = launch(spec)
     try:
-        asyncio.run(server.wait_healthy())
+        asyncio.run(server.wait_healthy(START_TIMEOUT_S))
         yield server
     finally:
         server.stop()

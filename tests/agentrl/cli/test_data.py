@@ -121,7 +121,7 @@ def test_prune_first_tells_and_then_does(run, history) -> None:
     assert "           1 groups\n" in told[1]
     assert "bytes of tokens and messages would be removed" in told[1]
     done = run("store", "prune", "--older-than", "0s", "--vacuum")
-    assert done == (0, told[1].replace("would go", "removed"))
+    assert done == (0, told[1].replace("would be removed", "removed"))
     assert "           0 groups\n" in run("store", "prune", "--older-than", "0s")[1]
     assert run("store", "check")[0] == 0
     assert run("replay", "--steps", "1..")[0] == 0

@@ -76,7 +76,7 @@ def test_a_request_that_was_aborted_before_its_first_token_has_no_spans() -> Non
     [
         (LAST, "no weight_versions"),
         (LAST | {"weight_versions": [{"version": "3", "start": 0, "end": 1}]}, "do not cover"),
-        (LAST | {"weight_versions": [{"version": "default", "start": 0, "end": 2}]}, "no number"),
+        (LAST | {"weight_versions": [{"version": "default", "start": 0, "end": 2}]}, "is not a number"),
         ({"finish_reason": {"type": "tired"}}, "unknown finish reason"),
         ({"output_token_logprobs": [[-1.0, 9, None], [-1.0, 8, None]]}, "other tokens"),
         ({"output_token_logprobs": [[-1.0, 7, None]]}, "1 tokens where 2"),

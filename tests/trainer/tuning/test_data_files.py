@@ -121,7 +121,7 @@ def test_parquet_and_jsonl_give_the_same_items(renderer: Renderer, tmp_path: Pat
         (TALK | {"tools": [{"type": "function"}]}, r"row 2: tools\[0\].function"),
         (TALK | {"tools": "{"}, "row 2: tools: is not valid JSON"),
         ({"input_ids": [1, 2], "loss_mask": [True]}, "row 2: loss_mask: must be a list as long as input_ids"),
-        ({"input_ids": [1, 2], "loss_mask": [True, True]}, "row 2: loss_mask: must choose a token, and not the first"),
+        ({"input_ids": [1, 2], "loss_mask": [True, True]}, "row 2: loss_mask: must select a token, and not the first"),
         ({"input_ids": [1, "2"], "loss_mask": [False, True]}, "row 2: input_ids: must be token ids"),
         ([TALK], "line 2 must be an object, got list"),
     ],
@@ -142,7 +142,7 @@ def test_a_bad_row_is_named(renderer: Renderer, tmp_path: Path, row: Any, says: 
             {"prompt": "a", "chosen": "b", "rejected": [ASK]},
             "row 1: rejected: messages: there is no assistant",
         ),
-        ({"chosen": [ASK, ANSWER], "rejected": [ASK]}, "row 1: rejected: messages: there is no assistant's message"),
+        ({"chosen": [ASK, ANSWER], "rejected": [ASK]}, "row 1: rejected: messages: there is no assistant message"),
         ({"prompt": "a", "chosen": "b", "rejected": 3}, "row 1: rejected: must be a list of messages, got int"),
     ],
 )
