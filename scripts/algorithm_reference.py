@@ -7,7 +7,8 @@ from agentrl.configs.presets import PRESETS
 
 HEAD = """# Algorithms
 
-An algorithm is a combination of parts. `trainer.algorithm` is the name of a preset, or a preset with some parts changed:
+An algorithm is a combination of parts. `trainer.algorithm` is the name of a preset, or a preset with some parts
+changed:
 
 ```yaml
 trainer:
@@ -24,8 +25,8 @@ refused when the configuration is read.
 
 ## The loss
 
-The loss of a batch is `Σ_t a_t · (w_t · L(ρ_t, A_t) + β · KL_t − η · H_t)` over its loss tokens, which are stored in packed
-1-D tensors:
+The loss of a batch is `Σ_t a_t · (w_t · L(ρ_t, A_t) + β · KL_t − η · H_t)` over its loss tokens, which are stored in
+packed 1-D tensors:
 
 | symbol | part | meaning |
 | --- | --- | --- |
@@ -36,49 +37,50 @@ The loss of a batch is `Σ_t a_t · (w_t · L(ρ_t, A_t) + β · KL_t − η · 
 | a | `aggregation` | 1 / number of tokens, or 1 / (number of trajectories · their lengths) |
 | KL, H | `kl`, `entropy_coef` | divergence from a reference policy; entropy |
 
-The *behaviour* policy sampled the token; its probabilities are those that the engine recorded. The *proximal* policy is the
-policy just before the step. Their ratio w corrects for data that is older than the step, and for numerical differences
-between engine and trainer. ρ limits how far one step changes the policy. With one minibatch per step ρ is 1, because the
-policy has not changed when the loss is computed. With several minibatches, `proximal: recompute` costs one forward pass and
-`interpolate` costs none. `m2_threshold` costs one forward pass of each minibatch (`masked_fraction` is the share of tokens that
-it masks).
+The *behaviour* policy sampled the token; its probabilities are those that the engine recorded. The *proximal* policy
+is the policy just before the step. Their ratio w corrects for data that is older than the step, and for numerical
+differences between engine and trainer. ρ limits how far one step changes the policy. With one minibatch per step ρ is
+1, because the policy has not changed when the loss is computed. With several minibatches, `proximal: recompute` costs
+one forward pass and `interpolate` costs none. `m2_threshold` costs one forward pass of each minibatch
+(`masked_fraction` is the share of tokens that it masks).
 
-A *sequence* is a trajectory: the loss tokens of one path through a session's calls, without the tokens between them. All
-totals (tokens, trajectories, M2PO's second moment) are taken over the whole minibatch. Losses and gradients therefore do not
-depend on its division into microbatches and ranks.
+A *sequence* is a trajectory: the loss tokens of one path through a session's calls, without the tokens between them.
+All totals (tokens, trajectories, M2PO's second moment) are taken over the whole minibatch. Losses and gradients
+therefore do not depend on its division into microbatches and ranks.
 
-**Masked tokens stay in the denominator.** Loss tokens were sampled by the policy from an unmodified distribution, with
-weights within the staleness limit. If `correction: mask`, `correction: reject` or `m2_threshold` masks a loss token, its loss is
-0, but it still counts in the denominator (tokens, its trajectory's length, trajectories). So does a trajectory whose tokens
-are all masked. KL and entropy of a masked token still count.
+**Masked tokens stay in the denominator.** Loss tokens were sampled by the policy from an unmodified distribution,
+with weights within the staleness limit. If `correction: mask`, `correction: reject` or `m2_threshold` masks a loss
+token, its loss is 0, but it still counts in the denominator (tokens, its trajectory's length, trajectories). So does
+a trajectory whose tokens are all masked. KL and entropy of a masked token still count.
 
-verl's rejection and AReaL's M2PO remove such tokens from the loss mask before the mean. If a share f of the tokens is kept,
-their `token_mean` is ours divided by f, and their mean over a trajectory is over its kept tokens only. Ours keeps each
-token's weight, so a batch with few tokens left changes the policy less. The learning rate that matches theirs is ours divided
-by f. For M2PO, f is 1 − `masked_fraction`; for corrections it is 1 − `behavior_weight_capped`. AdamW and `grad_clip` undo part
-of the difference.
+verl's rejection and AReaL's M2PO remove such tokens from the loss mask before the mean. If a share f of the tokens is
+kept, their `token_mean` is ours divided by f, and their mean over a trajectory is over its kept tokens only. Ours
+keeps each token's weight, so a batch with few tokens left changes the policy less. The learning rate that matches
+theirs is ours divided by f. For M2PO, f is 1 − `masked_fraction`; for corrections it is 1 − `behavior_weight_capped`.
+AdamW and `grad_clip` undo part of the difference.
 
 Ratios of a turn or a sequence are geometric means, in GSPO's token form: where all tokens of a trajectory have the same
 advantage, value and gradient are GSPO's, and where turns differ, each token's gradient carries its own turn's.
 `product` is the ratio of the whole trajectory as one action.
 
-Differences of log probabilities are clamped before the exponential: to ±20 for ρ and w (as in verl). The estimator k3 is
-clamped to at most 10 (as in verl and AReaL). Within these bounds the formulas are exact; at a bound the token has no
-gradient. For a token that `m2_threshold` masks, log ρ is set to 0 before the exponential, so an infinite value does not
-reach the gradient. k1, k2 and the losses of pairs have no exponential that can overflow, so they are not clamped.
+Differences of log probabilities are clamped before the exponential: to ±20 for ρ and w (as in verl). The estimator k3
+is clamped to at most 10 (as in verl and AReaL). Within these bounds the formulas are exact; at a bound the token has
+no gradient. For a token that `m2_threshold` masks, log ρ is set to 0 before the exponential, so an infinite value
+does not reach the gradient. k1, k2 and the losses of pairs have no exponential that can overflow, so they are not
+clamped.
 
 ## Advantages
 
-A group-relative baseline counts each episode of a group once, whatever its number of paths. In a group of one episode, and in
-a *tied* group (all returns are equal), the advantages are 0. `whiten` then shifts the advantages of a tied group together
-with all others.
+A group-relative baseline counts each episode of a group once, whatever its number of paths. In a group of one
+episode, and in a *tied* group (all returns are equal), the advantages are 0. `whiten` then shifts the advantages of a
+tied group together with all others.
 
 Returns are float64 throughout. Two returns are equal if they differ by at most 1e-9 · max(1, |R|), so that the order in
 which rewards are added does not matter. The lease, the trainer and recorded pairs use the same definition.
 
-With `dynamic_sampling` a tied group, or a group of one session, is never leased. It becomes `stale` with the reason `tied`, its
-place in admission is released, and the step waits for another group instead. The comparison uses the recorded returns, before
-overlong shaping.
+With `dynamic_sampling` a tied group, or a group of one session, is never leased. It becomes `stale` with the reason
+`tied`, its place in admission is released, and the step waits for another group instead. The comparison uses the
+recorded returns, before overlong shaping.
 
 **Discounted turns.** With `rollout.turn_discount` γ below 1 and `credit: turn`, a turn's advantage is its own return,
 R_i = r_i + γ R_{i+1}, against a baseline of first turns' returns, γ^(n−1) r for an episode of n turns that ends with
@@ -95,41 +97,46 @@ Recorded rewards and returns stay as they were.
 
 ## The critic
 
-With `ppo` a critic predicts the return of each state, and generalised advantage estimation compares the prediction with the
-rewards that followed. A state is the text before a sampled token. The time steps of a trajectory are its loss tokens, so γ and
-λ (`gae_gamma`, `gae_lambda`) apply per loss token. The last loss token of a turn is rewarded with the turn's return minus the
-return of the next turn with loss tokens; from any turn on, the undiscounted sum of these rewards is the turn's return. With
-`credit: trajectory` the trajectory's last loss token is rewarded with the episode's return. The value after the last loss
-token is 0. Targets are advantage + value, before advantages are whitened.
+With `ppo` a critic predicts the return of each state, and generalised advantage estimation compares the prediction
+with the rewards that followed. A state is the text before a sampled token. The time steps of a trajectory are its
+loss tokens, so γ and λ (`gae_gamma`, `gae_lambda`) apply per loss token. The last loss token of a turn is rewarded
+with the turn's return minus the return of the next turn with loss tokens; from any turn on, the undiscounted sum of
+these rewards is the turn's return. With `credit: trajectory` the trajectory's last loss token is rewarded with the
+episode's return. The value after the last loss token is 0. Targets are advantage + value, before advantages are
+whitened.
 
-The critic is a separate model: the base model's body with as many trained layers as the policy, and a linear head that starts
-at 0. Its values are computed before the step. It learns from the same minibatches at `critic_lr`: ½ max((V − T)²,
-(V_old + clip(V − V_old, ±`value_clip`) − T)²), mean over tokens. Checkpoints contain the critic and its optimizer moments.
-`value_loss`, `value_grad_norm` and `explained_variance` (1 − Var(T − V)/Var(T), with the values before the step) measure it.
+The critic is a separate model: the base model's body with as many trained layers as the policy, and a linear head
+that starts at 0. Its values are computed before the step. It learns from the same minibatches at `critic_lr`: ½
+max((V − T)², (V_old + clip(V − V_old, ±`value_clip`) − T)²), mean over tokens. Checkpoints contain the critic and its
+optimizer moments. `value_loss`, `value_grad_norm` and `explained_variance` (1 − Var(T − V)/Var(T), with the values
+before the step) measure it.
 
 Samples with the same first tokens share states and values, which are computed once; each sample has its own advantages.
 
 ## The reference policy
 
-`kl_coef` β weighs the KL divergence from a reference policy. It is estimated at each loss token from d = log π − log π_ref:
-`k1` is d, `k2` is d²/2, `k3` is min(exp(−d) − 1 + d, 10). With `kl: loss`, β·KL is added to the token's loss. With
-`kl: reward`, β·KL is subtracted from returns before advantages are computed, with π before the step. A token's return is
-reduced by the β·KL of the token itself and of all later tokens of its trajectory. With `credit: trajectory`, and in baselines
-and scales, an episode's return is reduced by the β·KL of all its tokens. `kl_reference` is the mean estimate over loss tokens.
+`kl_coef` β weighs the KL divergence from a reference policy. It is estimated at each loss token from d = log π − log
+π_ref: `k1` is d, `k2` is d²/2, `k3` is min(exp(−d) − 1 + d, 10). With `kl: loss`, β·KL is added to the token's loss.
+With `kl: reward`, β·KL is subtracted from returns before advantages are computed, with π before the step. A token's
+return is reduced by the β·KL of the token itself and of all later tokens of its trajectory. With `credit:
+trajectory`, and in baselines and scales, an episode's return is reduced by the β·KL of all its tokens. `kl_reference`
+is the mean estimate over loss tokens.
 
-The reference is the base model, or the one that `trainer.reference` names: a model's folder, a checkpoint or a published
-version. With `kl_refresh_steps` N, the policy becomes the new reference after every N-th step, and checkpoints contain the
-reference. In memory the reference is one more copy of the trained parameters, sharded like them. For its forward pass, which
-has no gradients, the copy is swapped with the policy's parameters, so frozen layers are in memory once.
+The reference is the base model, or the one that `trainer.reference` names: a model's folder, a checkpoint or a
+published version. With `kl_refresh_steps` N, the policy becomes the new reference after every N-th step, and
+checkpoints contain the reference. In memory the reference is one more copy of the trained parameters, sharded like
+them. For its forward pass, which has no gradients, the copy is swapped with the policy's parameters, so frozen layers
+are in memory once.
 
-The outputs of a critic or a reference are not stored. `agentrl replay` therefore checks the batches of such runs, but cannot
-compute their advantages under another credit (with `kl: loss` it can)."""
+The outputs of a critic or a reference are not stored. `agentrl replay` therefore checks the batches of such runs, but
+cannot compute their advantages under another credit (with `kl: loss` it can)."""
 
 TAIL = """## Adding an algorithm
 
 A new combination of parts is one entry in `agentrl/configs/presets.py`. Add its formula to
 `tests/trainer/algorithms/test_presets.py`, which compares loss and gradient with it.
-A new part is a function beside parts of its kind in `trainer/algorithms/`, and a value in `agentrl/configs/algorithm.py`.
+A new part is a function beside parts of its kind in `trainer/algorithms/`, and a value in
+`agentrl/configs/algorithm.py`.
 
 This page is generated from the presets by `scripts/algorithm_reference.py`."""
 

@@ -14,13 +14,13 @@ from agentrl.configs.run_config import RunConfig
 
 HEAD = """# Configuration
 
-`agentrl train CONFIG.yaml [section.key=value …]` reads a YAML file. Every key below can also be set on the command line,
-with a YAML value. An unknown key is an error; the message suggests the nearest valid key. `runs/NAME/config.yaml` holds the
-complete configuration of a run, including defaults.
+`agentrl train CONFIG.yaml [section.key=value …]` reads a YAML file. Every key below can also be set on the command
+line, with a YAML value. An unknown key is an error; the message suggests the nearest valid key.
+`runs/NAME/config.yaml` holds the complete configuration of a run, including defaults.
 
-If the run exists, `agentrl train` resumes it. Then only keys that say *how* the run is executed may change: `steps` (which
-may only grow), `engine`, `proxy`, concurrency, time-outs, devices and checkpoint intervals. A change of *what* the run
-computes is refused.
+If the run exists, `agentrl train` resumes it. Then only keys that say *how* the run is executed may change: `steps`
+(which may only grow), `engine`, `proxy`, concurrency, time-outs, devices and checkpoint intervals. A change of *what*
+the run computes is refused.
 
 `trainer.max_staleness` is what AReaL calls `max_head_offpolicyness` and others call `max_off_policy_steps`.
 

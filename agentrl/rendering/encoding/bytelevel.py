@@ -9,11 +9,11 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 TOKENIZERS = 8
-"""Tables kept: a process serves one model, or few."""
+"""Number of cached tables: a process serves only a few models."""
 
 
 def _byte_letters() -> dict[str, int]:
-    """How vocabularies spell bytes: printable characters of Latin-1 as themselves, others as letters from 256 on."""
+    """Character → byte, as in byte-level vocabularies: printable Latin-1 as itself, other bytes from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -30,14 +30,14 @@ class TokenBytes:
         self._bytes = [_bytes_of(tokenizer.id_to_token(id)) for id in range(size)]
 
     def of(self, ids: Sequence[int]) -> bytes:
-        """The bytes of several ids, one after the other. Ids without a token have none, as for `tokenizers`."""
+        """The concatenated bytes of several ids. Ids without a token have no bytes, as in `tokenizers`."""
         try:
             return b"".join(map(self._bytes.__getitem__, ids))
         except IndexError:
             return b"".join([self._bytes[id] for id in ids if id < len(self._bytes)])
 
     def lengths(self, ids: Iterable[int]) -> Iterator[int]:
-        """How many bytes each id has, which must be a token's."""
+        """The number of bytes of each id. Every id must have a token."""
         return map(len, map(self._bytes.__getitem__, ids))
 
 
@@ -50,5 +50,5 @@ def _bytes_of(token: str | None) -> bytes:
 
 @lru_cache(TOKENIZERS)
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
-    """The table of a tokenizer, one for all who ask; None where ids are not decoded to bytes, each by itself."""
+    """The cached table of a tokenizer; None if the tokenizer's decoder is not byte-level."""
     return TokenBytes(tokenizer) if isinstance(tokenizer.decoder, ByteLevel) else None

@@ -19,7 +19,7 @@ LONG_TEXT, LONG_TEXTS = 256, 4_000_000
 
 
 class EncodedTexts:
-    """The ids of the long texts encoded last: sessions share their system prompt, those of a group their task too."""
+    """Caches the ids of recent long texts. Sessions share the system prompt; those of a group also share the task."""
 
     def __init__(self, encode: Callable[[str], list[int]], capacity: int = LONG_TEXTS) -> None:
         """`capacity` bounds the texts together, in characters."""
@@ -73,7 +73,7 @@ class RenderedTexts:
                 self._drop(next(iter(self._texts)))
 
     def get(self, messages: list[Json], tools: list[Json] | None) -> str | None:
-        """The text of exactly this conversation, if it is remembered."""
+        """The text of exactly this conversation, if it is cached."""
         known, known_tools, text = self._texts.get(_key(messages), ([], [], ""))
         return text if known and known == messages and known_tools == (tools or []) else None
 

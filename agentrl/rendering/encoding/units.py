@@ -32,7 +32,7 @@ CUT = re.compile(f" (?<={CERTAIN.pattern} )")
 UNIT_CHARS, UNITS, OPENINGS = 64, 50_000, 1024
 """Limits of what is remembered: characters of a unit, number of units, number of beginnings of texts."""
 TOGETHER = 4096
-"""New units that are encoded at once."""
+"""Most new units that are encoded in one call of the tokenizer."""
 
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -62,7 +62,7 @@ PROBES = (
 
 
 def units_encode(tokenizer: Tokenizer) -> Encode:
-    """Gives what `tokenizer.encode(text, add_special_tokens=False).ids` gives, by units where that is proven.
+    """A function that returns `tokenizer.encode(text, add_special_tokens=False).ids`, by units if that is equal.
 
     The tokenizer must not be changed afterwards.
     """
@@ -81,7 +81,7 @@ class UnitEncoder:
     """Encodes the texts of a tokenizer that `cuts_into_units`."""
 
     def __init__(self, plain: Encode, table: TokenBytes, capacity: int = UNITS) -> None:
-        """`plain` encodes any text; `capacity` bounds the units that are remembered."""
+        """`plain` encodes any text; `capacity` limits the number of cached units."""
         self._plain = plain
         self._table = table
         self._capacity = capacity
@@ -103,7 +103,7 @@ class UnitEncoder:
         return [*self._begin(first), *chain.from_iterable(found)]
 
     def _begin(self, first: str) -> list[int]:
-        """The ids of a text's beginning, which has no space before it."""
+        """The ids of the first part of a text, which does not begin at a cut."""
         return self._opening(first) if len(first) <= UNIT_CHARS else self._plain(first)
 
     def _learn(self, units: list[str]) -> dict[str, tuple[int, ...]]:
@@ -121,9 +121,9 @@ class UnitEncoder:
         return new
 
     def _together(self, units: list[str]) -> dict[str, tuple[int, ...]]:
-        """The ids of units in ASCII, encoded at once: the bytes of the ids tell where each of them ends.
+        """The ids of ASCII units that are encoded in one call. The byte lengths of the ids show where each unit ends.
 
-        Nothing where they do not: a vocabulary may lack characters, and lose them.
+        Empty if the lengths do not match: a vocabulary may lack characters, which are then lost.
         """
         joined = "".join([f" {unit}" for unit in units])
         ids = self._plain(joined)
@@ -145,9 +145,9 @@ class UnitEncoder:
 
 
 def cuts_into_units(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer is one of those that encode units apart.
+    """Whether a tokenizer encodes each unit independently of the others.
 
-    No token may reach over a cut, or ask what stands beside it: neither a merged one nor one of those that were added.
+    No merged or added token may cross a cut or depend on the text next to it.
     """
     model = tokenizer.model
     if not isinstance(model, models.BPE) or model.dropout or tokenizer.truncation or tokenizer.padding:
@@ -162,7 +162,7 @@ def cuts_into_units(tokenizer: Tokenizer) -> bool:
 
 
 def _cuts(pre_tokenizer: Any) -> bool:
-    """Whether a pre-tokenizer is made of known stages, the last of them bytes, and one of them finds all spaces."""
+    """Whether all stages of a pre-tokenizer are known, the last one is byte-level, and one stage matches all spaces."""
     match pre_tokenizer:
         case {"type": "Sequence", "pretokenizers": [*stages, last]}:
             pass
@@ -177,7 +177,7 @@ def _cuts(pre_tokenizer: Any) -> bool:
 
 
 def _pattern(stage: Any) -> str:
-    """The regular expression that a stage splits at, "" for digits; one that is not known for any other stage."""
+    """The regular expression at which a stage splits; "" for digits; "?", an unknown pattern, for any other stage."""
     match stage:
         case {"type": "Digits"}:
             return ""

@@ -82,7 +82,7 @@ def write_call(call: Json, known: Mapping[str, Signature]) -> str:
 
 
 def call_tag(tools: Sequence[Json]) -> str:
-    """A structural tag that matches whole outputs that are a call of one of the tools."""
+    """A structural tag that matches an output if all of it is a call of one of the tools."""
     calls = [_tag_of(function_of(tool), signature(tool)) for tool in tools]
     whole = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
     return json.dumps({"type": "structural_tag", "format": whole}, ensure_ascii=False)
@@ -103,7 +103,7 @@ def _tag_of(function: Json, known: Signature) -> Json:
 
 
 BARE = r"[^()]*(\([^()]*\)[^()]*)*"
-"""Text with closed brackets, one in another."""
+"""Text with balanced brackets, nested at most two deep."""
 
 
 _BRACKETS = re.compile(r"[()]")
@@ -117,7 +117,7 @@ class _State(Enum):
 
 
 class CallReader:
-    """Holds text back for as long as it may be a call, and no longer."""
+    """Holds text back while it may be a call, and releases it as soon as it cannot be one."""
 
     def __init__(self, known: Mapping[str, Signature]) -> None:
         self._known = known
@@ -127,7 +127,7 @@ class CallReader:
         self._depth = 1  # open brackets, once inside
 
     def push(self, text: str) -> str:
-        """The text that is content for certain."""
+        """Add text; returns the text that is certainly content."""
         if self._state is _State.CONTENT:
             return text
         self._held.append(text)
@@ -140,7 +140,7 @@ class CallReader:
         return self._release() if self._state is _State.CONTENT else ""
 
     def finish(self) -> tuple[str, str] | str:
-        """The call, as name and JSON arguments, or the text held back that turned out to be none."""
+        """The call, as name and JSON arguments; or the held text if it is not a call."""
         text = "".join(self._held).strip()
         inside = text[len(self._name) + 1 : -1]
         if self._state is _State.CLOSED:
@@ -151,7 +151,7 @@ class CallReader:
         return self._release()
 
     def _read_name(self) -> str:
-        """What follows `name(` in the text so far."""
+        """The held text after `name(`."""
         text = "".join(self._held).lstrip()
         if names := [name for name in self._known if text.startswith(f"{name}(")]:
             self._name = min(names, key=len)
@@ -161,7 +161,7 @@ class CallReader:
         return text[len(self._name) + 1 :]
 
     def _read_inside(self, text: str) -> str:
-        """What follows the bracket that closes the call."""
+        """The text after the bracket that closes the call."""
         if self._known[self._name].bare is None:
             return ""  # brackets inside JSON strings do not count: only the end can tell
         for bracket in _BRACKETS.finditer(text):

@@ -123,7 +123,7 @@ class GemmaReader(CallReader):
 
 
 class _GemmaValues:
-    """A reader's place in a text of Gemma's values."""
+    """Reads values in Gemma's syntax; `at` is the position in the text."""
 
     _KEY = re.compile(r"([^:,{}\[\]\ud800-\udbff]+):")
     _WORD = re.compile(r"[^,{}\[\]\ud800-\udbff]+")
@@ -135,7 +135,7 @@ class _GemmaValues:
         self._quote = alphabet.marked(GemmaReader.QUOTE)
 
     def value(self, depth: int) -> Any:
-        """The value at this place. Raises ValueError where there is none."""
+        """Read the value at the current position. Raises ValueError if there is none."""
         if depth > MAX_DEPTH:
             raise ValueError("nested too deeply")
         if self._takes(self._quote):
@@ -202,7 +202,7 @@ class _GemmaValues:
 
 
 def json_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at a place and where it ends; None, and the place itself, where there is none."""
+    """The JSON value at position `start`, and the position of its end; (None, `start`) if there is no value."""
     if text[start : start + 1] not in ("{", "["):
         return None, start
     try:
@@ -213,14 +213,14 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def with_rest(items: Items, rest: str) -> Items | None:
-    """The calls, and what stands behind them as text; None without a call."""
+    """The calls, followed by the remaining text; None without a call."""
     if not items:
         return None
     return [*items, rest] if rest.strip() else items
 
 
 def in_literal(text: str) -> bool:
-    """Whether Python's text ends within a string, which holds no line break."""
+    """Whether Python source ends inside a string literal. A literal that contains a line break does not count."""
     for found in _LITERAL.finditer(text):
         if not (found[1] or found[2]):
             return "\n" not in found[0]

@@ -27,11 +27,11 @@ from agentrl.rendering.parsing.typed_values import Parameters
 from agentrl.rendering.renderer import ContentDelta, Delta, OutputParser, ReasoningDelta, ToolCallDelta, places
 
 MAX_INNER = 64
-"""Closing markers inside one value; behind them the first one closes."""
+"""Most closing markers that may be part of one value; after more, the first one closes the call."""
 
 
 MAX_REOPENED = 8
-"""Calls that begin in a broken one and are tried one after the other."""
+"""Most call openers inside a malformed call that are tried in order; with more, only the last one is tried."""
 
 
 class _Mode(Enum):
@@ -162,7 +162,7 @@ class MarkupParser(OutputParser):
                 yield ContentDelta(kept)
 
     def _on_marker(self, marker: str) -> Generator[Delta, None, str]:
-        """What a marker makes certain; returns text that is to be read again."""
+        """Handle a marker and yield the deltas that it completes. Returns text that must be scanned again."""
         again = ""
         if self._mode is _Mode.BLOCK:
             again = yield from self._in_block(marker)
@@ -203,7 +203,7 @@ class MarkupParser(OutputParser):
         yield from self._on_text(text)
 
     def _end_in_reasoning(self, draft: str) -> Iterator[Delta]:
-        """The reply is over within reasoning that holds a call: if it has ended by itself, the call was meant."""
+        """Handle a reply that ends inside reasoning with a call. The call counts if a stop token ended the reply."""
         if self._stop is None:
             yield from self._end_draft()
             return
@@ -224,7 +224,7 @@ class MarkupParser(OutputParser):
         self._inner, self._inners, self._reopened = None, 0, []
 
     def _in_block(self, marker: str) -> Generator[Delta, None, str]:
-        """A marker in the body of a call; returns text that is to be read again."""
+        """Handle a marker in the body of a call. Returns text that must be scanned again."""
         if marker != self._blocks.get(self._opener):
             if marker in self._blocks:
                 self._reopened.append(len(self._body))
@@ -244,7 +244,7 @@ class MarkupParser(OutputParser):
         return (yield from self._no_call(self._inner or self._next_opener()))
 
     def _end_blocks(self) -> Iterator[Delta]:
-        """No more can come."""
+        """Resolve the open block at the end of the output: as a call, or as text."""
         while self._mode is _Mode.BLOCK:
             body = "".join(self._body)
             endless = self._blocks.get(self._opener) is None
@@ -276,7 +276,7 @@ class MarkupParser(OutputParser):
         return self._reopened[0 if len(self._reopened) <= MAX_REOPENED else -1]
 
     def _no_call(self, cut: int) -> Generator[Delta, None, str]:
-        """The block is text up to `cut` parts of its body; returns the rest."""
+        """Emit the block as text up to part `cut` of its body; returns the rest."""
         self._mode, self._bare = _Mode.CONTENT, ""
         head, rest = self._body[:cut], self._body[cut:]
         yield from self._on_text(self._opener + "".join(head))
@@ -284,5 +284,5 @@ class MarkupParser(OutputParser):
 
 
 def _overlap(text: str, marker: str) -> int:
-    """The length of the longest end of `text` that begins `marker`."""
+    """The length of the longest suffix of `text` that is a proper prefix of `marker`."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:n])), 0)

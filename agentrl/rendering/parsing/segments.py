@@ -30,14 +30,14 @@ from agentrl.rendering.renderer import (
 )
 
 MAX_INNER = 64
-"""Markers within the arguments of a reply; behind them each one ends its body."""
+"""Most markers of a reply that may be part of call arguments; each further marker ends its body."""
 PROMPT_TAIL = 32  # tokens: more than a header has
 BREAK = "\n"
 """Between two bodies of one kind, which only markers separate."""
 
 
 class Kind(Enum):
-    """What a body is."""
+    """The kind of a body."""
 
     REASONING = auto()
     CONTENT = auto()
@@ -46,10 +46,10 @@ class Kind(Enum):
 
 
 class SegmentParser(OutputParser):
-    """Content, reasoning and calls of an output that is a run of messages."""
+    """Parses an output of several messages into content, reasoning and calls."""
 
     opens: str
-    """The marker that a message begins with, which the prompt has written for the first one."""
+    """The marker at the start of a message. The first message's marker is in the prompt."""
     role: str
     """The beginning of a header."""
     bodies: tuple[str, ...]
@@ -63,7 +63,7 @@ class SegmentParser(OutputParser):
     def __init__(
         self, tokenizer: Tokenizer, stop_token_ids: list[int], tools: list[Json] | None, prompt_ids: Sequence[int]
     ) -> None:
-        """The end of `prompt_ids` holds the first message's header, or what there is of it."""
+        """`prompt_ids` ends with the first message's header, or with its beginning."""
         super().__init__(stop_token_ids)
         self._tools = bool(tools)
         self._alphabet = alphabet(tokenizer, (self.opens, *self.bodies, *self.ends, *self.others))
@@ -109,7 +109,7 @@ class SegmentParser(OutputParser):
 
     @abstractmethod
     def _classify(self, header: str, marker: str) -> tuple[Kind, str]:
-        """What a body is, and the name of the tool that it calls."""
+        """The kind of a body, and the name of the tool that it calls."""
 
     @abstractmethod
     def _ends_calls(self) -> bool:
@@ -124,7 +124,7 @@ class SegmentParser(OutputParser):
         return (name, write_json(value)) if isinstance(value, dict) and is_name(name) else None
 
     def _read(self, text: str) -> Iterator[Delta]:
-        """A marker, or text without any."""
+        """Handle one marker, or text without markers."""
         if not text:
             return
         if self._header is not None:
@@ -143,7 +143,7 @@ class SegmentParser(OutputParser):
             yield from self._plain(self._kind, text)
 
     def _in_argument(self) -> bool:
-        """Whether a marker stands in the middle of a call's argument."""
+        """Whether a marker is inside a call's argument. Counts the markers that it is asked about."""
         self._inners += 1
         return self._inners <= MAX_INNER and in_string("".join(self._body))
 
@@ -165,7 +165,7 @@ class SegmentParser(OutputParser):
             self._header.append(text)
 
     def _plain(self, kind: Kind, text: str) -> Iterator[Delta]:
-        """Text of a body, without outer white space."""
+        """Emit text of a body, without leading and trailing white space."""
         text = self._gap + text
         if self._fresh:
             text = text.lstrip()
@@ -225,7 +225,7 @@ class HarmonyParser(SegmentParser):
 
 
 class InklingParser(SegmentParser):
-    """Inkling: a marker for each kind of body, before which a call has its tool's name."""
+    """Inkling: each kind of body has its own marker; a call has its tool's name before the marker."""
 
     name, think = "inkling", ("<|content_thinking|>", "<|end_message|>")
     opens, role = "<|message_model|>", ""

@@ -22,8 +22,8 @@ _MAX_REFS = 16
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError for what a client could not read back: `NaN`, `1e999`, half of a
-    surrogate pair, a thousand brackets."""
+    """The value of a JSON text. Raises ValueError for values that a client could not parse: `NaN`, `1e999`, half of a
+    surrogate pair, a thousand nested brackets."""
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError as error:
@@ -36,7 +36,7 @@ def read_json(text: str) -> Any:
 
 
 def write_json(value: Any) -> str:
-    """Arguments as clients get them."""
+    """Arguments as the JSON text that clients get."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -99,7 +99,7 @@ def _fits(value: Any, types: frozenset[str]) -> bool:
 
 
 def _types(schema: Any, root: Json, refs: int) -> set[str]:
-    """The types that a schema allows; nothing where it does not say."""
+    """The types that a schema allows; an empty set if the schema does not declare any."""
     if not isinstance(schema, dict) or refs < 0:
         return set()
     found: set[str] = set()
