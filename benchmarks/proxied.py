@@ -20,7 +20,7 @@ RUN = {"Authorization": "Bearer run-key"}
 
 
 def create_run(database: Database, model: Path) -> str:
-    """The run `bench`, of which the proxy serves `model`; returns its id."""
+    """Create the run `bench` with `model` as its policy; returns its id."""
     config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
     with database.write() as conn:
         return runs.create(

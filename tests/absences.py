@@ -31,7 +31,7 @@ def fault(reason: str) -> str | None:
 
 
 def left_out(reasons: list[str]) -> str:
-    """One line of how many tests were skipped for want of which environment; empty where none was."""
+    """One line that counts the skipped tests by the environment they need; empty when none was skipped."""
     targets = Counter(found[1] for reason in reasons if (found := re.search(r"run `(make setup-[\w-]+)`", reason)))
     if not targets:
         return ""

@@ -1,4 +1,4 @@
-"""Who is calling: admin, run and session keys have different powers. The store holds only their hashes.
+"""Authentication: admin, run and session keys have different powers. The store holds only their hashes.
 
 A key is hashed once and looked up in the `Keyring`; only a key that the keyring does not hold needs a read of the
 database.

@@ -36,7 +36,7 @@ class Loaded:
 
 
 class Records(Protocol):
-    """What the pool and the updates read and write in the store. Every method may raise StoreError."""
+    """The store as the pool and the updates use it. Every method may raise StoreError."""
 
     async def wanted(self, reported: int | None) -> int:
         """The version that an engine which reports `reported` should serve."""

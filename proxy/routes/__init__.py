@@ -1,1 +1,1 @@
-"""What the proxy serves: one module per group of HTTP routes."""
+"""The HTTP routes, one module per group."""

@@ -44,7 +44,7 @@ class Format:
     bare: str = ""
     """The start of a call without markers."""
     atoms: tuple[str, ...] = ()
-    """Tokens of which markers and calls consist."""
+    """Tokens that markers and calls are made of."""
     ends_reasoning: bool = True
     """Whether a call closes reasoning that is still open when the reply ends."""
     new_id: Callable[[], str] = field(default=new_call_id)

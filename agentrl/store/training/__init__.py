@@ -1,1 +1,1 @@
-"""What the trainer reads and writes: leases, steps, trajectories, rewards and returns."""
+"""Tables of training: leases, steps, trajectories, rewards and returns."""
