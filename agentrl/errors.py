@@ -100,6 +100,13 @@ class EngineRejected(EngineError):
     """The engine rejected the request with a 4xx."""
 
 
+def root_cause(error: BaseException) -> BaseException:
+    """The first error inside nested exception groups; `error` itself when it is not a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest choice, else the list of choices."""
     options = sorted(str(choice) for choice in choices)  # str: the value of an enum member

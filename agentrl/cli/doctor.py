@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.errors import UserError
+from agentrl.errors import UserError, root_cause
 from agentrl.visible import say
 
 if TYPE_CHECKING:
@@ -145,11 +145,4 @@ async def _against_own(command: Sequence[str], model: str, stdout: int | None) -
                 console.print(f"running {' '.join(command)}", style="dim", soft_wrap=True)
                 return await play(command, where.url, where.key, keep=True, stdout=stdout), where.model
         except BaseExceptionGroup as group:
-            raise _root_cause(group) from group
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """The first cause inside nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+            raise root_cause(group) from group

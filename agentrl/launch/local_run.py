@@ -23,7 +23,7 @@ from agentrl.configs import cautions
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.domain.schemas import Json
-from agentrl.errors import AgentRLError, ConfigError, EngineUnavailable
+from agentrl.errors import AgentRLError, ConfigError, EngineUnavailable, root_cause
 from agentrl.launch import connect, create, curve, parts, run_folder, snapshot, summary
 from agentrl.launch.live_panel import Display
 from agentrl.launch.part_process import Part, keep_running
@@ -164,7 +164,7 @@ async def _main(plan: Plan, database: Database, run_id: str, display: Display) -
     if work.cancelled():
         raise Stopped(f"stopped; the same command resumes {plan.config.run_dir}")
     if (problem := work.exception()) is not None:
-        raise _root_cause(problem)
+        raise root_cause(problem)
 
 
 async def _run_parts(plan: Plan, database: Database, run_id: str, display: Display, pids: dict[str, int]) -> None:
@@ -264,10 +264,3 @@ def _close_run(conn: Connection, run_id: str, outcome: str, error: str | None, w
     if runs.get(conn, run_id).status != "failed":  # else the run already has its error
         runs.set_status(conn, run_id, outcome, error)
     events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train", event_id)
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """The first cause inside nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -12,6 +12,7 @@ from agentrl import environment
 from agentrl.client import AsyncClient
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
+from agentrl.errors import root_cause
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.heart import beating
 from agentrl.rollout.held_out import Evaluator, settings_of
@@ -95,11 +96,4 @@ def run_worker(
         stopped = errors.subgroup(RunFailed)
         if stopped is None:
             raise
-        raise _root_cause(stopped) from None
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """The first error inside nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        raise root_cause(stopped) from None

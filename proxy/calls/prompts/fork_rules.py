@@ -133,14 +133,12 @@ def repeats_a_prompt(evidence: Evidence) -> bool:
 
 def hands_over(evidence: Evidence) -> bool:
     """Another system prompt and other tools continue the same turns."""
-    if not departs_from_kin(evidence) or evidence.has_kin_tools:
-        return False
-    return not evidence.has_kin_system_prompt and evidence.has_kin_turns
+    return _departs_with_other_tools(evidence) and not evidence.has_kin_system_prompt and evidence.has_kin_turns
 
 
 def changes_tools(evidence: Evidence) -> bool:
     """The tools differ, and the messages do not, or not before an answer in common."""
-    if not departs_from_kin(evidence) or evidence.has_kin_tools:
+    if not _departs_with_other_tools(evidence):
         return False
     return evidence.difference is None or evidence.repeats_an_answer_of_kin
 
@@ -148,6 +146,10 @@ def changes_tools(evidence: Evidence) -> bool:
 def departs_from_kin(evidence: Evidence) -> bool:
     """The call is a recorded conversation that was continued in another way."""
     return bool(evidence.recorded) and evidence.descends_from_kin
+
+
+def _departs_with_other_tools(evidence: Evidence) -> bool:
+    return departs_from_kin(evidence) and not evidence.has_kin_tools
 
 
 def is_another_agent(evidence: Evidence) -> bool:
