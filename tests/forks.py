@@ -47,7 +47,7 @@ class Command:
         os.kill(self._process.pid, number)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What is left to read of stdout and stderr, once the process has ended."""
+        """Read the rest of stdout and stderr after the process has ended."""
         with ThreadPoolExecutor(1) as pool, self.stdout, self._stderr:
             errors = pool.submit(self._stderr.read)
             said = self.stdout.read(), errors.result(timeout)

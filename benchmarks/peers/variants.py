@@ -150,7 +150,7 @@ def until_answering(port: int, process: subprocess.Popen[bytes] | None) -> None:
             return
         except OSError:
             time.sleep(0.1)
-    raise SystemExit(f"nobody answers on port {port}: {process.args if process is not None else 'the engine'}")
+    raise SystemExit(f"no server answers on port {port}: {process.args if process is not None else 'the engine'}")
 
 
 def _start(place: Place, program: str, *argv: str, **env: str) -> subprocess.Popen[bytes]:

@@ -34,7 +34,7 @@ def is_policy(name: str, run_name: str, aliases: Sequence[str]) -> bool:
 
 
 def models_body(models: Sequence[Model], *, anthropic: bool) -> bytes:
-    """The list of models, of which the first is the policy. Anthropic's list is one page."""
+    """The list of models; the first is the policy. Anthropic's list is one page."""
     models = _named(models)
     if not anthropic:
         return orjson.dumps({"object": "list", "data": [_openai(model) for model in models]})

@@ -14,7 +14,7 @@ from agentrl.errors import UserError
 from agentrl.store.db import faults
 
 BUSY_TIMEOUT_MS = 30_000
-# libpq's settings, each of which the URL's query may override. A server that vanished is noticed in a minute at most.
+# Defaults for libpq; the URL's query may override each. A server that vanished is noticed within a minute.
 POSTGRESQL_SETTINGS: dict[str, Any] = {
     "application_name": "agentrl",
     "connect_timeout": 10,

@@ -126,7 +126,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
 
 
 def test_rewards_in_the_unit_interval_have_intervals_there_that_cover_more_often_than_students() -> None:
-    """1000 evaluations of 8 tasks with 4 samples each, of which one in 31 succeeds."""
+    """1000 evaluations of 8 tasks with 4 samples each; one sample in 31 succeeds."""
 
     def rare(rng: random.Random) -> list[list[float]]:
         return [[float(rng.random() < p) for _ in range(4)] for p in (rng.betavariate(1, 30) for _ in range(8))]

@@ -49,7 +49,7 @@ def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
 
 
 SERVERS = {"fake": "sglang", "fake-cumulative": "sglang", "sglang": "sglang"}
-"""What is under test → its backend. A server of another backend is one more entry, and one more branch of `url`."""
+"""Server under test → its backend. A new backend is a new entry, and a new branch of `url`."""
 NO_TENSORS: frozenset[str] = frozenset()
 """The servers that take weights only from a folder."""
 

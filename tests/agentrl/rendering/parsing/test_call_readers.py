@@ -67,6 +67,6 @@ def test_the_name_of_a_call_may_stand_behind_white_space() -> None:
     ],
 )
 def test_a_marker_stands_in_a_value_of_python_only_within_a_string(body: str, goes_on: bool) -> None:
-    """What is no call yet is not parsed once more for every marker."""
+    """Text that is not yet a call is not parsed again at every marker."""
     reader, _ = reader_of(LFM)
     assert reader.goes_on(body) is goes_on

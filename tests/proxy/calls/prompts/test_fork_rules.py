@@ -94,7 +94,7 @@ PLACES = [
     # other tools over an edited history, with another system prompt or without: the edit comes first
     (MAIN, [OTHER, U3, A1, U2], [FIND], (Role.MAIN, ForkReason.HISTORY_EDITED)),
     (MAIN, [S, U3, A1, U2], [FIND], (Role.MAIN, ForkReason.HISTORY_EDITED)),
-    # two questions before the first answer, of which one is another: nothing that was sampled is in it
+    # two questions before the first answer, and one of them differs: the call repeats no sampled message
     (
         [recorded([S, U1, U2, A2], [ADD]), recorded([U3, A2], role="side")],
         [S, U1, U4],
