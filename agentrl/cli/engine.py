@@ -12,19 +12,25 @@ from agentrl.visible import say
 
 if TYPE_CHECKING:
     from agentrl.console import Console
+    from agentrl.engine.membership import Place
     from agentrl.engine.server_process import Server
     from agentrl.engine.supervisor import EngineSupervisor
 
 
 def engine(
-    model: Annotated[str, typer.Option("--model", help="smollm2, tiny, or a Hugging Face folder.")],
+    model: Annotated[
+        str | None, typer.Option("--model", help="smollm2, tiny, or a Hugging Face folder.", show_default=False)
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 30000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="auto uses CUDA when it is available.")
     ] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    max_total_tokens: Annotated[int, typer.Option(min=1, help="Key/value cache size, in tokens.")] = 16384,
+    max_total_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Key/value cache size, in tokens; default: 16384 on a CPU, what fits on a GPU."),
+    ] = None,
     max_running_requests: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 64,
     start_timeout_s: Annotated[float, typer.Option(min=1, help="Timeout of a start.")] = 300.0,
     log_file: Annotated[
@@ -41,23 +47,50 @@ def engine(
     lora_target: Annotated[
         list[str] | None, typer.Option(help="Name of a linear layer that adapters may change; default: all.")
     ] = None,
+    join: Annotated[
+        str | None, typer.Option(help="URL of a proxy: join its run while it goes on. Needs AGENTRL_ADMIN_KEY.")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="URL at which proxies reach this engine; default: http://HOST:PORT.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A run's YAML file: take the model and all settings of an engine from it.", show_default=False
+        ),
+    ] = None,
+    index: Annotated[int, typer.Option(min=0, help="Number of the engine in the run of --config, from 0.")] = 0,
+    host_rank: Annotated[
+        int, typer.Option(min=0, help="Number of this host, from 0, with resources.engines.hosts above 1.")
+    ] = 0,
+    leader: Annotated[
+        str | None, typer.Option(help="HOST:PORT of host 0, where the hosts of the engine meet.", show_default=False)
+    ] = None,
 ) -> None:
     """Start an SGLang server on a GPU or CPU, restart it when it dies, and end it on Ctrl-C.
 
     Base weights are version 0. A proxy that uses the server loads the run's version into it. The server requires the
-    key in AGENTRL_ENGINE_KEY; without one it creates a random key in a file beside the log, which the proxy needs.
+    key in AGENTRL_ENGINE_KEY; without one it creates a random key in a file beside the log, which the proxy needs, or,
+    with --join, derives a key from AGENTRL_ADMIN_KEY as the proxies do.
     """
     import os
 
     from rich.text import Text
 
+    from agentrl.configs.config_files import load_config
     from agentrl.configs.trainer_config import ALL_LINEAR
     from agentrl.console import Console
+    from agentrl.engine.membership import Place
     from agentrl.engine.server_process import EngineSpec, check_port, free_port, pick_device
     from agentrl.engine.supervisor import EngineSupervisor, Weights
     from agentrl.environment import ENGINE_KEY, key_from
+    from agentrl.launch.engine_specs import engine_spec
     from agentrl.models import check_model_folder, resolve_model
 
+    if advertise is not None and join is None:
+        raise UserError("--advertise needs --join")
+    if (model is None) == (config is None):
+        raise UserError("give --model, or --config with a run's settings")
     if (weights is None) != (version is None):
         raise UserError("--weights and --version go together")
     if weights is not None:
@@ -65,29 +98,41 @@ def engine(
     port = port or free_port(host)
     check_port(host, port)
     console = Console()
-    with console.status(Text(f"preparing model {model}")):
-        folder = resolve_model(model)
+    run = None if config is None else load_config(config)
+    name = model if run is None else run.model
+    with console.status(Text(f"preparing model {name}")):
+        folder = resolve_model(str(name))
         device = pick_device(device)
     log_file = log_file or Path("runs") / f"engine-{port}.log"
     key_file = log_file.with_suffix(".key")
-    spec = EngineSpec(
-        model=folder,
-        host=host,
-        port=port,
-        device=device,
-        dtype=dtype,
-        max_total_tokens=max_total_tokens,
-        max_running_requests=max_running_requests,
-        log_file=log_file,
-        seed=seed,
-        deterministic=deterministic,
-        lora_rank=lora_rank,
-        lora_targets=tuple(lora_target or [ALL_LINEAR]),
-        key=key_from(os.environ, ENGINE_KEY) or create_key_file(key_file),
-    )
+    key = key_from(os.environ, ENGINE_KEY) or create_key_file(key_file)
+    if run is not None:
+        hosts = run.resources.engines.hosts
+        place = {"hosts": hosts, "host_rank": host_rank, "leader": leader} if hosts > 1 else {}
+        spec = engine_spec(run, folder, index, host=host, port=port, log_file=log_file, key=key, **place)
+        start_timeout_s = run.engine.start_timeout_s
+    else:
+        spec = EngineSpec(
+            model=folder,
+            host=host,
+            port=port,
+            device=device,
+            dtype=dtype,
+            max_total_tokens=max_total_tokens,
+            max_running_requests=max_running_requests,
+            log_file=log_file,
+            seed=seed,
+            deterministic=deterministic,
+            lora_rank=lora_rank,
+            lora_targets=tuple(lora_target or [ALL_LINEAR]),
+            key=key,
+        )
     loaded = Weights(path=weights, version=version) if weights is not None and version is not None else None
     observer = _Screen(console, spec.log_file, None if key_from(os.environ, ENGINE_KEY) else key_file)
-    _run_until_signal(EngineSupervisor(spec, observer, weights=loaded, start_timeout_s=start_timeout_s), observer)
+    joins = None if join is None or spec.host_rank else Place(join, _admin_key(), advertise or spec.url)
+    alone = spec.hosts == 1
+    supervisor = EngineSupervisor(spec, observer, weights=loaded, start_timeout_s=start_timeout_s, restarts=alone)
+    _run_until_signal(supervisor, observer, joins)
 
 
 def create_key_file(path: Path) -> str:
@@ -103,21 +148,40 @@ def create_key_file(path: Path) -> str:
     return key
 
 
-def _run_until_signal(supervisor: EngineSupervisor, screen: _Screen) -> None:
-    """Run until SIGINT or SIGTERM, then end the server and exit with status 0."""
+def _admin_key() -> str:
+    """The admin key of the proxy to join. Raises UserError without one."""
+    import os
+
+    from agentrl.environment import ADMIN_KEY, key_from
+
+    key = key_from(os.environ, ADMIN_KEY)
+    if key is None:
+        raise UserError(f"--join needs the proxy's admin key in {ADMIN_KEY}")
+    return key
+
+
+def _run_until_signal(supervisor: EngineSupervisor, screen: _Screen, place: Place | None) -> None:
+    """Run until SIGINT or SIGTERM, then leave the run and end the server, with status 0."""
     import asyncio
     import signal
 
+    from agentrl.engine.membership import member
+    from agentrl.errors import root_cause
+
     async def main() -> None:
-        task = asyncio.ensure_future(supervisor.run())
+        stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(supervisor.run())
+            async with member(supervisor.spec, place):
+                await asyncio.wait([serving, group.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+            serving.cancel()
 
     try:
         asyncio.run(main())
+    except BaseExceptionGroup as problem:
+        raise root_cause(problem) from None
     finally:
         screen.close()
     say("engine stopped")

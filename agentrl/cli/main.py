@@ -14,13 +14,17 @@ from agentrl.cli import (
     engine,
     export,
     key,
+    logs,
     model,
+    plan,
     proxy,
+    render,
     replay,
     rollout,
     run,
     status,
     store,
+    task,
     train,
     trainer,
     tune,
@@ -53,10 +57,12 @@ def _root(
 
 app.add_typer(db.db, name="db")
 app.add_typer(key.key, name="key")
+app.add_typer(render.render, name="render")
 app.add_typer(run.run, name="run")
 app.add_typer(store.store, name="store")
 app.command("doctor")(doctor.doctor)
 app.command("engine")(engine.engine)
+app.command("logs")(logs.logs)
 app.command("model")(model.model)
 app.command("export")(export.export)
 app.command("proxy")(proxy.proxy)
@@ -64,6 +70,8 @@ app.command("replay")(replay.replay)
 app.command("rollout")(rollout.rollout)
 app.command("status")(status.status)
 app.command("train")(train.train)
+app.command("task")(task.task)
+app.command("plan")(plan.plan)
 app.command("trainer")(trainer.trainer)
 app.command("sft")(tune.sft)
 app.command("dpo")(tune.dpo)

@@ -17,7 +17,9 @@ from agentrl.visible import log_to_stderr, say
 
 def proxy(
     run: RequiredRun,
-    engine: list[str] = typer.Option(..., "--engine", help="URL of an SGLang server; repeat for several."),
+    engine: list[str] = typer.Option(
+        [], "--engine", help="URL of an SGLang server; repeat for several. Others join by `agentrl engine --join`."
+    ),
     database_url: DatabaseUrl = None,
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
     port: int = typer.Option(8080, min=0, max=65535, help="Port to listen on; 0 picks a free one."),

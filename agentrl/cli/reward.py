@@ -32,7 +32,7 @@ def reward(
     Prints JSON. `applied` is false when the reward came too late for training; it is stored in any case.
     """
     from agentrl.configs.run_config import RunConfig
-    from agentrl.errors import RequestError
+    from agentrl.errors import no_session
     from agentrl.store import runs
     from agentrl.store.sessions import session_limits, session_lookup
     from agentrl.store.sessions.ends import session_rewards
@@ -41,7 +41,7 @@ def reward(
     def unit(conn: Any, repeat_key: str) -> RewardAnswer:
         run_id = session_lookup.run_of(conn, session)
         if run_id is None:
-            raise RequestError(404, f"no session {session!r}", code="session_not_found")
+            raise no_session(session)
         limits = session_limits.Limits.of(RunConfig.model_validate(runs.get(conn, run_id).config))
         return session_rewards.reward(
             conn,

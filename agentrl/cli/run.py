@@ -54,7 +54,6 @@ def create(
     Without a config file the run records only. The run's key is printed once, as a shell `export`; the store keeps its
     hash. Other output goes to stderr.
     """
-    from agentrl.configs import cautions
     from agentrl.domain.schemas import Power
     from agentrl.environment import RUN_KEY, key_from
     from agentrl.launch.create import create_run
@@ -64,7 +63,7 @@ def create(
     key = key_from({RUN_KEY: key or ""}, RUN_KEY) or new_key(Power.RUN)
     create_run(settings, key)
     say(f"export {RUN_KEY}={shlex.quote(key)}")
-    for caution in cautions.of(settings):
+    for caution in settings.cautions:
         say(caution, err=True)
     say(
         f"run {settings.name} created; serve it with agentrl proxy --run {settings.name} --engine http://HOST:PORT",

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 EVERY_S = 2.0
 TIMEOUT_S = 10.0
 STALE_S = 15.0
-"""A replica whose last heartbeat is older is shown as silent."""
+"""A replica whose last heartbeat is older is shown as silent, or as ended if the run is over."""
+OVER = ("paused", "finished", "failed")
+"""Statuses of a run whose processes have ended; a proxy that somebody starts for it again is shown as alive."""
 
 
 def status(
@@ -154,6 +156,8 @@ def screen(found: Json, now: float) -> RenderableType:
     if run["error"]:
         head.append(f"\n{_line(run['error'])}", "red")
     parts: list[RenderableType] = [head, Text(), _facts(found), Text(), _parts(found, now)]
+    if found["processes"]:
+        parts += [Text(), _hosts(found["processes"])]
     if found["evaluations"]:
         parts += [Text(), *(Text(evaluation.line(one)) for one in found["evaluations"])]
     if calls["forks"]:
@@ -211,6 +215,8 @@ def _parts(found: Json, now: float) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    states = [_replica_state(found, replica, now) for replica in found["replicas"]]
+    watched = found["run"]["status"] not in OVER or "alive" in states
     for title, options in (("part", {}), ("name", {"overflow": "fold"}), ("state", {}), ("", {"overflow": "fold"})):
         table.add_column(title, **options)  # type: ignore[arg-type]
     for engine in found["engines"]:
@@ -218,15 +224,51 @@ def _parts(found: Json, now: float) -> RenderableType:
         what += f", {engine['running']} running" if "running" in engine else ""
         if engine["error"]:
             what = _line(engine["error"])
-        table.add_row("engine", Text(engine["url"]), _state(engine["state"]), Text(what))
-    for replica in found["replicas"]:
-        silent_s = now - replica["last_seen_at"]
-        state = "silent" if silent_s > STALE_S else "alive"
-        last_seen = f"last seen {_ago(silent_s)}" if state == "silent" else ""
-        table.add_row(replica["kind"], Text(replica["name"]), _state(state), last_seen)
+        state = engine["state"] if watched else f"was {engine['state']}"
+        table.add_row("engine", Text(engine["url"]), _state(state), Text(what))
+    for replica, state in zip(found["replicas"], states, strict=True):
+        last_seen = _does(replica) if state == "alive" else f"last seen {_ago(now - replica['last_seen_at'])}"
+        table.add_row(replica["kind"], Text(replica["name"]), _state(state), Text(last_seen))
     if not found["engines"]:
         table.add_row("engine", "none registered", "", "")
     return table
+
+
+def _hosts(processes: list[Json]) -> RenderableType:
+    """The table of the processes that a scheduler has placed, by host."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("host", "process", "state", ""):
+        table.add_column(title, overflow="fold")
+    shown = None
+    for process in sorted(processes, key=lambda process: (process["host"], process["part"], process["rank"])):
+        host = "" if process["host"] == shown else process["host"]
+        shown = process["host"]
+        starts = f"{process['starts']} starts" if process["starts"] > 1 else ""
+        table.add_row(Text(host), Text(f"{process['part']}/{process['rank']}"), _state(process["state"]), starts)
+    return table
+
+
+def _replica_state(found: Json, replica: Json, now: float) -> str:
+    """`alive`, `silent`, or `ended`: a replica of a run that is over, and not seen since the run stopped."""
+    over = found["run"]["status"] in OVER
+    stopped_at = max((event["created_at"] for event in found["events"] if event["kind"] == "stopped"), default=0.0)
+    if (replica.get("about") or {}).get("ended"):
+        return "ended"
+    if now - replica["last_seen_at"] <= STALE_S and not (over and replica["last_seen_at"] <= stopped_at):
+        return "alive"
+    return "ended" if over else "silent"
+
+
+def _does(replica: Json) -> str:
+    """What a proxy or a worker says about itself: its host, and what it does."""
+    about = replica.get("about") or {}
+    parts = [f"on {about['host']}"] if about.get("host") else []
+    parts += [f"watches {about['watches']} engines"] if "watches" in about else []
+    parts += [f"{about[what]} {what}" for what in ("calls", "sessions") if what in about]
+    return ", ".join(parts)
 
 
 def _rows(title: str, rows: list[tuple[str, str, str]]) -> RenderableType:
@@ -290,5 +332,7 @@ def _state(state: str) -> RenderableType:
 
 
 def _color(state: str) -> str:
-    colors = {"dead": "red", "failed": "red", "silent": "red", "updating": "yellow", "paused": "yellow"}
+    if state == "ended" or state.startswith("was "):
+        return "dim"
+    colors = {"dead": "red", "failed": "red", "silent": "red", "lost": "red", "updating": "yellow", "paused": "yellow"}
     return colors.get(state, "green")

@@ -73,7 +73,7 @@ def prune(
     evaluation are kept too.
     """
     from agentrl.cli.progress_bar import bar
-    from agentrl.store.upkeep import disk_space, retention
+    from agentrl.store.upkeep import retention
 
     if (older_than is None) == (keep_steps is None):
         raise UserError("give either --older-than or --keep-steps")
@@ -90,7 +90,7 @@ def prune(
             with bar("pruning groups") as progress:
                 pruned = retention.prune(database, run_id, cut, progress)
             if vacuum:
-                disk_space.vacuum(database)
+                retention.vacuum(database)
     for table, rows in pruned.rows.items():
         say(f"{rows:>12,} {table}")
     say(f"{pruned.bytes:>12,} bytes of tokens and messages {'would be removed' if dry_run else 'removed'}")

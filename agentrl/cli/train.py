@@ -1,4 +1,4 @@
-"""`agentrl train`: runs all processes of a run on this machine."""
+"""`agentrl train`: runs all processes of a run, on this machine or on the hosts of a scheduler."""
 
 from __future__ import annotations
 
@@ -29,19 +29,25 @@ def train(
     """
     from agentrl.configs.config_files import load_config
     from agentrl.console import Console
-    from agentrl.launch import local_run as launch
-    from agentrl.launch import packaged_runs
+    from agentrl.launch import local_run, packaged_runs, placed_run, slurm_run
+    from agentrl.placement.schedulers import is_placed_elsewhere, scheduler_of
 
     console = Console()
     run = load_config(config, overrides)
     with exit_when_stopped():
-        packaged_runs.show_results(run, launch.train(run, console, from_base=from_base), console)
+        if run.placement == "local":
+            results = local_run.train(run, console, from_base=from_base)
+        elif run.placement == "slurm" and not is_placed_elsewhere():
+            results = slurm_run.train(run, console, from_base=from_base)
+        else:
+            results = placed_run.train(run, console, scheduler_of(run), from_base=from_base)
+        packaged_runs.show_results(run, results, console)
 
 
 @contextmanager
 def exit_when_stopped() -> Iterator[None]:
     """Exit with status 130 on Stopped, after printing how to resume."""
-    from agentrl.launch.local_run import Stopped
+    from agentrl.launch.run_lifecycle import Stopped
 
     try:
         yield

@@ -13,6 +13,7 @@ from agentrl.errors import AgentRLError, ConfigError, FencedError
 from agentrl.visible import say
 
 if TYPE_CHECKING:
+    from agentrl.configs.resources_config import TrainerResources
     from agentrl.configs.run_config import RunConfig
 
 FENCED_STATUS = 3
@@ -26,30 +27,36 @@ def trainer(
         bool,
         typer.Option("--from-base", help="Without a usable checkpoint, train all steps again from the base model."),
     ] = False,
+    host_rank: Annotated[
+        int, typer.Option(min=0, help="Number of this host, from 0, with resources.trainer.hosts above 1.")
+    ] = 0,
+    leader: Annotated[
+        str | None, typer.Option(help="HOST:PORT of host 0, where the ranks of all hosts meet.", show_default=False)
+    ] = None,
 ) -> None:
     """Lease batches from the store, train, write checkpoints, and publish the weights through the proxy.
 
-    Starts torchrun when trainer.ranks is more than one. Needs AGENTRL_PROXY_URL and AGENTRL_ADMIN_KEY. A run that has
-    lost its checkpoints needs --from-base to start over. Exit status 3 means that a newer trainer of the same run has
-    started.
+    Starts torchrun when resources.trainer.ranks is more than one, with this host's share of the ranks. Needs
+    AGENTRL_PROXY_URL and AGENTRL_ADMIN_KEY. A run that has lost its checkpoints needs --from-base to start over. Exit
+    status 3 means that a newer trainer of the same run has started.
     """
-    from agentrl.configs import cautions
     from agentrl.configs.config_files import load_config
     from agentrl.trainer.metrics import metric_sinks
 
     run = load_config(config, overrides)
     metric_sinks.require(run.metrics)
     if "RANK" not in os.environ:  # before torchrun, so that each caution is printed once
-        for caution in cautions.of(run):
+        for caution in run.cautions:
             say(caution, err=True)
     url, key = _required("AGENTRL_PROXY_URL"), _required("AGENTRL_ADMIN_KEY")
-    if "RANK" not in os.environ:  # before this trainer fences another; torchrun would also hide the exit status
+    if (
+        "RANK" not in os.environ and host_rank == 0
+    ):  # before this trainer fences another; torchrun would also hide the exit status
         _check_resume(run, from_base)
-    if run.trainer.ranks > 1 and "RANK" not in os.environ:
-        launcher = [sys.executable, "-m", "agentrl.trainer.torchrun", "--standalone"]
+    if run.resources.trainer.ranks > 1 and "RANK" not in os.environ:
         ours = ["-m", "agentrl", "trainer", "--config", str(config), *(overrides or [])]
         ours += ["--from-base"] if from_base else []
-        os.execv(sys.executable, [*launcher, f"--nproc-per-node={run.trainer.ranks}", *ours])
+        os.execv(sys.executable, [sys.executable, *_torchrun(run.resources.trainer, host_rank, leader), *ours])
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads sleep instead of taking cores from the engines
 
@@ -58,9 +65,9 @@ def trainer(
     from agentrl.store import Database
     from agentrl.trainer.distributed import join_world
     from agentrl.trainer.loop import train
-    from agentrl.trainer.publish.publish_client import NoPublisher, Publisher
+    from agentrl.trainer.publish.publish_client import Publisher
     from agentrl.trainer.run.saved_step import engine_dtype
-    from agentrl.trainer.run_lineage import NoLineage
+    from agentrl.trainer.run_lineage import Lineage
     from agentrl.trainer.stop import Stop
     from agentrl.trainer.stored_lineage import StoredLineage
     from agentrl.trainer.torchrun import told
@@ -68,10 +75,10 @@ def trainer(
     stop = Stop()
     stop.install()
     model = resolve_model(run.model)
-    ranks = run.trainer
-    with told(), join_world(ranks.device, ranks.threads, ranks.replicas, ranks.tensor_parallel) as world:
+    ranks = run.resources.trainer
+    with told(), join_world(run.trainer.device, run.trainer.threads, ranks.replicas, ranks.tensor) as world:
         if not world.leads:
-            train(run, model, world, NoLineage(), NoPublisher(), stop, from_base=from_base)
+            train(run, model, world, Lineage(), None, stop, from_base=from_base)
             return
         database = Database(database_url(run))
         try:
@@ -91,6 +98,20 @@ def trainer(
             raise typer.Exit(FENCED_STATUS) from None
         finally:
             database.close()
+
+
+def _torchrun(size: TrainerResources, host_rank: int, leader: str | None) -> list[str]:
+    """The arguments that start this host's ranks. Raises ConfigError for a host that is not one of the trainer's."""
+    launcher = ["-m", "agentrl.trainer.torchrun", f"--nproc-per-node={size.ranks // size.hosts}"]
+    if size.hosts == 1:
+        return [*launcher, "--standalone"]
+    if host_rank >= size.hosts:
+        raise ConfigError(f"--host-rank {host_rank}: resources.trainer.hosts is {size.hosts}, numbered from 0")
+    host, _, port = (leader or "").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"resources.trainer.hosts is {size.hosts}: give --leader HOST:PORT, the same on every host")
+    meeting = [f"--nnodes={size.hosts}", f"--node-rank={host_rank}", f"--master-addr={host}", f"--master-port={port}"]
+    return [*launcher, *meeting, "--max-restarts=0"]
 
 
 def _check_resume(run: RunConfig, from_base: bool) -> None:

@@ -53,9 +53,9 @@ def _tune(config: AnyConfig) -> None:
         assert data is not None
         for note in (f"{len(data.train)} training items, {len(data.held_out)} held out", *data.notes):
             say(note)
-        if config.trainer.ranks > 1:
+        if config.resources.trainer.ranks > 1:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            launcher.append(f"--nproc-per-node={config.trainer.ranks}")
+            launcher.append(f"--nproc-per-node={config.resources.trainer.ranks}")
             os.execv(sys.executable, [*launcher, "-m", "agentrl", *sys.argv[1:]])
 
     from agentrl.cli.progress_bar import bar
@@ -67,8 +67,8 @@ def _tune(config: AnyConfig) -> None:
 
     stop = Stop()
     stop.install()
-    ranks = config.trainer
-    with join_world(ranks.device, ranks.threads, ranks.replicas, ranks.tensor_parallel) as world:
+    ranks = config.resources.trainer
+    with join_world(config.trainer.device, config.trainer.threads, ranks.replicas, ranks.tensor) as world:
         if world.leads:
             with locked(config.run_dir), bar(config.method) as progress:
                 tuning_config.keep(config)

@@ -142,7 +142,7 @@ class Algorithm(Section):
     @property
     def is_group_relative(self) -> bool:
         """Whether the baseline of a return comes from its group."""
-        return self.baseline in ("group_mean", "leave_one_out")
+        return self.baseline not in ("critic", "none")
 
     @property
     def trains_every_token(self) -> bool:

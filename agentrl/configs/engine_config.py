@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.configs.addresses import plain_address
-from agentrl.configs.section import Positive, Seconds, Section
+from agentrl.configs.section import Positive, Seconds, Section, plain_address
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 
 
 class EngineConfig(Section):
@@ -15,14 +16,24 @@ class EngineConfig(Section):
 
     backend: Literal["sglang"] = "sglang"
     """The inference server of the engines."""
-    count: Positive = 1
-    """Number of servers to start."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA when torch finds a GPU."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the engines' weights and activations, also for `urls`. Weights are published in this type."""
-    max_total_tokens: Positive = 16384
-    """Size of the key/value cache, in tokens."""
+    max_total_tokens: Positive | None = None
+    """Size of the key/value cache, in tokens; null: 16,384 on a CPU, and what fits in memory_fraction on a GPU."""
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of a GPU's memory for weights and key/value cache; null: the server chooses."""
+    context_length: Positive | None = None
+    """Longest sequence of tokens; null: the model's."""
+    chunked_prefill_tokens: Positive | None = None
+    """Tokens of a prompt that are computed at once; null: the server chooses."""
+    attention_backend: Annotated[str, Field(pattern=NAME)] | None = None
+    """Attention kernels, for example `fa3` or `flashinfer`; null: `torch_native` on a CPU, else the server chooses."""
+    kv_cache_dtype: Annotated[str, Field(pattern=NAME)] | None = None
+    """Type of the key/value cache, for example `fp8_e4m3`; null: as the activations."""
+    quantization: Annotated[str, Field(pattern=NAME)] | None = None
+    """Quantization of the weights, for example `fp8`; null: none."""
     max_running_requests: Positive = 64
     """Requests decoded together; further requests wait in the engine's queue."""
     start_timeout_s: Seconds = 300.0

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from agentrl.configs.addresses import plain_address
-from agentrl.configs.section import NonNegative, Positive, Seconds, Section
+from agentrl.configs.section import NonNegative, Positive, Seconds, Section, plain_address
 
 MAX_REWARD = 1e6
 """Default of `proxy.max_reward`."""
@@ -80,6 +79,8 @@ class ProxyConfig(Section):
     """Time without a heartbeat after which a rollout worker is dead and its sessions are abandoned, or a proxy replica
     is dead and its calls are lost.
     """
+    engine_watchers: Annotated[int, Field(ge=1, le=16)] = 2
+    """Number of proxy replicas that probe an engine; the others read what these saw. With fewer replicas, all do."""
     session_max_s: Seconds = 86400.0
     """Maximum age of an open session; older sessions fail."""
     reward_timeout_s: Annotated[float, Field(ge=0)] = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,8 +12,10 @@ from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.configs.proxy_config import ProxyConfig
 from agentrl.configs.publish_config import PublishConfig
+from agentrl.configs.resources_config import Resources
 from agentrl.configs.rollout_config import RolloutConfig
 from agentrl.configs.section import NonNegative, Section
+from agentrl.configs.slurm_config import SlurmConfig
 from agentrl.configs.trainer_config import TrainerConfig
 
 
@@ -48,6 +50,12 @@ class RunConfig(Section):
     """The run fails when a process (engine, proxy, trainer, rollout worker) dies more often than this in
     ten minutes.
     """
+    placement: Literal["local", "ray", "slurm", "kubernetes"] = "local"
+    """Who places the run's processes: `agentrl train` on this machine, Ray on the hosts of its cluster, a Slurm job,
+    or manifests of Kubernetes. Other placements than local need PostgreSQL and a `runs_dir` that all hosts share.
+    """
+    slurm: SlurmConfig = SlurmConfig()
+    resources: Resources = Resources()
     engine: EngineConfig = EngineConfig()
     proxy: ProxyConfig = ProxyConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -55,6 +63,19 @@ class RunConfig(Section):
     publish: PublishConfig = PublishConfig()
     evaluation: EvalConfig = EvalConfig()
     metrics: MetricsConfig = MetricsConfig()
+
+    @model_validator(mode="after")
+    def _one_machine_holds_what_is_local(self) -> RunConfig:
+        sizes = self.resources
+        counts = {
+            "engines.hosts": sizes.engines.hosts,
+            "trainer.hosts": sizes.trainer.hosts,
+            "proxies": sizes.proxies,
+        }
+        for name, count in counts.items():
+            if self.placement == "local" and count > 1:
+                raise ValueError(f"resources.{name}: {count} needs a placement other than local, for example ray")
+        return self
 
     @model_validator(mode="after")
     def _upstreams_do_not_hide_the_policy(self) -> RunConfig:
@@ -73,3 +94,18 @@ class RunConfig(Section):
         """Whether the run's own agent is evaluated on held-out tasks."""
         evaluation = self.evaluation
         return self.agent is not None and (evaluation.tasks is not None or evaluation.unseen_tasks is not None)
+
+    @property
+    def cautions(self) -> list[str]:
+        """One line for each valid setting that rarely does what the user wants, printed when a run starts."""
+        discount, algorithm = self.rollout.turn_discount, self.trainer.algorithm
+        found = []
+        # Only a critic has a baseline per turn; all others have one per episode.
+        if discount != 1 and algorithm.credit == "turn" and algorithm.estimator == "returns" and self.steps:
+            found.append(
+                f"caution: rollout.turn_discount {discount:g} with trainer.algorithm.credit turn: when a group's "
+                "episodes differ in their number of turns, the last turns of all episodes get a large positive "
+                "advantage, also those of worse episodes; turn_discount: 1 or credit: trajectory avoids this "
+                "(docs/algorithms.md, Discounted turns)"
+            )
+        return found

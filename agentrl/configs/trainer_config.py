@@ -62,12 +62,6 @@ class UpdateConfig(Section):
     lora: AdapterConfig = AdapterConfig()
     tokens_per_microbatch: Positive = 4096
     """Packing budget: tokens per forward pass. A model without packing takes one sequence of any length."""
-    ranks: Positive = 1
-    """Number of processes (torchrun) that share the model and the data."""
-    replicas: Positive = 1
-    """Number of model copies, each sharded over ranks / replicas processes; 1: shard over all ranks."""
-    tensor_parallel: Positive = 1
-    """Ranks over which each block's matrix products are split, by the model's plan in transformers."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA when torch finds a GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -92,15 +86,6 @@ class UpdateConfig(Section):
     """
 
     @model_validator(mode="after")
-    def _ranks_are_shared_out(self) -> Self:
-        if self.ranks % self.replicas:
-            raise ValueError(f"ranks {self.ranks} is not a multiple of replicas {self.replicas}")
-        parts = self.replicas * self.tensor_parallel
-        if self.ranks % parts:
-            raise ValueError(f"ranks {self.ranks} is not a multiple of replicas × tensor_parallel = {parts}")
-        return self
-
-    @model_validator(mode="after")
     def _one_part_is_trained(self) -> Self:
         if self.lora.rank and self.train_layers:
             raise ValueError("lora and train_layers cannot be combined")
@@ -108,9 +93,9 @@ class UpdateConfig(Section):
 
 
 CHANGEABLE_OF_TRAINER = (
-    "trainer.ranks",
-    "trainer.replicas",
-    "trainer.tensor_parallel",
+    "resources.trainer.ranks",
+    "resources.trainer.replicas",
+    "resources.trainer.tensor",
     "trainer.device",
     "trainer.threads",
     "trainer.tokens_per_microbatch",
@@ -121,7 +106,7 @@ CHANGEABLE_OF_TRAINER = (
     "trainer.keep_checkpoints",
     "trainer.keep_best",
 )
-"""Trainer keys that may change on resume: they affect the execution but not the result."""
+"""Keys of a trainer that may change on resume: they affect the execution but not the result."""
 
 
 class TrainerConfig(UpdateConfig):

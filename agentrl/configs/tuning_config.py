@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from agentrl.configs.config_files import read_config, validated
+from agentrl.configs.resources_config import TuningResources
 from agentrl.configs.section import NonNegative, Positive, Section
 from agentrl.configs.trainer_config import CHANGEABLE_OF_TRAINER, UpdateConfig
 from agentrl.environment import without_password
@@ -103,6 +104,7 @@ class TuningConfig(Section):
     """Seeds the order of the items, the held-out items, and a new head or adapter."""
     runs_dir: Path = Path("runs")
     """Parent folder of the runs' folders."""
+    resources: TuningResources = TuningResources()
     trainer: TuningTrainerConfig = TuningTrainerConfig()
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.doctor.record import Call, Session
 from agentrl.domain.schemas import STARTS, ForkReason, Json
 from agentrl.rendering.conversation import root_key
-from agentrl.rendering.divergence import Change, Divergence, change, common, compare, nearest, plain
+from agentrl.rendering.divergence import Change, Divergence, PlainMessages, change, common, compare, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Fork:
 
 def find(session: Session) -> list[Fork]:
     """All forks, oldest first: roots after the first, and branches other than retries and parallel samples."""
-    known: dict[int, Json] = {}
+    known = PlainMessages()
     return [_fork(call, earlier, known) for call, earlier in _departures(session)]
 
 
@@ -122,10 +122,10 @@ def _departures(session: Session) -> Iterator[tuple[Call, list[Call]]]:
         earlier.append(call)
 
 
-def _fork(call: Call, earlier: list[Call], plain_known: dict[int, Json]) -> Fork:
-    """Build the fork of a call. `plain_known` caches the canonical messages of the session's conversations."""
+def _fork(call: Call, earlier: list[Call], known: PlainMessages) -> Fork:
+    """Build the fork of a call. `known` holds the canonical messages of the session's conversations."""
     reason = ForkReason(call.reason) if call.reason else None
-    kin, found = _kin(call, earlier, plain_known)
+    kin, found = _kin(call, earlier, known)
     if call.raw:  # raw prompts have tokens but no messages
         tokens = token_divergence(call, _begun_with(call, earlier))
         kin, found = tokens.other if tokens else None, None
@@ -137,12 +137,12 @@ def _fork(call: Call, earlier: list[Call], plain_known: dict[int, Json]) -> Fork
         reason=reason,
         seen=found.reason if found else None,
         tokens=tokens,
-        messages=None if call.raw else _messages(call, kin, found, plain_known),
-        cost_tokens=0 if kin is None else _cost(call, kin, reason, plain_known),
+        messages=None if call.raw else _messages(call, kin, found, known),
+        cost_tokens=0 if kin is None else _cost(call, kin, reason, known),
     )
 
 
-def _cost(call: Call, kin: Call, reason: ForkReason | None, known: dict[int, Json]) -> int:
+def _cost(call: Call, kin: Call, reason: ForkReason | None, known: PlainMessages) -> int:
     """How many tokens of the call's new prompt had already been processed for `kin`."""
     above = len(call.prompt_ids) - len(call.delta_ids)
     if reason not in STARTS:
@@ -150,7 +150,7 @@ def _cost(call: Call, kin: Call, reason: ForkReason | None, known: dict[int, Jso
         return common_subsequence(call.delta_ids, behind)
     if reason is not None or call.parent is None:
         return 0
-    shared = common(plain(kin.messages, known), plain(call.asked, known))
+    shared = common(known.of(kin.messages), known.of(call.asked))
     if shared <= len(call.parent.messages):
         return 0
     return max(0, shared_tokens(call.prompt_ids, kin.sequence) - above)  # a branch that repeats whole messages
@@ -161,22 +161,20 @@ def _begun_with(call: Call, earlier: list[Call]) -> list[Call]:
     return [other for other in earlier if call.prompt_ids[: len(other.prompt_ids)] == other.prompt_ids] or earlier
 
 
-def _kin(call: Call, earlier: list[Call], known: dict[int, Json]) -> tuple[Call | None, Divergence | None]:
+def _kin(call: Call, earlier: list[Call], known: PlainMessages) -> tuple[Call | None, Divergence | None]:
     """The call whose conversation this one should have extended, and how its messages differ."""
     if not earlier:
         return None, None
-    histories = [plain(other.messages, known) for other in earlier]
-    sent = plain(call.asked, known)
+    histories = [known.of(other.messages) for other in earlier]
+    sent = known.of(call.asked)
     index = nearest(histories, sent)
     return earlier[index], compare(histories[index], sent)
 
 
-def _messages(
-    call: Call, kin: Call | None, found: Divergence | None, known: dict[int, Json]
-) -> MessageDivergence | None:
+def _messages(call: Call, kin: Call | None, found: Divergence | None, known: PlainMessages) -> MessageDivergence | None:
     if kin is None:
         return None
-    before, now = plain(kin.messages, known), plain(call.asked, known)
+    before, now = known.of(kin.messages), known.of(call.asked)
     if found is None and root_key(kin.tools) != root_key(call.tools):
         return None  # the messages agree
     at = common(before, now) if found is None else found.index

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import EngineUnavailable
-from agentrl.launch import connect, parts, snapshot
+from agentrl.files import last_lines
+from agentrl.launch import connect, create, parts
 from agentrl.launch.part_process import keep_running
 from agentrl.launch.parts import Plan
-from agentrl.store import Connection, Database, runs
+from agentrl.launch.views import snapshot
+from agentrl.store import Database
 
 POLL_S = 0.25
 NAME = "doctor"
@@ -45,7 +47,7 @@ async def place(model: Path, on_progress: OnProgress) -> AsyncIterator[Place]:
         database = Database(plan.database_url)
         try:
             database.upgrade()
-            run_id = database.transact(_create, plan)
+            run_id = database.transact(create.insert, plan.config, model, plan.run_key, [{}])
             async with asyncio.TaskGroup() as services:
                 tasks = [
                     services.create_task(keep_running(part, max_restarts=0))
@@ -81,32 +83,12 @@ def _plan(model: Path, folder: Path) -> Plan:
     )
 
 
-def _create(conn: Connection, plan: Plan) -> str:
-    return runs.create(
-        conn,
-        name=NAME,
-        config=plan.config.model_dump(mode="json"),
-        task_data=[{}],
-        base_model=str(plan.model),
-        key=plan.run_key,
-        seed=0,
-        steps=plan.config.steps,
-    )
-
-
 async def _until_serving(plan: Plan, database: Database, run_id: str, on_progress: OnProgress) -> None:
     started, limit_s = time.monotonic(), plan.config.engine.start_timeout_s
     log = plan.config.run_dir / "logs" / "engine-0.log"
     while "serving" not in (await asyncio.to_thread(database.query, snapshot.take, run_id)).engines.values():
-        elapsed_s = time.monotonic() - started
+        elapsed_s, last_line = time.monotonic() - started, "".join(last_lines(log))
         if elapsed_s > limit_s:
-            raise EngineUnavailable(f"the engine is not serving after {limit_s:g} s: {_last_line(log)}")
-        on_progress(elapsed_s, _last_line(log))
+            raise EngineUnavailable(f"the engine is not serving after {limit_s:g} s: {last_line}")
+        on_progress(elapsed_s, last_line)
         await asyncio.sleep(POLL_S)
-
-
-def _last_line(log: Path) -> str:
-    if not log.exists():
-        return ""
-    lines = log.read_text(errors="replace")[-4096:].splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentrl.doctor import advice, coders, left_out, refused, replaced
+from agentrl.doctor import advice, call_notes, coders
 from agentrl.doctor.figures import Figures, why_untrainable
 from agentrl.doctor.forks import Fork
 from agentrl.doctor.record import Session
@@ -50,7 +50,7 @@ def of(session: Session, figures: Figures, forks: Sequence[Fork], command_status
 
 
 def together(session: Session, own: Verdict, subagents: Sequence[tuple[Session, Verdict]]) -> Verdict:
-    """The verdict on a session and its sub-agents. The answer is NOT_TRAINABLE only if it is so for each of them."""
+    """The verdict on a session and its sub-agents. The answer is NOT_TRAINABLE only if every one of them has it."""
     judged = [verdict.answer for _, verdict in subagents]
     if session.calls or own.problems:
         judged.append(own.answer)
@@ -62,7 +62,7 @@ def together(session: Session, own: Verdict, subagents: Sequence[tuple[Session, 
 def _stops(session: Session, figures: Figures) -> list[str]:
     """The reasons why none of the session's tokens can be trained; empty if some can."""
     if not figures.calls and session.refusals:
-        return refused.lines(session.refusals)
+        return call_notes.refused(session.refusals)
     if not figures.calls and session.subagents:
         return []
     if not figures.calls:
@@ -112,8 +112,8 @@ def _problems(session: Session, figures: Figures, forks: Sequence[Fork]) -> list
 
 
 def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[str]:
-    found = refused.lines(session.refusals) if figures.calls else []
-    found += [*left_out.lines(session), *replaced.lines(session)]
+    found = call_notes.refused(session.refusals) if figures.calls else []
+    found += [*call_notes.left_out(session), *call_notes.replaced(session)]
     costly = [fork for fork in forks if fork.costly]
     if costly and figures.merge_rate is not None and figures.merge_rate >= LOW_MERGE_RATE:
         named = ", ".join(f"call {fork.call.number} ({str(fork.reason).replace('_', ' ')})" for fork in costly[:5])
@@ -122,7 +122,7 @@ def _notes(session: Session, figures: Figures, forks: Sequence[Fork]) -> list[st
         found.append("the session itself made no call: its sub-agents did, in sessions of their own")
     if session.status == "abandoned" and session.error is None and session.parent_id is None:
         found.append("the session was abandoned: none of it is trained")
-    if figures.calls and not session.rewards and session.parent_id is None:  # a sub-agent's shares the outcome
+    if figures.calls and not session.rewards and session.parent_id is None:  # a sub-agent shares its parent's reward
         found.append("no reward was given: a session trains only once it is rewarded")
     if session.is_eval:
         found.append("an evaluation session: its findings apply to training, but it is not trained itself")

@@ -43,7 +43,7 @@ def choose_engine_keys(env: Mapping[str, str], config: RunConfig, ports: Sequenc
 
 
 def choose_ports(config: RunConfig) -> tuple[int, tuple[int, ...], str | None]:
-    """As `parts.choose_ports`, keeping the proxy's previous port if it is free; also returns a note if it moved."""
+    """As `parts.choose_ports`, but with the proxy's previous port if it is free; else also returns a note."""
     before = None if config.proxy.port else _port_before(config.run_dir)
     note = None
     try:

@@ -18,31 +18,34 @@ import signal
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from agentrl.configs import cautions
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.domain.schemas import Json
-from agentrl.errors import AgentRLError, ConfigError, EngineUnavailable, root_cause
-from agentrl.launch import connect, create, curve, parts, run_folder, snapshot, summary
-from agentrl.launch.live_panel import Display
+from agentrl.errors import AgentRLError, EngineUnavailable, root_cause
+from agentrl.launch import connect, parts, run_folder
 from agentrl.launch.part_process import Part, keep_running
 from agentrl.launch.parts import Plan
+from agentrl.launch.run_lifecycle import (
+    POLL_S,
+    Stopped,
+    check_agent,
+    check_trainable,
+    close_run,
+    open_run,
+    report,
+    watch,
+)
+from agentrl.launch.shared_gpus import SharedGpus
 from agentrl.launch.starts import Starts
+from agentrl.launch.views import snapshot
+from agentrl.launch.views.live_panel import Display
 from agentrl.models import resolve_model
+from agentrl.placement.plan_table import plan_lines
 from agentrl.processes.children import kill_tree
-from agentrl.rollout.agent import load_agent, load_tasks
-from agentrl.rollout.held_out import settings_of
-from agentrl.store import Connection, Database, activity, engine_turns, events, runs
+from agentrl.store import Database, events, runs
 from agentrl.store.db.codec import new_id
-from agentrl.trainer.metrics import metric_sinks
-
-POLL_S = 1.0
-STOPPED = "stopped"
-
-
-class Stopped(AgentRLError):
-    """The user stopped the run; the same command resumes it."""
 
 
 def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Json:
@@ -52,6 +55,7 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
     """
     check_trainable(config)
     admin_key, run_key = connect.choose_keys(os.environ)
+    assignment = parts.assign_here(config)
     with run_folder.locked(config.run_dir):
         check_agent(config)
         with console.status(f"preparing model {config.model}"):
@@ -66,12 +70,13 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
             proxy_port=proxy_port,
             engine_ports=engine_ports,
             engine_keys=connect.choose_engine_keys(os.environ, config, engine_ports),
+            assignment=assignment,
             from_base=from_base,
         )
         database = Database(plan.database_url)
         try:
             database.upgrade()
-            run_id, status = open_run(database, plan)
+            run_id, status = open_run(database, config, model, run_key)
             run_folder.write_config(config, plan.config_file)
             run_folder.remember_database(config.run_dir, plan.database_url)
             if status == "finished" and (config.run_dir / "summary.json").exists():
@@ -80,65 +85,15 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
                 with connect.env_file(plan) as env_file, Display(config, console) as display:
                     if moved:
                         display.note(moved)
-                    for caution in cautions.of(config):
+                    for line in [*plan_lines(assignment), *parts.sharing_lines(config, assignment)]:
+                        display.note(line)
+                    for caution in config.cautions:
                         display.note(caution)
                     display.note(f"proxy: {plan.proxy_url}; other programs: . {env_file}")
                     _supervised(plan, database, run_id, display)
-            return report(plan, database, run_id)
+            return report(config, database, run_id)
         finally:
             database.close()
-
-
-def check_trainable(config: RunConfig) -> None:
-    """Raise ConfigError for a config that is valid for recording but not for training."""
-    missing = [key for key in ("agent", "tasks") if getattr(config, key) is None]
-    if missing:
-        raise ConfigError(f"`agentrl train` needs {' and '.join(missing)} in the config, to run the agent on the tasks")
-    if config.steps == 0:
-        raise ConfigError("steps: 0 trains nothing; use `agentrl run create` for a run that only records")
-
-
-def check_agent(config: RunConfig) -> None:
-    """Load the agent, tasks and metric sinks, so that errors appear before any process starts."""
-    load_agent(config.agent, config.agent_args)
-    load_tasks(config.tasks, seed=config.seed, limit=1)
-    settings_of(config)
-    metric_sinks.require(config.metrics)
-
-
-def open_run(database: Database, plan: Plan) -> tuple[str, str]:
-    """Create the run, or reopen the existing run of this name; returns its id and status.
-
-    Raises UserError when the folder has checkpoints of a run that is not in the database.
-    """
-    config = plan.config
-    known = database.query(runs.find, config.name) is not None
-    return database.transact(_open_run, plan, [] if known else load_tasks(config.tasks, seed=config.seed))
-
-
-def _open_run(conn: Connection, plan: Plan, task_data: list[Json]) -> tuple[str, str]:
-    config = plan.config
-    stored = run_folder.stored(config)
-    existing = runs.find(conn, config.name)
-    if existing is not None:
-        run_folder.check_resume(existing.config, config)
-        runs.reopen(conn, existing.id, key=plan.run_key, config=stored, steps=config.steps)
-        engine_turns.forget(conn, existing.id, keep=[url.rstrip("/") for url in config.engine.urls])
-        return existing.id, runs.get(conn, existing.id).status
-    run_folder.check_new(config, plan.database_url)
-    return create.insert(conn, config, plan.model, plan.run_key, task_data), "running"
-
-
-def report(plan: Plan, database: Database, run_id: str) -> Json:
-    """Write `summary.json` and `curve.png` from the store."""
-    now = database.query(snapshot.take, run_id)
-    wall_s = sum(row.data["wall_s"] for row in database.query(events.of_run, run_id, STOPPED))
-    tokens = database.query(activity.total_output_tokens, run_id)
-    result = summary.summarize(now, plan.config.evaluation.main_setting, wall_s, tokens)
-    run_dir = plan.config.run_dir
-    summary.write(result, run_dir / "summary.json")
-    curve.save_png(run_dir / "curve.png", plan.config.name, result["rewards"], result["evaluations"])
-    return result
 
 
 def _supervised(plan: Plan, database: Database, run_id: str, display: Display) -> None:
@@ -153,7 +108,7 @@ def _supervised(plan: Plan, database: Database, run_id: str, display: Display) -
             outcome, error = "failed", str(problem)
         raise
     finally:
-        database.transact(_close_run, run_id, outcome, error, time.monotonic() - started, new_id())
+        database.transact(close_run, run_id, outcome, error, time.monotonic() - started, new_id())
 
 
 async def _main(plan: Plan, database: Database, run_id: str, display: Display) -> None:
@@ -169,8 +124,10 @@ async def _main(plan: Plan, database: Database, run_id: str, display: Display) -
 
 async def _run_parts(plan: Plan, database: Database, run_id: str, display: Display, pids: dict[str, int]) -> None:
     """Run the parts in two nested groups: the workers end before the services that they use."""
-    starts = Starts(plan.config.engine.start_timeout_s)
+    start_timeout_s = plan.config.engine.start_timeout_s
+    starts = Starts(start_timeout_s)
     engines_by_name = dict(zip((part.name for part in parts.engines(plan)), plan.engine_urls, strict=False))
+    shared = SharedGpus(database, run_id, engines_by_name if plan.takes_turns else {}, start_timeout_s)
 
     def keep(part: Part) -> Coroutine[None, None, None]:
         async def record(kind: str, **data: object) -> None:
@@ -185,9 +142,16 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 
         async def died(status: int) -> None:
             display.note(f"{part.name} ended with status {status}: restarting it ({part.log_file})")
+            await shared.ended(part.name)
             await record("part_died", status=status)
 
-        return keep_running(part, max_restarts=plan.config.max_restarts, on_start=started, on_death=died)
+        return keep_running(
+            part,
+            max_restarts=plan.config.max_restarts,
+            before_start=partial(shared.may_start, part.name),
+            on_start=started,
+            on_death=died,
+        )
 
     def finished() -> bool:
         run = database.query(runs.get, run_id)
@@ -195,32 +159,14 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 
     async with asyncio.TaskGroup() as services:
         background = [services.create_task(keep(part)) for part in [*parts.engines(plan), parts.proxy(plan)]]
-        watch = services.create_task(_watch(database, run_id, display, starts))
+        watching = services.create_task(watch(database, run_id, display, lambda now: starts.check(now.engines)))
         async with asyncio.TaskGroup() as workers:
             workers.create_task(keep(parts.trainer(plan, finished)))
             await _until_serving(plan, database, run_id, display)
-            workers.create_task(keep(parts.rollout(plan, finished)))
-        for task in [*background, watch]:
+            for part in parts.rollouts(plan, finished):
+                workers.create_task(keep(part))
+        for task in [*background, watching]:
             task.cancel()
-
-
-async def _watch(database: Database, run_id: str, display: Display, starts: Starts) -> None:
-    """Update the display, and set the run to finished when its last step is published.
-
-    Raises AgentRLError with the run's error when the run has failed, for example through failing sessions. Raises
-    EngineUnavailable for an engine that is not serving `engine.start_timeout_s` after its start.
-    """
-    while True:
-        now = await asyncio.to_thread(database.query, snapshot.take, run_id, display.shown_step)
-        starts.check(now.engines)
-        if "serving" in now.engines.values():
-            display.update(now)
-        if now.status == "failed":
-            run = await asyncio.to_thread(database.query, runs.get, run_id)
-            raise AgentRLError(f"run {run.name} failed: {run.error or 'no reason recorded'}")
-        if now.published_step >= now.target_steps and now.status == "running":
-            await asyncio.to_thread(database.transact, runs.set_status, run_id, "finished")
-        await asyncio.sleep(POLL_S)
 
 
 async def _until_serving(plan: Plan, database: Database, run_id: str, display: Display) -> None:
@@ -258,9 +204,3 @@ def _signals(work: asyncio.Future[None], display: Display, pids: dict[str, int])
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-def _close_run(conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float, event_id: str) -> None:
-    if runs.get(conn, run_id).status != "failed":  # else the run already has its error
-        runs.set_status(conn, run_id, outcome, error)
-    events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train", event_id)

@@ -14,7 +14,8 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.domain.evaluation import Label, figure
 from agentrl.domain.schemas import Json
-from agentrl.launch import curve, run_folder, summary
+from agentrl.launch import run_folder
+from agentrl.launch.views import curve, summary
 from agentrl.location import RUNS_DIR
 from agentrl.store import Connection, Database, evaluation_episodes, runs
 from agentrl.store.calls import call_traces

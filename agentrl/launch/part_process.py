@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agentrl.environment import without_secrets
 from agentrl.errors import AgentRLError, UserError
+from agentrl.files import last_lines
 from agentrl.processes import children, guard
 from agentrl.processes.restarts import Backoff
 
@@ -42,34 +43,40 @@ async def _ignore(_: int) -> None:
     """The default callback: does nothing."""
 
 
+async def _at_once() -> None:
+    """The default wait before a start: none."""
+
+
 async def keep_running(
     part: Part,
     *,
     max_restarts: int,
+    before_start: Callable[[], Awaitable[None]] = _at_once,
     on_start: Callable[[int], Awaitable[None]] = _ignore,
     on_death: Callable[[int], Awaitable[None]] = _ignore,
 ) -> None:
     """Run `part` until it is finished, restarting it when it dies. On cancellation, end it and its children.
 
-    `on_start` receives the guard's process id; `on_death` receives the exit status, before the restart. Quick
-    successive deaths delay the restart. Raises PartFailed after more than `max_restarts` deaths in RESTART_WINDOW_S,
-    and UserError on exit status USER_ERROR_STATUS.
+    `before_start` returns when the process may start. `on_start` receives the guard's process id; `on_death` receives
+    the exit status, before the restart. Quick successive deaths delay the restart. Raises PartFailed after more than
+    `max_restarts` deaths in RESTART_WINDOW_S, and UserError on exit status USER_ERROR_STATUS.
     """
     deaths: deque[float] = deque(maxlen=max_restarts + 1)
     backoff = Backoff()
     while True:
+        await before_start()
         log_start = part.log_file.stat().st_size if part.log_file.exists() else 0
         started = time.monotonic()
         status = await _run_once(part, on_start)
         if status == 0 and await asyncio.to_thread(part.done):
             return
+        (last_line,) = last_lines(part.log_file, 1, log_start) or ["no output"]
         if status == USER_ERROR_STATUS:
-            raise UserError(_last_line(part, log_start).removeprefix("agentrl: "))
+            raise UserError(last_line.removeprefix("agentrl: "))
         deaths.append(time.monotonic())
         if len(deaths) > max_restarts and deaths[-1] - deaths[0] < RESTART_WINDOW_S:
             raise PartFailed(
-                f"{part.name} died {len(deaths)} times, last with status {status}: {_last_line(part, log_start)} "
-                f"(see {part.log_file})"
+                f"{part.name} died {len(deaths)} times, last with status {status}: {last_line} (see {part.log_file})"
             )
         await on_death(status)
         await asyncio.sleep(backoff.after(deaths[-1] - started))
@@ -86,11 +93,3 @@ async def _run_once(part: Part, on_start: Callable[[int], Awaitable[None]]) -> i
     finally:
         if process.returncode is None:
             await asyncio.shield(children.stop(process, part.grace_s))
-
-
-def _last_line(part: Part, start: int) -> str:
-    """The last line that this attempt wrote to the log."""
-    with part.log_file.open("rb") as log:
-        log.seek(start)
-        lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +12,14 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.engine import server_process
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY
+from agentrl.launch.engine_specs import engine_spec
 from agentrl.launch.part_process import Part
+from agentrl.placement import memory_share
+from agentrl.placement.assignment import TRAINER, Assignment, assign, engine_name
+from agentrl.placement.hosts import VISIBLE_GPUS, Host, this_host
+
+DIVIDED_FRACTION = 0.4
+"""Share of a GPU's memory for an engine that computes beside the trainer, where `engine.memory_fraction` gives none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +34,7 @@ class Plan:
     proxy_port: int
     engine_ports: tuple[int, ...]
     engine_keys: EngineKeys = field(default_factory=EngineKeys, repr=False)
+    assignment: Assignment = field(default_factory=Assignment)  # without it, each part sees all GPUs
     from_base: bool = False  # start over when no checkpoint is usable
 
     @property
@@ -40,6 +47,11 @@ class Plan:
     def engine_urls(self) -> list[str]:
         """The configured servers, else the URLs of the engines that the run starts."""
         return self.config.engine.urls or [engine_url(port) for port in self.engine_ports]
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether engines release their GPU memory while the trainer computes a step."""
+        return takes_turns(self.config, self.assignment)
 
     @property
     def config_file(self) -> Path:
@@ -62,7 +74,7 @@ def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...
         server_process.check_port(config.proxy.host, proxy)
     taken = {proxy}
     ports: list[int] = []
-    while len(ports) < (0 if config.engine.urls else config.engine.count) + (0 if proxy else 1):
+    while len(ports) < (0 if config.engine.urls else config.resources.engines.count) + (0 if proxy else 1):
         port = server_process.free_port()
         if port not in taken:
             taken.add(port)
@@ -70,34 +82,71 @@ def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...
     return (proxy, tuple(ports)) if proxy else (ports[0], tuple(ports[1:]))
 
 
-def engine_seed(seed: int, index: int) -> int:
-    """The seed of one engine. Engines get different seeds so that they produce different samples."""
-    return zlib.crc32(f"{seed} engine {index}".encode()) & 0x7FFF_FFFF
+def assign_here(config: RunConfig) -> Assignment:
+    """Give the run's parts the GPUs of this machine. Raises ConfigError when they do not fit."""
+    host = this_host()
+    return assign_to(config, (host,), bool(host.gpus))
+
+
+def assign_to(config: RunConfig, hosts: Sequence[Host], gpus: bool) -> Assignment:
+    """Give the run's parts hosts and their GPUs. `gpus` decides what the device `auto` is. Raises ConfigError."""
+    on_gpu = {"auto": gpus, "cuda": True, "cpu": False}
+    return assign(
+        config.resources,
+        hosts,
+        engines_on_gpu=on_gpu[config.engine.device],
+        trainer_on_gpu=on_gpu[config.trainer.device],
+        engines=0 if config.engine.urls else None,
+    )
+
+
+def takes_turns(config: RunConfig, assignment: Assignment) -> bool:
+    """Whether engines release their GPU memory while the trainer computes a step."""
+    return config.resources.takes_turns or (assignment.colocated and not config.resources.divide_memory)
+
+
+def sharing_lines(config: RunConfig, assignment: Assignment) -> list[str]:
+    """How engines and trainer share GPUs, for the plan; nothing where they do not."""
+    if takes_turns(config, assignment):
+        return ["engines and trainer take turns on the same GPUs: engines release their memory during a step"]
+    if assignment.colocated:
+        share = config.engine.memory_fraction or DIVIDED_FRACTION
+        return [f"engines and trainer divide the memory of the same GPUs: engines have {share:g} of it"]
+    return []
+
+
+def engine_share(plan: Plan) -> float | None:
+    """The share of a GPU's memory for an engine; None: the server's choice.
+
+    Raises ConfigError when what the trainer keeps between its steps leaves too little.
+    """
+    given = plan.config.engine.memory_fraction
+    if given is not None or not plan.assignment.colocated:
+        return given
+    if not plan.takes_turns:
+        return DIVIDED_FRACTION
+    kept = memory_share.kept_bytes(plan.config, memory_share.parameters(plan.model))
+    return memory_share.beside_idle_trainer(kept, memory_share.gpu_bytes())
 
 
 def engines(plan: Plan) -> list[Part]:
     """One part per SGLang server of the run. It starts with base weights; the proxy loads the run's version."""
-    config, lora = plan.config.engine, plan.config.trainer.lora
-    parts = []
+    parts, share = [], engine_share(plan)
     for index, port in enumerate(plan.engine_ports):
-        spec = server_process.EngineSpec(
-            model=plan.model,
+        spec = engine_spec(
+            plan.config,
+            plan.model,
+            index,
             port=port,
-            log_file=_log(plan, f"engine-{index}"),
-            device=server_process.pick_device(config.device),
-            dtype=config.dtype,
-            max_total_tokens=config.max_total_tokens,
-            max_running_requests=config.max_running_requests,
-            seed=engine_seed(plan.config.seed, index),
-            deterministic=config.deterministic,
-            lora_rank=lora.rank if lora.publish == "adapter" else 0,
-            lora_targets=tuple(lora.targets),
-            extra_args=tuple(config.extra_args),
+            log_file=_log(plan, engine_name(index)),
+            gpus=plan.assignment.gpus(engine_name(index)),
+            memory_fraction=share,
+            memory_saver=plan.takes_turns,
             key=plan.engine_keys.of(plan.engine_urls[index]),
         )
         parts.append(
             Part(
-                name=f"engine-{index}",
+                name=engine_name(index),
                 argv=server_process.argv(spec),
                 env=server_process.environment(spec),
                 log_file=spec.log_file,
@@ -116,16 +165,23 @@ def proxy(plan: Plan) -> Part:
     return _part(plan, "proxy", argv, env | plan.engine_keys.variables(plan.engine_urls))
 
 
-def rollout(plan: Plan, finished: Callable[[], bool]) -> Part:
-    """The worker that runs training and evaluation episodes. It runs user code and uses HTTP only."""
-    argv = ["rollout", "--config", str(plan.config_file), "--owner", "local"]
-    return _part(plan, "rollout", argv, {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key}, finished)
+def rollouts(plan: Plan, finished: Callable[[], bool]) -> list[Part]:
+    """The workers that run training and evaluation episodes. They run user code and use HTTP only."""
+    count = plan.config.resources.rollout_workers
+    names = ["rollout"] if count == 1 else [f"rollout-{index}" for index in range(count)]
+    env = {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key}
+    argv = ["rollout", "--config", str(plan.config_file), "--owner"]
+    return [_part(plan, name, [*argv, name.replace("rollout", "local")], env, finished) for name in names]
 
 
 def trainer(plan: Plan, finished: Callable[[], bool]) -> Part:
     """The trainer. It also exits with 0 when another process stops it; `finished` tells the two apart."""
     argv = ["trainer", "--config", str(plan.config_file), *(["--from-base"] if plan.from_base else [])]
+    if plan.takes_turns and not plan.config.resources.takes_turns:
+        argv.append("resources.colocated=true")  # the plan decided it
     env = {PROXY_URL: plan.proxy_url, DATABASE_URL: plan.database_url, ADMIN_KEY: plan.admin_key}
+    if gpus := plan.assignment.gpus(TRAINER):
+        env[VISIBLE_GPUS] = ",".join(gpus)
     return replace(_part(plan, "trainer", argv, env, finished), grace_s=plan.config.trainer.stop_timeout_s)
 
 

@@ -19,6 +19,7 @@ from agentrl.configs.trainer_config import CHANGEABLE_OF_TRAINER
 from agentrl.domain.schemas import Json
 from agentrl.environment import DATABASE_URL, without_password
 from agentrl.errors import ConfigError, UserError
+from agentrl.placement.run_secrets import SECRETS_FILE, read_secrets
 from agentrl.store.db.sql_engines import sqlite_path
 
 CHANGEABLE = (
@@ -27,6 +28,9 @@ CHANGEABLE = (
     "database_url",
     "max_restarts",
     "engine",
+    "placement",
+    "slurm",
+    "resources",
     "publish",
     "proxy",
     "rollout.max_concurrent_groups",
@@ -65,12 +69,15 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def database_url(config: RunConfig) -> str:
-    """The config's URL, else AGENTRL_DATABASE_URL, else the run's recorded URL, else SQLite in its folder.
+    """The config's URL, else AGENTRL_DATABASE_URL, else the URL in the secrets of a run on many hosts, else the run's
+    recorded URL, else SQLite in its folder.
 
     Raises UserError when the password of the recorded URL is unknown.
     """
     if url := config.database_url or os.environ.get(DATABASE_URL):
         return url
+    if config.placement != "local" and (config.run_dir / SECRETS_FILE).exists():
+        return read_secrets(config.run_dir)[DATABASE_URL]
     if location.has_database(config.run_dir):
         return location.database_in(config.run_dir, os.environ)
     return f"sqlite:///{config.run_dir.resolve() / location.SQLITE_FILE}"
@@ -109,10 +116,18 @@ def stored(config: RunConfig) -> Json:
 
 def write_config(config: RunConfig, path: Path) -> None:
     """Write all fields, so that the run is repeatable when defaults change. The file has mode 0600."""
-    data = config.model_dump(mode="json") | {"runs_dir": str(config.runs_dir.resolve())}
     path.touch(mode=0o600)
     path.chmod(0o600)
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    path.write_text(yaml.safe_dump(_written(config), sort_keys=False))
+
+
+def is_written(config: RunConfig, path: Path) -> bool:
+    """Whether a file of `write_config` holds this configuration."""
+    return path.exists() and yaml.safe_load(path.read_text()) == _written(config)
+
+
+def _written(config: RunConfig) -> Json:
+    return config.model_dump(mode="json") | {"runs_dir": str(config.runs_dir.resolve())}
 
 
 def check_resume(old: Json, new: RunConfig) -> None:

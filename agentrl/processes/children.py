@@ -29,14 +29,14 @@ async def start(
     )
 
 
-def start_blocking(argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """`start` without an event loop; stdout and stderr go to `output`."""
+def start_blocking(argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    """`start` without an event loop; stdout and stderr go to `output`, or where this process's go."""
     return subprocess.Popen(
         _guarded(argv),
         env=env,
         stdin=subprocess.PIPE,
         stdout=output,
-        stderr=subprocess.STDOUT,
+        stderr=output and subprocess.STDOUT,
         start_new_session=True,
     )
 

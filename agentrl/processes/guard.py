@@ -1,54 +1,149 @@
 """Runs one command that never outlives its parent: `python guard.py COMMAND…`.
 
-The parent holds the other end of the guard's stdin. When that end closes, the guard sends SIGTERM to the command,
-waits, and sends SIGKILL to the command and everything it started. The end closes when the parent closes it or dies.
-The wait lasts as many seconds as the parent has written to the pipe, else GRACE_S. The exit status is the command's
-(128 + N after signal N). The guard uses the standard library only, so it starts in milliseconds.
+    parent ──stdin──► guard ──► keeper (a session of its own) ──► command (a process group of its own) ──► its children
+
+The parent holds the other end of stdin. When that end closes, the keeper sends SIGTERM to the command, waits, and sends
+SIGKILL to everything that is left. The end closes when the parent closes it or dies. The wait lasts as many seconds as
+the parent has written to the pipe, else GRACE_S. When the command ends, everything that it started is killed.
+
+Guard and keeper watch each other, because a dying parent may kill its own children first, and the guard is one of them.
+When one is killed, the other kills the command and everything that it started. On Linux this includes processes that
+left the command's group or session: those whose parent died become children of the keeper, or of the guard.
+
+The exit status is the command's (128 + N after signal N). Only the standard library is used, so the guard starts in
+milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
+import time
 
 GRACE_S = 5.0
-PR_SET_PDEATHSIG = 1
+DYING_S = 1.0
+"""How long a parent that has killed the guard may still live. After that the guard alone was killed."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LINUX = sys.platform == "linux"
 
 
 def main(command: list[str]) -> int:
-    """Run `command` in a process group of its own until it ends or stdin closes; then kill the group."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_guard)
-    threading.Thread(target=_end_with_parent, args=(child,), daemon=True).start()
-    status = child.wait()
-    _kill_group(child.pid)
-    return 128 - status if status < 0 else status
+    """Start the keeper and wait for it; if it was killed, kill what it kept. Returns the exit status."""
+    guard_lives, held = os.pipe()
+    _adopt_orphans()
+    keeper = os.fork()
+    if not keeper:
+        os.close(held)
+        os.setsid()
+        _adopt_orphans()
+        return _keep(command, guard_lives)
+    _, status = os.waitpid(keeper, 0)
+    _kill_descendants()
+    return _exit_status(status)
 
 
-def _end_with_parent(child: subprocess.Popen[bytes]) -> None:
-    grace_s = b""
-    while part := os.read(0, 4096):  # ends when the parent closes the pipe
-        grace_s += part
-    child.terminate()
-    try:
-        child.wait(float(grace_s or GRACE_S))
-    except subprocess.TimeoutExpired:
-        _kill_group(child.pid)
-
-
-def _die_with_guard() -> None:
-    """On Linux: ask the kernel to kill the command when the guard dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _kill_group(group: int) -> None:
+def _keep(command: list[str], guard_lives: int) -> int:
+    """Run `command` until it ends, stdin closes or the guard dies; then kill everything that it started."""
+    child_ended = _child_signals()
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_keeper)
+    watched, grace_s, deadline = {0, guard_lives, child_ended}, b"", math.inf
+    while (status := _reaped(child.pid)) is None:
+        left_s = None if deadline == math.inf else max(deadline - time.monotonic(), 0)
+        readable, _, _ = select.select(watched, (), (), left_s)
+        if not readable:
+            os.kill(child.pid, signal.SIGKILL)
+            deadline = math.inf
+        for end in readable:
+            data = os.read(end, 4096)
+            if end == 0 and data:
+                grace_s += data
+            elif end == 0:  # the parent closed the pipe, or died
+                os.kill(child.pid, signal.SIGTERM)
+                deadline = time.monotonic() + float(grace_s or GRACE_S)
+            elif end == guard_lives and 0 in watched:
+                deadline = time.monotonic() + DYING_S
+            if not data:
+                watched.remove(end)
+    child.returncode = _exit_status(status)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGKILL)
+    _kill_descendants()
+    return child.returncode
+
+
+def _child_signals() -> int:
+    """A descriptor that becomes readable when a child ends."""
+    readable, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return readable
+
+
+def _reaped(child: int) -> int | None:
+    """Reap children that have ended, and return the status of `child`; None while it runs."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == child:
+            return status
+        if not pid:
+            return None
+
+
+def _exit_status(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def _kill_descendants() -> None:
+    """Send SIGKILL to all descendants, and to those that they start meanwhile, until none that we may kill is left."""
+    while [pid for pid in _descendants() if _kill(pid)]:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.005)
+
+
+def _kill(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
+
+
+def _descendants() -> list[int]:
+    """The living descendants of this process; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if LINUX else []:
+        if name.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split(maxsplit=2)[:2]
+                if state not in b"ZX":
+                    children.setdefault(int(parent), []).append(int(name))
+    found: list[int] = []
+    parents = [os.getpid()]
+    while parents:
+        parents = [child for parent in parents for child in children.get(parent, [])]
+        found += parents
+    return found
+
+
+def _adopt_orphans() -> None:
+    """On Linux: become the parent of descendants whose own parent dies."""
+    if LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _die_with_keeper() -> None:
+    """On Linux: ask the kernel to kill the command when the keeper dies."""
+    if LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

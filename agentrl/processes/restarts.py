@@ -8,15 +8,16 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.5, 10.0
 
 
 class Backoff:
-    """Counts one process's quick deaths in a row."""
+    """Counts one process's quick deaths in a row: those before it has lived `lived_s`."""
 
-    def __init__(self) -> None:
-        self._quick_deaths = 0
+    def __init__(self, lived_s: float = LIVED_S) -> None:
+        self.quick_deaths = 0
+        self._lived_s = lived_s
 
     def after(self, lived_s: float) -> float:
         """Seconds to wait after one more death: 0, or 0.5, 1, 2, … up to BACKOFF_MAX_S while deaths are quick."""
-        self._quick_deaths = self._quick_deaths + 1 if lived_s < LIVED_S else 0
-        return pause_s(self._quick_deaths)
+        self.quick_deaths = self.quick_deaths + 1 if lived_s < self._lived_s else 0
+        return pause_s(self.quick_deaths)
 
 
 def pause_s(quick_deaths: int) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from agentrl.engine.server_process import free_port
 from agentrl.errors import UserError
 from agentrl.location import Location
 from agentrl.proxy.app import Settings, create_app
-from agentrl.store import Database, events
+from agentrl.store import Database, activity, events, part_ranks
 from agentrl.testing import FakeEngine
 
 CONFIG = {
@@ -147,6 +149,63 @@ def test_the_screen_fits_into_80_columns(proxy: str) -> None:
     print(shown)
 
 
+NOW = 1_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("run_status", "seen_s_ago", "stopped_s_ago", "state", "engine"),
+    [
+        ("running", 3, None, "alive", "serving"),
+        ("running", 60, None, "silent", "serving"),
+        ("running", 60, 50, "silent", "serving"),  # it was resumed
+        ("finished", 3, None, "alive", "serving"),  # its processes are about to end
+        ("finished", 60, 50, "ended", "was serving"),
+        ("finished", 3, 2, "ended", "was serving"),
+        ("finished", 2, 3, "alive", "serving"),  # a proxy that was started for it afterwards
+        ("paused", 60, None, "ended", "was serving"),
+        ("failed", 60, None, "ended", "was serving"),
+    ],
+)
+def test_the_processes_of_a_run_that_is_over_have_ended(
+    database_url: str,
+    run_id: str,
+    run_status: str,
+    seen_s_ago: float,
+    stopped_s_ago: float | None,
+    state: str,
+    engine: str,
+) -> None:
+    found = status.from_store(Location(database_url=database_url, name="test"), 60.0)
+    found["run"]["status"] = run_status
+    found["engines"] = [{"url": "http://e", "state": "serving", "version": 3, "error": None, "last_seen_at": 0.0}]
+    found["replicas"] = [{"kind": "proxy", "name": "p", "last_seen_at": NOW - seen_s_ago}]
+    if stopped_s_ago is not None:
+        found["events"] = [{"kind": "stopped", "data": {}, "created_at": NOW - stopped_s_ago, "source": "train"}]
+    console = Console(width=80, record=True, file=open("/dev/null", "w"), force_terminal=True)  # noqa: SIM115
+    console.print(status.screen(found, NOW))
+    styled = console.export_text(styles=True)
+    colors = {"alive": 32, "serving": 32, "silent": 31, "ended": 2, "was serving": 2}  # green, red, dim
+    for shown in (state, engine):
+        assert re.search(rf"\x1b\[{colors[shown]}m{shown} *\x1b", styled), styled
+    assert f"last seen {seen_s_ago} s ago" in styled.replace("1 min", "60 s") or state == "alive"
+
+
+def test_processes_say_where_they_run_and_what_they_do(database_url: str, run_id: str) -> None:
+    found = status.from_store(Location(database_url=database_url, name="test"), 60.0)
+    proxy = {"host": "node-1", "watches": 250, "calls": 31}
+    found["replicas"] = [
+        {"kind": "proxy", "name": "p", "last_seen_at": NOW, "about": proxy},
+        {"kind": "proxy", "name": "q", "last_seen_at": NOW, "about": {**proxy, "ended": True}},
+        {"kind": "worker", "name": "w", "last_seen_at": NOW, "about": {"host": "node-2", "sessions": 64}},
+    ]
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(status.screen(found, NOW))
+    shown = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "proxy p alive on node-1, watches 250 engines, 31 calls" in shown
+    assert "proxy q ended last seen 0 s ago" in shown
+    assert "worker w alive on node-2, 64 sessions" in shown
+
+
 def test_the_newest_run_is_shown_unless_one_is_named(database_url: str, run_id: str, tiny_model: Path) -> None:
     database = Database(database_url)
     with database.write() as conn:
@@ -186,3 +245,25 @@ def test_an_empty_database_holds_no_run(database_url: str) -> None:
 def test_a_server_that_is_not_ours_is_told_apart(fake_engine: FakeEngine) -> None:
     with pytest.raises(UserError, match="not an agentrl proxy"):
         status.from_proxy(fake_engine.url, "k", 60.0)
+
+
+def test_placed_processes_are_shown_by_host(run_id, database_url):
+    database = Database(database_url)
+    database.transact(part_ranks.declare, run_id, {"trainer": {"ranks": 2}, "proxy": {}})
+    for part, rank, host in (("trainer", 0, "a"), ("trainer", 1, "b"), ("proxy", 0, "a")):
+        runner = f"{part}{rank}"
+        database.transact(part_ranks.claim, run_id, part, rank, runner, host=host, address=host, lease_s=60.0)
+        database.transact(part_ranks.started, run_id, part, rank, runner, 1)
+    database.transact(part_ranks.started, run_id, "trainer", 0, "trainer0", 2)
+    database.transact(part_ranks.renew, run_id, "trainer", 1, "trainer1", -1.0)
+    found = database.query(activity.of_run, run_id, 60.0)
+    database.close()
+    console = Console(file=io.StringIO(), width=100)
+    console.print(status.screen(found, NOW))
+    lines = console.file.getvalue().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("host"))
+    assert [line.split() for line in lines[start + 1 : start + 4]] == [
+        ["a", "proxy/0", "running"],
+        ["trainer/0", "running", "2", "starts"],
+        ["b", "trainer/1", "lost"],
+    ]

@@ -42,7 +42,7 @@ def start(*args: object) -> Command:
 
 
 def test_two_ranks_imitate_a_file(config: Path, tmp_path: Path) -> None:
-    process = start("sft", config, "trainer.ranks=2", "data.held_out=1")
+    process = start("sft", config, "resources.trainer.ranks=2", "data.held_out=1")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out.startswith("5 training items, 1 held out\n")
@@ -86,7 +86,7 @@ def test_the_best_of_a_run_of_the_store(config: Path, tmp_path: Path) -> None:
         (["data.held_out=6"], "agentrl: data: 6 items, of which held_out takes 6: none are left to train"),
         (["data.max_tokens=10"], "(left out 6 items of more than 10 tokens)"),
         (["model=tinny"], "agentrl: no model 'tinny'; did you mean 'tiny'?"),
-        (["data.held_out=6", "trainer.ranks=2"], "agentrl: data: 6 items, of which held_out takes 6"),
+        (["data.held_out=6", "resources.trainer.ranks=2"], "agentrl: data: 6 items, of which held_out takes 6"),
     ],
 )
 def test_mistakes_are_one_line(

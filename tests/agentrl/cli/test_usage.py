@@ -42,6 +42,15 @@ def test_an_option_that_no_command_has(command, monkeypatch, capsys):
     assert err.endswith(f"agentrl {' '.join(command)} --help\n")
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_option_has_a_help(command):
+    found = typer.main.get_command(app)
+    for word in command:
+        found = found.commands[word]
+    assert found.help
+    assert [one.name for one in found.params if not (getattr(one, "help", None) or getattr(one, "hidden", False))] == []
+
+
 @pytest.mark.parametrize(
     ("args", "line"),
     [

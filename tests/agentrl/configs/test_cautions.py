@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from agentrl.configs import cautions
 from agentrl.configs.config_files import parse_config
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.credit import CallFact, SessionRewards, call_returns
@@ -28,7 +27,7 @@ def config(**parts: Any) -> RunConfig:
     ],
 )
 def test_a_discount_with_credit_per_turn_is_cautioned_against(parts: dict[str, Any], said: bool) -> None:
-    assert ["turn_discount 0.9" in text for text in cautions.of(config(**parts))] == [True] * said
+    assert ["turn_discount 0.9" in text for text in config(**parts).cautions] == [True] * said
 
 
 def test_last_turns_of_an_episode_that_was_worse_are_above_the_baseline() -> None:

@@ -41,11 +41,6 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
         ({"rollout": {"sampling": {"temprature": 1}}}, "did you mean 'temperature'"),
         ({"steps": -1}, "config key 'steps': Input should be greater than or equal to 0"),
         ({"trainer": {"lr": "fast"}}, "config key 'trainer.lr'"),
-        ({"trainer": {"ranks": 4, "replicas": 3}}, "ranks 4 is not a multiple of replicas 3"),
-        (
-            {"trainer": {"ranks": 4, "replicas": 2, "tensor_parallel": 4}},
-            "ranks 4 is not a multiple of replicas × tensor_parallel = 8",
-        ),
         ({"trainer": {"lora": {"publish": "adapter"}}}, "publish: adapter needs a rank above 0"),
         ({"name": "../x"}, "config key 'name'"),
         ({"model": None}, "config key 'model'"),

@@ -61,7 +61,7 @@ def test_a_run_may_be_resumed_but_not_into_another(path: Path) -> None:
     config = load(path, [], SftConfig)
     config.run_dir.mkdir(parents=True)
     keep(config)
-    keep(load(path, ["steps=9", "trainer.ranks=2", "data.file=elsewhere.jsonl"], SftConfig))
+    keep(load(path, ["steps=9", "resources.trainer.ranks=2", "data.file=elsewhere.jsonl"], SftConfig))
     with pytest.raises(ConfigError, match=r"holds a run with trainer.lr=1e-05, not 0.5: give another name"):
         keep(load(path, ["trainer.lr=0.5"], SftConfig))
     with pytest.raises(ConfigError, match='holds a run with method="sft", not "dpo"'):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.console import Console
-from agentrl.doctor import refused, report
+from agentrl.doctor import call_notes, report
 from agentrl.doctor.record import read
 from agentrl.doctor.report import Report, as_json
 from agentrl.doctor.show import rows, show
@@ -201,9 +201,9 @@ def test_a_system_prompt_that_was_never_processed_costs_nothing():
 def test_many_refusals_are_counted_as_far_as_they_are_kept():
     one = {"status": 404, "code": "model_not_found", "message": "no model 'x'"}
     todo = "name it 'default'"
-    assert refused.lines([one] * 20) == [f"20 calls or more were refused (404): no model 'x': {todo}"]
+    assert call_notes.refused([one] * 20) == [f"20 calls or more were refused (404): no model 'x': {todo}"]
     kinds = [one | {"message": str(i)} for i in range(7)]
-    assert refused.lines(kinds)[-1] == "2 more kinds of refusals; --json has them all"
+    assert call_notes.refused(kinds)[-1] == "2 more kinds of refusals; --json has them all"
 
 
 def test_control_characters_are_visible():

@@ -27,9 +27,12 @@ from agentrl.engine.engine_keys import EngineKeys
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS, RUN_KEY, SECRETS
 from agentrl.errors import AgentRLError, ConfigError, UserError
 from agentrl.launch import part_process, parts
-from agentrl.launch.local_run import open_run, train
+from agentrl.launch.local_run import train
 from agentrl.launch.part_process import Part
 from agentrl.launch.parts import Plan
+from agentrl.launch.run_lifecycle import open_run
+from agentrl.placement import memory_share
+from agentrl.placement.hosts import Host
 from agentrl.store import Database, runs
 from agentrl.store.db.codec import hash_key
 from agentrl.store.tables import engines
@@ -87,7 +90,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path, model: Path, taken_port: int) 
 
 
 def test_ports_are_distinct_and_none_is_opened_for_engines_that_already_run(tmp_path: Path, model: Path) -> None:
-    proxy, engines = parts.choose_ports(config(tmp_path, model, engine={"count": 3}))
+    proxy, engines = parts.choose_ports(config(tmp_path, model, resources={"engines": {"count": 3}}))
     assert len({proxy, *engines}) == 4
     assert parts.choose_ports(config(tmp_path, model, engine={"urls": ["http://e"]}))[1] == ()
 
@@ -146,6 +149,13 @@ def test_only_a_run_that_is_told_to_may_start_over_without_its_checkpoints(tmp_p
     assert trainer(from_base=True) == [*trainer(), "--from-base"]
 
 
+def test_each_rollout_worker_has_a_name_and_an_owner_of_its_own(tmp_path: Path, model: Path) -> None:
+    settings = {"model": model, "database_url": "x", "admin_key": "x", "run_key": "x", "proxy_port": 1}
+    run = config(tmp_path, model, resources={"rollout_workers": 2})
+    workers = parts.rollouts(Plan(config=run, engine_ports=(), **settings), lambda: True)
+    assert [(part.name, part.argv[-1]) for part in workers] == [("rollout-0", "local-0"), ("rollout-1", "local-1")]
+
+
 def test_each_part_is_told_only_the_secrets_that_it_needs(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +179,8 @@ def test_each_part_is_told_only_the_secrets_that_it_needs(
 
     assert told(parts.proxy(plan)) == {ADMIN_KEY, DATABASE_URL, ENGINE_KEYS}
     assert told(parts.trainer(plan, lambda: True)) == {ADMIN_KEY, DATABASE_URL}
-    assert told(parts.rollout(plan, lambda: True)) == {RUN_KEY}
+    (worker,) = parts.rollouts(plan, lambda: True)
+    assert told(worker) == {RUN_KEY}
     assert told(parts.engines(plan)[0]) == {ENGINE_KEY}
     assert not any("arl-engine-x" in word for part in (parts.proxy(plan), *parts.engines(plan)) for word in part.argv)
 
@@ -199,17 +210,21 @@ def test_a_run_is_created_once_and_reopened_without_the_engines_of_the_last_time
     url = f"sqlite:///{tmp_path}/agentrl.db"
     database = Database(url)
     database.upgrade()
-    run_id, status = open_run(database, plan())
+
+    def opened(plan: Plan) -> tuple[str, str]:
+        return open_run(database, plan.config, plan.model, plan.run_key)
+
+    run_id, status = opened(plan())
     assert status == "running"
     with database.write() as conn:
         conn.execute(insert(engines).values(run_id=run_id, url="http://gone", state="serving", last_seen_at=0.0))
         runs.set_status(conn, run_id, "paused")
-    assert open_run(database, plan()) == (run_id, "running")
+    assert opened(plan()) == (run_id, "running")
     with database.read() as conn:
         assert conn.execute(select(engines)).all() == []
     with pytest.raises(UserError, match="seed=0, not 5"):
-        open_run(database, plan(seed=5))
-    assert open_run(database, plan(max_restarts=50)) == (run_id, "running")
+        opened(plan(seed=5))
+    assert opened(plan(max_restarts=50)) == (run_id, "running")
     database.close()
 
 
@@ -301,7 +316,7 @@ def test_the_supervisor_outlives_a_database_that_is_away(
         monkeypatch.setattr(parts, "engines", lambda plan: [])
         monkeypatch.setattr(parts, "proxy", lambda plan: stage.part("proxy"))
         monkeypatch.setattr(parts, "trainer", lambda plan, finished: stage.part("trainer"))
-        monkeypatch.setattr(parts, "rollout", lambda plan, finished: stage.part("rollout"))
+        monkeypatch.setattr(parts, "rollouts", lambda plan, finished: [stage.part("rollout")])
         with ThreadPoolExecutor() as pool:
             playing = pool.submit(stage.play)
             summary = train(config(tmp_path, model, steps=1, database_url=url), Console(file=out))
@@ -326,8 +341,9 @@ def test_a_run_that_fails_ends_with_the_reason_and_the_same_command_lets_it_go_o
     out, url = io.StringIO(), f"sqlite:///{tmp_path}/r.db"
     stage, run = Stage(tmp_path, url, out), config(tmp_path, model, steps=1, database_url=url)
     monkeypatch.setattr(parts, "engines", lambda plan: [])
-    for name in ("proxy", "trainer", "rollout"):
+    for name in ("proxy", "trainer"):
         monkeypatch.setattr(parts, name, lambda plan, finished=None, name=name: stage.part(name))
+    monkeypatch.setattr(parts, "rollouts", lambda plan, finished: [stage.part("rollout")])
 
     def start(parts_before: int) -> None:
         wait_until(lambda: (tmp_path / "r.db").exists())  # whoever connects makes it
@@ -358,3 +374,68 @@ def test_a_run_that_fails_ends_with_the_reason_and_the_same_command_lets_it_go_o
         train(run, Console(file=out))
         playing.result()
     assert [row.status for row in stage.rows("SELECT status FROM runs")] == ["finished"]
+
+
+def test_each_process_sees_its_gpus_and_gets_its_sizes(tmp_path: Path, model: Path) -> None:
+    run = config(tmp_path, model, resources="sglang:d2t2+fsdp:d4", engine={"device": "cuda", "quantization": "fp8"})
+    plan = Plan(
+        config=run,
+        model=model,
+        database_url="sqlite://",
+        admin_key="a",
+        run_key="r",
+        proxy_port=1,
+        engine_ports=(2, 3),
+        assignment=parts.assign_to(run, (Host("h", tuple("abcdefgh")),), gpus=True),
+    )
+    first, second = parts.engines(plan)
+    assert [part.env["CUDA_VISIBLE_DEVICES"] for part in (first, second)] == ["e,f", "g,h"]
+    assert parts.trainer(plan, bool).env["CUDA_VISIBLE_DEVICES"] == "a,b,c,d"
+    assert {("--tp-size", "2"), ("--quantization", "fp8")} <= set(pairwise(first.argv))
+    assert not {"--max-total-tokens", "--mem-fraction-static", "--pp-size"} & set(first.argv)
+
+
+def shared_plan(run: RunConfig, model: Path) -> Plan:
+    """Engine and trainer on one GPU."""
+    return Plan(
+        config=run,
+        model=model,
+        database_url="sqlite://",
+        admin_key="a",
+        run_key="r",
+        proxy_port=1,
+        engine_ports=(2,),
+        assignment=parts.assign_to(run, (Host("h", ("0",)),), gpus=True),
+    )
+
+
+def test_parts_on_one_gpu_take_turns(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer leaves little when it is idle, and is told of what only the plan decided."""
+    monkeypatch.setattr(memory_share, "gpu_bytes", lambda: 80 * 2**30)
+    monkeypatch.setattr(memory_share, "parameters", lambda _: 10**9)
+    plan = shared_plan(config(tmp_path, model, engine={"device": "cuda"}), model)
+    engine = parts.engines(plan)[0].argv
+    assert "--enable-memory-saver" in engine
+    assert ("--mem-fraction-static", "0.68") in set(pairwise(engine))
+    assert parts.trainer(plan, bool).argv[-1] == "resources.colocated=true"
+    plan = shared_plan(config(tmp_path, model, engine={"device": "cuda", "memory_fraction": 0.7}), model)
+    assert ("--mem-fraction-static", "0.7") in set(pairwise(parts.engines(plan)[0].argv))
+    assert "take turns" in parts.sharing_lines(plan.config, plan.assignment)[0]
+
+
+def test_parts_on_one_gpu_may_divide_its_memory(tmp_path: Path, model: Path) -> None:
+    plan = shared_plan(config(tmp_path, model, engine={"device": "cuda"}, resources={"divide_memory": True}), model)
+    engine = parts.engines(plan)[0].argv
+    assert "--enable-memory-saver" not in engine
+    assert ("--mem-fraction-static", str(parts.DIVIDED_FRACTION)) in set(pairwise(engine))
+    assert "resources.colocated=true" not in parts.trainer(plan, bool).argv
+    assert parts.sharing_lines(plan.config, plan.assignment) == [
+        "engines and trainer divide the memory of the same GPUs: engines have 0.4 of it"
+    ]
+
+
+def test_parts_that_do_not_fit_are_refused_before_anything_starts(tmp_path: Path, model: Path) -> None:
+    run = config(tmp_path, model, engine={"device": "cuda"}, trainer={"device": "cuda"})
+    with pytest.raises(UserError, match=r"resources need 2 GPUs .*, but this host has none"):
+        train(run, Console(file=io.StringIO()))
+    assert not run.run_dir.exists()

@@ -11,8 +11,9 @@ import pytest
 from agentrl.configs.config_files import parse_config
 from agentrl.console import Console
 from agentrl.domain.evaluation import Evaluation, Result
-from agentrl.launch import curve, live_panel, packaged_runs, summary
-from agentrl.launch.snapshot import Snapshot, StepPoint
+from agentrl.launch import packaged_runs
+from agentrl.launch.views import curve, live_panel, summary
+from agentrl.launch.views.snapshot import Snapshot, StepPoint
 
 CONFIG = parse_config(
     {"name": "r", "model": "tiny", "agent": "a:A", "tasks": "a:t", "evaluation": {"tasks": "a:h", "size": 2}}

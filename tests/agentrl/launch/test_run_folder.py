@@ -33,7 +33,13 @@ def test_a_folder_has_one_supervisor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"steps": 9}, {"engine": {"count": 2}}, {"proxy": {"port": 9}}, {"trainer": {"checkpoint_every": 2}}],
+    [
+        {},
+        {"steps": 9},
+        {"resources": {"engines": {"count": 2}}},
+        {"proxy": {"port": 9}},
+        {"trainer": {"checkpoint_every": 2}},
+    ],
 )
 def test_a_resume_may_change_how_a_run_is_carried_out(changes: dict[str, Any]) -> None:
     run_folder.check_resume(config().model_dump(mode="json"), config(**changes))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.domain.evaluation import Evaluation, gains
 from agentrl.domain.schemas import Json
-from agentrl.launch.snapshot import Snapshot
+from agentrl.launch.views.snapshot import Snapshot
 
 
 def summarize(snapshot: Snapshot, main_setting: str, wall_s: float, output_tokens: int) -> Json:

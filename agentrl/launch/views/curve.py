@@ -39,14 +39,14 @@ def save_png(path: Path, title: str, rewards: Sequence[float], evaluations: Sequ
     os.replace(staging, path)
 
 
-def as_text(rewards: Sequence[float], *, width: int = 70, height: int = 14) -> str:
+def as_text(rewards: Sequence[float]) -> str:
     """Draw the mean reward per step as text."""
     import plotext
 
     figure = plotext.figure
     figure.clear()
     figure.theme("colorless")
-    figure.plot_size(width, height)
+    figure.plot_size(70, 14)
     figure.draw(figure.signal(list(range(1, len(rewards) + 1)), list(rewards), marker="braille").lines())
     figure.label("step")
     figure.title("mean reward")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.domain.evaluation import Evaluation
-from agentrl.store import Connection, Row, activity, engine_turns, evaluation_episodes, runs
+from agentrl.store import Connection, Row, activity, engine_claims, evaluation_episodes, runs
 from agentrl.store.sessions.ends import failures
 from agentrl.store.training import steps
 
@@ -58,7 +58,7 @@ def take(conn: Connection, run_id: str, after_step: int = 0) -> Snapshot:
         ready_groups=runs.ready_groups(conn, run_id),
         running_groups=run.running,
         newest_step_state=steps.newest_state(conn, run_id),
-        engines=engine_turns.states(conn, run_id),
+        engines=engine_claims.states(conn, run_id),
         tokens_per_s=activity.output_tokens_per_s(conn, run_id, RATE_WINDOW_S, LONGEST_CALL_S),
         failing=failures.newest_error(conn, run_id),
         points=_points(steps.of_run(conn, run_id, after_step)),

@@ -13,7 +13,7 @@ from rich.text import Text
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.domain import evaluation
-from agentrl.launch.snapshot import Snapshot, StepPoint
+from agentrl.launch.views.snapshot import Snapshot, StepPoint
 
 LINE_EVERY_S = 30.0
 

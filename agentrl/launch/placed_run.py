@@ -1,0 +1,165 @@
+"""The supervisor of a run on many hosts: writes what the run wants, lets a scheduler place it, and follows it in SQL.
+
+    parts, secrets ──► placement.check ──► placement.apply ──► watch until finished ──► stop ──► remove
+
+It sees no process. Task runners start, restart and end the commands, and the database says how they are. So it may die
+at any time: the same command attaches to the run again, and nothing is started twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.console import Console
+from agentrl.domain.schemas import Json
+from agentrl.engine.engine_keys import new_key as new_engine_key
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, RUN_KEY
+from agentrl.errors import AgentRLError, ConfigError, root_cause
+from agentrl.launch import connect, run_folder, run_lifecycle
+from agentrl.launch.placed_parts import placed_parts
+from agentrl.launch.run_lifecycle import POLL_S, Stopped
+from agentrl.launch.views.live_panel import Display
+from agentrl.models import resolve_model
+from agentrl.placement.part_spec import PartSpec
+from agentrl.placement.run_secrets import SECRETS_FILE, read_secrets, write_secrets
+from agentrl.placement.scheduler import Placement
+from agentrl.store import Connection, Database, part_ranks
+from agentrl.store.db.codec import new_id
+
+
+def train(config: RunConfig, console: Console, placement: Placement, *, from_base: bool = False) -> Json:
+    """Run `config` to its end on the hosts of a scheduler, resume it, or attach to it; returns the summary.
+
+    Raises UserError and Stopped.
+    """
+    run_lifecycle.check_trainable(config)
+    with run_folder.locked(config.run_dir):
+        run_lifecycle.check_agent(config)
+        database_url = run_folder.database_url(config)
+        database = Database(database_url)
+        if database.is_sqlite:
+            raise ConfigError(f"placement: {config.placement} needs PostgreSQL, for hosts cannot share a SQLite file")
+        specs = parts_of(config, from_base)
+        placement.check(specs)
+        with console.status(f"preparing model {config.model}"):
+            model = resolve_model(config.model)
+        try:
+            database.upgrade()
+            keys = secrets_of(config, database_url)
+            run_id, status = run_lifecycle.open_run(database, config, model, keys[RUN_KEY])
+            run_folder.write_config(config, config.run_dir / "config.yaml")
+            run_folder.remember_database(config.run_dir, database_url)
+            write_secrets(config.run_dir, keys)
+            if status == "finished" and (config.run_dir / "summary.json").exists():
+                console.print(f"run {config.name} is finished; give more steps, or another name")
+            else:
+                with Display(config, console) as display:
+                    _supervised(config, database, run_id, placement, specs, display)
+            return run_lifecycle.report(config, database, run_id)
+        finally:
+            database.close()
+
+
+def parts_of(config: RunConfig, from_base: bool = False) -> list[PartSpec]:
+    """The parts of the run. On a device `auto` they take GPUs: clusters without any say `cpu`."""
+    return placed_parts(
+        config,
+        (config.run_dir / "config.yaml").resolve(),
+        engines_on_gpu=config.engine.device != "cpu",
+        trainer_on_gpu=config.trainer.device != "cpu",
+        from_base=from_base,
+    )
+
+
+def secrets_of(config: RunConfig, database_url: str) -> dict[str, str]:
+    """The run's secrets: from the environment, else those that its processes have, else new ones."""
+    before: Mapping[str, str] = {}
+    if (config.run_dir / SECRETS_FILE).exists():
+        before = read_secrets(config.run_dir)
+    admin_key, run_key = connect.choose_keys({**before, **os.environ})
+    engine_key = os.environ.get(ENGINE_KEY) or before.get(ENGINE_KEY) or new_engine_key()
+    return {DATABASE_URL: database_url, ADMIN_KEY: admin_key, RUN_KEY: run_key, ENGINE_KEY: engine_key}
+
+
+def _supervised(
+    config: RunConfig,
+    database: Database,
+    run_id: str,
+    placement: Placement,
+    specs: list[PartSpec],
+    display: Display,
+) -> None:
+    """Place the parts, follow the run to its end, and record the duration and the outcome."""
+    started = time.monotonic()
+    outcome, error = "paused", None
+    database.transact(part_ranks.declare, run_id, {spec.name: spec.model_dump(mode="json") for spec in specs})
+    placement.apply(specs)
+    try:
+        asyncio.run(_main(config, database, run_id, placement, display))
+        outcome = "finished"
+    except AgentRLError as problem:
+        if not isinstance(problem, Stopped):
+            outcome, error = "failed", str(problem)
+        raise
+    finally:
+        database.transact(run_lifecycle.close_run, run_id, outcome, error, time.monotonic() - started, new_id())
+
+
+async def _main(config: RunConfig, database: Database, run_id: str, placement: Placement, display: Display) -> None:
+    """Follow the run until it ends or Ctrl-C; then stop all parts. A second Ctrl-C kills them."""
+    work = asyncio.ensure_future(_follow(database, run_id, display))
+    loop = asyncio.get_running_loop()
+    asked = 0
+
+    def stop() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            display.note("stopping all parts; press Ctrl-C again to kill them")
+            work.cancel()
+        else:
+            placement.remove(kill=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    await asyncio.wait([work])
+    await _stop(database, run_id, placement)
+    if work.cancelled():
+        raise Stopped(f"stopped; the same command resumes {config.run_dir}")
+    if (problem := work.exception()) is not None:
+        raise root_cause(problem)
+
+
+async def _follow(database: Database, run_id: str, display: Display) -> None:
+    """Show the run's state until it is finished and its workers have ended. Raises AgentRLError when a part fails."""
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(run_lifecycle.watch(database, run_id, display, lambda now: None))
+        said: set[str] = set()
+        while not await asyncio.to_thread(database.query, part_ranks.ended_by_themselves, run_id):
+            if failed := await asyncio.to_thread(database.query, part_ranks.failures, run_id):
+                raise AgentRLError("; ".join(failed.values()))
+            for line in await asyncio.to_thread(database.query, _places, run_id):
+                if line not in said:
+                    said.add(line)
+                    display.note(line)
+            await asyncio.sleep(POLL_S)
+        watching.cancel()
+
+
+def _places(conn: Connection, run_id: str) -> list[str]:
+    """A line for each start of a process: what runs where."""
+    running = [rank for rank in part_ranks.ranks(conn, run_id) if rank.state == "running"]
+    return [f"{rank.part}/{rank.rank} runs on {rank.host} (start {rank.starts})" for rank in running]
+
+
+async def _stop(database: Database, run_id: str, placement: Placement) -> None:
+    """Ask all parts to stop, wait until their runners have ended, and take them away."""
+    await asyncio.to_thread(database.transact, part_ranks.stop, run_id)
+    while any(rank.live for rank in await asyncio.to_thread(database.query, part_ranks.ranks, run_id)):  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
+    await asyncio.to_thread(placement.remove)

@@ -1,0 +1,105 @@
+"""How a run begins and ends, wherever its processes are: its row, its folder, its watch, its summary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Json
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launch import create, run_folder
+from agentrl.launch.views import curve, snapshot, summary
+from agentrl.launch.views.live_panel import Display
+from agentrl.launch.views.snapshot import Snapshot
+from agentrl.rollout.agent import load_agent, load_tasks
+from agentrl.rollout.held_out import settings_of
+from agentrl.store import Connection, Database, activity, engine_claims, events, runs
+from agentrl.store.training import memory_leases
+from agentrl.trainer.metrics import metric_sinks
+
+POLL_S = 1.0
+STOPPED = "stopped"
+
+
+class Stopped(AgentRLError):
+    """The user stopped the run; the same command resumes it."""
+
+
+def check_trainable(config: RunConfig) -> None:
+    """Raise ConfigError for a config that is valid for recording but not for training."""
+    missing = [key for key in ("agent", "tasks") if getattr(config, key) is None]
+    if missing:
+        raise ConfigError(f"`agentrl train` needs {' and '.join(missing)} in the config, to run the agent on the tasks")
+    if config.steps == 0:
+        raise ConfigError("steps: 0 trains nothing; use `agentrl run create` for a run that only records")
+
+
+def check_agent(config: RunConfig) -> None:
+    """Load the agent, tasks and metric sinks, so that errors appear before any process starts."""
+    load_agent(config.agent, config.agent_args)
+    load_tasks(config.tasks, seed=config.seed, limit=1)
+    settings_of(config)
+    metric_sinks.require(config.metrics)
+
+
+def open_run(database: Database, config: RunConfig, model: Path, run_key: str) -> tuple[str, str]:
+    """Create the run, or reopen the existing run of this name; returns its id and status.
+
+    Raises UserError when the folder has checkpoints of a run that is not in the database.
+    """
+    known = database.query(runs.find, config.name) is not None
+    task_data = [] if known else load_tasks(config.tasks, seed=config.seed)
+    if not known:
+        run_folder.check_new(config, database.url)
+    return database.transact(_open_run, config, model, run_key, task_data)
+
+
+def _open_run(conn: Connection, config: RunConfig, model: Path, run_key: str, task_data: list[Json]) -> tuple[str, str]:
+    stored = run_folder.stored(config)
+    existing = runs.find(conn, config.name)
+    if existing is not None:
+        run_folder.check_resume(existing.config, config)
+        runs.reopen(conn, existing.id, key=run_key, config=stored, steps=config.steps)
+        memory_leases.forget(conn, existing.id)
+        engine_claims.forget(conn, existing.id, keep=[url.rstrip("/") for url in config.engine.urls])
+        return existing.id, runs.get(conn, existing.id).status
+    return create.insert(conn, config, model, run_key, task_data), "running"
+
+
+def report(config: RunConfig, database: Database, run_id: str) -> Json:
+    """Write `summary.json` and `curve.png` from the store."""
+    now = database.query(snapshot.take, run_id)
+    wall_s = sum(row.data["wall_s"] for row in database.query(events.of_run, run_id, STOPPED))
+    tokens = database.query(activity.total_output_tokens, run_id)
+    result = summary.summarize(now, config.evaluation.main_setting, wall_s, tokens)
+    run_dir = config.run_dir
+    summary.write(result, run_dir / "summary.json")
+    curve.save_png(run_dir / "curve.png", config.name, result["rewards"], result["evaluations"])
+    return result
+
+
+async def watch(database: Database, run_id: str, display: Display, check: Callable[[Snapshot], None]) -> None:
+    """Update the display, and set the run to finished when its last step is published.
+
+    Raises AgentRLError with the run's error when the run has failed, for example through failing sessions, and what
+    `check` raises.
+    """
+    while True:
+        now = await asyncio.to_thread(database.query, snapshot.take, run_id, display.shown_step)
+        check(now)
+        if "serving" in now.engines.values():
+            display.update(now)
+        if now.status == "failed":
+            run = await asyncio.to_thread(database.query, runs.get, run_id)
+            raise AgentRLError(f"run {run.name} failed: {run.error or 'no reason recorded'}")
+        if now.published_step >= now.target_steps and now.status == "running":
+            await asyncio.to_thread(database.transact, runs.set_status, run_id, "finished")
+        await asyncio.sleep(POLL_S)
+
+
+def close_run(conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float, event_id: str) -> None:
+    if runs.get(conn, run_id).status != "failed":  # else the run already has its error
+        runs.set_status(conn, run_id, outcome, error)
+    events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train", event_id)

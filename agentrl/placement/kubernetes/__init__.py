@@ -1,0 +1,1 @@
+"""Runs on Kubernetes: manifests whose Jobs start a task runner for each process of each part."""

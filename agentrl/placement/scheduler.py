@@ -1,0 +1,49 @@
+"""What every scheduler does for a run: place task runners, and say what it cannot place. The runners do the rest.
+
+A placement starts `agentrl task --folder RUN_DIR --part PART --rank RANK` on a host with the part's resources, once for
+each rank of each part, and again whenever it ends with a status other than 0 (also because its host was lost). It sets
+`CUDA_VISIBLE_DEVICES`. It knows nothing of ports, secrets, leases, gangs or logs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.placement.part_spec import PartSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerState:
+    """What the scheduler knows of one task runner. `reason`: why it waits, in the scheduler's words."""
+
+    part: str
+    rank: int
+    state: str  # waiting, placed, ended
+    host: str = ""
+    reason: str = ""
+
+
+class Placement(Protocol):
+    """A scheduler. Every method may be repeated, also by another process on another host after a crash."""
+
+    def check(self, parts: Sequence[PartSpec]) -> None:
+        """Raise ConfigError, in one line, when the scheduler's hosts can never hold all parts at once."""
+
+    def apply(self, parts: Sequence[PartSpec]) -> None:
+        """Start the task runners that are missing. Leaves those that run alone, whoever started them."""
+
+    def states(self) -> list[RunnerState]:
+        """What the scheduler knows of the run's task runners."""
+
+    def remove(self, *, kill: bool = False) -> None:
+        """Take all task runners away once they have ended by themselves; with `kill`, at once."""
+
+
+def runner_command(folder: Path, part: str, rank: int | str) -> list[str]:
+    """The command of a task runner."""
+    ours = ["task", "--folder", str(folder), "--part", part, "--rank", str(rank)]
+    return [sys.executable, "-m", "agentrl", *ours]
