@@ -52,6 +52,16 @@ class RequestError(AgentRLError):
         self.retry_after_s = retry_after_s
 
 
+def bad_parameter(param: str, message: str, status: int = 400) -> RequestError:
+    """The error of an invalid value. Model routes answer 400, as OpenAI and Anthropic do, other routes 422."""
+    return RequestError(status, message, code="invalid_parameter", param=param)
+
+
+def no_session(session_id: str) -> RequestError:
+    """The 404 for an unknown session."""
+    return RequestError(404, f"no session {session_id!r}", code="session_not_found")
+
+
 class StoreError(AgentRLError):
     """The database rejected an operation, is damaged, or has an old schema."""
 

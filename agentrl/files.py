@@ -1,4 +1,4 @@
-"""Atomic folders (written under a draft name, synced, renamed) and private files."""
+"""Atomic files and folders (written under a draft name, synced, renamed), and the ends of logs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from uuid import uuid4
+
+TAIL_BYTES = 16384
 
 
 @contextmanager
@@ -21,6 +24,23 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         settle(draft, target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def atomic_file(target: Path) -> Iterator[Path]:
+    """`atomic_folder` for a file that only its owner can read. Files beside the draft whose names begin with the
+    draft's (SQLite's journals) are removed.
+    """
+    draft = draft_of(target)
+    touch_private(draft)
+    try:
+        yield draft
+        sync(draft)
+        draft.replace(target)
+        sync(target.parent)
+    finally:
+        for left in target.parent.glob(f"{escape(draft.name)}*"):
+            left.unlink()
 
 
 def settle(draft: Path, target: Path) -> None:
@@ -63,3 +83,14 @@ def remove_drafts(parent: Path) -> None:
     """Delete the drafts of writers that crashed. Call it only while no other process writes in `parent`."""
     for folder in parent.glob(".*.part/"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def last_lines(path: Path, n: int = 1, start: int = 0) -> list[str]:
+    """The last `n` non-empty lines of a log from byte `start` on; none of a file that does not exist."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(start, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()][-n:]

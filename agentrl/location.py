@@ -37,9 +37,9 @@ class Location:
 
     database_url: str = field(repr=False)
     name: str | None
-    """None when the user gave a database but no run."""
+    """The run's name; None when the user gave a database but no run."""
     folder: Path | None = None
-    """None when the user gave the database."""
+    """The run's folder; None when the user gave the database."""
     note: str | None = None
     """Names the run that was selected by default."""
     by_environment: bool = False
@@ -150,6 +150,6 @@ def _is_path(run: str) -> bool:
 
 
 def _started(folder: Path) -> float:
-    """When the run was last started: each start writes the configuration."""
+    """The time of the run's last start (seconds since the epoch): each start writes the configuration."""
     paths = (folder / CONFIG, folder / SQLITE_FILE, folder / DATABASE)
     return next(path.stat().st_mtime for path in paths if path.exists())

@@ -53,6 +53,21 @@ def checksum(path: Path) -> str:
     return combined((tensor.head for tensor in tensors), in_threads(digest, tensors))
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """The names of all tensors in a folder's safetensors files.
+
+    Raises OSError when a file cannot be read, ValueError when one is damaged.
+    """
+    found: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            if length > path.stat().st_size:
+                raise ValueError(f"{path} is not a safetensors file")
+            found |= json.loads(file.read(length)).keys() - {"__metadata__"}
+    return found
+
+
 def combined(heads: Iterable[str], digests: Iterable[bytes]) -> str:
     """The checksum of tensors in name order: SHA-256 over each tensor's `head` and the SHA-256 of its bytes.
 

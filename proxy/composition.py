@@ -1,17 +1,20 @@
 """The composition root: builds the objects of one proxy process, runs its background tasks, and closes it.
 
 Background tasks: `EnginePool.watch` (which engines serve, which must be updated), `Sweep.run` (ends the sessions and
-calls of silent participants), the keyring's and the metrics' watches. They retry while the database is unavailable.
+calls of silent participants), the watches of the keyring and of the metrics. They retry while the database is
+unavailable.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-from collections.abc import AsyncIterator, Coroutine, Mapping
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import aiohttp
 from fastapi import FastAPI
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.engine.sglang_client import EngineClient
@@ -54,17 +58,19 @@ from agentrl.proxy.sessions.refusals import RefusalLog
 from agentrl.proxy.sessions.session_ends import SessionEnds
 from agentrl.proxy.sessions.session_finder import SessionFinder
 from agentrl.rendering import Renderer, load_renderer
-from agentrl.store import Database, engine_turns, heartbeats, runs
+from agentrl.store import Database, engine_claims, heartbeats, runs
 from agentrl.store.calls import call_tree, running_calls
+from agentrl.store.fleet import Member
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.weights_folder import ADAPTER, TENSORS
 
 log = logging.getLogger(__name__)
+HAND_OVER_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What `agentrl proxy` was started with."""
+    """The settings with which `agentrl proxy` was started."""
 
     database_url: str = field(repr=False)
     run_name: str
@@ -120,8 +126,15 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         client_of = BACKENDS[config.engine.backend]
-        clients = [client_of(url, http, key=settings.engine_keys.of(url)) for url in settings.engine_urls]
-        pool = engine_pool(clients, served)
+        keys = replace(settings.engine_keys, admin_key=settings.admin_key)
+
+        def connect(url: str) -> EngineClient:
+            return client_of(url, http, key=keys.of(url))
+
+        def joining(member: Member) -> EngineClient:
+            return client_of(member.url, http, key=keys.own(member.url)) if member.own_key else connect(member.url)
+
+        pool = engine_pool([connect(url) for url in settings.engine_urls], served, joining)
         access, metrics, heavy = Access(Keyring(settings.admin_key), store), Metrics(), Heavy()
         trees = tree_cache(store)
         sessions = LiveSessions(store, access.keyring, Gate.of(config.proxy), trees, pool)
@@ -147,6 +160,7 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             body_limits=BodyLimits(config.proxy.max_body_bytes, config.proxy.body_timeout_s),
             public_address=PublicAddress.of(config.proxy),
             pool=pool,
+            engine_keys=keys,
             metrics=metrics,
             scrape=scrape,
             context=context,
@@ -160,8 +174,18 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
         )
         store.database.on_commit = metrics.committed
         await access.refresh()
-        await _take_over(store, metrics)
-        sweep = Sweep(store=store, serving=context.serving, forget=sessions.forget, stop_orphans=answers.stop_orphans)
+
+        def about() -> Json:
+            return {"host": socket.gethostname(), "pid": os.getpid(), **pool.about()}
+
+        await _take_over(store, metrics, about())
+        sweep = Sweep(
+            store=store,
+            serving=context.serving,
+            forget=sessions.forget,
+            stop_orphans=answers.stop_orphans,
+            about=about,
+        )
         background = asyncio.create_task(
             _background(
                 _resume_publish(store, pool, config),
@@ -178,15 +202,18 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             background.cancel()
             with suppress(asyncio.CancelledError):
                 await background
+            await _hand_over(store, about())
             await answers.stop_all()
-            for client in clients:
-                client.close()
+            for engine in pool.engines:
+                engine.client.close()
             await asyncio.to_thread(heavy.close)
             notes.flush()
             await asyncio.to_thread(store.database.close)
 
 
-def engine_pool(clients: list[EngineClient], served: ServedRun) -> EnginePool:
+def engine_pool(
+    clients: list[EngineClient], served: ServedRun, connect: Callable[[Member], EngineClient]
+) -> EnginePool:
     """The pool of a run's engines, which get whole weights or adapters as the run publishes them."""
     config = served.config
     by_adapter = config.trainer.lora.publish == "adapter"
@@ -194,7 +221,10 @@ def engine_pool(clients: list[EngineClient], served: ServedRun) -> EnginePool:
     return EnginePool(
         clients,
         records,
+        connect=connect,
         adapters=Adapters(records.oldest_call) if by_adapter else None,
+        watchers=config.proxy.engine_watchers,
+        silent_s=config.proxy.heartbeat_timeout_s,
         pause_mode=config.publish.pause,
         update_timeout_s=config.publish.update_timeout_s,
     )
@@ -211,14 +241,23 @@ def tree_cache(store: RunStore) -> TreeCache:
     return TreeCache(load)
 
 
-async def _take_over(store: RunStore, metrics: Metrics) -> None:
-    """Announce this replica, and close what an earlier process of it left open."""
-    await store.write(heartbeats.beat, store.run_id, "proxy", store.replica)
-    await store.write(engine_turns.expire_claims, store.run_id, store.replica)
+async def _take_over(store: RunStore, metrics: Metrics, about: Json) -> None:
+    """Announce this replica, and close the calls that an earlier process of it left open."""
+    await store.write(heartbeats.beat, store.run_id, "proxy", store.replica, about)
+    await store.write(engine_claims.expire_claims, store.run_id, store.replica)
     lost = await store.write(running_calls.declare_lost, store.run_id, store.replica)
     if lost:
         metrics.ended("lost", lost)
         log.warning("%d calls of an earlier process of this proxy are lost", lost)
+
+
+async def _hand_over(store: RunStore, about: Json) -> None:
+    """Tell the other replicas that this one ends, so that they watch its engines from now on."""
+    try:
+        async with asyncio.timeout(HAND_OVER_S):
+            await store.write(heartbeats.beat, store.run_id, "proxy", store.replica, {**about, "ended": True})
+    except (StoreError, TimeoutError) as error:
+        log.info("the other replicas will notice by its heartbeats that this one has ended: %s", error or "time-out")
 
 
 async def _background(*tasks: Coroutine[Any, Any, None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -11,11 +12,14 @@ from starlette.responses import Response
 
 from agentrl.errors import FencedError, RequestError, StoreError, ValueRefused
 from agentrl.proxy import dialects
-from agentrl.proxy.areal import areal_errors
 from agentrl.proxy.dialects.statuses import headers_of
 from agentrl.proxy.routes import app_parts, unknown_routes
 
 log = logging.getLogger(__name__)
+AREAL_PATHS = frozenset(
+    {"/grant_capacity", "/rl/start_session", "/rl/set_reward", "/rl/end_session", "/export_trajectories"}
+)
+"""Here an error has AReaL's field `detail` in addition to this proxy's fields."""
 
 
 def install(app: FastAPI) -> None:
@@ -36,8 +40,9 @@ def _response(request: Request, error: RequestError) -> Response:
     if error.status in (408, 413):
         headers["connection"] = "close"  # the rest of the body may never come
     body = dialect.encode_error(error)
-    if request.url.path in areal_errors.PATHS:
-        body = areal_errors.with_detail(body)
+    if request.url.path in AREAL_PATHS:
+        shown = orjson.loads(body)
+        body = orjson.dumps({"detail": shown["error"]["message"], **shown})
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 

@@ -19,7 +19,7 @@ OF_SESSION = "/sessions/"
 
 
 class IndexedHeaders(Headers):
-    """Headers with an index by name; Starlette's are searched from the start at every look-up."""
+    """Headers with an index by name. Starlette searches its headers from the start at every look-up."""
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)

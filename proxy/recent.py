@@ -9,7 +9,7 @@ REMEMBERED = 65_536
 
 
 class Recent(dict[str, V]):
-    """At most REMEMBERED entries. The oldest is dropped: sessions also end at other replicas, unnoticed here."""
+    """At most REMEMBERED entries; the oldest is dropped. This removes sessions that ended at other replicas."""
 
     def __setitem__(self, key: str, value: V) -> None:
         super().__setitem__(key, value)

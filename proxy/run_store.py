@@ -35,7 +35,7 @@ class RunStore:
         return await asyncio.to_thread(self.database.query, query, *args, **kwargs)
 
     async def read_then(self, work: Callable[[S], T], query: Callable[..., S], *args: Any, **kwargs: Any) -> T:
-        """`work` on what `query(conn, …)` returns, in the same thread, once the transaction has ended."""
+        """`work` applied to the result of `query(conn, …)`, in the same thread, once the transaction has ended."""
 
         def run() -> T:
             return work(self.database.query(query, *args, **kwargs))

@@ -1,7 +1,7 @@
-"""Which tokens are computed together: prefix trees, a balance over ranks, microbatches under a token budget. Pure.
+"""Plans which tokens are computed together: prefix trees, balance over ranks, microbatches under a token budget. Pure.
 
 A group's samples share their prompt, and often their first outputs. Merged into a tree, every distinct prefix is
-computed once; a token attends to its ancestors, so the numbers are those of the separate sequences:
+computed once; a token attends to its ancestors only, so the results equal those of the separate sequences:
 
     sequences          tree (depth-first)     ends       token i sees token j  iff  j <= i < ends[j]
     a b c d            a b c d e f            6 6 4 4 6 6
@@ -10,8 +10,10 @@ computed once; a token attends to its ancestors, so the numbers are those of the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,7 +25,7 @@ class PrefixTree:
     """Sequences merged on common prefixes: N nodes in depth-first order, one token each."""
 
     token_ids: Int32  # (N,)
-    positions: Int32  # (N,) depth of the node: where its token stands in its sequence
+    positions: Int32  # (N,) depth of the node: the position of its token in the sequence
     ends: Int32  # (N,) one past the node's last descendant
     paths: list[Int32]  # per sequence, (T,) the nodes of its tokens, in the order the sequences were given
 
@@ -39,15 +41,14 @@ def common_prefix(a: Int32, b: Int32) -> int:
 
 
 def build_tree(sequences: Sequence[Int32]) -> PrefixTree:
-    """Merge sequences. In sorted order each one shares its longest prefix with its predecessor, so one pass does."""
-    order = sorted(range(len(sequences)), key=lambda i: sequences[i].tolist())
-    paths: list[Int32] = [np.empty(0, np.int32)] * len(sequences)
+    """Merge sequences, in one pass: in sorted order each one shares its longest prefix with its predecessor."""
+    paths: dict[int, Int32] = {}
     tokens: list[Int32] = []
     positions: list[Int32] = []
     ends = np.empty(sum(len(s) for s in sequences), np.int32)
     size = 0
-    ids, path = np.empty(0, np.int32), np.empty(0, np.int32)
-    for i in order:
+    ids = path = np.empty(0, np.int32)  # of the predecessor
+    for i in _sorted(sequences):
         shared = common_prefix(ids, sequences[i])
         ends[path[shared:]] = size  # the predecessor's own branch is complete
         ids = sequences[i]
@@ -58,44 +59,55 @@ def build_tree(sequences: Sequence[Int32]) -> PrefixTree:
         size += len(new)
         paths[i] = path
     ends[path] = size
-    return PrefixTree(np.concatenate(tokens).astype(np.int32), np.concatenate(positions), ends[:size].copy(), paths)
+    return PrefixTree(
+        np.concatenate(tokens).astype(np.int32),
+        np.concatenate(positions),
+        ends[:size].copy(),
+        [paths[i] for i in range(len(sequences))],
+    )
 
 
 def line_up(sequences: Sequence[Int32]) -> PrefixTree:
-    """Sequences one after another, none of which shares a token with another."""
+    """A tree of sequences one after another. No two of them share a node."""
     lengths = np.array([len(s) for s in sequences])
     ends = np.cumsum(lengths)
     return PrefixTree(
         np.concatenate(sequences).astype(np.int32),
         np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
         np.repeat(ends, lengths).astype(np.int32),
-        [np.arange(end - n, end, dtype=np.int32) for n, end in zip(lengths, ends, strict=True)],
+        np.split(np.arange(ends[-1], dtype=np.int32), ends[:-1]),
     )
 
 
 def split_by_budget(sequences: Sequence[Int32], budget: int) -> list[list[int]]:
-    """Indices of sequences, in parts whose trees hold at most `budget` tokens (a longer sequence stands alone)."""
-    parts: list[list[int]] = []
-    used = 0
-    previous: Int32 | None = None
-    for i in sorted(range(len(sequences)), key=lambda i: sequences[i].tolist()):
-        ids = sequences[i]
-        new = len(ids) - (common_prefix(previous, ids) if previous is not None else 0)
-        if previous is None or used + new > budget:
-            parts.append([])
-            used, new = 0, len(ids)
-        parts[-1].append(i)
-        used += new
-        previous = ids
+    """Indices of sequences, in parts whose trees hold at most `budget` tokens; a longer one is a part by itself."""
+    if not sequences:
+        return []
+    order = _sorted(sequences)
+    parts = [order[:1]]
+    used = len(sequences[order[0]])
+    for previous, i in pairwise(order):
+        new = len(sequences[i]) - common_prefix(sequences[previous], sequences[i])
+        if used + new <= budget:
+            parts[-1].append(i)
+            used += new
+        else:
+            parts.append([i])
+            used = len(sequences[i])
     return parts
+
+
+def _sorted(sequences: Sequence[Int32]) -> list[int]:
+    """Indices of the sequences in lexicographic order, so that sequences with a common prefix are together."""
+    return sorted(range(len(sequences)), key=lambda i: sequences[i].tolist())
 
 
 def balance(sizes: Sequence[int], bins: int) -> list[list[int]]:
     """Spread items over `bins`: largest first, each into the bin that is least full."""
-    loads = [0] * bins
+    loads: Counter[int] = Counter()
     out: list[list[int]] = [[] for _ in range(bins)]
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        lightest = loads.index(min(loads))
+        lightest = min(range(bins), key=lambda b: loads[b])
         out[lightest].append(i)
         loads[lightest] += sizes[i]
     return out
@@ -104,7 +116,7 @@ def balance(sizes: Sequence[int], bins: int) -> list[list[int]]:
 def pack_grids(sizes: Sequence[int], budget: int) -> list[list[list[int]]]:
     """First-fit decreasing of items into grids of rows: `grids[g][r]` lists the items of one row.
 
-    A grid is one forward pass: rows × width <= budget, where width is its largest item (a larger item than the budget
+    A grid is one forward pass: rows × width <= budget, where width is its largest item (an item larger than the budget
     gets a grid of one row). Rows of equal width keep attention quadratic in one tree, not in the whole batch.
     """
     left = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))

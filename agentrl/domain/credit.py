@@ -1,4 +1,4 @@
-"""From rewards (facts) to returns (computed): pure functions, so that a changed reward can be replayed."""
+"""Computes returns from rewards, by pure functions, so that a changed reward can be replayed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.domain.schemas import Role
 
 @dataclass(frozen=True, slots=True)
 class CallFact:
-    """What credit needs to know of a delivered call."""
+    """The facts of a delivered call that its credit depends on."""
 
     id: str
     parent_id: str | None
@@ -18,12 +18,12 @@ class CallFact:
 
     @property
     def is_main(self) -> bool:
-        """Whether it is a turn of the agent itself."""
+        """Whether the call is a turn of the agent itself."""
         return self.role == Role.MAIN
 
     @property
     def shares(self) -> bool:
-        """Whether the session's outcome is its own too."""
+        """Whether the call shares the session's outcome."""
         return self.role in (Role.MAIN, Role.SUBAGENT)
 
 
@@ -46,7 +46,10 @@ class SessionRewards:
 
 
 def newest(facts: Iterable[tuple[str | None, str, str, float]]) -> dict[tuple[str | None, str, str], float]:
-    """Of `(call id, scope, name, value)`, oldest first, what counts of each (call id, scope, name): the last value."""
+    """The last value of each (call id, scope, name): the one that counts.
+
+    `facts` are (call id, scope, name, value), oldest first.
+    """
     return {(call_id, scope, name): value for call_id, scope, name, value in facts}
 
 
@@ -63,13 +66,13 @@ def counting(facts: Iterable[tuple[str | None, str, str, float]]) -> SessionRewa
 
 
 def call_returns(calls: Sequence[CallFact], rewards: SessionRewards, discount: float) -> dict[str, float]:
-    """The return of every call of a session that carries value; `calls` in the order they were made.
+    """Call id → return, for every call of a session that carries value. Takes `calls` in the order they were made.
 
-    Main calls, across forks and compactions: R_i = r_i + γ·R_{i+1}, the session's reward entering at the last one
-    (AReaL's turn discount). The calls of each sub-agent's conversation are such a sequence of their own: the session's
-    reward enters at its last one too, and its calls' rewards stay in it. A branch's reward b adds γ^k·b to the k-th
-    such call before the rewarded one on its path. A side call has a return only when it is rewarded itself, and only
-    its own. The first entry is the first main call's, when there is one.
+    The main calls form one sequence, across forks and compactions: R_i = r_i + γ·R_{i+1} (AReaL's turn discount). The
+    session's reward is added to r of the last call. The calls of each conversation of a sub-agent form another such
+    sequence, with the session's reward at its last call. A branch's reward b adds γ^k·b to the k-th of these calls
+    before the rewarded one on its path. The return of a side call is its own reward; without one it has no return. The
+    first entry is that of the first main call, if there is one.
     """
     returns: dict[str, float] = {}
     for thread in [[call.id for call in calls if call.is_main], *_conversations(calls)]:
@@ -97,9 +100,9 @@ def call_returns(calls: Sequence[CallFact], rewards: SessionRewards, discount: f
 
 
 def _conversations(calls: Sequence[CallFact]) -> list[list[str]]:
-    """The sub-agents' calls by conversation: those that extend one another, in the order they were made."""
+    """The ids of the sub-agents' calls, a list for each conversation (calls that extend one another), in order."""
     by_id = {call.id: call for call in calls}
-    first: dict[str, str] = {}  # call → the first of its conversation; a parent is made before what extends it
+    first: dict[str, str] = {}  # call → first call of its conversation; parents come before the calls that extend them
     found: dict[str, list[str]] = {}
     for call in calls:
         if call.role != Role.SUBAGENT:
@@ -111,5 +114,5 @@ def _conversations(calls: Sequence[CallFact]) -> list[list[str]]:
 
 
 def outcome(calls: Sequence[CallFact], returns: Mapping[str, float]) -> float:
-    """The return of a session as baselines see it: its first main call's; 0 without one."""
+    """The return of a session for baselines: that of its first main call; 0 without one."""
     return next((returns[call.id] for call in calls if call.is_main), 0.0)

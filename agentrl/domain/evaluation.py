@@ -1,7 +1,8 @@
-"""Evaluations, as workers play them and as the store reads them back: which are due, their episodes, their results.
+"""Evaluations, for the workers that run them and the store that reads them: schedule, episodes, results.
 
-An evaluation is of one weight version, that of a step of the surviving lineage: a step that was rolled back and trained
-again has another version, and is evaluated anew. Its episodes are every task in every setting, some samples of each.
+An evaluation measures one weight version, which a step of the surviving lineage made. A step that was rolled back and
+trained again made another version, which is evaluated anew. An evaluation has an episode for each sample of each task
+in each setting.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class Episode:
     sample: int
 
     def claim(self, version: int, attempt: int) -> str:
-        """What a worker claims to play it."""
+        """The name of one attempt. The worker that claims it runs the attempt."""
         return f"evaluation {version} {self.setting} {self.index} {self.sample} {attempt}"
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What an evaluation's session says about itself."""
+    """The evaluation and the episode that a session belongs to, as its metadata names them."""
 
     step: int
     version: int
@@ -57,12 +58,12 @@ class Label:
 
     @property
     def metadata(self) -> Json:
-        """For the session."""
+        """The metadata of the session."""
         return {KEY: {"step": self.step, "version": self.version, **asdict(self.episode), "episodes": self.episodes}}
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Self | None:
-        """Read back; None for a session that some program called an evaluation on its own."""
+        """The label in a session's metadata; None for evaluation sessions that a program started on its own."""
         match metadata.get(KEY):
             case {
                 "step": int(step),
@@ -80,29 +81,29 @@ class Label:
 class Tries:
     """The ended sessions of one episode."""
 
-    reward: float | None = None  # of the one that was completed
-    failed: int = 0  # after answers of the policy: its doing, or the agent's
-    faults: int = 0  # before any, or when a call was not answered: an engine, the network, an agent that cannot start
-    abandoned: int = 0  # their worker died, or was stopped
+    reward: float | None = None  # of the completed session
+    failed: int = 0  # sessions that failed although every call was answered
+    faults: int = 0  # sessions that failed before any call, or with a call that was not answered
+    abandoned: int = 0  # sessions whose worker died or was stopped
 
     @property
     def over(self) -> bool:
-        """Whether it is played no more."""
+        """Whether the episode needs no further attempt."""
         return self.reward is not None or self.failed >= ATTEMPTS or self.faults >= ATTEMPTS
 
     @property
     def ended(self) -> int:
-        """How many there are without a result."""
+        """The number of ended sessions without a result."""
         return self.failed + self.faults + self.abandoned
 
     @property
     def result(self) -> float | None:
-        """How an ended episode is counted; None: it says nothing about the policy."""
+        """The reward that counts for an ended episode; None: the episode is left out."""
         return 0.0 if self.reward is None and self.failed >= ATTEMPTS else self.reward
 
 
 def tries(rows: Iterable[Json]) -> dict[Episode, Tries]:
-    """What became of each episode, by rows of one evaluation: `{"evaluation", "status", "fault", "reward"}`."""
+    """The tries of each episode, from rows of one evaluation: `{"evaluation", "status", "fault", "reward"}`."""
     found: dict[Episode, Tries] = {}
     for row in rows:
         label = Label.of(row)
@@ -120,15 +121,15 @@ def tries(rows: Iterable[Json]) -> dict[Episode, Tries]:
 
 @dataclass(slots=True)
 class Result:
-    """One setting of an evaluation."""
+    """The results of one setting of an evaluation."""
 
-    rewards: dict[int, list[float]] = field(default_factory=dict)  # task → of its samples
-    failed: int = 0  # of those, how many are 0 because agent or policy failed ATTEMPTS times
-    versions: list[int] = field(default_factory=list)  # that sampled it, in no order
-    faults: int = 0  # samples that are in no figure, after ATTEMPTS faults
+    rewards: dict[int, list[float]] = field(default_factory=dict)  # task → rewards of its samples
+    failed: int = 0  # how many of these rewards are 0 because the episode failed ATTEMPTS times
+    versions: list[int] = field(default_factory=list)  # versions that sampled it, unordered
+    faults: int = 0  # samples that are left out after ATTEMPTS faults
 
     def as_json(self) -> Json:
-        """Mean with its interval, and what that is of; all null where faults left nothing."""
+        """The mean reward with its interval (null if all samples are left out), and the counts behind it."""
         mean = intervals.of_rewards(list(self.rewards.values())) if self.rewards else None
         return {
             "reward": mean and mean.mean,
@@ -146,7 +147,7 @@ class Result:
 
 @dataclass(slots=True)
 class Evaluation:
-    """The results of one evaluation so far. Episodes that have not ended are in no figure."""
+    """The results of one evaluation so far, without the episodes that have not ended."""
 
     step: int
     version: int
@@ -161,11 +162,11 @@ class Evaluation:
 
     @property
     def complete(self) -> bool:
-        """Whether all are."""
+        """Whether all episodes are over."""
         return self.ended >= self.episodes
 
     def as_json(self) -> Json:
-        """For REST, the screen and the summary."""
+        """The results for REST, the screen and the summary."""
         return {
             "step": self.step,
             "version": self.version,
@@ -177,7 +178,7 @@ class Evaluation:
 
 
 def collect(rows: Iterable[Json]) -> list[Evaluation]:
-    """Evaluations by version, from rows of sessions as `store.evaluations` reads them."""
+    """Evaluations by version, from rows of sessions as `store.evaluation_episodes` reads them."""
     by_version: dict[int, list[Json]] = {}
     totals: dict[int, Label] = {}
     for row in rows:
@@ -206,7 +207,7 @@ def _evaluation(label: Label, rows: list[Json]) -> Evaluation:
 
 
 def gains(before: Evaluation, after: Evaluation) -> Json:
-    """Setting → what its tasks gained, with an interval, paired by task."""
+    """Setting → the mean gain of its tasks, paired by task, with an interval."""
     common = {name: (before.settings[name], after.settings[name]) for name in before.settings if name in after.settings}
     paired = {name: intervals.of_gain(old.rewards, new.rewards) for name, (old, new) in sorted(common.items())}
     return {name: {"reward": g.mean, "low": g.low, "high": g.high} for name, g in paired.items() if g is not None}

@@ -1,10 +1,10 @@
 """Confidence intervals of evaluation results: pure functions of rewards.
 
-Samples of one task are not independent, so the task is the unit: an interval says where the mean would lie had other
-tasks of the same kind been drawn, and sampled again.
+Samples of one task are not independent, so the task is the unit: an interval is for the mean over all tasks of the same
+kind.
 
-Rewards count as bounded when each that an interval is of lies in [0, 1]; the interval then lies there too. Student's
-quantile is computed here: it is all that scipy, which is not among our dependencies, would be needed for.
+If all rewards lie in [0, 1], the interval lies in [0, 1] too. Student's quantile is computed here, because scipy would
+be a dependency for this function alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from functools import lru_cache
 from statistics import NormalDist, fmean, stdev
 
 LEVEL = 0.95
-"""The share of intervals that cover what they estimate."""
+"""Confidence level: the share of intervals that contain the true mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, and the interval around it; `low` and `high` are None where one task is all there is."""
+    """A mean, and the interval around it; `low` and `high` are None for a single task."""
 
     mean: float
     low: float | None
@@ -29,11 +29,12 @@ class Interval:
 
 
 def of_rewards(by_task: Sequence[Sequence[float]]) -> Interval:
-    """The mean over tasks of the mean over each task's samples. Raises ValueError without a task, or a sample of one.
+    """The mean over tasks of the mean over each task's samples. Raises ValueError without tasks or for a task without
+    samples.
 
-    Where every reward is 0 or 1 and each task has one sample, Wilson's interval. Where every reward lies in [0, 1],
-    `bounded` over the task means. Else Student's t over them, which clustered standard errors come to when every task
-    counts the same (Miller, "Adding Error Bars to Evals", arXiv 2411.00640).
+    The interval is Wilson's if every reward is 0 or 1 and each task has one sample. It is `bounded` over the task means
+    if every reward lies in [0, 1]. Otherwise it is Student's t over the task means, which equals clustered standard
+    errors when every task has the same weight (Miller, "Adding Error Bars to Evals", arXiv 2411.00640).
     """
     if not by_task or not all(by_task):
         raise ValueError("a mean needs at least one task, and at least one sample of each")
@@ -46,10 +47,10 @@ def of_rewards(by_task: Sequence[Sequence[float]]) -> Interval:
 
 
 def of_gain(before: Mapping[int, Sequence[float]], after: Mapping[int, Sequence[float]]) -> Interval | None:
-    """The mean of what each task gained, paired by task; None when the two have no task in common.
+    """The mean gain over tasks, paired by task; None when the two have no task in common.
 
-    Pairing takes the tasks' own difficulty out of the error (Miller, arXiv 2411.00640). Where every reward lies in
-    [0, 1] a gain lies in [-1, 1], and so does its interval: that of (1 + gain) / 2, scaled back.
+    Pairing removes the difficulty of the tasks from the error (Miller, arXiv 2411.00640). If every reward lies in
+    [0, 1], gains lie in [-1, 1], and the interval is that of (1 + gain) / 2, scaled back to [-1, 1].
     """
     common = sorted(before.keys() & after.keys())
     if not common:
@@ -66,44 +67,44 @@ def _in_unit(by_task: Iterable[Sequence[float]]) -> bool:
     return all(0.0 <= reward <= 1.0 for samples in by_task for reward in samples)
 
 
-def bounded(values: Sequence[float], level: float = LEVEL) -> Interval:
+def bounded(values: Sequence[float]) -> Interval:
     """Wilson's score interval of the mean of independent values in [0, 1], at their effective sample size.
 
     n* = p(1−p)/(s²/n) is the number of independent 0/1 values whose mean would vary as this one does, and t(n−1) takes
     the place of z (Korn and Graubard, Survey Methodology 24, 1998; Franco, Little, Louis and Slud, Journal of Survey
-    Statistics and Methodology 7, 2019). Near the middle it is Student's interval, near 0 and 1 it bends inwards. Values
-    that are all 0, or all 1, have the interval of as many 0/1 values: the least that is known.
+    Statistics and Methodology 7, 2019). Near 1/2 this is Student's interval; near 0 and 1 it is shifted inwards. For
+    values that are all 0, or all 1, n* is unknown, and Wilson's interval of n such values is used.
     """
     p, n = fmean(values), len(values)
     if set(values) <= {0.0} or set(values) <= {1.0}:
-        return wilson(round(p * n), n, level)
+        return wilson(round(p * n), n)
     if n < 2:
         return Interval(p, None, None)
     variance = stdev(values) ** 2 / n
     if variance == 0.0:
         return Interval(p, p, p)
-    return score(p, p * (1 - p) / variance, t_quantile((1 + level) / 2, n - 1))
+    return score(p, p * (1 - p) / variance, t_quantile((1 + LEVEL) / 2, n - 1))
 
 
-def student(values: Sequence[float], level: float = LEVEL) -> Interval:
+def student(values: Sequence[float]) -> Interval:
     """mean ± t(n−1)·s/√n (Student 1908), for independent values."""
     mean = fmean(values)
     if len(values) < 2:
         return Interval(mean, None, None)
-    half = t_quantile((1 + level) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = t_quantile((1 + LEVEL) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
 
 
-def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
+def wilson(successes: int, n: int) -> Interval:
     """Wilson's score interval of a share.
 
-    Unlike p ± z·√(p(1−p)/n) it holds near 0 and 1 (Brown, Cai, DasGupta, Statistical Science 16, 2001).
+    Unlike p ± z·√(p(1−p)/n) it is accurate near 0 and 1 (Brown, Cai, DasGupta, Statistical Science 16, 2001).
     """
-    return score(successes / n, n, NormalDist().inv_cdf((1 + level) / 2))
+    return score(successes / n, n, NormalDist().inv_cdf((1 + LEVEL) / 2))
 
 
 def score(p: float, n: float, z: float) -> Interval:
-    """(p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n) (Wilson, JASA 22, 1927), the shares that fit p."""
+    """(p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n) (Wilson, JASA 22, 1927)."""
     middle = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
@@ -112,7 +113,7 @@ def score(p: float, n: float, z: float) -> Interval:
 
 @lru_cache(maxsize=256)
 def t_quantile(p: float, freedom: int) -> float:
-    """The value that Student's t with `freedom` degrees of freedom does not exceed with probability p, 1/2 ≤ p < 1."""
+    """The quantile at p, 1/2 ≤ p < 1, of Student's t distribution with `freedom` degrees of freedom."""
     low, high = 0.0, 1.0
     while _t_within(high, freedom) < 2 * p - 1:
         low, high = high, 2 * high

@@ -22,11 +22,11 @@ GREEDY_BELOW = 1e-6
 """SGLang takes the likeliest token at a temperature below this one."""
 
 UNREAD = "[image or file: not shown, this model reads text only]"
-"""What a tool's result says in the place of each of its parts that is no text."""
+"""The text that replaces each part of a tool's result that is not text."""
 
 
 class Power(StrEnum):
-    """What a key may do."""
+    """The rights of a key."""
 
     ADMIN = "admin"  # publish weights, make and revoke keys, and all that a run key may
     RUN = "run"  # start sessions, reward and end any of them, look at the run
@@ -40,11 +40,11 @@ class SessionStatus(StrEnum):
     CLOSING = "closing"  # ended by its agent; calls that still run may commit
     COMPLETED = "completed"
     FAILED = "failed"  # the agent raised or timed out
-    ABANDONED = "abandoned"  # nobody ended it
+    ABANDONED = "abandoned"  # its client or worker went silent or gave it up
 
 
 GONE = (SessionStatus.FAILED, SessionStatus.ABANDONED)
-"""Nothing of such a session is trained."""
+"""Statuses of ended sessions that are never trained."""
 
 
 class InteractionStatus(StrEnum):
@@ -58,16 +58,16 @@ class InteractionStatus(StrEnum):
 
 
 class Delivery(StrEnum):
-    """Whether a client has the answer of a model call."""
+    """Whether a client has received the answer to a model call."""
 
-    OPEN = "open"  # it waits, or its proxy died before it said so
-    GIVEN = "given"  # it has received the end
-    FREE = "free"  # it left before the end: a retry may claim the answer
-    UNSURE = "unsure"  # its proxy died at the end of the answer: a retry may claim it, else it counts as given
+    OPEN = "open"  # a client waits, or the proxy died before it recorded the end of the wait
+    GIVEN = "given"  # a client has received the end
+    FREE = "free"  # the client left before the end: a retry may claim the answer
+    UNSURE = "unsure"  # the proxy died at the end of the answer: a retry may claim it, else it counts as given
 
 
 class TrajectoryState(StrEnum):
-    """Every trajectory is in exactly one."""
+    """The state of a trajectory."""
 
     READY = "ready"
     LEASED = "leased"
@@ -77,7 +77,7 @@ class TrajectoryState(StrEnum):
 
 
 class RewardScope(StrEnum):
-    """How far a reward reaches (credit.call_returns)."""
+    """The scope of a reward: the calls whose returns it changes (credit.call_returns)."""
 
     SESSION = "session"  # the whole episode
     BRANCH = "branch"  # the path that leads to a call
@@ -102,7 +102,7 @@ class StepState(StrEnum):
 
 
 class Role(StrEnum):
-    """What a model call is to its session's episode."""
+    """The role of a model call in its session."""
 
     MAIN = "main"  # a turn of the agent itself: carries the session's reward
     SUBAGENT = "subagent"  # a turn of another agent inside the session: shares the session's outcome
@@ -113,7 +113,7 @@ class Role(StrEnum):
 class ForkReason(StrEnum):
     """Why a call could not extend an earlier call's tokens."""
 
-    HISTORY_EDITED = "history_edited"  # an earlier message reads otherwise than it was sent or sampled
+    HISTORY_EDITED = "history_edited"  # an earlier message differs from the one that was sent or sampled
     ARGUMENTS_CHANGED = "arguments_changed"  # an earlier tool call came back with other arguments
     CALL_IDS_CHANGED = "call_ids_changed"  # an earlier tool call came back with another id
     TEMPLATE_REWROTE = "template_rewrote"  # the chat template changes earlier turns when new ones follow
@@ -128,7 +128,7 @@ class ForkReason(StrEnum):
 
 
 STARTS = (None, ForkReason.NEW_CONVERSATION, ForkReason.OTHER_AGENT)
-"""Fork reasons of calls that had nothing to extend: nothing of theirs was processed before."""
+"""Fork reasons of calls that had no earlier call to extend: no part of their prompts was processed before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,7 @@ class TrajectoryTokens:
 
     trajectory_id: str
     session_id: str
-    episode_id: str  # the session, or for a sub-agent's session the one at the root: baselines count each once
+    episode_id: str  # the root session; baselines count each episode once
     group_id: str
     input_ids: Int32  # (T,)
     loss_mask: Bool  # (T,)
@@ -160,7 +160,7 @@ class TrajectoryTokens:
     temperatures: Float32  # (T,) sampling temperature, 1 where not sampled
     turn_returns: Float64  # (n_turns,) discounted return of each interaction of the path
     episode_return: float  # the return of the episode's first main call: what group baselines use
-    kv_mixed_turns: frozenset[int] = frozenset()  # whose logprobs are of no single version: older keys and values
+    kv_mixed_turns: frozenset[int] = frozenset()  # turns with keys and values of older weights too
 
     def __post_init__(self) -> None:
         lengths = {
@@ -178,7 +178,7 @@ class TrajectoryTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedTrajectory:
-    """What a step did with a trajectory. Staleness in versions, over the tokens trained."""
+    """A trajectory that a step trained. Staleness is in versions, over the trained tokens."""
 
     trajectory_id: str
     advantage: float  # mean over its trained tokens
@@ -189,10 +189,10 @@ class TrainedTrajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedBatch:
-    """What `store.steps.complete` records of a step's batch."""
+    """The facts of a step's batch that `store.steps.complete` records."""
 
     step_id: str
-    digest: str  # Batch.digest of what was trained
+    digest: str  # Batch.digest of the trained batch
     estimator: str  # of the advantages
     wasted_tokens: int
     trained: list[TrainedTrajectory]
@@ -200,7 +200,7 @@ class TrainedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """What a lease returned: whole groups, oldest first. `version` is the policy's version before the step."""
+    """A leased batch: whole groups, oldest first. `version` is the policy's version before the step."""
 
     step_id: str
     step: int
@@ -210,7 +210,7 @@ class Batch:
     wasted_tokens: int = 0  # sampled and trainable, but too old
 
     def digest(self) -> str:
-        """32 hex digits over every array and number of every trajectory, in order: the same batch, byte for byte."""
+        """32 hex digits over every array and number of every trajectory, in order. Equal digests mean equal batches."""
         digest = hashlib.blake2b(digest_size=16)
         for t in self.trajectories:
             names = f"{t.trajectory_id} {t.episode_id} {t.group_id} {t.episode_return!r}"
@@ -222,11 +222,11 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumePlan:
-    """What a starting trainer does: load the checkpoint of `step` (0: base model), then go on at `step + 1`.
+    """Instructions for a starting trainer: load the checkpoint of `step` (0: base model), then go on at `step + 1`.
 
-    `republish` names a version that is trained and durable but that the engines may not serve yet. `roll_forward`
-    says that the checkpoint's own step was never completed in the store: the trainer completes it, from what the
-    checkpoint names, before anything else.
+    `republish` names a version that is trained and durable but that the engines may not serve yet. `roll_forward` says
+    that the store has not completed the checkpoint's own step: the trainer first completes it, from the facts in the
+    checkpoint.
     """
 
     step: int

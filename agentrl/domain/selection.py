@@ -1,4 +1,4 @@
-"""Which rows a command is about, parsed from its options."""
+"""Parses the options by which a command selects rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATES: dict[str, tuple[str, ...]] = {
     "steps": tuple(s.value for s in StepState),
     "rewards": (),
 }
-"""What can be exported, and the states that its rows can be in."""
+"""The kinds of rows that can be exported → the states of such rows."""
 
 _RANGE = re.compile(r"(\d+)|(\d+)?\.\.(\d+)?")
 
@@ -32,7 +32,7 @@ class StepRange:
         """`5`, `3..7`, `3..` or `..7`. Raises UserError naming --steps."""
         found = _RANGE.fullmatch(text.strip())
         if found is None or text.strip() == "..":
-            raise UserError(f"--steps: {text!r} is no range of steps; write 5, 3..7, 3.. or ..7")
+            raise UserError(f"--steps: {text!r} is not a range of steps; write 5, 3..7, 3.. or ..7")
         one, first, last = found.groups()
         steps = cls(int(one), int(one)) if one else cls(int(first or 1), int(last) if last else None)
         if steps.first < 1:
@@ -58,7 +58,7 @@ class Selection:
 
     @classmethod
     def parse(cls, what: str, state: str | None = None, steps: str | None = None) -> Selection:
-        """From the options as typed; `state` is a comma-separated list. Raises UserError naming the option."""
+        """Parse options as typed; `state` is a comma-separated list. Raises UserError naming the option."""
         require_choice("--what", what, STATES)
         states = tuple(part.strip() for part in state.split(",")) if state is not None else ()
         for name in states:

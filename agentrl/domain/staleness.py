@@ -1,4 +1,4 @@
-"""How old a token is, and whether another group may start: pure functions."""
+"""Ages of weight versions, and the number of groups that may be admitted: pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def ancestors(version: int, parents: Mapping[int, int | None]) -> list[int]:
 
 
 def ages(version: int, parents: Mapping[int, int | None]) -> dict[int, int]:
-    """Age of every version in `parents` as seen by a step that starts from `version`: updates since they parted.
+    """The age of every version in `parents`, at a step that starts from `version`: updates since the two lineages
+    parted.
 
     A version on the surviving lineage is as old as the number of updates that followed it. A version of a rolled-back
     branch is as old as the newest ancestor that it shares with the surviving lineage. Versions are numbered in the
@@ -31,14 +32,14 @@ def ages(version: int, parents: Mapping[int, int | None]) -> dict[int, int]:
 
 
 NO_BOUND = 2**31 - 1
-"""More groups than any run has; every database can hold it."""
+"""The capacity of a run without a bound. It fits into an integer column of every database."""
 
 
 def capacity(*, max_staleness: int, published_step: int, groups_per_step: int, target_steps: int) -> int:
-    """Groups that may have been admitted (and not returned) so far.
+    """The largest number of groups that may be admitted so far, without those that were returned.
 
-    (η + published_step + 1)·B, AReaL's admission bound (arXiv 2505.24298, eq. 3), never more than the run trains. A
-    run without steps only records: nothing of it grows stale.
+    (η + published_step + 1)·B, AReaL's admission bound (arXiv 2505.24298, eq. 3), never more than the run trains. A run
+    without steps only records, so its groups do not become stale.
     """
     if target_steps == 0:
         return NO_BOUND

@@ -1,15 +1,15 @@
-"""When returns are equal: one definition for advantages, leases, recorded pairs and evaluations."""
+"""Decides whether returns are equal, in one way for advantages, leases, recorded pairs and evaluations."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 TIE = 1e-9
-"""Differences of returns that rounding makes: rewards that are added up in another order."""
+"""Largest relative difference of equal returns: sums of rewards in different orders are rounded differently."""
 
 
 def tied(returns: Collection[float]) -> bool:
-    """Whether returns are equal but for rounding: max − min ≤ TIE · max(1, largest |R|). One return is; so are none."""
+    """Whether returns are equal but for rounding: max − min ≤ TIE · max(1, largest |R|). One return or none is tied."""
     if not returns:
         return True
     low, high = min(returns), max(returns)

@@ -2,8 +2,8 @@
 
     TokenIds ◄── before ── part ◄── before ── part     each: its ids packed, their JSON text, the digest up to its end
 
-A conversation's prompt is sent to the engine whole with every call. As lists of ints, joining and writing it would be
-most of what a call costs at 30,000 tokens; of its parts only the text is joined.
+A conversation's whole prompt is sent to the engine with every call. At 30,000 tokens, joining lists of ints and writing
+them as JSON would be most of the cost of a call. Here only the JSON texts of the parts are joined.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ID_BYTES = 4
 
 
 def little_endian(code: Literal["i", "f"], values: Sequence[int] | Sequence[float] | Int32 | Float32) -> bytes:
-    """4-byte numbers. `array` reads a list three times faster than numpy does."""
+    """Pack numbers, 4 bytes each. `array` reads a list three times faster than numpy does."""
     if isinstance(values, np.ndarray):
         return values.astype(f"<{code}4", copy=False).tobytes()
     numbers = array(code, values)
@@ -60,18 +60,18 @@ class TokenIds(Sequence[int]):
         self._hash.update(self._packed)
 
     def extended(self, ids: Sequence[int]) -> TokenIds:
-        """This sequence and `ids` behind it."""
+        """This sequence followed by `ids`."""
         if not ids:
             return self
         return TokenIds(ids, self if self._length else None)
 
     @property
     def digest(self) -> str:
-        """Of all ids, packed: BLAKE2b, 32 hex digits."""
+        """BLAKE2b of all packed ids, 32 hex digits."""
         return self._hash.hexdigest()
 
     def json(self) -> bytes:
-        """The JSON array."""
+        """The ids as a JSON array."""
         return b"[%b]" % b",".join(part._own_text() for part in self._parts())
 
     def behind(self, start: int) -> bytes:
@@ -95,7 +95,7 @@ class TokenIds(Sequence[int]):
     @overload
     def __getitem__(self, at: slice) -> list[int]: ...
     def __getitem__(self, at: int | slice) -> int | list[int]:
-        """A slice is a list; one at the end costs only its own length."""
+        """A slice is a list. The cost of a slice at the end depends on its own length only."""
         if isinstance(at, slice):
             start, stop, step = at.indices(self._length)
             if step != 1:

@@ -6,19 +6,26 @@ Keys are passed in environment variables only, never in URLs or on command lines
     AGENTRL_ENGINE_KEYS    keys of single engines: {"http://gpu-3:30000": "…"}
 
 A key is sent as a bearer token (SGLang's `--api-key`). A key with a colon is `user:password` for a reverse proxy.
+
+An engine that joins a run without a key in its environment requires a key of its own: `derived_key`, the HMAC of its
+URL under the admin key. Every replica has the admin key, and computes the key when it needs it. So no key
+is sent in the join request, none is stored, and a restarted replica knows all. From a derived key neither the admin key
+nor the key of another engine follows.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import secrets
-from base64 import b64encode
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
-from agentrl.configs.addresses import plain_address
+from agentrl.configs.section import plain_address
 from agentrl.environment import ENGINE_KEY, ENGINE_KEYS, is_loopback, key_from
 from agentrl.errors import ConfigError
 
@@ -26,6 +33,18 @@ from agentrl.errors import ConfigError
 def new_key() -> str:
     """Generate a random engine key."""
     return f"arl-engine-{secrets.token_urlsafe(24)}"
+
+
+def derived_key(admin_key: str, url: str) -> str:
+    """The key of an engine that joined with a key of its own, from the admin key of the proxies and its URL."""
+    message = f"agentrl engine {url.rstrip('/')}".encode()
+    digest = hmac.digest(admin_key.encode(), message, "sha256")
+    return f"arl-engine-{urlsafe_b64encode(digest).decode().rstrip('=')}"
+
+
+def key_digest(key: str) -> str:
+    """A digest by which a proxy recognizes that an engine derived its key as the proxy does."""
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def authorization(key: str | None) -> dict[str, str]:
@@ -43,6 +62,7 @@ class EngineKeys:
 
     common: str | None = field(default=None, repr=False)
     by_url: Mapping[str, str] = field(default_factory=dict, repr=False)
+    admin_key: str = field(default="", repr=False)  # of the proxies; keys of joined engines are derived from it
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Self:
@@ -62,13 +82,24 @@ class EngineKeys:
         """The key of an engine."""
         return self.by_url.get(url.rstrip("/"), self.common)
 
+    def own(self, url: str) -> str:
+        """The key of an engine that joined with a key of its own."""
+        return derived_key(self.admin_key, url)
+
+    def derives(self, url: str, digest: str) -> bool:
+        """Whether an engine whose key has this digest derived it as `own` does."""
+        return hmac.compare_digest(key_digest(self.own(url)).encode(), digest.encode())
+
     def variables(self, urls: Iterable[str]) -> dict[str, str]:
         """The environment variables for a process that calls these engines."""
         keys = {url.rstrip("/"): key for url in urls if (key := self.of(url)) is not None}
         return {ENGINE_KEYS: json.dumps(keys)} if keys else {}
 
-    def check(self, urls: Iterable[str]) -> None:
-        """Raise ConfigError for a URL with a password, a duplicate URL, or an engine off loopback without a key."""
+    def check(self, urls: Iterable[str], *, has_own: bool = False) -> None:
+        """Raise ConfigError for a URL with a password, a duplicate URL, or an engine off loopback without a key.
+
+        Engines that have a key of their own (`has_own`) need none here.
+        """
         found = [url.rstrip("/") for url in urls]
         if twice := next((url for url in found if found.count(url) > 1), None):
             raise ConfigError(f"the engine {twice.rpartition('@')[2]} is given twice")
@@ -77,7 +108,7 @@ class EngineKeys:
                 plain_address(url, f"; use {ENGINE_KEY}")
             except ValueError as error:
                 raise ConfigError(f"the URL of an engine {error}") from error
-            if not is_loopback(urlsplit(url).hostname or "") and self.of(url) is None:
+            if not has_own and not is_loopback(urlsplit(url).hostname or "") and self.of(url) is None:
                 raise ConfigError(
                     f"the engine {url} is not on this machine's loopback: set {ENGINE_KEY} to the key that it was "
                     "started with"

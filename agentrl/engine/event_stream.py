@@ -11,6 +11,8 @@ from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 T = TypeVar("T")
 BASE = 0
 """The version of base weights. A server also reports it while it samples with an adapter."""
+WITHOUT_WEIGHTS = ("released", "reloading")
+"""The labels of a server whose weights are undefined. It is paused: no token is sampled under them."""
 NO_TOKEN = "Grammar accept_token failed"
 """SGLang's server error for a grammar that accepts no token."""
 LONGEST_ENGINE_MESSAGE = 500
@@ -73,7 +75,8 @@ class ChunkReader:
             _check_reason(reason)  # first, since a rejected request has no valid tokens
         n_new = total - self._n_read
         if reason is not None and reason["type"] == "abort" and len(triples) == n_new + total > len(ids) == n_new + 1:
-            # What had not been sent when the request was aborted, then SGLang's echo: the last id, all logprobs again.
+            # The tokens that were not sent before the abort come first, then SGLang's echo: the last id, all logprobs
+            # again.
             ids, triples, rows = ids[:n_new], triples[:n_new], rows and rows[:n_new]
         ids, triples = _newest(ids, n_new, total), _newest(triples, n_new, total)
         if [triple[1] for triple in triples] != ids:
@@ -103,7 +106,7 @@ def _newest(items: list[T], n_new: int, total: int) -> list[T]:
     if n_new == 0:  # SGLang repeats the last token in the event that ends a request aborted while it waited
         return []
     if n_new < 0 or len(items) not in (n_new, total):
-        raise EngineError(f"the engine sent {len(items)} tokens where {n_new} new ones of {total} were due")
+        raise EngineError(f"the engine sent {len(items)} tokens, expected {n_new} new ones of {total}")
     return items[len(items) - n_new :]
 
 
@@ -125,7 +128,7 @@ def _check_base(label: int | None, versions: list[VersionSpan] | None) -> None:
     """Raise EngineUnavailable when an adapter was used with weights other than the base."""
     found = {span.version for span in versions or ()} | {BASE if label is None else label}
     if found != {BASE}:
-        raise EngineUnavailable(f"the engine serves version {max(found)} whole, beneath the adapters: it has no base")
+        raise EngineUnavailable(f"the engine serves version {max(found)} instead of the base weights of the adapters")
 
 
 def _spans(raw: list[Json] | None, total: int, *, required: bool) -> list[VersionSpan] | None:
@@ -137,7 +140,7 @@ def _spans(raw: list[Json] | None, total: int, *, required: bool) -> list[Versio
     spans = [
         VersionSpan(version=parse_version(s["version"]), start=s["start"], end=s["end"])
         for s in raw
-        if s["start"] < s["end"]  # a request aborted before its first token has one span of nothing
+        if s["start"] < s["end"]  # a request aborted before its first token has one empty span
     ]
     borders = [0, *(span.end for span in spans)]
     if borders[-1] != total or [span.start for span in spans] != borders[:-1]:
@@ -153,9 +156,9 @@ def parse_version(label: str) -> int:
 
 
 def _label(label: str | None) -> int | None:
-    """The version of an event, or None."""
+    """The version of an event; None if it has none, or was sampled before the server's memory was released."""
     try:
-        return None if label is None else parse_version(label)
+        return None if label is None or label in WITHOUT_WEIGHTS else parse_version(label)
     except EngineError as error:
         raise EngineUnavailable(str(error)) from error
 

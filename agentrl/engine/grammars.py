@@ -200,7 +200,7 @@ def _check_meta(schema: Any) -> None:
         jsonschema_rs.meta.validate(schema)
     except jsonschema_rs.ValidationError as error:
         at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
-        raise GrammarRefused(_placed(at.lstrip("."), f"no valid JSON schema: {error.message[:200]}")) from error
+        raise GrammarRefused(_placed(at.lstrip("."), f"is not a valid JSON schema: {error.message[:200]}")) from error
 
 
 def _check_bounds(at: str, schema: dict[str, Any], tally: _Tally) -> None:

@@ -89,7 +89,7 @@ def check(params: Json, vocab_size: int) -> None:
         elif name in GRAMMARS:
             _check_grammar(name, value)
         elif name not in SWITCHES or not isinstance(value, bool):
-            raise ParamRefused(name, "no engine is sent this")
+            raise ParamRefused(name, "is not supported by engines")
     if sum(params.get(name) is not None for name in GRAMMARS) > 1:
         raise ParamRefused("json_schema", "an answer has one grammar: a response format or a forced tool call")
 
@@ -100,8 +100,8 @@ def check_biases(value: Mapping[str, float], vocab_size: int | None = None) -> N
         raise ParamRefused("logit_bias", f"{len(value)} tokens: at most {MAX_BIASES} are taken")
     for token, bias in value.items():
         if not (token.isascii() and token.isdecimal() and len(token) <= MAX_BIAS_KEY):
-            raise ParamRefused("logit_bias", f"{token[:40]!r} is no token id")
-        if not -MAX_BIAS <= bias <= MAX_BIAS:  # NaN is not
+            raise ParamRefused("logit_bias", f"{token[:40]!r} is not a token id")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:  # also refuses NaN
             raise ParamRefused("logit_bias", f"{bias} is not from -{MAX_BIAS:g} to {MAX_BIAS:g}")
         if vocab_size is not None and int(token) >= vocab_size:
             raise ParamRefused("logit_bias", f"token {token} is outside the vocabulary of {vocab_size}")

@@ -27,12 +27,15 @@ from agentrl.configs.trainer_config import ALL_LINEAR
 from agentrl.engine.sglang_client import EngineClient, Health
 from agentrl.environment import ENGINE_KEY, is_loopback, without_secrets
 from agentrl.errors import EngineUnavailable, UserError
+from agentrl.files import last_lines
 from agentrl.models import check_model_folder, linear_layers
 from agentrl.processes import children
 
 POLL_S = 0.25
 FIRST_PORT = 10_240
 USUAL_FIRST_EPHEMERAL = 32_768
+CPU_TOKENS = 16_384
+"""Size of the key/value cache on a CPU, in tokens, where a configuration gives none."""
 EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 Progress = Callable[[float, str], None]
@@ -49,8 +52,23 @@ class EngineSpec:
     host: str = "127.0.0.1"
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: str = "float32"
-    max_total_tokens: int = 16384
+    max_total_tokens: int | None = None  # None: CPU_TOKENS on a CPU; on a GPU the server chooses
     max_running_requests: int = 64
+    tensor: int = 1  # the sizes of `resources.engines`
+    pipeline: int = 1
+    data: int = 1
+    experts: int = 1
+    hosts: int = 1  # over which the server is divided; all but host 0 serve no requests
+    host_rank: int = 0
+    leader: str | None = None  # HOST:PORT at which the hosts meet
+    gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them; empty: all
+    memory_fraction: float | None = None
+    memory_saver: bool = False  # its memory can be released; SGLang does so on a GPU only
+    context_length: int | None = None
+    chunked_prefill_tokens: int | None = None
+    attention_backend: str | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
     weight_version: int = 0
     seed: int | None = None  # sampling seed, 0 to 2³¹ − 1; None: random
     deterministic: bool = False  # sample by each call's seed, independent of the batch
@@ -76,14 +94,28 @@ def argv(spec: EngineSpec) -> list[str]:
         "--port": str(spec.port),
         "--device": spec.device,
         "--dtype": spec.dtype,
-        "--max-total-tokens": str(spec.max_total_tokens),
         "--max-running-requests": str(spec.max_running_requests),
         "--weight-version": str(spec.weight_version),
     }
-    if spec.seed is not None:
-        options["--random-seed"] = str(spec.seed)
-    if spec.device == "cpu":
-        options["--attention-backend"] = "torch_native"
+    cpu = spec.device == "cpu"
+    chosen = {
+        "--max-total-tokens": spec.max_total_tokens or (CPU_TOKENS if cpu else None),
+        "--random-seed": spec.seed,
+        "--attention-backend": spec.attention_backend or ("torch_native" if cpu else None),
+        "--tp-size": spec.tensor if spec.tensor > 1 else None,
+        "--pp-size": spec.pipeline if spec.pipeline > 1 else None,
+        "--dp-size": spec.data if spec.data > 1 else None,
+        "--ep-size": spec.experts if spec.experts > 1 else None,
+        "--nnodes": spec.hosts if spec.hosts > 1 else None,
+        "--node-rank": spec.host_rank if spec.hosts > 1 else None,
+        "--dist-init-addr": spec.leader,
+        "--mem-fraction-static": spec.memory_fraction,
+        "--context-length": spec.context_length,
+        "--chunked-prefill-size": spec.chunked_prefill_tokens,
+        "--kv-cache-dtype": spec.kv_cache_dtype,
+        "--quantization": spec.quantization,
+    }
+    options |= {name: str(value) for name, value in chosen.items() if value is not None}
     flags = [
         "--incremental-streaming-output",
         "--skip-server-warmup",
@@ -92,6 +124,8 @@ def argv(spec: EngineSpec) -> list[str]:
     ]
     if spec.dtype != "float32":
         flags.append("--enable-fp32-lm-head")  # as in the trainer: logprobs from unrounded logits
+    if spec.memory_saver and not cpu:
+        flags.append("--enable-memory-saver")
     if spec.deterministic:
         flags.append("--enable-deterministic-inference")
     if spec.lora_rank:
@@ -114,11 +148,15 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     env = without_secrets(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if spec.key is not None:
         env[ENGINE_KEY] = spec.key
+    if spec.hosts > 1:
+        env["SGLANG_HOST_IP"] = spec.host  # else it asks for the way to an address on the internet
     if spec.device == "cpu":
         env |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
         env.pop("SGLANG_USE_CPU_ENGINE", None)
         if spec.deterministic:
-            env["TORCHDYNAMO_DISABLE"] = "1"  # SGLang would compile its seeded sampling, in front of the first answer
+            env["TORCHDYNAMO_DISABLE"] = "1"  # else SGLang compiles its seeded sampling before the first answer
+    elif spec.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
     return env
 
 
@@ -171,7 +209,7 @@ class Server:
                 if elapsed_s > timeout_s:
                     raise EngineUnavailable(f"the engine is not healthy after {timeout_s:.0f} s{self._log_excerpt()}")
                 if on_progress is not None:
-                    on_progress(elapsed_s, "".join(self.log_tail(1)))
+                    on_progress(elapsed_s, "".join(self._log_end(1)))
                 await asyncio.sleep(POLL_S)
 
     async def wait(self) -> int:
@@ -185,16 +223,11 @@ class Server:
         """End the server and its children; returns when all have ended."""
         children.stop_blocking(self._process)
 
-    def log_tail(self, n: int) -> list[str]:
-        """The last `n` non-empty lines of this server's log."""
-        with self.spec.log_file.open("rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, end - 16384))
-            text = log.read().decode(errors="replace")
-        return [line.strip() for line in text.splitlines() if line.strip()][-n:]
+    def _log_end(self, n: int) -> list[str]:
+        return last_lines(self.spec.log_file, n, self._log_start)
 
     def _log_excerpt(self) -> str:
-        return "; its log ends:\n  " + "\n  ".join(self.log_tail(8)) + f"\n(full log: {self.spec.log_file})"
+        return "; its log ends:\n  " + "\n  ".join(self._log_end(8)) + f"\n(full log: {self.spec.log_file})"
 
 
 def check_port(host: str, port: int) -> None:

@@ -24,6 +24,7 @@ from agentrl.engine.engine_keys import authorization
 from agentrl.engine.event_stream import (
     BASE,
     LONGEST_ENGINE_MESSAGE,
+    WITHOUT_WEIGHTS,
     Adapter,
     Chunk,
     ChunkReader,
@@ -33,10 +34,13 @@ from agentrl.engine.event_stream import (
 from agentrl.engine.wire import NotConnected, Wire
 from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
 
-__all__ = ["BASE", "Adapter", "Chunk", "EngineClient", "EngineInfo", "Health", "PauseMode"]
+__all__ = ["BASE", "Adapter", "Chunk", "EngineClient", "EngineInfo", "Health", "Memory", "PauseMode"]
 
 PauseMode = Literal["retract", "in_place", "abort"]
 ROUTING_HEADER = "X-SMG-Routing-Key"
+RELEASED, RELOADING = WITHOUT_WEIGHTS
+CONTROL_TIMEOUT_S = 120.0
+"""How long a request other than `generate` may take."""
 
 
 class Health(StrEnum):
@@ -47,12 +51,25 @@ class Health(StrEnum):
     DEAD = "dead"  # no answer
 
 
+class Memory(StrEnum):
+    """What a server has in its GPU memory."""
+
+    HELD = "held"  # weights and KV cache
+    RELEASED = RELEASED  # neither; it is paused, and its weights must be loaded again
+    RELOADING = RELOADING  # memory for weights, whose values are undefined, but no KV cache; it is paused
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
     """The model and the weight version that a server reports."""
 
     model_path: str
     version: str  # the reported label; a decimal number on servers launched by agentrl
+
+    @property
+    def memory(self) -> Memory:
+        """What the server has in its GPU memory. The label says so, because a restarted server has its first label."""
+        return Memory(self.version) if self.version in WITHOUT_WEIGHTS else Memory.HELD
 
     @property
     def weight_version(self) -> int:
@@ -66,19 +83,12 @@ class EngineClient:
     """
 
     def __init__(
-        self,
-        url: str,
-        http: aiohttp.ClientSession,
-        *,
-        key: str | None = None,
-        timeout_s: float = 600.0,
-        control_timeout_s: float = 120.0,
+        self, url: str, http: aiohttp.ClientSession, *, key: str | None = None, timeout_s: float = 600.0
     ) -> None:
         self.url = url.rstrip("/")
         self._headers = authorization(key)
         self._http = http
         self._timeout_s = timeout_s
-        self._control_timeout_s = control_timeout_s
         self._wire = Wire(self.url, self._headers)
 
     async def generate(
@@ -169,21 +179,43 @@ class EngineClient:
         """Undo `pause`. Has no effect on a server that is not paused."""
         await self._post("/continue_generation", {})
 
+    async def release_memory(self, *, cache: bool = True) -> None:
+        """Free the memory of the weights, and with `cache` also that of the KV cache.
+
+        The server must be paused and idle, else it dies; call `flush_cache` first, which is refused otherwise. Its
+        weights are then undefined, and it must not continue before `resume_weights`, a load of all weights,
+        `resume_cache` and `label_weights`.
+        """
+        await self._post("/release_memory_occupation", {"tags": ["kv_cache", "weights"] if cache else ["weights"]})
+        await self._relabel(RELEASED)
+
+    async def resume_weights(self) -> None:
+        """Allocate the memory of the weights again. A server that has not released it dies."""
+        await self._post("/resume_memory_occupation", {"tags": ["weights"]})
+        await self._relabel(RELOADING)
+
+    async def resume_cache(self) -> None:
+        """Allocate the memory of the KV cache again. A server that has not released it dies."""
+        await self._post("/resume_memory_occupation", {"tags": ["kv_cache"]})
+
     async def update_weights_from_disk(
-        self, path: Path | str, version: int, flush_cache: bool = True, timeout_s: float | None = None
+        self, path: Path | str, version: int | None, flush_cache: bool = True, timeout_s: float | None = None
     ) -> None:
-        """Load safetensors (all tensors or some) and report them as `version`.
+        """Load safetensors (all tensors or some) and report them as `version`; None keeps the reported label.
 
         Raises EngineRejected with the server's message. The loaded weights are then unknown: read `model_info`.
         """
-        body = {"model_path": str(path), "weight_version": str(version), "flush_cache": flush_cache}
+        body = {"model_path": str(path), "weight_version": _label(version), "flush_cache": flush_cache}
         answer = await self._call("POST", "/update_weights_from_disk", body, timeout_s)
         if not answer.get("success"):
             raise EngineRejected(f"{self.url} did not load {path}: {answer.get('message')}")
 
     async def label_weights(self, version: int) -> None:
         """Set the version that the engine reports for its current weights."""
-        await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        await self._relabel(str(version))
+
+    async def _relabel(self, label: str) -> None:
+        await self._post("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
     async def join_group(
         self, group: str, *, host: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float
@@ -303,9 +335,9 @@ class EngineClient:
         return await self._call("POST", path, body)
 
     async def _call(self, method: str, path: str, body: Json | None = None, timeout_s: float | None = None) -> Json:
-        async with self._request(method, path, body, timeout_s or self._control_timeout_s) as response:
+        async with self._request(method, path, body, timeout_s or CONTROL_TIMEOUT_S) as response:
             raw = await response.read()
-            return _decode(raw) if response.content_type == "application/json" and raw else {}
+            return _decode(raw) if response.content_type == "application/json" and raw not in (b"", b"null") else {}
 
     @asynccontextmanager
     async def _request(
@@ -351,7 +383,7 @@ def _decode(raw: bytes) -> Json:
     try:
         value: Any = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise EngineError(f"the engine sent no valid JSON: {raw[:200]!r}") from error
+        raise EngineError(f"the engine sent invalid JSON: {raw[:200]!r}") from error
     if not isinstance(value, dict):
         raise EngineError(f"the engine sent {type(value).__name__}, not an object")
     return value

@@ -17,10 +17,10 @@ import aiohttp
 from agentrl.engine.server_process import EngineSpec, Server, launch
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineUnavailable
+from agentrl.processes.restarts import Backoff
 
 QUICK_DEATH_S = 60.0
 MAX_QUICK_DEATHS = 3
-BACKOFF_FIRST_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,28 +45,39 @@ class Observer(Protocol):
 
 
 class EngineSupervisor:
-    """Runs one server until cancelled. A restarted server has base weights, or `weights` if given."""
+    """Runs one server until cancelled. A restarted server has base weights, or `weights` if given.
+
+    With `restarts` False the first death ends it: the other hosts of the server must start again too.
+    """
 
     def __init__(
-        self, spec: EngineSpec, observer: Observer, *, weights: Weights | None = None, start_timeout_s: float = 300.0
+        self,
+        spec: EngineSpec,
+        observer: Observer,
+        *,
+        weights: Weights | None = None,
+        start_timeout_s: float = 300.0,
+        restarts: bool = True,
     ) -> None:
         self.spec = spec
         self.server: Server | None = None
         self._observer = observer
         self._weights = weights
         self._start_timeout_s = start_timeout_s
+        self._restarts = restarts
 
     async def run(self) -> None:
         """Run the server forever, and end its processes on exit. Raises EngineUnavailable after MAX_QUICK_DEATHS quick
-        deaths in a row, UserError for an unusable model folder or port.
+        deaths in a row or after the first death without restarts, UserError for an unusable model folder or port.
         """
-        quick_deaths = 0
+        backoff = Backoff(QUICK_DEATH_S)
         while True:
             reason, lived_s = await self._run_once()
-            quick_deaths = quick_deaths + 1 if lived_s < QUICK_DEATH_S else 1
-            if quick_deaths == MAX_QUICK_DEATHS:
-                raise EngineUnavailable(f"gave up after {quick_deaths} quick deaths: {reason}")
-            delay_s = BACKOFF_FIRST_S * 2 ** (quick_deaths - 1)
+            if not self._restarts:
+                raise EngineUnavailable(reason)
+            delay_s = backoff.after(lived_s)
+            if backoff.quick_deaths == MAX_QUICK_DEATHS:
+                raise EngineUnavailable(f"gave up after {MAX_QUICK_DEATHS} quick deaths: {reason}")
             self._observer.died(reason, delay_s)
             await asyncio.sleep(delay_s)
 

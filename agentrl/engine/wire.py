@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._wanted = False
         self._complete = True
-        self._stays = False  # keep-alive
+        self._keep_alive = False
         self.status = 0
         self.lost = False
         self.idle_since = 0.0
@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
             self._waiting.set_result(None)
 
     def _rest(self) -> None:
-        if self._stays:
+        if self._keep_alive:
             self.idle_since = self._loop.time()
             self._idle.append(self)
         else:
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
 
     # -- asyncio.Protocol ------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: Any) -> None:  # uvloop's are no asyncio.Transport
+    def connection_made(self, transport: Any) -> None:  # uvloop's transports are no asyncio.Transport
         """Called when the connection is made."""
         self._transport = transport
 
@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Called at the end of the response."""
         self._complete = True
-        self._stays = self._parser.should_keep_alive()
+        self._keep_alive = self._parser.should_keep_alive()
         if self._wanted:
             self._wake()
         else:

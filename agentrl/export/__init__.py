@@ -1,4 +1,4 @@
-"""What a run recorded, as files for other programs: Parquet, JSONL, AReaL's dump, padded tensors.
+"""Exports the records of a run to files for other programs: Parquet, JSONL, AReaL's dump, padded tensors.
 
 selection       which rows: `--what`, `--state`, `--steps`
 columns         the columns of each kind of row

@@ -8,52 +8,18 @@ of the first and the last sampled token; the folder is named by `tail_version`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import orjson
 
-from agentrl.domain.schemas import Int32
 from agentrl.domain.selection import Selection
 from agentrl.errors import UserError
 from agentrl.store import Database
-from agentrl.store.exports import evaluation_paths, row_pages
+from agentrl.store.exports import row_pages
+from agentrl.store.exports.evaluation_paths import SampledPath
 
-PAGE_SESSIONS = 64
 Decode = Callable[[list[int]], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One line of the dump and its destination."""
-
-    folder: str  # rollout or eval-rollout
-    task_id: str
-    sample_index: int
-    ids: Int32  # (T,) the whole sequence
-    prompt_len: int
-    head_version: int
-    tail_version: int
-    reward: float
-
-    def line(self, decode: Decode) -> bytes:
-        """Format the JSON line."""
-        ids = self.ids.tolist()
-        return orjson.dumps(
-            {
-                "task_id": self.task_id,
-                "sample_idx": self.sample_index,
-                "seqlen": len(ids),
-                "prompt_len": self.prompt_len,
-                "head_version": self.head_version,
-                "tail_version": self.tail_version,
-                "reward": self.reward,
-                "prompt": decode(ids[: self.prompt_len]),
-                "completion": decode(ids[self.prompt_len :]),
-            },
-            option=orjson.OPT_APPEND_NEWLINE,
-        )
 
 
 def tokenizer(folder: Path) -> Decode:
@@ -67,54 +33,53 @@ def tokenizer(folder: Path) -> Decode:
     return lambda ids: str(loaded.decode(ids, skip_special_tokens=False))
 
 
-def write(folder: Path, samples: Sequence[Sample], decode: Decode) -> None:
-    """Append samples to the dump in `folder`."""
+def write(folder: Path, paths: Sequence[SampledPath], decode: Decode) -> None:
+    """Append paths to the dump in `folder`."""
     lines: dict[Path, list[bytes]] = {}
-    for sample in samples:
-        file = folder / sample.folder / str(sample.tail_version) / f"{sample.task_id}.jsonl"
-        lines.setdefault(file, []).append(sample.line(decode))
+    for path in paths:
+        file = folder / str(path.tail_version) / f"{path.task_id}.jsonl"
+        lines.setdefault(file, []).append(_line(path, decode))
     for file, of_file in lines.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as out:
             out.writelines(of_file)
 
 
-def rollouts(database: Database, run_id: str, selection: Selection) -> Iterator[list[Sample]]:
+def _line(path: SampledPath, decode: Decode) -> bytes:
+    ids = path.ids.tolist()
+    return orjson.dumps(
+        {
+            "task_id": path.task_id,
+            "sample_idx": path.sample_index,
+            "seqlen": len(ids),
+            "prompt_len": path.prompt_len,
+            "head_version": path.head_version,
+            "tail_version": path.tail_version,
+            "reward": path.reward,
+            "prompt": decode(ids[: path.prompt_len]),
+            "completion": decode(ids[path.prompt_len :]),
+        },
+        option=orjson.OPT_APPEND_NEWLINE,
+    )
+
+
+def rollouts(database: Database, run_id: str, selection: Selection) -> Iterator[list[SampledPath]]:
     """The selected trajectories, in pages."""
     for page in row_pages.trajectory_pages(database, run_id, selection):
-        samples = []
+        paths = []
         for row, tokens in page:
             sampled = np.flatnonzero(tokens.turn_ids >= 0)
             if len(sampled):
                 head, tail = tokens.versions[sampled[[0, -1]]].tolist()
-                samples.append(
-                    Sample(
-                        "rollout",
-                        row["task_id"] or row["group_id"],
-                        row["sample_index"],
-                        tokens.input_ids,
-                        int(sampled[0]),
-                        head,
-                        tail,
-                        tokens.episode_return,
+                paths.append(
+                    SampledPath(
+                        task_id=row["task_id"] or row["group_id"],
+                        sample_index=row["sample_index"],
+                        ids=tokens.input_ids,
+                        prompt_len=int(sampled[0]),
+                        head_version=head,
+                        tail_version=tail,
+                        reward=tokens.episode_return,
                     )
                 )
-        yield samples
-
-
-def evaluations(database: Database, run_id: str) -> Iterator[list[Sample]]:
-    """All paths of all ended evaluation sessions, in pages."""
-    for page in evaluation_paths.pages(database, run_id):
-        yield [
-            Sample(
-                "eval-rollout",
-                path.task_id,
-                path.sample_index,
-                path.ids,
-                path.prompt_len,
-                path.head_version,
-                path.tail_version,
-                path.reward,
-            )
-            for path in page
-        ]
+        yield paths

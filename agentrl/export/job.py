@@ -78,11 +78,11 @@ class Job:
             total += self.database.query(evaluation_paths.count_sessions, self.run.id)
         with atomic_folder(self.out, force=self.force) as draft:
             for page in areal_dump.rollouts(self.database, self.run.id, self.selection):
-                areal_dump.write(draft, page, decode)
+                areal_dump.write(draft / "rollout", page, decode)
                 done += len(page)
                 progress(done, max(total, done))
-            for page in () if filtered else areal_dump.evaluations(self.database, self.run.id):
-                areal_dump.write(draft, page, decode)
+            for page in () if filtered else evaluation_paths.pages(self.database, self.run.id):
+                areal_dump.write(draft / "eval-rollout", page, decode)
                 done += len(page)
                 progress(done, max(total, done))
         return Written(self.out, done, _size(self.out))

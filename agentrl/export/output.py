@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl import files
@@ -26,16 +26,8 @@ def atomic_file(path: Path, *, force: bool = False) -> Iterator[Path]:
     if path.is_dir():
         raise UserError(f"--out: {path} is a folder; give a file")
     _make_parent(path)
-    draft = files.draft_of(path)
-    files.touch_private(draft)
-    try:
+    with files.atomic_file(path) as draft:
         yield draft
-        files.sync(draft)
-        draft.replace(path)
-        files.sync(path.parent)
-    finally:
-        with suppress(FileNotFoundError):
-            draft.unlink()
 
 
 @contextmanager

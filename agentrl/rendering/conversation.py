@@ -1,4 +1,4 @@
-"""Which conversation is this? Canonical messages, and a hash that grows with them.
+"""Identifies a conversation by canonical messages, and by a hash that is chained over them.
 
 An agent sends the whole conversation with every call, re-serialised by its SDK. The parent of a call is found by
 hashing canonical messages one by one: `root_key`, then `chain_key` for every message. Two spellings that mean the same
@@ -6,10 +6,10 @@ have the same key; two conversations that differ have different ones. The rules:
 
 - content: a string, a list of text parts, and their concatenation are equal; so are null, "", [] and no content;
 - fields that are null do not count, nor do fields that no model sees (`refusal`, `annotations`, `index`, …);
-- `developer` is `system`; the `name` of a user or system message counts, that of other roles repeats what is known;
+- `developer` is `system`; the `name` of a user or system message counts, the `name` of other roles does not;
 - tool calls: id, name, and arguments as parsed JSON (white space, key order, `1.0` for `1` are spelling); arguments
-  that are not JSON count as text; none at all are `{}`. A tool message counts with its `tool_call_id`. Ids are
-  unique per interaction, which tells apart conversations that read the same;
+  that are not JSON count as text; missing arguments are `{}`. A tool message counts with its `tool_call_id`. Ids are
+  unique per interaction, which distinguishes conversations with equal texts;
 - reasoning never counts: most SDKs drop it.
 
 Keys are BLAKE3 digests of 16 bytes over the previous key and the message's canonical JSON.
@@ -107,7 +107,7 @@ def _value(value: Any) -> Any:
         case list():
             return [_value(item) for item in value]
         case float() if not math.isfinite(value):
-            return f"\0{value}"  # JSON has no spelling for it
+            return f"\0{value}"  # JSON has no NaN and no infinity
         case float() if value.is_integer():
             return int(value)
     return value

@@ -38,14 +38,25 @@ class Divergence:
     reason: ForkReason
 
 
-def plain(messages: Iterable[Json], known: dict[int, Json] | None = None) -> list[Json]:
-    """Canonical messages. `known` caches them by identity, for conversations that share messages."""
-    if known is None:
-        return [canonical(message) for message in messages]
-    for message in messages:
-        if id(message) not in known:
-            known[id(message)] = canonical(message)
-    return [known[id(message)] for message in messages]
+def plain(messages: Iterable[Json]) -> list[Json]:
+    """Canonical messages."""
+    return [canonical(message) for message in messages]
+
+
+class PlainMessages:
+    """Canonical messages of conversations that share messages: each message is converted once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Json, Json]] = {}  # by identity: the message, kept alive, and its plain form
+
+    def of(self, messages: Iterable[Json]) -> list[Json]:
+        """Canonical messages."""
+        return [self._one(message) for message in messages]
+
+    def _one(self, message: Json) -> Json:
+        if id(message) not in self._known:
+            self._known[id(message)] = message, canonical(message)
+        return self._known[id(message)][1]
 
 
 def leading_system(messages: Sequence[Json]) -> int:
@@ -87,7 +98,7 @@ def nearest(recorded: Sequence[Sequence[Json]], sent: Sequence[Json]) -> int:
 
 
 def compare(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergence | None:
-    """Where `sent` diverges from `recorded`, and why; None when it continues or repeats it.
+    """The divergence of `sent` from `recorded`; None when `sent` continues or repeats `recorded`.
 
     COMPACTED means that several answers, the first turn, or all of several turns were left out. A single dropped, moved
     or inserted message is an edit (`change`).
@@ -149,7 +160,7 @@ def _left_out(recorded: Sequence[Json], sent: Sequence[Json], at: int) -> bool:
         return len(before) > 1 and at > leading_system(sent)
     first = not any(message["role"] == "assistant" for message in recorded[:at])
     kept = {answer for _, answer in now}
-    places: dict[str, tuple[int, int, int]] = {}  # of an answer: its message, its rank, how many before it are gone
+    places: dict[str, tuple[int, int, int]] = {}  # answer → its index, its rank, how many earlier answers are gone
     gone = 0
     for rank, (index, answer) in enumerate(before):
         places.setdefault(answer, (index, rank, gone))

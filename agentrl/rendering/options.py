@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError, did_you_mean
+from agentrl.errors import RequestError, bad_parameter, did_you_mean
 
 PARAM = "chat_template_kwargs"
 MAX_OPTIONS = 16
@@ -35,9 +35,9 @@ def check_options(options: Json | None) -> Json:
         raise _refused(f"{len(given_options)} options: at most {MAX_OPTIONS} are taken")
     for name, value in given_options.items():
         if not _NAME.fullmatch(name):
-            raise _refused(f"{name[:MAX_TEXT]!r} is no name of an option")
+            raise _refused(f"{name[:MAX_TEXT]!r} is not an option's name")
         if name in RESERVED or name.endswith("_token"):
-            raise _refused(f"{name}: is not for the caller to decide")
+            raise _refused(f"{name}: cannot be set by a request")
         if not _is_plain(value):
             raise _refused(f"{name}: must be true, false, a number, or a string of at most {MAX_TEXT} characters")
     return given_options
@@ -90,4 +90,4 @@ def _is_plain(value: Any) -> bool:
 
 
 def _refused(why: str) -> RequestError:
-    return RequestError(400, f"{PARAM}: {why}", code="invalid_parameter", param=PARAM)
+    return bad_parameter(PARAM, f"{PARAM}: {why}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.domain.schemas import Json
@@ -17,7 +18,7 @@ PROBE: list[Json] = [
     {"role": "assistant", "content": "\ntrue\n"},
     {"role": "user", "content": "é"},
 ]
-"""A probe of what templates often change: outer white space, line breaks, non-ASCII characters."""
+"""A probe with text that templates often change: outer white space, line breaks, non-ASCII characters."""
 
 
 def load_renderer(model_dir: Path, name: str | None = None) -> Renderer:
@@ -28,15 +29,12 @@ def load_renderer(model_dir: Path, name: str | None = None) -> Renderer:
     the generic template renderer. Raises ModelFolderError when no format reads the template's tool calls.
     """
     folder = read_folder(model_dir)
-    match name or folder.renderer:
-        case "chatml":
-            return chatml(folder)
-        case "template":
-            return generic(folder)
-        case str(family):
-            from agentrl.rendering.templates.families import load_family
+    if (chosen := name or folder.renderer) is not None:
+        if chosen in FORMATS:
+            return FORMATS[chosen](folder)
+        from agentrl.rendering.templates.families import load_family
 
-            return load_family(folder, family)
+        return load_family(folder, chosen, others=FORMATS)
     if (plain := plain_chatml(folder)) is not None:
         return plain
     from agentrl.rendering.templates.families import find_family
@@ -73,18 +71,22 @@ def generic(folder: ModelFolder) -> TemplateRenderer:
     return TemplateRenderer(folder)
 
 
+FORMATS: dict[str, Callable[[ModelFolder], Renderer]] = {"chatml": chatml, "template": generic}
+"""The renderers that a folder or a caller may name, beside the families."""
+
+
 def plain_chatml(folder: ModelFolder) -> ChatMLRenderer | None:
     """The ChatML renderer, if the folder's template produces the same ids or is missing; else None."""
+    if folder.template is not None and "tool" in folder.template.source:
+        return None
     tokenizer = folder.tokenizer()
     if tokenizer.token_to_id(START) is None or tokenizer.token_to_id(END) is None:
         return None
     if folder.template is None:
         return chatml(folder)
-    if "tool" in folder.template.source:
-        return None
     try:
         text = folder.template.render(PROBE)
-    except RequestError:  # a template that wants something else than text
+    except RequestError:  # the template does not accept this text
         return None
     renderer = chatml(folder)
     return renderer if renderer.render(PROBE, None) == tokenizer.encode(text, add_special_tokens=False).ids else None

@@ -5,8 +5,8 @@
                              ▼
                   exit status 0, and a reward in AGENTRL_REWARD_FILE unless the program sent one
 
-The guard (agentrl/processes/guard.py) ends the whole process group when the episode ends, times out or is cancelled,
-and when this process dies.
+The guard (agentrl/processes/guard.py) ends the program and everything that it started when the episode ends, times out
+or is cancelled, and when this process dies.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def environment(base_url: str, api_key: str) -> dict[str, str]:
 
 
 def variables(base_url: str, api_key: str) -> dict[str, str]:
-    """The variables with which SDKs and `agentrl.client` find a session. Sessions opened with them are sub-agents'."""
+    """The variables with which SDKs and `agentrl.client` find a session. Sessions that a program opens with them are
+    for sub-agents.
+    """
     root, _, rest = base_url.partition("/sessions/")
     return {
         "OPENAI_BASE_URL": base_url,
@@ -111,7 +113,7 @@ def _files(folder: Path, data: Json) -> dict[str, str]:
 async def _play(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
     """Run the command; returns its exit status (128 + N for signal N) and the end of stderr. Cancellation ends it."""
     tail = bytearray()
-    ours, its = os.pipe()  # not asyncio's: the end of a process whose pipe a daemon holds open is not reported
+    ours, its = os.pipe()  # not asyncio's pipe: asyncio reports no end while a daemon holds the pipe open
     reading = asyncio.create_task(_follow(ours, tail))
     try:
         try:

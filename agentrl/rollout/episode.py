@@ -53,7 +53,7 @@ async def play(
             await _send(client, session_id, rewards)
         except RequestError as refused:
             error = error_text(refused)
-        try:  # whatever went wrong: a session that nobody ends keeps its group's place for as long as the worker lives
+        try:  # after any error: a session that is not ended keeps its group's place as long as the worker lives
             end = _without_nulls({"status": "failed" if error else "completed", "error": error})
             await client.request("POST", f"/sessions/{session_id}/end", end)
         except RequestError as refused:

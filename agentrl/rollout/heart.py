@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from agentrl.client import AsyncClient
@@ -14,17 +16,19 @@ EVERY_S = 5.0
 BEATS_PER_TIMEOUT = 6
 """Minimum number of heartbeats per timeout, so that a few may be lost."""
 HUNG_PER_TIMEOUT = 3
-"""A heartbeat is cancelled after this fraction of the timeout, and the next one is sent."""
+"""A heartbeat without an answer is cancelled after the timeout divided by this, and the next one is sent."""
 
 
 @asynccontextmanager
-async def beating(client: AsyncClient, owner: str) -> AsyncIterator[None]:
+async def beating(client: AsyncClient, owner: str, running: Callable[[], int] = lambda: 0) -> AsyncIterator[None]:
     """Send the first heartbeat of `owner`, then one every few seconds until the block ends.
+
+    `running` returns how many sessions it runs.
 
     Raises RequestError when the first fails. A later failure is logged, and heartbeats continue.
     """
-    silence_s = await _beat(client, owner, client.timeout_s)
-    task = asyncio.create_task(_keep_beating(client, owner, silence_s), name="heartbeat")
+    silence_s = await _beat(client, owner, running(), client.timeout_s)
+    task = asyncio.create_task(_keep_beating(client, owner, running, silence_s), name="heartbeat")
     try:
         yield
     finally:
@@ -32,18 +36,19 @@ async def beating(client: AsyncClient, owner: str) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-async def _keep_beating(client: AsyncClient, owner: str, silence_s: float) -> None:
+async def _keep_beating(client: AsyncClient, owner: str, running: Callable[[], int], silence_s: float) -> None:
     while True:
         await asyncio.sleep(min(EVERY_S, silence_s / BEATS_PER_TIMEOUT))
         patience_s = silence_s / HUNG_PER_TIMEOUT
         try:
             async with asyncio.timeout(patience_s):
-                silence_s = await _beat(client, owner, patience_s)
+                silence_s = await _beat(client, owner, running(), patience_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, without the next beat the sessions are abandoned
             log.warning("a heartbeat failed: %r", error)
 
 
-async def _beat(client: AsyncClient, owner: str, timeout_s: float) -> float:
+async def _beat(client: AsyncClient, owner: str, sessions: int, timeout_s: float) -> float:
     """Send a heartbeat; returns the timeout that the run allows."""
-    answer = await client.request("POST", "/heartbeat", {"owner": owner}, timeout_s=timeout_s)
+    about = {"host": socket.gethostname(), "pid": os.getpid(), "sessions": sessions}
+    answer = await client.request("POST", "/heartbeat", {"owner": owner, "about": about}, timeout_s=timeout_s)
     return float(answer["heartbeat_timeout_s"])

@@ -28,8 +28,8 @@ START_PATIENCE_S = 900.0
 async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, owner: str, console: Console) -> None:
     """Run until the run is finished. Can be called again after a crash; it abandons the groups that `owner` left.
 
-    Each call is a new instance (`OWNER/INSTANCE`). A late request of a dead instance is therefore not counted as its
-    successor's, and its sessions are abandoned too.
+    Each call is a new instance (`OWNER/INSTANCE`). So a late request of a dead instance does not count for its
+    successor, and the sessions that it opened are abandoned too.
     """
     owner = f"{owner}/{secrets.token_hex(4)}"
     agent, settings = load_agent(config.agent, config.agent_args), settings_of(config)
@@ -38,7 +38,7 @@ async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, 
         AsyncClient(base_url, api_key, timeout_s=START_PATIENCE_S, on_wait=progress.waits) as client,
         agent_http(config.proxy.request_timeout_s) as http,
         shown(progress, console),
-        beating(client, owner),
+        beating(client, owner, progress.running_now),
     ):
         evaluator = Evaluator(
             client,

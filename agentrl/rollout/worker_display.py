@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from rich.text import Text
 
@@ -35,6 +35,10 @@ class Progress:
         """Add the counters of another activity, shown at the end of the line while any of its sessions run."""
         self._beside.append(Progress())
         return self._beside[-1]
+
+    def running_now(self) -> int:
+        """How many sessions run, those of other activities included."""
+        return self.running + sum(other.running for other in self._beside)
 
     def group_done(self) -> None:
         """Count a finished group."""
@@ -78,33 +82,23 @@ class Progress:
 @asynccontextmanager
 async def shown(progress: Progress, console: Console) -> AsyncIterator[None]:
     """Display the line on a terminal, or print it at intervals elsewhere."""
-    if console.is_terminal:
-        with console.status(Text(progress.line())) as status:
 
-            async def refresh() -> None:
-                while True:
-                    await asyncio.sleep(TTY_EVERY_S)
-                    status.update(Text(progress.line()))
+    def print_line() -> None:
+        console.print(progress.line(), soft_wrap=True)
 
-            async with _background(refresh()):
-                yield
-    else:
-
-        async def lines() -> None:
-            while True:
-                await asyncio.sleep(LINE_EVERY_S)
-                console.print(progress.line(), soft_wrap=True)
-
-        async with _background(lines()):
+    with console.status(Text(progress.line())) if console.is_terminal else nullcontext() as status:
+        every_s, show = LINE_EVERY_S, print_line
+        if status is not None:
+            every_s, show = TTY_EVERY_S, lambda: status.update(Text(progress.line()))
+        repeating = asyncio.create_task(_repeat(every_s, show))
+        try:
             yield
-    console.print(progress.line(), soft_wrap=True)
+        finally:
+            repeating.cancel()
+    print_line()
 
 
-@asynccontextmanager
-async def _background(work: object) -> AsyncIterator[None]:
-    assert asyncio.iscoroutine(work)
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
+async def _repeat(every_s: float, show: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        show()

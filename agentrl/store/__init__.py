@@ -5,7 +5,7 @@ tables     the schema
 events     the run's timeline
 heartbeats when each proxy replica and worker was last seen
 family     the tree of a session and its sub-agents' sessions
-engine_turns  the state of each engine, and which replica may change its weights
+engine_claims  the state of each engine, and which replica may change its weights
 runs       runs, tasks, weight versions
 key_records   hashes of keys: what each opens, and until when
 calls/     model calls: intents, outcomes, deliveries, conversations

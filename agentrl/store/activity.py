@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, func, select
 
 from agentrl.domain.schemas import Json, SessionStatus, StepState
-from agentrl.store import evaluation_episodes, runs
+from agentrl.store import evaluation_episodes, part_ranks, runs
 from agentrl.store.db import codec
 from agentrl.store.tables import engines, events, heartbeats, interactions, sessions, steps
 
@@ -39,7 +39,7 @@ def facts(conn: Connection, run_id: str) -> Json:
     ).first()
     pool = conn.execute(select(engines).where(engines.c.run_id == run_id).order_by(engines.c.url))
     replicas = conn.execute(
-        select(heartbeats.c.kind, heartbeats.c.name, heartbeats.c.last_seen_at)
+        select(heartbeats.c.kind, heartbeats.c.name, heartbeats.c.last_seen_at, heartbeats.c.about)
         .where(heartbeats.c.run_id == run_id)
         .order_by(heartbeats.c.kind, heartbeats.c.name)
     )
@@ -69,9 +69,16 @@ def facts(conn: Connection, run_id: str) -> Json:
         "step": None if step is None else dict(step._mapping),
         "engines": [{k: row._mapping[k] for k in ("url", "state", "version", "error", "last_seen_at")} for row in pool],
         "replicas": [dict(row._mapping) for row in replicas],
+        "processes": [_process(rank) for rank in part_ranks.ranks(conn, run_id)],
         "sessions": {"open": by_status.get(SessionStatus.OPEN, 0), "closing": by_status.get(SessionStatus.CLOSING, 0)},
         "in_flight": in_flight,
     }
+
+
+def _process(rank: part_ranks.Rank) -> Json:
+    """A process that a scheduler has placed. It is `lost` when its runner has not renewed its lease."""
+    state = rank.state if rank.live or rank.state == "ended" else "lost"
+    return {"host": rank.host, "part": rank.part, "rank": rank.rank, "state": state, "starts": rank.starts}
 
 
 def calls(conn: Connection, run_id: str, window_s: float) -> Json:
@@ -90,7 +97,7 @@ def calls(conn: Connection, run_id: str, window_s: float) -> Json:
             c.first_token_at,
             c.finished_at,
             c.options,
-        ).where(c.id >= f"{int(since * 1000) << 16:016x}", c.run_id == run_id, c.created_at >= since)
+        ).where(c.id >= codec.first_id(since), c.run_id == run_id, c.created_at >= since)
     ).all()
     done = [row for row in rows if row.status == "complete" and row.finished_at is not None]
     whole = sorted(row.finished_at - row.created_at for row in done)
@@ -103,7 +110,7 @@ def calls(conn: Connection, run_id: str, window_s: float) -> Json:
         "output_tokens_per_s": sum(row.output_tokens for row in done) / window_s,
         "by_status": dict(Counter(row.status for row in rows)),
         "forks": dict(Counter(row.fork_reason for row in rows if row.fork_reason is not None)),
-        "retries": sum(bool((row.options or {}).get("retry")) for row in rows),  # that had to be sampled anew
+        "retries": sum(bool((row.options or {}).get("retry")) for row in rows),  # retries that had to be sampled again
         "bridged": sum(bool(row.bridged) for row in rows),
         "latency_s": {"p50": percentile(whole, 0.5), "p95": percentile(whole, 0.95)},
         "first_token_s": {"p50": percentile(first, 0.5), "p95": percentile(first, 0.95)},
@@ -111,7 +118,7 @@ def calls(conn: Connection, run_id: str, window_s: float) -> Json:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The value that `share` of an ascending sequence does not exceed; None for an empty one."""
+    """The quantile `share` (0 to 1, nearest rank) of an ascending sequence; None for an empty one."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
@@ -123,7 +130,7 @@ def _latest(conn: Connection, run_id: str) -> Json:
         .order_by(events.c.id.desc())
         .limit(LATEST_EVENTS)
     )
-    since = f"{int((time.time() - 3600) * 1000) << 16:016x}"
+    since = codec.first_id(time.time() - 3600)
     failed = conn.execute(
         select(interactions.c.id, interactions.c.status, interactions.c.error, interactions.c.created_at)
         .where(interactions.c.id >= since, interactions.c.run_id == run_id, interactions.c.error.is_not(None))

@@ -13,11 +13,11 @@ from agentrl.store.db.codec import new_id
 from agentrl.store.tables import events
 
 REOPENED = "reopened"
-"""Kind of the event that says a run was resumed: failures are counted from it on."""
+"""Kind of the event that records the resume of a run. Only later failures count."""
 REFUSED = "refused"
 """Kind of the events that record refused calls of a session."""
 REFUSALS_KEPT = 20
-"""Most refusals that one proxy process records of a session."""
+"""Maximum number of refusals that one proxy process records of a session."""
 
 
 def record(conn: Connection, run_id: str, kind: str, data: Json, source: str, event_id: str | None = None) -> None:

@@ -41,7 +41,7 @@ class Family:
 
 
 def root_of(session: Any) -> str:
-    """The id of the root of a session, given as a row: itself, unless it is a sub-agent's."""
+    """The id of the root of a session, given as a row. A session without a parent is its own root."""
     return str(session.root_session_id or session.id)
 
 
@@ -79,7 +79,7 @@ def lineage(conn: Connection, session_ids: Iterable[str]) -> dict[str, str | Non
 
 
 def roots(conn: Connection, session_ids: Iterable[str]) -> dict[str, str]:
-    """The episode of each session: its root session, which is itself unless it is a sub-agent's."""
+    """The episode of each session: the id of its root. A session without a parent is its own root."""
     c = sessions.c
     rows = conn.execute(select(c.id, c.root_session_id).where(c.id.in_(list(session_ids))))
     return {row.id: root_of(row) for row in rows}

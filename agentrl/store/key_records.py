@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from agentrl.domain.schemas import Json, Power, SessionStatus
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, bad_parameter, no_session
 from agentrl.store import runs
 from agentrl.store.db.codec import hash_key, new_id
 from agentrl.store.tables import keys, sessions
@@ -28,7 +28,7 @@ SKEW_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key opens; `ends_at` in seconds since the epoch, infinite for no end."""
+    """The power of a key, and the session that it opens, if any; `ends_at`: seconds since the epoch, or infinite."""
 
     power: Power
     session_id: str | None = None
@@ -38,7 +38,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A new key. Only here is it in clear."""
+    """A new key in clear text; the store keeps only its hash."""
 
     id: str
     power: Power
@@ -55,9 +55,11 @@ def new_key(power: Power) -> str:
 def create(conn: Connection, run_id: str, power: Power, name: str, expires_at: float | None = None) -> Made:
     """Create an admin or run key. Raises RequestError 422 for a session's power, a bad name or an end in the past."""
     if power is Power.SESSION:
-        raise _refused("power", "a session's key comes with its session, and is rotated by POST /sessions/ID/key")
+        raise bad_parameter(
+            "power", "a session's key comes with its session, and is rotated by POST /sessions/ID/key", 422
+        )
     if not 0 < len(name) <= 100 or not name.isprintable():
-        raise _refused("name", "a key's name has 1 to 100 printable characters")
+        raise bad_parameter("name", "a key's name has 1 to 100 printable characters", 422)
     return _insert(conn, run_id, power, name, expires_at)
 
 
@@ -91,21 +93,12 @@ def rotate_session(
         .with_for_update()
     ).first()
     if session is None:
-        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+        raise no_session(session_id)
     if session.status != SessionStatus.OPEN:
         raise RequestError(409, f"session {session_id} is sealed: it has ended", code="session_sealed")
-    first = {
-        "id": FIRST,
-        "power": Power.SESSION,
-        "name": FIRST,
-        "session_id": session_id,
-        "expires_at": None,
-        "created_at": session.created_at,
-        "key_hash": session.key_hash,
-    }
-    own = [_plain(row) for row in conn.execute(select(keys).where(keys.c.session_id == session_id))]
+    own = [dict(row._mapping) for row in conn.execute(select(keys).where(keys.c.session_id == session_id))]
     if all(row["key_hash"] != session.key_hash for row in own):
-        own.append(first)
+        own.append(_first(Power.SESSION, session, session_id))
     for row in own:
         _end(conn, run_id, row, time.time() + overlap_s)
     return _insert(conn, run_id, Power.SESSION, "rotated", expires_at, session_id)
@@ -169,7 +162,7 @@ def changed_of_sessions(conn: Connection, run_id: str, since: float) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed about the run's keys: all admin and run keys, and the sessions' keys that changed, by hash."""
+    """A run's keys by hash: all admin and run keys, and those session keys that changed."""
 
     read_at: float
     of_everybody: dict[str, Key]
@@ -177,7 +170,7 @@ class Changes:
 
 
 def changes(conn: Connection, run_id: str, since: float) -> Changes:
-    """Read what changed about the run's keys after `since` (seconds since the epoch)."""
+    """Read the admin and run keys, and the session keys that changed after `since` (seconds since the epoch)."""
     now = time.time()
     changed = changed_of_sessions(conn, run_id, since)
     return Changes(now, admin_and_run_keys(conn, run_id), changed)
@@ -188,20 +181,16 @@ def _of_run(conn: Connection, run_id: str) -> list[Json]:
     rows = conn.execute(
         select(keys).where(keys.c.run_id == run_id, keys.c.session_id.is_(None)).order_by(keys.c.created_at, keys.c.id)
     )
-    found = [_plain(row) for row in rows]
+    found = [dict(row._mapping) for row in rows]
     if all(row["key_hash"] != run.key_hash for row in found):
-        first = {
-            "id": FIRST,
-            "name": FIRST,
-            "power": Power.RUN.value,
-            "created_at": run.created_at,
-            "expires_at": None,
-            "revoked_at": None,
-            "session_id": None,
-            "key_hash": run.key_hash,
-        }
-        found.insert(0, first)
+        found.insert(0, _first(Power.RUN, run))
     return found
+
+
+def _first(power: Power, owner: Any, session_id: str | None = None) -> Json:
+    """The key that a run or a session was created with, as a row of `keys`."""
+    first = {"id": FIRST, "name": FIRST, "power": power.value, "session_id": session_id}
+    return first | {"created_at": owner.created_at, "key_hash": owner.key_hash, "expires_at": None, "revoked_at": None}
 
 
 def _insert(
@@ -209,7 +198,7 @@ def _insert(
 ) -> Made:
     now = time.time()
     if expires_at is not None and not now < expires_at < math.inf:
-        raise _refused("expires_at", "a key's end lies in the future")
+        raise bad_parameter("expires_at", "the key's expiry must be in the future", 422)
     made = Made(new_id(), power, name, new_key(power), expires_at)
     conn.execute(
         insert(keys).values(
@@ -263,11 +252,3 @@ def _state(row: Json, now: float) -> str:
     if row["revoked_at"] is not None:
         return "revoked"
     return "expired" if row["expires_at"] is not None and row["expires_at"] <= now else "valid"
-
-
-def _plain(row: Row[Any]) -> Json:
-    return dict(row._mapping)
-
-
-def _refused(param: str, message: str) -> RequestError:
-    return RequestError(422, message, code="invalid_parameter", param=param)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection, Row, text
 
 from agentrl.domain.schemas import Json
 from agentrl.environment import masked
@@ -12,7 +12,7 @@ from agentrl.errors import RequestError
 from agentrl.store import events, runs
 from agentrl.store.training import steps
 
-NOT_SHOWN = frozenset({"key_hash", "worker_asked_at", "outside_asked_at", "outside_had_last"})
+NOT_SHOWN = frozenset({"key_hash", "worker_asked_at", "outside_asked_at", "outside_had_last", "engines_gone"})
 """Columns that only the proxy uses."""
 
 
@@ -35,6 +35,15 @@ def of_every_run(conn: Connection) -> list[Json]:
 def of_steps(conn: Connection, run_id: str, after: int) -> list[Json]:
     """The run's optimizer steps after step `after`."""
     return [dict(row._mapping) for row in steps.of_run(conn, run_id, after)]
+
+
+def of_step_lineage(conn: Connection, run_id: str, step: int) -> list[Json]:
+    """The trajectories and calls that a step trained, with staleness, return and advantage."""
+    query = text(
+        "SELECT * FROM lineage WHERE run_id = :run AND step = :step AND step_state != 'rolled_back' "
+        "ORDER BY trajectory_id, position"
+    )
+    return [dict(row._mapping) for row in conn.execute(query, {"run": run_id, "step": step})]
 
 
 def of_events(conn: Connection, run_id: str, kind: str | None) -> list[Json]:

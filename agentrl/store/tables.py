@@ -5,7 +5,8 @@
           │                               ├─ rewards
           │                               └─ trajectories ── trajectory_interactions → interactions
           ├─ steps ── step_trajectories → trajectories
-          └─ engines, heartbeats, events, keys, contents
+          ├─ parts ── part_ranks
+          └─ engines, memory_leases, heartbeats, events, keys, contents
 
 Ids are 32 hex digits, time-ordered. Times are seconds since the epoch. Token arrays are packed (see `codec`) and live
 in `interaction_data`, apart from the rows that are scanned and claimed. Alembic builds the database; a test asserts
@@ -71,10 +72,11 @@ runs = Table(
     Column("admitted", Integer, nullable=False, default=0),
     Column("returned", Integer, nullable=False, default=0),
     Column("running", Integer, nullable=False, default=0),
-    # Turns: when a worker, and when an outside program, was last refused a place; and which of them got the last one.
+    # Turns: when workers and outside programs were last refused a place, and which side got the last place.
     Column("worker_asked_at", Float),
     Column("outside_asked_at", Float),
     Column("outside_had_last", Boolean, nullable=False, default=False),
+    Column("engines_gone", Integer, nullable=False, server_default="0"),  # engines that have left so far
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
     _one_of("status", "running", "stopping", "paused", "finished", "failed"),
@@ -217,7 +219,7 @@ interactions = Table(
     Column("status", String(16), nullable=False),
     Column("role", String(16), nullable=False),
     Column("digest", String(64), nullable=False),  # of the request body: finds retries
-    Column("request_id", Id),  # the first of the calls that one request made; null for a call alone
+    Column("request_id", Id),  # the first call of a request with several calls; null for a single call
     Column("repeat_key", String(64)),  # hash of the request's Idempotency-Key
     Column("replica", String(64), nullable=False),  # the replica that samples it
     # Whether a client received the answer (schemas.Delivery), and the replica where a client waits for it.
@@ -229,7 +231,7 @@ interactions = Table(
     Column("temperature", Float, nullable=False),
     Column("system_hash", ForeignKey("contents.hash")),  # the system messages that the conversation begins with
     Column("tools_hash", ForeignKey("contents.hash")),
-    Column("options", JSON),  # what else was asked for: tool_choice, the choice of n, … (null: nothing)
+    Column("options", JSON),  # other options: tool_choice, the choice of n, … (null: none)
     Column("messages", Integer, nullable=False, default=0),  # of the conversation, the answer included
     Column("conversation_key", String(64)),  # chained hash of the messages, this answer included
     Column("textless_key", String(64)),  # the same without the answer's text, for clients that drop it; mostly null
@@ -270,7 +272,7 @@ interaction_data = Table(
     "interaction_data",
     metadata,
     Column("interaction_id", ForeignKey("interactions.id"), primary_key=True),
-    Column("new_messages", LargeBinary, nullable=False),  # what follows the parent's (or the system's); zstd JSON
+    Column("new_messages", LargeBinary, nullable=False),  # those after the parent's (or the system's); zstd JSON
     Column("answer", LargeBinary, nullable=False),  # the delivered message; zstd JSON
     Column("prompt_delta_ids", LargeBinary, nullable=False),  # int32, follows the parent's prompt + output
     Column("output_ids", LargeBinary, nullable=False),  # int32
@@ -285,8 +287,8 @@ rewards = Table(  # append-only facts; the newest of a (session, interaction, sc
     Column("id", Id, primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("session_id", ForeignKey("sessions.id"), nullable=False, index=True),
-    Column("interaction_id", ForeignKey("interactions.id")),  # null for the session's own
-    Column("scope", String(16), nullable=False),  # how far it reaches: credit.py
+    Column("interaction_id", ForeignKey("interactions.id")),  # null for a reward of the session
+    Column("scope", String(16), nullable=False),  # the calls whose returns it changes: credit.py
     Column("name", String(100), nullable=False),
     Column("value", Float, nullable=False),
     Column("source", String(100), nullable=False),
@@ -309,7 +311,7 @@ trajectories = Table(
     Column("trainable_tokens", Integer, nullable=False),
     Column("min_version", Integer),
     Column("max_version", Integer),
-    Column("return", Float),  # its episode's, from the rewards that are applied
+    Column("return", Float),  # the return of its episode, from the applied rewards
     Column("state", String(16), nullable=False),
     Column("reason", String(100)),  # why it is stale or rejected
     Column("lease_epoch", Integer),
@@ -350,7 +352,7 @@ steps = Table(
     Column("turn_discount", Float, nullable=False),
     Column("estimator", String(32)),
     Column("batch_digest", String(32)),
-    # Totals of what it trains, so that a dashboard reads one row a step.
+    # Totals of the trained batch, so that a dashboard reads one row per step.
     Column("groups", Integer, nullable=False, default=0),
     Column("trajectories", Integer, nullable=False, default=0),
     Column("tokens_trained", Integer, nullable=False, default=0),
@@ -395,7 +397,24 @@ engines = Table(
     Column("draining", Boolean, nullable=False, server_default=false()),  # takes no calls
     Column("updater", String(100)),  # the replica that may change its weights
     Column("updating_until", Float),  # after that, another replica may
-    _one_of("state", "serving", "updating", "dead"),
+    Column("leased_until", Float),  # of an engine that joined by itself
+    Column("own_key", Boolean, nullable=False, server_default=false()),  # it requires a key of its own
+    # What replicas read each second: rows that changed. The time is the database's.
+    Column("changes", Integer, nullable=False, server_default="0"),  # grows with every change
+    Column("changed_at", Float, nullable=False, server_default="0"),
+    Column("seen_by", String(100)),  # the replica that saw the state
+    Column("starting_until", Float),  # its process may take GPU memory until it answers or ends, or until then
+    _one_of("state", "serving", "updating", "released", "dead"),
+    Index("ix_engines_changed", "run_id", "changed_at"),
+)
+
+memory_leases = Table(  # the trainer's turn on the GPUs that it shares with engines, which release their memory
+    "memory_leases",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("epoch", Integer, nullable=False),  # of the trainer
+    Column("until", Float, nullable=False),  # by the database's clock
+    Column("version", Integer),  # that the trainer publishes: its turn is over, and engines load this version
 )
 
 heartbeats = Table(  # one row per participant; one that is silent for too long counts as dead
@@ -406,7 +425,41 @@ heartbeats = Table(  # one row per participant; one that is silent for too long 
     Column("name", String(100), primary_key=True),
     Column("started_at", Float, nullable=False),
     Column("last_seen_at", Float, nullable=False),
+    Column("about", JSON),  # its host, and what it does
     _one_of("kind", "proxy", "worker"),
+)
+
+parts = Table(  # the parts of a run that a scheduler places: what is wanted, whatever runs at the moment
+    "parts",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("name", String(100), primary_key=True),
+    Column("spec", JSON, nullable=False),
+    Column("wanted", String(16), nullable=False),
+    Column("attempt", Integer, nullable=False),  # of a gang: all of its ranks work on one attempt
+    Column("deaths", JSON, nullable=False),  # times of the last deaths, for the restart limit
+    Column("failure", Text),  # why the part was given up
+    _one_of("wanted", "running", "stopped"),
+)
+
+part_ranks = Table(  # one row per process of a part, owned by the task runner that holds its lease
+    "part_ranks",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("part", String(100), primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("runner", Id, nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("address", String(255), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempt", Integer),  # that the rank has announced its ports for
+    Column("ports", JSON, nullable=False),
+    Column("pid", Integer),
+    Column("status", Integer),  # exit status
+    Column("starts", Integer, nullable=False),
+    Column("claimed_at", Float, nullable=False),
+    Column("leased_until", Float, nullable=False),
+    _one_of("state", "waiting", "running", "ended"),
 )
 
 events = Table(
@@ -451,4 +504,4 @@ JOIN trajectories t ON t.id = st.trajectory_id
 JOIN trajectory_interactions ti ON ti.trajectory_id = t.id
 JOIN interactions i ON i.id = ti.interaction_id
 """
-"""From a step to the calls it trained: one row per step, trajectory and call."""
+"""The view that joins a step to the calls that it trained: one row per step, trajectory and call."""

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from agentrl.domain.schemas import Json
 
-Control = Callable[[Json], Awaitable[tuple[int, Json]]]
-"""From the body of a request to the status and the body of its answer."""
+MEMORY = ("kv_cache", "weights")
+"""The tags of the memory that can be released."""
+Control = Callable[[Json], Awaitable[tuple[int, Json | None]]]
+"""Maps the body of a request to the status and the body of its answer."""
 
 
 class Controls:
@@ -17,10 +19,15 @@ class Controls:
 
         serving ──pause_generation──► paused ──continue_generation──► serving
         begin_weight_update ► update_weights_from_{distributed,tensor} … ► end_weight_update
+        paused ──release_memory_occupation──► without weights or KV cache ──resume_memory_occupation──► paused
+
+    Like SGLang the engine dies of a release while requests run, of a resume without a release, and of weights that it
+    uses or loads while their memory is released.
 
     Attributes that a test may set: `fail_next_update` (the error of the next weight update or adapter load),
-    `update_takes_s` (how long an update from a folder takes), `digests` (of the weights; None derives them from
-    where the weights came from).
+    `update_takes_s` (how long an update from a folder takes), `digests` (of the weights; None derives them from the
+    source of the weights). `released` names the memory that is released: "weights", "kv_cache". `undefined` is true
+    from the release of the weights until all of them are loaded.
     """
 
     def __init__(self, *, version: int, model_path: str, takes_adapters: bool) -> None:
@@ -33,6 +40,8 @@ class Controls:
         self.fail_next_update: str | None = None
         self.update_takes_s = 0.0
         self.digests: dict[str, str] | None = None
+        self.released: set[str] = set()
+        self.undefined = False
         self.groups: set[str] = set()  # process groups that it joined; no tensors are received over them
         self.updating = False  # between begin_weight_update and end_weight_update
         self.adapters: dict[str, str] = {}  # name → folder
@@ -49,6 +58,7 @@ class Controls:
         self.version, self.paused = self.base_version, False
         self.adapters, self._once_loaded, self._in_use = {}, {}, {}
         self.groups, self.updating = set(), False
+        self.released, self.undefined = set(), False
         self._changed, self._adapters_change = asyncio.Condition(), asyncio.Lock()
 
     def _controls(self) -> dict[str, Control]:
@@ -68,6 +78,8 @@ class Controls:
             "/load_lora_adapter": self._load_lora_adapter,
             "/unload_lora_adapter": self._unload_lora_adapter,
             "/flush_cache": self._flush_cache,
+            "/release_memory_occupation": self._release_memory_occupation,
+            "/resume_memory_occupation": self._resume_memory_occupation,
             "/weights_checker": self._weights_checker,
         }
 
@@ -83,19 +95,46 @@ class Controls:
         return 200, {"status": "ok"}
 
     async def _continue_generation(self, body: Json) -> tuple[int, Json]:
+        if self.released or self.undefined:
+            await self._die()
         self.paused = False
         return 200, {"status": "ok"}
 
     async def _update_weights_from_disk(self, body: Json) -> tuple[int, Json]:
         await asyncio.sleep(self.update_takes_s)
+        if "weights" in self.released:
+            await self._die()
         problem, self.fail_next_update = self.fail_next_update, None
         problem = problem or _missing(body["model_path"])
         if problem is not None:
             return 400, {"success": False, "message": problem}
         self.model_path = body["model_path"]
         self.version = body.get("weight_version") or self.version
-        self._loaded = f"{self.model_path}@{self.version}"
+        self._loaded, self.undefined = f"{self.model_path}@{self.version}", False
         return 200, {"success": True, "message": "Succeeded to update model weights."}
+
+    async def _die(self) -> None:
+        """End the server at once; does not return."""
+        raise NotImplementedError
+
+    def _is_idle(self) -> bool:
+        """Whether no request occupies the KV cache."""
+        return not self.running or (self.paused and self.pause_mode == "retract")
+
+    async def _release_memory_occupation(self, body: Json) -> tuple[int, None]:
+        tags = set(body.get("tags") or MEMORY)
+        if not self._is_idle() or tags & self.released:
+            await self._die()
+        self.released |= tags
+        self.undefined |= "weights" in tags
+        return 200, None
+
+    async def _resume_memory_occupation(self, body: Json) -> tuple[int, None]:
+        tags = set(body.get("tags") or MEMORY)
+        if not tags <= self.released:
+            await self._die()
+        self.released -= tags
+        return 200, None
 
     async def _update_weight_version(self, body: Json) -> tuple[int, Json]:
         self.version = body["new_version"]
@@ -125,11 +164,13 @@ class Controls:
 
     async def _update_weights_from_tensor(self, body: Json) -> tuple[int, Json]:
         problem, self.fail_next_update = self.fail_next_update, None
+        if "weights" in self.released:
+            await self._die()
         if not self.updating:
             problem = "must run between begin_weight_update() and end_weight_update()"
         if problem is None:
             self.version = body.get("weight_version") or self.version
-            self._loaded = f"{self.model_path}@{self.version}"
+            self._loaded, self.undefined = f"{self.model_path}@{self.version}", False
         return _done(problem)
 
     async def _load_lora_adapter(self, body: Json) -> tuple[int, Json]:
@@ -171,7 +212,7 @@ class Controls:
         return None
 
     async def _flush_cache(self, body: Json) -> tuple[int, Json]:
-        return (400, {"message": "requests are running"}) if self.running and not self.paused else (200, {})
+        return (200, {}) if self._is_idle() else (400, {"message": "requests are running"})
 
     async def _weights_checker(self, body: Json) -> tuple[int, Json]:
         digests = self.digests or {"weights": self._loaded}

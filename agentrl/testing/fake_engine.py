@@ -36,9 +36,9 @@ from agentrl.testing.server_thread import ServerThread
 class FakeEngine(Controls):
     """Serves inside `with`, or from `start()` to `stop()`, in a thread, on 127.0.0.1.
 
-    What a test reads, in the order of arrival: `requests` (bodies of `/generate`), `headers` (of the same), `calls`
-    (every other POST as (path, body)), `disconnected` (request ids whose client went away). `running` holds the ids of
-    running requests; `holding` counts the replies that wait at their `hold_after`.
+    Attributes for tests to read, in the order of arrival: `requests` (bodies of `/generate`), `headers` (of the same),
+    `calls` (every other POST as (path, body)), `disconnected` (request ids whose client went away). `running` holds the
+    ids of running requests; `holding` counts the replies that wait at their `hold_after`.
     """
 
     def __init__(
@@ -92,6 +92,13 @@ class FakeEngine(Controls):
         """Let one reply continue past its `hold_after`: one that waits there, or the next that arrives."""
         self._released += 1
         self._server.call(self._notify())
+
+    def clear(self) -> None:
+        """Drop queued replies and releases, and forget all requests, for a test that uses the engine of another."""
+        self._replies.clear()
+        self._released = 0
+        for seen in (self.requests, self.headers, self.calls, self.disconnected):
+            seen.clear()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds, for example `lambda: engine.holding == 1`; fails after 10 s."""
@@ -172,8 +179,7 @@ class FakeEngine(Controls):
         self.requests.append(body)
         self.headers.append(dict(request.headers))
         if self._dies_of(body):
-            self.stop()
-            await asyncio.sleep(3600)
+            await self._die()
         reply = self._replies.popleft() if self._replies else self._default_reply(body)
         if reply.status is not None:
             return _json({"error": {"message": reply.error or "scripted failure"}}, reply.status)
@@ -194,6 +200,10 @@ class FakeEngine(Controls):
             self._in_use.pop(rid, None)
             await self._notify()
         return response
+
+    async def _die(self) -> None:
+        self.stop()
+        await asyncio.sleep(3600)
 
     def _dies_of(self, body: Json) -> bool:
         """Whether a request kills the server: unknown token ids and a top_k above 31 bits kill SGLang."""

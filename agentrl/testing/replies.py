@@ -61,7 +61,7 @@ class RunningReply:
             borders = set(accumulate(self.reply.chunks))
         else:
             interval = self.body["sampling_params"].get("stream_interval") or 1
-            borders = set(range(1, len(self.ids), interval))  # the first token at once
+            borders = set(range(1, len(self.ids), interval))  # the first token has its own event
         borders.add(len(self.ids))
         borders |= {n for n in (self.reply.hold_after, self.reply.drop_after) if n is not None}
         ends = sorted(b for b in borders if 0 < b <= len(self.ids))
@@ -96,7 +96,9 @@ class RunningReply:
         return event
 
     def repeat_last(self, event: Json) -> None:
-        """What SGLang does in the last event of a request that is aborted while it is retracted."""
+        """Repeat the last token in `event`, as SGLang does in the last event of a request that is aborted while it is
+        retracted.
+        """
         if not self.cumulative and self.n_sent:
             event["output_ids"] = [self.ids[self.n_sent - 1]]
             whole = [[self.logprobs[i], self.ids[i], None] for i in range(self.n_sent)]

@@ -25,7 +25,7 @@ NEW_COLUMNS = {
         "turn_discount FLOAT NOT NULL DEFAULT 1",
         "estimator VARCHAR(32)",
         "batch_digest VARCHAR(32)",
-        '"groups" INTEGER NOT NULL DEFAULT 0',  # a keyword of SQLite's windows
+        '"groups" INTEGER NOT NULL DEFAULT 0',  # quoted: a keyword in SQLite
         "trajectories INTEGER NOT NULL DEFAULT 0",
         "tokens_trained INTEGER NOT NULL DEFAULT 0",
         "staleness_max INTEGER",
@@ -70,13 +70,13 @@ def upgrade() -> None:
     _partial("ix_sessions_children", "sessions", ["parent_session_id"], "parent_session_id IS NOT NULL")
     _partial("ix_trajectories_untrained", "trajectories", ["run_id", "state"], "state != 'trained'")
     op.create_index("ix_trajectories_lease_step_id", "trajectories", ["lease_step_id"])
-    if op.get_bind().dialect.name == "postgresql":  # zstd has compressed them already
+    if op.get_bind().dialect.name == "postgresql":  # PostgreSQL need not compress columns that zstd has compressed
         for column in BLOBS:
             op.execute(f"ALTER TABLE interaction_data ALTER COLUMN {column} SET STORAGE EXTERNAL")
 
 
 def _settings_of_old_steps() -> None:
-    """Until now a step was made with its run's configuration: from there its batch can be rebuilt."""
+    """Copy the settings of older steps from the configuration of their run, so that their batches can be rebuilt."""
     bind = op.get_bind()
     for run_id, config in bind.execute(sa.text("SELECT id, config FROM runs")).all():
         settings = json.loads(config) if isinstance(config, str) else config

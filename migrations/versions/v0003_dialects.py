@@ -1,4 +1,4 @@
-"""What calls of every dialect need: system messages apart from the others, what was asked for, how long they are.
+"""Columns for calls of every dialect: system messages apart from the others, options, number of messages.
 
 Columns are added by plain ALTER TABLE: on SQLite rebuilding a table that others refer to would break its foreign keys.
 """

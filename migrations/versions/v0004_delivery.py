@@ -1,4 +1,4 @@
-"""Who waits for an answer and who has it, so that a retry gets the answer that its caller missed.
+"""The delivery state of answers, so that a retry gets the answer that its caller missed.
 
 Calls from before this revision count as delivered.
 """

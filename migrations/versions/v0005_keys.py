@@ -1,4 +1,4 @@
-"""Keys beside a run's first and each session's first: named, expiring, revoked. A row overrules those."""
+"""Keys in addition to the first key of a run or session: named, expiring, revoked. A row overrides those first keys."""
 
 from alembic import op
 

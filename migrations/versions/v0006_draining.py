@@ -1,4 +1,4 @@
-"""Engines that take no calls, for all replicas."""
+"""The draining flag of engines, which take no calls of any replica."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Who waits for a place in a run, and who got the last one."""
+"""When workers and outside programs were last refused a place in a run, and which of them got the last place."""
 
 from alembic import op
 

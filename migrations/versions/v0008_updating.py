@@ -1,4 +1,4 @@
-"""Which replica changes an engine's weights, and until when."""
+"""The replica that may change an engine's weights, and until when."""
 
 from alembic import op
 

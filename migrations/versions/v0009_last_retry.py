@@ -1,4 +1,4 @@
-"""Which retry of its client's got a call's answer last."""
+"""The number of the last retry that got a call's answer."""
 
 from alembic import op
 

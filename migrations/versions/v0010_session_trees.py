@@ -1,4 +1,4 @@
-"""The root of a sub-agent's session and how far below it the session stands; tokens that other models sampled."""
+"""The root and the depth of a sub-agent's session; the tokens that other models sampled."""
 
 from alembic import op
 

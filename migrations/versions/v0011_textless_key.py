@@ -1,4 +1,4 @@
-"""How a conversation is known whose client drops the text beside tool calls."""
+"""The key of a conversation without the text beside tool calls, for clients that drop this text."""
 
 from alembic import op
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from agentrl.domain.schemas import Power as Power
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, bad_parameter, no_session
 from agentrl.proxy.access.keyring import Caller as Caller
 from agentrl.proxy.access.keyring import Keyring, as_known
 from agentrl.proxy.access.request_bounds import LONGEST_KEY
@@ -81,7 +81,7 @@ class Access:
         return caller
 
     async def session_caller(self, request: Request, session_id: str) -> Caller:
-        """The caller of a request for one session, with its own key, its run's or an admin's.
+        """The caller of a request for one session, with the session's key, a run key or an admin key.
 
         Raises RequestError 401, 403, 404.
         """
@@ -90,7 +90,7 @@ class Access:
             if caller.session_id != session_id:
                 raise RequestError(403, "this key belongs to another session", code="forbidden")
         elif await self.store.read(session_lookup.run_of, session_id) != self.store.run_id:
-            raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+            raise no_session(session_id)
         return caller
 
     def opens_more(self, key: str) -> bool:
@@ -106,7 +106,9 @@ class Access:
 def require(caller: Caller, *powers: Power) -> None:
     """Raise RequestError 403 unless the caller has one of `powers`."""
     if caller.power not in powers:
-        raise RequestError(403, f"this key's power is {caller.power}: it takes {' or '.join(powers)}", code="forbidden")
+        raise RequestError(
+            403, f"this key's power is {caller.power}; this route requires {' or '.join(powers)}", code="forbidden"
+        )
 
 
 async def start_of(request: Request, run_id: str) -> Start:
@@ -130,12 +132,7 @@ def repeat_key(request: Request) -> str | None:
     """The `Idempotency-Key` of a request. Raises RequestError 400 when it is too long to be stored."""
     key = request.headers.get("idempotency-key")
     if key is not None and len(key) > LONGEST_KEY:
-        raise RequestError(
-            400,
-            f"an Idempotency-Key has at most {LONGEST_KEY} characters",
-            code="invalid_parameter",
-            param="Idempotency-Key",
-        )
+        raise bad_parameter("Idempotency-Key", f"an Idempotency-Key has at most {LONGEST_KEY} characters")
     return key
 
 

@@ -22,7 +22,7 @@ INLINE_BYTES = 32 * 1024
 """Smaller requests are processed on the event loop: they take a few milliseconds."""
 WORKERS = max(2, min(4, os.cpu_count() or 1))
 MOST_BYTES, MOST_BYTES_OF_ONE = 512 * 1024 * 1024, 256 * 1024 * 1024
-"""Bytes in work or waiting: of all sessions, and of one."""
+"""Maximum bytes of requests that are in work or waiting: of all sessions, and of one session."""
 RETRY_AFTER_S = 1.0
 
 

@@ -1,7 +1,7 @@
-"""The API keys that this process knows, in memory: the common case of a call asks no database.
+"""An in-memory cache of API keys, so that most calls need no database query.
 
-It holds every admin and run key, and each session key once it was used. `watch` reads what changed at any replica:
-keys that were revoked, rotated or made. Keys are looked up by their SHA-256, so the time it takes reveals nothing.
+It holds all admin and run keys, and each session key after its first use. `watch` reads the keys that any replica
+created, rotated or revoked. Keys are looked up by their SHA-256, so the time of a look-up reveals nothing about a key.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Keyring:
         self._of_sessions.pop(key_hash, None)
 
     async def refresh(self, store: RunStore) -> None:
-        """Read what changed since the last time. Raises StoreError."""
+        """Read the keys that changed since the last refresh. Raises StoreError."""
         self._apply(await store.read(key_records.changes, store.run_id, self._read_at))
 
     def _apply(self, changes: Changes) -> None:

@@ -2,8 +2,8 @@
 
     body ─► BodyLimits.read (413, 408) ─► decode ─► check (400) ─► Gate.admit (400, 429, 403) ─► sample ─► Slots.close
 
-A limit that passes is 429 with `Retry-After`. A limit that stays is 403 `session_limit_reached`: SDKs retry 408, 409,
-429 and 5xx, and agents take 400 for a context that is too long.
+A temporary limit answers 429 with `Retry-After`. A permanent limit answers 403 `session_limit_reached`, because SDKs
+retry 408, 409, 429 and 5xx, and agents read 400 as a context that is too long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agentrl.configs.proxy_config import ProxyConfig
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, bad_parameter
 from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.proxy.recent import Recent
 from agentrl.proxy.run_store import RunStore
@@ -24,18 +24,18 @@ RETRY_AFTER_S = 1.0
 
 
 def check(asked: ModelRequest) -> None:
-    """Raises RequestError 400 for a request with more parts than any agent needs. Its bytes were limited before."""
+    """Raises RequestError 400 for a request with more parts than any agent needs. `BodyLimits` limits its bytes."""
     for param, found, most in (
         ("messages", len(asked.messages), MAX_MESSAGES),
         ("tools", len(asked.tools or ()), MAX_TOOLS),
     ):
         if found > most:
-            raise RequestError(400, f"{found} {param}: at most {most} are taken", code="invalid_parameter", param=param)
+            raise bad_parameter(param, f"{found} {param}: at most {most} are taken")
 
 
 @dataclass(slots=True)
 class _Tree:
-    """How many calls a root session and its sub-agents have running and have begun, as this process knows it."""
+    """Counts of a root session and its sub-agents, as this process knows them: running calls, and all calls so far."""
 
     running: int = 0
     calls: int = 0
@@ -65,7 +65,7 @@ class Slots:
 class Gate:
     """Admits calls while the proxy process and their session have free slots.
 
-    A sub-agent's session counts towards its root session. What a root session has used is read from the store at each
+    A sub-agent's session counts towards its root session. The usage of a root session is read from the store at each
     call, if calls or tokens are limited. So a session exceeds its limits by no more than the calls that are running.
     """
 
@@ -89,8 +89,8 @@ class Gate:
     async def admit(self, store: RunStore, root_id: str, answers: int, *, samples: bool = True) -> Slots:
         """The slots for a request of the session `root_id` or of a sub-agent under it.
 
-        A request that does not sample (`samples` false) takes a slot, and none of the session's calls: `close` it, do
-        not `cancel` it.
+        A request that does not sample (`samples` false) takes a slot, but does not count as a call of the session.
+        Release it by `close`, not by `cancel`.
 
         Raises RequestError: 400 for more answers than there are slots, 429 while too few are free, 403 when the session
         has used up its calls or tokens.
@@ -124,12 +124,7 @@ class Gate:
     def _check_free_slots(self, tree: _Tree, answers: int) -> None:
         most = min(self.max_running, self.max_running_of_session)
         if answers > most:
-            raise RequestError(
-                400,
-                f"{answers} answers in one request: at most {most} are sampled at once",
-                code="invalid_parameter",
-                param="n",
-            )
+            raise bad_parameter("n", f"{answers} answers in one request: at most {most} are sampled at once")
         if tree.running + answers > self.max_running_of_session:
             raise _busy(f"the session has {tree.running} calls under way, of {self.max_running_of_session}")
         if self.running + answers > self.max_running:

@@ -1,4 +1,4 @@
-"""Reads a request's body within a size and a time."""
+"""Reads a request's body within limits of size and time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BodyLimits:
         except TimeoutError as error:
             late = f"the body was not here after {self.timeout_s:g} s"
             raise RequestError(408, late, code="body_timeout") from error
-        raise RequestError(499, "the client went away", code="client_closed_request")
+        raise RequestError(499, "the client disconnected", code="client_closed_request")
 
 
 def _too_large(limit: int) -> RequestError:

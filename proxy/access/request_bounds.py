@@ -9,7 +9,7 @@ import orjson
 from pydantic import AfterValidator, Field
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import bad_parameter
 
 MAX_INT32 = 2**31 - 1
 """The largest step, version, epoch or count that fits into a column of every database."""
@@ -45,4 +45,4 @@ def check_options(*asked: Json | None) -> None:
         largest = max(options, key=lambda name: len(orjson.dumps(options[name])))
         name = largest[:LONGEST_NAME]
         message = f"{name}: a call has at most {OPTIONS_BYTES} bytes of parameters besides messages and tools"
-        raise RequestError(400, message, code="invalid_parameter", param=name)
+        raise bad_parameter(name, message)

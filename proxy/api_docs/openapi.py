@@ -60,7 +60,7 @@ SCHEMAS: Json = {
     },
 }
 ERRORS_OF = {"anthropic.messages": "AnthropicError"}
-"""The schema of a dialect's errors, by its name; other dialects have OpenAI's."""
+"""Name of a dialect → the schema of its errors. Other dialects use OpenAI's schema."""
 KEYS: Json = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},

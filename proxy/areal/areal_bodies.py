@@ -17,7 +17,7 @@ class ArealBody(Body):
 
 
 class StartBody(ArealBody):
-    """AReaL's task id, and optionally a key to use again: an earlier key of this route, or one that the caller made.
+    """AReaL's task id, and optionally the session's key: an earlier key of this route, or a key that the caller made.
 
     Keys of other routes belong to their sessions and are refused. As in AReaL's inference service, `group_size` is the
     number of sessions to open, in one group, for the task.
@@ -36,9 +36,10 @@ class RewardBody(ArealBody):
 
 
 class ExportBody(ArealBody):
-    """`session_id`, or as in AReaL's inference service `session_ids`, merged; `remove_session` then ends them.
+    """The session to export: `session_id`, or `session_ids` as in AReaL's inference service, merged in one export.
+    `remove_session` ends the sessions of `session_ids`.
 
-    `encoding`: `list` for plain numbers, `tensor` for what AReaL's clients decode.
+    `encoding`: `list` for plain numbers, `tensor` for the encoding that AReaL's clients decode.
     """
 
     session_id: Key | None = None

@@ -37,7 +37,7 @@ router = APIRouter(tags=["areal"], route_class=GuardedRoute)
 
 @router.post("/grant_capacity")
 async def grant_capacity(request: Request) -> Json:
-    """How many sessions admission would take now. It grants nothing: no permit can outrun the bound on staleness."""
+    """How many sessions admission would take now. It grants nothing, so no permit can exceed the staleness bound."""
     await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
     store = app_parts.store(request)
     return {"capacity": await store.read(group_admission.free_slots, store.run_id, store.limits)}
@@ -47,7 +47,7 @@ async def grant_capacity(request: Request) -> Json:
 async def start_session(body: StartBody, request: Request) -> JSONResponse:
     """Start a session, or with `group_size` a group of them (201). 429 while admission refuses.
 
-    An `api_key` that opens a session has that one ended first, and then opens the new one.
+    If `api_key` opens a session already, that session is ended first; then the key opens the new one.
     """
     access, store = app_parts.access(request), app_parts.store(request)
     await access.require(request, Power.RUN, Power.ADMIN)

@@ -23,13 +23,13 @@ from agentrl.store.sessions.areal_sessions import Path
 router = APIRouter(tags=["areal"], route_class=GuardedRoute)
 FIRST_POLL_S, LONGEST_POLL_S = 0.05, 1.0
 ONLY_TRAJECTORY = 0
-"""AReaL's inference service numbers what lies between two rewards; here a session is one trajectory."""
+"""The number of a session's only trajectory. AReaL's inference service numbers the trajectories between rewards."""
 NO_REWARD = "it was exported without a reward"
 
 
 @router.post("/export_trajectories", response_model=Json)
 async def export_trajectories(body: ExportBody, request: Request) -> Response:
-    """The calls of an ended session with tokens and returns; it stays, and can be exported again.
+    """The calls of an ended session with tokens and returns. The session stays stored, and can be exported again.
 
     Waits for the end of `session_id`; 409 if it is still open after `proxy.request_timeout_s`. Of `session_ids`,
     unknown sessions and those without a reward are left out. `individual`: every call, its prompt and its output.
@@ -60,7 +60,7 @@ async def _answer(store: RunStore, body: ExportBody, session_ids: list[str], **m
 
 
 async def _is_ready(request: Request, body: ExportBody, session_id: str) -> bool:
-    """Whether a session has a reward. With `remove_session` it is ended: abandoned, if it has none."""
+    """Whether a session has a reward. `remove_session` ends the session; without a reward it is abandoned."""
     store = app_parts.store(request)
     row = await store.read(session_lookup.get, session_id)
     if row is None or row.run_id != store.run_id:
@@ -86,6 +86,6 @@ async def _ended(request: Request, session_id: str) -> str:
         if time.monotonic() > deadline:
             raise RequestError(409, f"session {session_id} has not ended", code="session_open")
         if await request.is_disconnected():
-            raise RequestError(499, "the client went away", code="client_closed_request")
+            raise RequestError(499, "the client disconnected", code="client_closed_request")
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_POLL_S)

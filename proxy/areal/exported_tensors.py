@@ -20,7 +20,7 @@ TORCH_NAMES = {"int32": "torch.int32", "float32": "torch.float32", "bool": "torc
 
 
 def exported(paths: list[Path], *, each_call: bool, encoding: Encoding) -> Json:
-    """The items of some paths by the id of their last response."""
+    """The id of a path's last response → the exported item of that path."""
     encode = _tensor if encoding == "tensor" else _lists
     items = {path.response_ids[-1]: _individual(path) if each_call else _concat(path) for path in paths}
     for item in items.values():

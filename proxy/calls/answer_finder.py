@@ -27,8 +27,9 @@ from agentrl.store.calls import deliveries
 from agentrl.store.calls.deliveries import Claim
 
 HELD_S = 5.0
-"""How long a retry waits for an answer that another client holds: until that client's disconnect is noticed, or the
-replica that held the answer is back. Then the retry is treated as a new call."""
+"""How long a retry waits for an answer that another client or a dead replica holds: the client may disconnect, or the
+replica may restart. After that the retry is treated as a new call.
+"""
 POLL_S = 0.1
 
 

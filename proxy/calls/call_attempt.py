@@ -1,4 +1,4 @@
-"""One attempt to sample a call's answer: parses tokens as they come, and emits what may be delivered already.
+"""One attempt to sample a call's answer: parses tokens as they come, and emits the parts that may be delivered already.
 
 event of the engine ─► parser ─► stop strings ─► deltas ─┬► before the first tool call: emitted at once
                                                          └► from the first tool call on: held back for the commit
@@ -40,7 +40,7 @@ class Attempt:
         self.held_back: list[Delta] = []  # from the first tool call on: delivered after the commit
 
     async def sample(self, deadline: float) -> None:
-        """Sample the answer, and emit what may be delivered before the commit.
+        """Sample the answer, and emit the parts that may be delivered before the commit.
 
         Raises RequestError and Interrupted as `sampling.sample` does.
         """

@@ -27,6 +27,6 @@ class CallContext:
     heavy: Heavy
     metrics: Metrics
     settings: CallSettings
-    seeds: CallSeeds | None = None  # of calls whose programs give none; None: engines do not sample by seeds
+    seeds: CallSeeds | None = None  # for calls without a seed of their own; None: engines do not sample by seeds
     serving: set[str] = field(default_factory=set)
     """Ids of the calls that this process is answering: `Sweep.close_forgotten` closes the rows of any others."""

@@ -1,11 +1,11 @@
-"""Seeds of single calls, where engines sample each call by its own (`engine.deterministic`).
+"""Seeds of single calls, for engines that sample each call by its own seed (`engine.deterministic`).
 
     run's seed ─┐
     session's place (data cursor and sample, or evaluation's episode) ─┼─► digest ─► seed
     prompt's digest ─┤
     how often the session has sent this prompt ─┘
 
-No part depends on time, on the call's id, or on what else is sampled: two runs of one seed ask for the same samples.
+No part depends on time, on the call's id or on other calls: two runs with one seed ask for the same samples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from agentrl.engine.sampling_params import MAX_SEED
 from agentrl.proxy.recent import Recent
 from agentrl.proxy.run_store import RunStore
-from agentrl.store.sessions.session_places import place_of
+from agentrl.store.sessions.session_lookup import place_of
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class CallSeeds:
-    """Gives every call of a run its seed. Sessions of one place, in two runs of one seed, get the same ones."""
+    """Gives every call of a run its seed. Sessions at the same place in two runs with one seed get the same seeds."""
 
     run_seed: int
     store: RunStore
@@ -48,6 +48,6 @@ class CallSeeds:
 
 
 def call_seed(run_seed: int, place: str, prompt_digest: str, number: int) -> int:
-    """From 0 to MAX_SEED."""
+    """The seed of a call, from 0 to MAX_SEED."""
     named = f"{run_seed}/{place}/{prompt_digest}/{number}".encode()
     return int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "little") & MAX_SEED

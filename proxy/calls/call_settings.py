@@ -16,9 +16,9 @@ DEFAULT_TEMPERATURE = 1.0
 class CallSettings:
     """How the calls of every session are answered."""
 
-    sampling: Json  # forced on every session but an evaluation's
+    sampling: Json  # forced on every session except evaluations
     request_timeout_s: float
-    retry_grace_s: float  # an answer without a client is sampled on for so long, in case a retry comes
+    retry_grace_s: float  # how long sampling continues without a client, in case a retry comes
     restore_dropped_text: bool  # put back the text of answers that clients leave out beside tool calls
     clip_max_tokens: bool  # cut `max_tokens` to what the context still holds, in every dialect
     model_aliases: Sequence[str]  # shell patterns of other names of the policy
@@ -37,6 +37,6 @@ class CallSettings:
 
 
 def forced_sampling(config: RunConfig) -> Json:
-    """The sampling settings of every session but an evaluation's, which override what its program asks for."""
+    """The sampling settings that override the program's own, in every session except evaluations."""
     own = {"temperature": DEFAULT_TEMPERATURE} if config.steps else {}  # a run that only records changes nothing
     return own | config.rollout.sampling.model_dump(exclude_none=True)

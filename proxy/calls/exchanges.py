@@ -31,7 +31,7 @@ from agentrl.store.calls import deliveries
 
 log = logging.getLogger(__name__)
 Event = tuple[int, AnswerDelta | Answer]
-"""(index of the answer among the request's, what happened to it)."""
+"""(index of an answer of the request, its next part or the whole answer)."""
 
 
 class ClientLeft(Exception):
@@ -137,7 +137,7 @@ class Exchange:
         return not self._followers
 
     def _give_up(self) -> None:
-        """The grace period is over. A retry at another replica may still wait for the answer: ask the store."""
+        """End the grace period: stop, unless the store knows of a retry that waits at another replica."""
         self._asking = asyncio.create_task(self._stop_unless_wanted())
 
     async def _stop_unless_wanted(self) -> None:

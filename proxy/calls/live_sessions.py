@@ -1,11 +1,11 @@
-"""What this process caches about the sessions that call it. The store holds all of it."""
+"""This process's caches about the sessions that call it. The store holds all of their contents."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from agentrl.domain.schemas import Json, Power
-from agentrl.errors import RequestError
+from agentrl.errors import no_session
 from agentrl.proxy.access.keyring import Keyring
 from agentrl.proxy.access.limits import Gate, Slots
 from agentrl.proxy.calls.token_tree import TreeCache
@@ -20,12 +20,12 @@ from agentrl.store.sessions import session_lookup
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What never changes about a session."""
+    """The immutable facts of a session."""
 
     key_hash: str
     is_eval: bool
     sampling: Json | None  # forced on an evaluation session
-    root_id: str  # the session at the top of its tree: itself, unless it is a sub-agent's
+    root_id: str  # the session at the top of its tree: its own id for a session without a parent
 
 
 class LiveSessions:
@@ -41,7 +41,7 @@ class LiveSessions:
         self._pool = pool
 
     async def get(self, session_id: str) -> Session:
-        """What never changes about a session. Whether it is still open, the transaction of the intent row decides.
+        """The immutable facts of a session. The transaction of the intent row checks whether it is open.
 
         Raises RequestError 404.
         """
@@ -49,7 +49,7 @@ class LiveSessions:
         if session is None:
             row = await self._store.read(session_lookup.get, session_id)
             if row is None or row.run_id != self._store.run_id:
-                raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+                raise no_session(session_id)
             session = Session(row.key_hash, row.is_eval, row.sampling, family.root_of(row))
             self._sessions[session_id] = session
         return session

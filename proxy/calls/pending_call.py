@@ -1,4 +1,4 @@
-"""A model call before it is sampled: where it comes from, and what is asked of the engine."""
+"""A model call before it is sampled: its origin, and its request to the engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Call:
     choice: int  # its index among the request's answers
     created_at: float  # seconds since the epoch, of the request
     trainable: bool  # false in an evaluation session
-    own_seed: int | None = None  # the run's, for this call; null where its program gave one, or engines use none
+    own_seed: int | None = None  # the run's seed for this call; None where its program gave a seed, or engines use none
 
     @property
     def recorded_params(self) -> Json:

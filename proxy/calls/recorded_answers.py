@@ -13,7 +13,7 @@ from agentrl.proxy.calls.sampling.stop_strings import Delivered
 from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, ResponseHeader, Tokens
 from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.rendering import Delta, ToolCallDelta
-from agentrl.store.calls import recorded_outputs
+from agentrl.store.calls import call_traces
 from agentrl.store.db import codec
 
 
@@ -22,7 +22,7 @@ async def load(
 ) -> tuple[ResponseHeader, list[tuple[int, AnswerDelta | Answer]]]:
     """The events of the answer to `request`, whose completed calls are `ids`, in the order of its choices."""
     tree = await context.trees.get(session_id, fresh=True)
-    rows = await context.store.read(recorded_outputs.of_calls, ids)
+    rows = await context.store.read(call_traces.outputs, ids)
     events: list[tuple[int, AnswerDelta | Answer]] = []
     prompt_ids: list[int] = []
     prompt_tokens = 0
@@ -63,7 +63,7 @@ def _answer(context: CallContext, request: ModelRequest, prompt_ids: list[int], 
 
 
 def _as_then(delta: Delta, message: Json) -> Delta:
-    """A delta with the recorded id of its tool call: the parser makes up a new one."""
+    """A delta with the recorded id of its tool call, in place of the new id that the parser made."""
     if isinstance(delta, ToolCallDelta) and delta.id is not None:
         return replace(delta, id=message["tool_calls"][delta.index]["id"])
     return delta

@@ -1,4 +1,4 @@
-"""The sweep: sends this replica's heartbeat, and ends the sessions and calls of participants that stopped theirs.
+"""The sweep: sends this replica's heartbeat, and ends the sessions and calls of participants without one.
 
 Participants are rollout workers, outside programs and other replicas. Every replica sweeps for the whole run. Each
 decision is one transaction, so a session or a call is ended once. Silence counts only while this replica could have
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.domain.schemas import InteractionStatus
+from agentrl.domain.schemas import InteractionStatus, Json
 from agentrl.errors import StoreError
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import heartbeats, silence
@@ -25,8 +25,8 @@ from agentrl.store.sessions.ends import liveness
 log = logging.getLogger(__name__)
 EVERY_S = 2.0
 PAGE = 256  # due sessions that one read returns
-TOGETHER = 8  # due sessions that are checked side by side share a commit
-PUT_OFF_S = 60.0  # a session whose check fails is checked again after so long
+TOGETHER = 8  # due sessions that are checked together, in one commit
+PUT_OFF_S = 60.0  # time until a session is checked again after a failed check
 FORGOTTEN_S = 5.0
 
 
@@ -57,6 +57,7 @@ class Sweep:
     serving: set[str]  # ids of the calls that this process is answering
     forget: Callable[[str], None]  # drops an abandoned session from this process's caches
     stop_orphans: Callable[[], Awaitable[None]]
+    about: Callable[[], Json]  # what the heartbeat says about this replica
 
     async def run(self) -> None:
         """Beat and sweep forever, in two tasks, so that a long sweep delays no heartbeat. Retries after StoreError."""
@@ -75,7 +76,7 @@ class Sweep:
 
     async def beat(self, uptime: Uptime) -> None:
         """Store our heartbeat: while that works, other participants can store theirs. Raises StoreError."""
-        await self.store.write(heartbeats.beat, self.store.run_id, "proxy", self.store.replica)
+        await self.store.write(heartbeats.beat, self.store.run_id, "proxy", self.store.replica, self.about())
         uptime.renew()
 
     async def once(self, uptime: Uptime) -> None:
@@ -99,7 +100,7 @@ class Sweep:
     async def close_forgotten(self) -> None:
         """Close the rows of our calls that no task is answering: their end, or their start, could not be stored.
 
-        A running call keeps its session alive, so a row that stays open would do so for as long as this process lives.
+        A running call keeps its session alive, so an open row would keep it alive for as long as this process lives.
         """
         store = self.store
         running = await store.read(running_calls.of_replica, store.run_id, store.replica, time.time() - FORGOTTEN_S)
@@ -110,7 +111,7 @@ class Sweep:
                 await store.write(running_calls.fail, call_id, InteractionStatus.LOST, why)
 
     async def _check(self, session_id: str, uptime: Uptime) -> bool:
-        """Whether a due session was ended, put off or given a later time. An error with one delays no other."""
+        """Whether a due session was ended, put off or given a later time. Errors of one check delay no other."""
         valid_until = uptime.last + uptime.gap_s
         try:
             abandoned = await self.store.write(
@@ -128,7 +129,7 @@ class Sweep:
         return abandoned is not None
 
     async def _put_off(self, session_id: str, why: str) -> bool:
-        """Whether it could be recorded that the check of a session fails."""
+        """Record that the check of a session fails; returns whether the store took the record."""
         stuck = (self.store.run_id, session_id, codec.error_text(why), self.store.replica, time.time() + PUT_OFF_S)
         try:
             await self.store.write(silence.record_stuck, *stuck)

@@ -10,7 +10,7 @@ call whose key lies on the chain of the new conversation. Only the messages afte
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -23,7 +23,11 @@ from agentrl.store.calls.call_tree import Node
 W = TypeVar("W", str, bytes)
 CONTEXT_TOKENS = 8
 """How many ids before a piece are decoded with it: no character spans more tokens."""
+CAPACITY = 4096
+"""How many trees a `TreeCache` keeps."""
 Decode = Callable[[list[int]], str]
+First = Callable[[Node, int | None], W]
+"""(call, n) → the first n of a call's own ids, or all for None: as packed ids or as text."""
 Loader = Callable[[str, int, Mapping[str, Node]], Awaitable[tuple[int, list[Node]]]]
 """(session, seq, calls up to seq by id) → the session's last seq, and the calls after the given one."""
 
@@ -53,7 +57,7 @@ class Tree:
         return None
 
     def branches_at(self, node: Node, delta: Sequence[int]) -> bool:
-        """Whether other calls extend `node`, none of them with this prompt: it is neither a retry nor a sibling."""
+        """Whether other calls extend `node`, and none has the prompt `delta` (a retry or a sibling would have it)."""
         calls = self.by_id.values()
         below = [call.own_ids for call in calls if call.parent is not None and call.parent.id == node.id]
         prompt = packed(delta)
@@ -69,7 +73,7 @@ class Tree:
 
     def longest_prefix(self, ids: Sequence[int]) -> tuple[Node, int] | None:
         """The call with the longest sequence that is a prefix of `ids`, and its length."""
-        return self._longest_of_ids(ids)
+        return _in_ids(self._longest(packed(ids), _first_ids))
 
     def longest_text(self, prompt: str, decode: Decode) -> tuple[Node, int] | None:
         """The call with the longest text that is a prefix of `prompt`, and its length."""
@@ -78,12 +82,8 @@ class Tree:
     def nearest_prompt(self, raw: str | list[int], decode: Decode) -> tuple[Node, int] | None:
         """The call with the longest prompt that is a prefix of the raw prompt, and its length."""
         if isinstance(raw, str):
-            return self._longest(raw, partial(self._spelled, decode), answered=False)
-        return self._longest_of_ids(raw, answered=False)
-
-    def _longest_of_ids(self, ids: Sequence[int], *, answered: bool = True) -> tuple[Node, int] | None:
-        found = self._longest(packed(ids), _first_ids, answered=answered)
-        return None if found is None else (found[0], found[1] // ID_BYTES)
+            return self._longest_prompt(raw, partial(self._spelled, decode))
+        return _in_ids(self._longest_prompt(packed(raw), _first_ids))
 
     def _spelled(self, decode: Decode, node: Node, count: int | None) -> str:
         """The text of the first `count` of a call's own ids."""
@@ -93,31 +93,34 @@ class Tree:
             self._texts[node.id, count] = decode(context + own)[len(decode(context)) :]
         return self._texts[node.id, count]
 
-    def _longest(
-        self, whole: W, first: Callable[[Node, int | None], W], *, answered: bool = True
-    ) -> tuple[Node, int] | None:
-        """The call with the longest path that is a prefix of `whole`, and the length of that path.
+    def _longest(self, whole: W, first: First[W]) -> tuple[Node, int] | None:
+        """The call with the longest path that is a prefix of `whole`, and the length of that path."""
+        found = [(node, end) for node, _, end in self._begun(whole, first) if end is not None]
+        return max(found, key=_length, default=None)
 
-        `first(call, n)` returns the first `n` of a call's own ids, or all. Unless `answered`, a call's prompt alone may
-        match.
+    def _longest_prompt(self, whole: W, first: First[W]) -> tuple[Node, int] | None:
+        """The same for paths that end with the call's prompt, without its answer."""
+        found = []
+        for node, start, end in self._begun(whole, first):
+            prompt = first(node, node.n_delta)
+            if end is not None or whole.startswith(prompt, start):
+                found.append((node, start + len(prompt)))
+        return max(found, key=_length, default=None)
+
+    def _begun(self, whole: W, first: First[W]) -> Iterator[tuple[Node, int, int | None]]:
+        """Calls whose parent's path is a prefix of `whole`: the call, the length of that path, and of its own path.
+
+        The last is None where the call's own path is not a prefix of `whole`.
         """
         ends: dict[str, int] = {}
-        best: tuple[Node, int] | None = None
         for node in self.by_id.values():  # parents come before their children
             start = 0 if node.parent is None else ends.get(node.parent.id)
             if start is None:
                 continue
-            part = first(node, None)
-            begins = whole.startswith(part, start)
-            if begins:
-                ends[node.id] = start + len(part)
-            if not answered:
-                part = first(node, node.n_delta)
-                begins = begins or whole.startswith(part, start)
-            end = start + len(part)
-            if begins and (best is None or end > best[1]):
-                best = node, end
-        return best
+            own = first(node, None)
+            if whole.startswith(own, start):
+                ends[node.id] = start + len(own)
+            yield node, start, ends.get(node.id)
 
 
 def with_texts(messages: Sequence[Json], node: Node) -> list[Json]:
@@ -132,6 +135,15 @@ def with_texts(messages: Sequence[Json], node: Node) -> list[Json]:
     return whole
 
 
+def _length(found: tuple[Node, int]) -> int:
+    return found[1]
+
+
+def _in_ids(found: tuple[Node, int] | None) -> tuple[Node, int] | None:
+    """The same, with a length in ids instead of bytes."""
+    return None if found is None else (found[0], found[1] // ID_BYTES)
+
+
 def _first_ids(node: Node, count: int | None) -> bytes:
     """The first `count` of a call's own ids, packed; all for None."""
     return node.own_ids if count is None else node.own_ids[: count * ID_BYTES]
@@ -140,7 +152,7 @@ def _first_ids(node: Node, count: int | None) -> bytes:
 class TreeCache:
     """The trees of the sessions that were used last; others are loaded from the store."""
 
-    def __init__(self, load: Loader, capacity: int = 4096) -> None:
+    def __init__(self, load: Loader, capacity: int = CAPACITY) -> None:
         self._load = load
         self._capacity = capacity
         self._trees: OrderedDict[str, Tree] = OrderedDict()
@@ -166,10 +178,10 @@ class TreeCache:
         self._trees[session_id] = tree
         self._trees.move_to_end(session_id)
         while len(self._trees) > self._capacity:
-            self._trees.popitem(last=False)
+            del self._trees[next(iter(self._trees))]
 
     def commit(self, session_id: str, seq: int, node: Node | None) -> None:
-        """Add a call that was committed as number `seq`. After a gap, which other replicas committed, `get` loads it.
+        """Add a call that was committed as number `seq`, if the tree has all calls before it; otherwise `get` loads it.
 
         `node` is None for a call to an upstream.
         """

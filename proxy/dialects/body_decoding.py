@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, bad_parameter
 from agentrl.proxy.dialects.neutral_fields import Table
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, check_neutral, unsupported
+from agentrl.proxy.dialects.parameter_errors import check_neutral, unsupported
 from agentrl.proxy.dialects.unreadable_json import unreadable, unwritable
 
 S = TypeVar("S", bound=msgspec.Struct)

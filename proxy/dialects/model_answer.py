@@ -37,7 +37,7 @@ class ResponseHeader:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sampled tokens, `ids` and `logprobs` have one length, and so has `top` if it was requested."""
+    """Sampled tokens. `ids`, `logprobs` and, if requested, `top` have the same length."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -46,7 +46,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """What one event of the engine adds to an answer: deltas of the message, and the sampled tokens."""
+    """The part of an answer that one engine event brings: deltas of the message, and the sampled tokens."""
 
     deltas: list[Delta]
     tokens: Tokens

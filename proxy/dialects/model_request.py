@@ -20,13 +20,13 @@ ToolChoice = Literal["auto", "none", "required"] | Named
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRequest:
-    """A decoded request. `sampling` and `constraint` hold what the caller gave, under SGLang's names."""
+    """A decoded request. `sampling` and `constraint` hold the caller's values, under SGLang's names."""
 
     model: str | None = None
     messages: list[Json] = field(default_factory=list)  # validated; empty beside `prompts`
     prompts: list[str | list[int]] = field(default_factory=list)  # raw prompts: Completions
     previous_id: str | None = None  # the call whose conversation `messages` continue: Responses
-    has_instructions: bool = False  # the first message holds for this call: a call that continues it drops the message
+    has_instructions: bool = False  # the first message is for this call: calls that continue it drop it
     tools: list[Json] | None = None
     loaded: list[Json] = field(default_factory=list)  # callable tools that messages define; they are not in `tools`
     left_out: list[str] = field(default_factory=list)  # tools that run at a provider; the prompt leaves them out

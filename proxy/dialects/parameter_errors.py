@@ -31,11 +31,6 @@ def translated(error: RequestError, names: Mapping[str, str]) -> RequestError:
     return RequestError(error.status, message, code=error.code, param=param, retry_after_s=error.retry_after_s)
 
 
-def bad_parameter(param: str, message: str) -> RequestError:
-    """A 400 for an invalid value, as OpenAI and Anthropic answer."""
-    return RequestError(400, message, code="invalid_parameter", param=param)
-
-
 def unsupported(param: str, message: str) -> RequestError:
     """A 400 for a parameter or value that agentrl does not support."""
     return RequestError(400, message, code=UNSUPPORTED, param=param)

@@ -12,7 +12,8 @@ from msgspec import Meta
 
 from agentrl.domain.schemas import Json
 from agentrl.engine import grammars, sampling_params
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
+from agentrl.errors import bad_parameter
+from agentrl.proxy.dialects.parameter_errors import unsupported
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]  # well below 64 bits: each further answer adds one

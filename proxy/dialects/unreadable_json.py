@@ -12,7 +12,7 @@ from agentrl.errors import RequestError
 
 
 def unreadable(body: bytes, error: Exception) -> RequestError:
-    """The error for a body that cannot be read; the place of half a surrogate pair is named."""
+    """The error for a body that cannot be read. It names the place of an unpaired surrogate."""
     try:
         place = next((at for at, value in _values(json.loads(body)) if not _is_text(value)), None)
     except (ValueError, RecursionError):

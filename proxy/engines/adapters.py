@@ -49,7 +49,7 @@ class Adapters:
         if adapter is not None:
             await _load(engine.client, adapter.name, path)
         engine.version, engine.adapter, engine.folder = version, adapter, str(Path(path).parent)
-        engine.reported = False
+        engine.seen = engine.changes
 
     async def retire(self, engine: Engine) -> None:
         """Unload the adapters that no call can use any more. Raises EngineUnavailable, StoreError.
@@ -72,7 +72,7 @@ class Adapters:
 
 
 async def _load(client: EngineClient, name: str, path: str) -> None:
-    """Load an adapter on an engine, unless it has it. Raises EngineError."""
+    """Load an adapter on an engine that lacks it. Raises EngineError."""
     if (await client.adapters()).get(name) == path:
         return
     try:

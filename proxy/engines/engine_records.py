@@ -3,29 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
+from agentrl.engine.sglang_client import BASE, Adapter
 from agentrl.models import has_weights
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.weight_checks import WeightFolders
 from agentrl.proxy.run_store import RunStore
-from agentrl.store import engine_turns, runs
+from agentrl.store import Connection, engine_claims, fleet, runs
 from agentrl.store.calls import running_calls
-from agentrl.store.training import publishes
+from agentrl.store.fleet import Member, News
+from agentrl.store.training import memory_leases, publishes
+from agentrl.store.training.publishes import Wanted
+from agentrl.weights_folder import tensor_names
+
+WHOLE_EVERY_S = 60.0
+"""How often all engines are read, not only those that changed."""
 
 
 class EngineRecords:
-    """Every method may raise StoreError."""
+    """Reads and writes the engines' rows. Every method may raise StoreError.
+
+    `members` are the engines of the run as of the last `read_fleet`.
+    """
 
     def __init__(self, store: RunStore, base_model: str, folders: WeightFolders) -> None:
+        self.replica = store.replica
+        self.members: dict[str, Member] = {}
+        self._news: News | None = None
+        self._whole_at = 0.0
         self._store = store
         self._run_id = store.run_id
         self._base_model = base_model
         self._folders = folders
 
-    async def wanted(self, reported: int | None) -> int:
-        """The version that an engine which reports `reported` should serve: `publishes.version_to_serve`."""
-        return await self._store.read(publishes.version_to_serve, self._run_id, reported)
+    async def wanted(self, reported: int | None) -> Wanted:
+        """What an engine should have in its memory if it reports `reported`: `publishes.version_to_serve`.
+
+        An engine that reports the run's version, as of the last `read_fleet`, needs no query, unless a trainer has the
+        engines' GPU memory.
+        """
+        if self._news is not None and not self._news.leased and reported == self._news.version:
+            return Wanted(self._news.version)
+        found = await self._store.read(publishes.version_to_serve, self._run_id, reported)
+        if found.expired:
+            await self._store.write(memory_leases.expire, self._run_id, self.replica)
+        return found
+
+    async def base_for(self, version: int) -> str | None:
+        """The folder that an engine without weights must load before it loads `version`.
+
+        None if the folder of `version` has all tensors. A trainer that trains some of the layers writes only those.
+        """
+        row = await self._store.read(runs.version, self._run_id, version)
+        if row is None or row.path is None:
+            return None
+        return None if await asyncio.to_thread(_is_whole, Path(row.path), Path(self._base_model)) else self._base_model
 
     async def folder(self, version: int) -> str | None:
         """The folder with a version's tensors, checked against the trainer's checksum.
@@ -37,36 +71,80 @@ class EngineRecords:
             return self._base_model if await asyncio.to_thread(_may_have_weights, Path(self._base_model)) else None
         return await self._folders.checked(version, row.path, row.checksum)
 
-    async def save(self, engine: Engine) -> None:
-        """Record an engine's state."""
-        state = {"state": engine.state, "version": engine.version, "error": engine.error}
-        await self._store.write(engine_turns.save, self._run_id, engine.url, **state)
+    async def adapter(self, version: int) -> tuple[Adapter | None, str | None]:
+        """The adapter of a version, and its parent folder; the base weights have none."""
+        row = await self._store.read(runs.version, self._run_id, version)
+        if version == BASE or row is None or row.path is None:
+            return None, None
+        return Adapter(Path(row.path).name, version), str(Path(row.path).parent)
 
-    async def take(self, url: str, seconds: float) -> str | None:
-        """Take the turn to change an engine's weights for `seconds`; returns None, or the replica that has it."""
-        return await self._store.write(engine_turns.claim, self._run_id, url, self._store.replica, seconds)
+    async def save(self, engine: Engine) -> tuple[bool, Member | None]:
+        """Record an engine's state, unless its row has changed since we looked: `fleet.save`."""
+        saw = {"state": engine.state, "version": engine.version, "error": engine.error}
+        options = {"known": engine.seen, "joined": engine.joined, "replica": self.replica}
+        recorded, row = await self._store.write(fleet.save, self._run_id, engine.url, **saw, **options)
+        if row is not None:
+            self.members[row.url] = row
+        return recorded, row
 
-    async def give_back(self, url: str, *, whole: bool) -> None:
-        """End the turn; if the weights are not `whole`, another replica has to repair them."""
-        await self._store.write(engine_turns.release, self._run_id, url, self._store.replica, whole)
+    async def claim(self, engine: Engine, seconds: float) -> str | None:
+        """Claim an engine, to change its weights, for `seconds`; returns None, or the replica that has claimed it."""
+        holder, row = await self._store.write(_claim, self._run_id, engine.url, self.replica, seconds)
+        engine.wrote(row)
+        return holder
+
+    async def release(self, engine: Engine, *, whole: bool) -> None:
+        """End the claim; if the weights are not `whole`, another replica has to repair them."""
+        engine.wrote(await self._store.write(_release, self._run_id, engine.url, self.replica, whole))
 
     async def is_whole(self, url: str) -> bool:
-        """Whether no replica is changing the engine's weights or has left them incomplete."""
-        return await self._store.read(engine_turns.is_whole, self._run_id, url)
+        """Whether the engine's weights are complete: no replica is changing them or has left them incomplete."""
+        return await self._store.read(engine_claims.is_whole, self._run_id, url)
 
-    async def drained(self) -> set[str]:
-        """The engines that get no new calls."""
-        return await self._store.read(engine_turns.drained, self._run_id)
+    async def read_fleet(self) -> News:
+        """Bring `members` up to date; returns what was read. Reads all engines now and then, in case it missed one."""
+        whole_due = time.monotonic() - self._whole_at > WHOLE_EVERY_S
+        since = None if whole_due else self._news
+        news = await self._store.read(fleet.news, self._run_id, since, self._store.limits.heartbeat_timeout_s)
+        found = {row.url: row for row in news.members}
+        kept = {} if news.whole else self.members
+        for url, row in found.items():
+            known = self.members.get(url)
+            kept[url] = known if known is not None and known.changes > row.changes else row
+        self.members, self._news = kept, news
+        self._whole_at = time.monotonic() if news.whole else self._whole_at
+        return news
+
+    async def drop_lost(self) -> None:
+        """Take engines out of the run that are dead and whose lease is over."""
+        await self._store.write(fleet.drop_lost, self._run_id, self.replica)
 
     async def undone(self, version: int) -> bool:
         """Whether a version newer than this one was rolled back."""
         return await self._store.read(publishes.undone, self._run_id, version)
 
     async def oldest_call(self) -> float | None:
-        """When the oldest running call of any replica began."""
+        """The time at which the oldest running call of any replica began (seconds since the epoch), or None."""
         return await self._store.read(running_calls.oldest_running, self._run_id)
 
 
+def _claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> tuple[str | None, Member | None]:
+    return engine_claims.claim(conn, run_id, url, replica, seconds), fleet.member(conn, run_id, url)
+
+
+def _release(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> Member | None:
+    engine_claims.release(conn, run_id, url, replica, whole)
+    return fleet.member(conn, run_id, url)
+
+
+def _is_whole(folder: Path, base: Path) -> bool:
+    """Whether a version's folder has all tensors of the base model. False when this machine does not see both."""
+    try:
+        return tensor_names(base) <= tensor_names(folder) != set()
+    except (OSError, ValueError):
+        return False
+
+
 def _may_have_weights(folder: Path) -> bool:
-    """Whether the base model has weights; a folder that this machine does not see may have them for the engines."""
+    """Whether the base model has weights. True for a folder that only the engines may see."""
     return has_weights(folder) or not folder.is_dir()

@@ -1,8 +1,11 @@
-"""The engine pool: which engines serve, which one a session uses, and how an engine enters or re-enters the pool.
+"""The engine pool: which engines serve, which one a session uses, and how an engine enters, re-enters or leaves.
+
+The engines of the proxy's start stay in the pool; others join and leave by the store (`agentrl.store.fleet`).
 
 An engine serves only while it answers and reports the run's current version, or the version that a replica is
 publishing. An engine that restarted with the base weights, or missed a publish, is updated first. A paused engine is
-alive: it holds its calls, and gets new ones only when no other engine serves. `engine_state` draws the states.
+alive: it holds its calls, and gets new ones only when no other engine serves. While the trainer has the engines' GPU
+memory, no engine gets calls: they wait here. `engine_state` draws the states.
 """
 
 from __future__ import annotations
@@ -11,22 +14,30 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from agentrl.domain.schemas import Json
 from agentrl.engine.sglang_client import EngineClient, PauseMode
 from agentrl.errors import EngineDied, EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.engine_records import EngineRecords
+from agentrl.proxy.engines.engine_reports import EngineReports
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.retry_budget import RetryBudget
 from agentrl.proxy.engines.updates import POLL_S, Updates
-from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBusy, Loaded, Records
+from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBusy, Loaded
+from agentrl.proxy.engines.watchers import LiveReplicas, list_digest, watched_by
 from agentrl.proxy.recent import Recent
+from agentrl.store import fleet
+from agentrl.store.fleet import Member, News
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
+SILENT_S = 10.0
+"""A replica whose heartbeat has not changed for this time watches no engines any more: another one takes them over."""
 HANGS_AFTER = 3
-"""Probes in a row without an answer, until an engine that still takes connections counts as dead."""
+"""Number of unanswered probes in a row after which an engine that still takes connections counts as dead."""
 
 
 class EnginePool:
@@ -38,39 +49,80 @@ class EnginePool:
     def __init__(
         self,
         clients: list[EngineClient],
-        records: Records,
+        records: EngineRecords,
         *,
+        connect: Callable[[Member], EngineClient] | None = None,
         adapters: Adapters | None = None,
+        watchers: int = 2,
+        silent_s: float = SILENT_S,
         pause_mode: PauseMode = "retract",
         update_timeout_s: float = 180.0,
     ) -> None:
         self.engines = [Engine(client) for client in clients]
+        self._connect = connect  # makes the client of an engine that joins
         self.update_lock = asyncio.Lock()  # one publisher at a time
         self.budget = RetryBudget()
         self.calls = 0  # calls that are being sampled
         self._records = records
         self._adapters = adapters
+        self.reports = EngineReports(records, self._notify, by_adapter=adapters is not None)
         self.updates = Updates(
-            records, self.set_state, self._notify, adapters=adapters, pause_mode=pause_mode, timeout_s=update_timeout_s
+            records,
+            self.reports.set_state,
+            self._notify,
+            adapters=adapters,
+            pause_mode=pause_mode,
+            timeout_s=update_timeout_s,
         )
         self._sticky: Recent[Engine] = Recent()
         self._deaths: Recent[int] = Recent()  # call id → how many engines died while they sampled it
         self._news = asyncio.Event()
+        self._digest = list_digest(engine.url for engine in self.engines)
+        self._watchers = watchers
+        self._live = LiveReplicas(records.replica, min(silent_s, SILENT_S))
+        self._divided: tuple[object, ...] = ()
+        self._group: asyncio.TaskGroup | None = None
+        self._reading = asyncio.Lock()
+        self._read_at = self._read_when = self._drop_at = 0.0  # the last by the database's clock, like the first
         self._segments = 0
 
     # -- the watch -------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Probe every engine forever, each at its own pace: the pool's only background work."""
+        """Read the fleet, and probe the engines that this replica attends to: the pool's only background work."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_drains())
-            for engine in self.engines:
-                group.create_task(self._follow(engine))
+            self._group = group
+            while True:
+                try:
+                    await self.read_fleet()
+                except StoreError as error:
+                    log.error("the engines of the run could not be read: %s", error)
+                for engine in self.engines:
+                    self._attend(engine)
+                await asyncio.sleep(WATCH_EVERY_S)
+
+    def _attend(self, engine: Engine) -> None:
+        """Begin to probe an engine, if this replica should."""
+        if self._group is not None and not engine.followed and self.attends(engine):
+            engine.followed = True
+            self._group.create_task(self._follow(engine))
+
+    def attends(self, engine: Engine) -> bool:
+        """Whether this replica probes an engine: as its watcher; to reach it again; to free calls that it holds."""
+        if engine.left:
+            return False
+        down = engine.row is not None and engine.row.state == "dead"
+        return engine.mine or (engine.unreached and not down) or (engine.running > 0 and down)
+
+    def due(self) -> list[Engine]:
+        """The engines that this replica would probe now."""
+        return [engine for engine in self.engines if self.attends(engine) and not self._is_claimed(engine)]
 
     async def _follow(self, engine: Engine) -> None:
-        while True:
+        """Probe an engine, at its own pace, as long as this replica attends to it."""
+        while self.attends(engine):
             engine.probe_due.clear()
-            if not engine.lock.locked():
+            if not engine.lock.locked() and not self._is_claimed(engine):
                 try:
                     await self.probe(engine)
                 except StoreError as error:
@@ -80,21 +132,81 @@ class EnginePool:
                     await engine.probe_due.wait()
             except TimeoutError:
                 continue
+        engine.followed = False
 
-    async def _follow_drains(self) -> None:
-        while True:
-            try:
-                await self.read_drains()
-            except StoreError as error:
-                log.error("which engines are drained could not be read: %s", error)
-            await asyncio.sleep(WATCH_EVERY_S)
+    def _is_claimed(self, engine: Engine) -> bool:
+        """Whether another replica updates the engine: its row says so, and will say how that ends."""
+        row = engine.row
+        if row is None or row.state != "updating" or row.updater in (None, self._records.replica):
+            return False
+        return (row.updating_until or 0.0) > self._read_at + time.monotonic() - self._read_when
 
-    async def read_drains(self) -> None:
-        """Read which engines are drained. Raises StoreError."""
-        drained = await self._records.drained()
+    async def read_fleet(self) -> None:
+        """Read what changed: the engines that there are, their states, and the live replicas. Raises StoreError."""
+        async with self._reading:
+            news = await self._records.read_fleet()
+            self._read_at, self._read_when = news.at, time.monotonic()
+            rows = self._records.members
+            for engine in self.engines:
+                row = rows.get(engine.url)
+                if engine.joined and (row is None or not row.joined or row.own_key != engine.own_key):
+                    self._leave(engine)
+            known = {engine.url for engine in self.engines if not engine.left}
+            joined = [row for row in rows.values() if row.joined and row.url not in known]
+            new = [self._joining(row) for row in joined] if self._connect is not None else []
+            self.engines = [engine for engine in self.engines if not engine.left] + new  # others iterate the old list
+            self._divide(news)
+            for engine in self.engines:
+                if (row := rows.get(engine.url)) is not None and row.changes > engine.changes:
+                    await self.reports.take_over(engine, row)
+            self._notify()
+            await self._drop_lost(news)
+
+    def _divide(self, news: News) -> None:
+        """Find the engines that this replica watches. Replicas with the same `--engine` list divide it."""
+        me, now = self._records.replica, time.monotonic()
+        beats = {name: seen_at for name, (seen_at, about) in news.replicas.items() if not about.get("ended")}
+        live = self._live.read(beats, now)
+        alike = {name for name in live if name == me or news.replicas[name][1].get("engines") == self._digest}
+        self.reports.fleet_was_read(live - {me}, len(self.engines))
+        urls = tuple(engine.url for engine in self.engines)
+        if (urls, live, alike) == self._divided:
+            return
+        self._divided = (urls, live, alike)
+        joined = [engine.url for engine in self.engines if engine.joined]
+        listed = [engine.url for engine in self.engines if not engine.joined]
+        mine = watched_by(me, joined, live, self._watchers) | watched_by(me, listed, alike, self._watchers)
         for engine in self.engines:
-            engine.draining = engine.url in drained
-        self._notify()
+            if engine.mine and engine.url not in mine:
+                engine.row = None  # what its new watchers say counts now, also where we could not tell what we saw
+            engine.mine = engine.url in mine
+
+    async def _drop_lost(self, news: News) -> None:
+        """Let the watcher of a dead engine whose lease is over take it out of the run. Raises StoreError."""
+        rows = (engine.row for engine in self.engines if engine.mine and engine.joined)
+        lost = any(row and row.state == "dead" and (row.leased_until or 0.0) < news.at for row in rows)
+        if lost and news.at > self._drop_at:
+            self._drop_at = news.at + fleet.CHECKED_S
+            await self._records.drop_lost()
+
+    def about(self) -> Json:
+        """What the heartbeat of this replica says: its list of engines, how many it watches, and its running calls."""
+        return {
+            "engines": self._digest,
+            "watches": sum(engine.mine for engine in self.engines),
+            "calls": self.calls,
+        }
+
+    def _joining(self, row: Member) -> Engine:
+        assert self._connect is not None
+        log.info("engine %s has joined", row.url)
+        return Engine(self._connect(row), joined=True, own_key=row.own_key)
+
+    def _leave(self, engine: Engine) -> None:
+        """Give an engine no more calls; those that it has continue, unless it breaks them off."""
+        log.info("engine %s has left", engine.url)
+        engine.left = engine.draining = True
+        engine.probe_due.set()
 
     async def probe(self, engine: Engine) -> None:
         """Ask an engine for its version, and update it if it should serve another one. Raises StoreError."""
@@ -106,21 +218,21 @@ class EnginePool:
             except TimeoutError:
                 await self._no_answer(engine)
             except EngineBusy:
-                await self.set_state(engine, EngineState.UPDATING)
+                await self.reports.set_state(engine, EngineState.UPDATING)
             except EngineError as error:
                 if isinstance(error, EngineUnavailable):
                     engine.client.hang_up()
-                await self.set_state(engine, EngineState.DEAD, error=str(error))
+                await self.reports.lost(engine, error)
 
     async def _no_answer(self, engine: Engine) -> None:
         """A busy engine may answer late. One that misses HANGS_AFTER probes hangs: its calls are ended."""
         engine.unanswered += 1
         if engine.unanswered >= HANGS_AFTER or engine.state is EngineState.DEAD:
             engine.client.hang_up()
-            await self.set_state(engine, EngineState.DEAD, error="no answer in time")
+            await self.reports.lost(engine, "no answer in time")
 
     async def load(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
-        """Load `version` on an engine that answers, unless it has it, and let it serve: `Updates.load`."""
+        """Load `version` on an engine that answers and lacks it, then let the engine serve: `Updates.load`."""
         async with engine.lock:
             return await self.updates.load(engine, version, delivery)
 
@@ -150,10 +262,12 @@ class EnginePool:
         usable = [e for e in self.engines if e.state is EngineState.SERVING and not e.draining]
         if not usable:  # an engine that is being updated holds the call, and samples it afterwards
             usable = [e for e in self.engines if e.state is EngineState.UPDATING and e.paused and not e.draining]
-        if not usable or home in usable:
+        if not usable or any(engine is home for engine in usable):
             return home if usable else None
-        order = hashlib.blake2b(session_id.encode()).digest()[0]
-        chosen = min(enumerate(usable), key=lambda at: (at[1].running, (at[0] + order) % len(usable)))[1]
+        least = min(engine.running for engine in usable)
+        idlest = [engine for engine in usable if engine.running == least]
+        order = int.from_bytes(hashlib.blake2b(session_id.encode(), digest_size=8).digest())
+        chosen = idlest[order % len(idlest)]
         if home is None or home.draining or home.state is EngineState.DEAD:  # after an update the session returns to it
             self._sticky[session_id] = chosen
         return chosen
@@ -170,7 +284,7 @@ class EnginePool:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """While a call is sampled."""
+        """Count a call while it is sampled."""
         self.budget.call(time.monotonic())
         self.calls += 1
         try:
@@ -184,42 +298,28 @@ class EnginePool:
         return f"{rid}-{self._segments:08x}"
 
     async def failed(self, engine: Engine, rid: str, error: EngineError) -> int:
-        """An engine broke off a call or did not accept it: it is dead until it answers a probe, which is due now.
+        """Mark an engine dead that broke off a call or did not accept it, and probe it now.
 
         Returns how many engines have died while they sampled this call.
         """
-        await self.set_state(engine, EngineState.DEAD, error=str(error))
+        engine.seen = engine.changes
+        await self.reports.lost(engine, error)
         engine.probe_due.set()
+        self._attend(engine)
         deaths = self._deaths.get(rid, 0) + isinstance(error, EngineDied)
         self._deaths[rid] = deaths
         return deaths
 
     async def serves_rightly(self, version: int) -> bool:
         """Whether an engine should be serving `version`. Raises StoreError."""
-        return await self._records.wanted(version) == version
+        return (await self._records.wanted(version)).version == version
 
     async def never_left(self, version: int) -> bool:
         """Whether an engine that served `version` before and serves it now did so without a break. Raises StoreError.
 
-        It could only have returned from a newer version that was rolled back.
+        A break is possible only if a newer version was published in between and rolled back.
         """
         return not await self._records.undone(version)
-
-    async def set_state(self, engine: Engine, state: EngineState, error: str | None = None) -> None:
-        """Set the state of an engine, wake the calls that wait for one, and record the state in the store."""
-        before, engine.state, engine.error = engine.state, state, error
-        engine.paused = engine.paused and state is EngineState.UPDATING
-        engine.paused_since = None if state is EngineState.DEAD else engine.paused_since
-        if before is not state:
-            log.info("engine %s is %s%s", engine.url, state, f": {error}" if error else "")
-            engine.reported = False
-        self._notify()
-        if not engine.reported:
-            try:
-                await self._records.save(engine)
-                engine.reported = True
-            except StoreError as problem:  # the next probe tries again
-                log.error("engine %s is %s, which could not be recorded: %s", engine.url, state, problem)
 
     def _notify(self) -> None:
         self._news.set()

@@ -18,7 +18,7 @@ from agentrl.proxy.engines.tensor_transfer import Broadcast
 from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, Loaded
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import evaluation_episodes, runs
-from agentrl.store.training import publishes, trainer_epochs
+from agentrl.store.training import memory_leases, publishes, trainer_epochs
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +28,12 @@ async def publish(
 ) -> Json:
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
 
-    Engines are updated one after another, so that some always serve. With a broadcast they are updated together.
+    Engines are updated one after another, so that some always serve. With a broadcast, or if none serves because the
+    trainer has their memory, they are updated together.
 
     An engine that fails is ejected; any replica's pool updates it to the run's version when it answers again.
-    Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it. Raises
+    Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it, or
+    when a trainer of another epoch has its turn on the engines' GPUs. The publish ends the turn of `epoch`. Raises
     FencedError, before any engine is touched, when a trainer newer than `epoch` has started.
     """
     if epoch is not None:
@@ -41,6 +43,9 @@ async def publish(
         raise RequestError(404, f"run {store.run_name} has no version {version}", code="version_not_found")
     if row.state == VersionState.ROLLED_BACK:
         raise RequestError(409, f"version {version} was rolled back", code="version_rolled_back")
+    if not await store.write(memory_leases.hand_back, store.run_id, epoch, version):
+        message = f"version {version} is not published: a trainer computes on the engines' GPUs"
+        raise RequestError(503, message, code="memory_leased", retry_after_s=1.0)
     loaded: dict[str, Loaded] = {}
     problems: list[EngineError] = []
 
@@ -49,11 +54,13 @@ async def publish(
             loaded[engine.url] = await pool.load(engine, version, delivery)
         except EngineError as error:
             problems.append(error)
-            await pool.set_state(engine, EngineState.DEAD, error=str(error))
+            await pool.reports.lost(engine, error)
 
     async with pool.update_lock:
         started = time.time()
-        together = isinstance(delivery.transfer, Broadcast)
+        together = isinstance(delivery.transfer, Broadcast) or any(
+            engine.state is EngineState.RELEASED for engine in pool.engines
+        )
         engines = pool.engines
         for part in [engines] if together else [[engine] for engine in engines]:
             await asyncio.gather(*(load(engine) for engine in part))

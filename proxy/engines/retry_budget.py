@@ -1,6 +1,6 @@
 """How many calls may be sent to an engine again because another one failed them.
 
-Retry libraries bound the attempts of one call; this bounds those of the whole process.
+Retry libraries bound the attempts of one call; this module bounds the attempts of the whole process.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from agentrl.errors import EngineError, EngineRejected
 from agentrl.proxy.recent import Recent
 
 JOIN_TIMEOUT_S = 60.0
-"""For all members to join; the trainer's own limit is shorter."""
+"""Limit for all members to join; the trainer's own limit is shorter."""
 CLOSING_TIMEOUT_S = 10.0
-"""For closing a transfer that failed."""
+"""Limit for closing a transfer that failed."""
 Size = Annotated[int, Field(ge=0)]
 
 
@@ -33,7 +33,7 @@ class _Transfer(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     timeout_s: Annotated[float, Field(gt=0, le=86400)]
-    """For each bucket."""
+    """Limit for each bucket."""
 
 
 class Bucket(BaseModel):
@@ -48,7 +48,7 @@ class Bucket(BaseModel):
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:
         if not len(self.names) == len(self.dtypes) == len(self.shapes):
-            raise ValueError("names, dtypes and shapes must be of one length")
+            raise ValueError("names, dtypes and shapes must have the same length")
         return self
 
 
@@ -68,7 +68,7 @@ class Broadcast(_Transfer):
         """Whether the engine is a member."""
         return url in self.ranks
 
-    async def load(self, client: EngineClient, version: int, *, flush_cache: bool) -> None:
+    async def load(self, client: EngineClient, version: int | None, *, flush_cache: bool) -> None:
         """Receive all buckets. Raises EngineError; the weights are then undefined."""
         await client.join_group(
             self.group,
@@ -103,7 +103,7 @@ class Shared(_Transfer):
         """Whether the engine has payloads."""
         return url in self.payloads
 
-    async def load(self, client: EngineClient, version: int, *, flush_cache: bool) -> None:
+    async def load(self, client: EngineClient, version: int | None, *, flush_cache: bool) -> None:
         """Load all payloads. Raises EngineError; the weights are then undefined.
 
         Each payload is sent to its engine once, even if that fails: a second use kills the engine if the trainer has
@@ -131,7 +131,7 @@ def _mark_sent(url: str, buckets: list[list[str]]) -> None:
     payloads = [(rank, payload) for bucket in buckets for rank, payload in enumerate(bucket)]
     marks = [hashlib.sha256(f"{url} {rank} {payload}".encode()).hexdigest() for rank, payload in payloads]
     if any(mark in _sent for mark in marks):
-        raise EngineError(f"{url} was sent a payload of this publish before: it is not sent again")
+        raise EngineError(f"{url} has already received a payload of this publish")
     for mark in marks:
         _sent[mark] = True
 

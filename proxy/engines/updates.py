@@ -1,10 +1,15 @@
 """Updates an engine's weights: pause, update, check, continue.
 
-    take the turn (store) ─► pause ─► load ─► check the reported version ─► continue ─► give the turn back
+    claim the engine (store) ─► pause ─► load ─► check the reported version ─► continue ─► release it
                                         └ failed, or the replica died: stays paused ─► another replica repairs it
 
-Only the replica that has taken its turn, in the store, changes an engine's weights. The engine stays paused until the
+Only the replica that has claimed it, in the store, changes an engine's weights. The engine stays paused until the
 weights are complete ("whole": of one version).
+
+Where trainer and engines take turns on GPUs, the store says whose turn it is, and `bring` obeys:
+
+    claim ─► pause ─► release weights and KV cache ─► release the claim      the trainer's turn
+    claim ─► take the memory of the weights ─► load all of them ─► take that of the KV cache ─► check ─► continue
 """
 
 from __future__ import annotations
@@ -16,27 +21,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from agentrl.engine.sglang_client import BASE, EngineClient, PauseMode
+from agentrl.engine.sglang_client import BASE, EngineClient, Memory, PauseMode
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import Engine, EngineState
+from agentrl.proxy.engines.memory_release import release_memory
 from agentrl.proxy.engines.tensor_transfer import close_open_update, verify
-from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBusy, Loaded, Records
+from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBusy, Loaded
 
 log = logging.getLogger(__name__)
 POLL_S = 0.2
 """How often to ask about an engine that another replica updates."""
 PROBE_TIMEOUT_S = 5.0
 CLEANING_UP_S = 60.0
-"""Time that an update which exceeded its limit may take to clean up: its turn is longer by this."""
-GIVE_BACK_TIMEOUT_S = 10.0
+"""Time for cleaning up after an update that exceeded its limit. A claim is longer than the limit by this."""
+RELEASE_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
-class Turn:
-    """A replica's turn to change an engine's weights."""
+class Claim:
+    """A replica's claim to change an engine's weights."""
 
-    mine: bool  # other replicas are excluded
+    mine: bool  # this replica has the claim
     whole: bool  # the weights are of one version; else the engine stays paused
 
 
@@ -49,7 +56,7 @@ class Updates:
 
     def __init__(
         self,
-        records: Records,
+        records: EngineRecords,
         set_state: Callable[[Engine, EngineState], Awaitable[None]],
         notify: Callable[[], None],
         *,
@@ -67,76 +74,102 @@ class Updates:
 
     async def ask(self, engine: Engine) -> tuple[int | None, bool]:
         """The version that an engine reports, and whether it is paused. Raises EngineError, TimeoutError."""
+        engine.seen = engine.changes
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            label = (await engine.client.model_info()).version
-            reported = engine.label = int(label) if label.isdecimal() else None
+            info = await engine.client.model_info()
+            engine.memory = info.memory
+            reported = engine.label = int(info.version) if info.version.isdecimal() else None
             if self._adapters is not None:
                 reported = await self._adapters.reported(engine, reported)
             engine.paused = await engine.client.paused()
-        engine.last_seen_at = time.time()
-        engine.unanswered = 0
+        engine.unanswered, engine.unreached = 0, False
         if not engine.paused:
             engine.paused_since = None
         return reported, engine.paused
 
     async def bring(self, engine: Engine) -> None:
-        """Update an engine to the version that it should serve, and let it serve.
+        """Update an engine to the version that it should serve, and let it serve; or release its memory.
 
         Until then `engine.version` keeps its old value, by which calls notice that the engine has restarted.
         Raises EngineError, TimeoutError, StoreError.
         """
         reported, paused = await self.ask(engine)
-        if paused and not await self._needs_repair(engine):
+        if paused and engine.memory is Memory.HELD and not await self._needs_repair(engine):
             engine.paused = False  # a starting engine would sample the calls that it gets
             raise EngineBusy(f"{engine.url} is starting, or was paused by hand")
         wanted = await self._records.wanted(None if paused else reported)  # a paused engine's label says nothing
-        while paused or reported != wanted:
-            await self._records.folder(wanted)  # checks the folder, which may take long, before the engine is paused
-            async with self._turn(engine, paused) as turn:
+        while wanted.released or paused or reported != wanted.version:
+            if wanted.released:
+                return await self._release_memory(engine, paused)
+            # checks the folder, which may take long, before the engine is paused
+            await self._records.folder(wanted.version)
+            async with self._claimed(engine, paused) as claim:
                 reported, paused = await self.ask(engine)  # another replica may have just updated it
-                turn.whole = not paused
+                claim.whole = not paused
                 wanted = await self._records.wanted(None if paused else reported)
-                if paused or reported != wanted:
-                    await self._put(engine, turn, wanted)
-                    reported, paused = wanted, False
+                if not wanted.released and (paused or reported != wanted.version):
+                    await self._put(engine, claim, wanted.version)
+                    reported, paused = wanted.version, False
+                claim.whole = claim.whole or engine.is_released
             wanted = await self._records.wanted(reported)  # the run may have moved on meanwhile
-        engine.version = wanted
+        engine.version = wanted.version
         await self._set_state(engine, EngineState.SERVING)
-        if engine.unreturned:
-            await self._give_back(engine, whole=True)
+        if engine.unreleased:
+            await self._release(engine, whole=True)
+
+    async def _release_memory(self, engine: Engine, paused: bool) -> None:
+        """Release the memory of an engine, whose calls wait in it or at the proxy. Raises EngineError, StoreError."""
+        if not engine.is_released:
+            async with self._claimed(engine, paused, exclusive=True) as claim:
+                _, paused = await self.ask(engine)
+                claim.whole = not paused
+                if (await self._records.wanted(None)).released and not engine.is_released:
+                    await self._set_state(engine, EngineState.UPDATING)
+                    claim.whole = False
+                    try:
+                        await release_memory(engine, self.pause_mode, was_paused=paused)
+                    except EngineBusy:
+                        claim.whole = not paused
+                        raise
+                claim.whole = claim.whole or engine.is_released
+        if engine.is_released:
+            await self._set_state(engine, EngineState.RELEASED)
 
     @asynccontextmanager
-    async def _turn(self, engine: Engine, paused: bool, patience_s: float = 0.0) -> AsyncIterator[Turn]:
+    async def _claimed(
+        self, engine: Engine, paused: bool, patience_s: float = 0.0, *, exclusive: bool = False
+    ) -> AsyncIterator[Claim]:
         """Exclude other replicas from changing the engine's weights while the block runs.
 
-        If only an adapter is loaded there is nothing to exclude. Raises EngineBusy when another replica keeps its turn
-        for longer than `patience_s`, EngineUnavailable when the block takes too long, StoreError.
+        If only an adapter is loaded there is nothing to exclude, unless `exclusive`. Raises EngineBusy when another
+        replica holds its claim for longer than `patience_s`, EngineUnavailable when the block takes too long,
+        StoreError.
         """
-        if self._adapters is not None and engine.label == BASE and not paused:
-            yield Turn(mine=False, whole=True)
+        if self._adapters is not None and engine.label == BASE and not paused and not exclusive:
+            yield Claim(mine=False, whole=True)
             return
         until = time.monotonic() + patience_s
         while True:
             deadline = asyncio.get_running_loop().time() + self.timeout_s
-            holder = await self._records.take(engine.url, self.timeout_s + CLEANING_UP_S)
+            holder = await self._records.claim(engine, self.timeout_s + CLEANING_UP_S)
             if holder is None:
                 break
             if time.monotonic() >= until:
                 raise EngineBusy(f"{engine.url} is updated by {holder}")
             await asyncio.sleep(POLL_S)
-        turn = Turn(mine=True, whole=not paused)
+        claim = Claim(mine=True, whole=not paused)
         try:
             async with asyncio.timeout_at(deadline) as limit:
-                yield turn
+                yield claim
         except (EngineError, TimeoutError) as error:
-            if not turn.whole:
+            if not claim.whole:
                 await self._leave_paused(engine)
             if limit.expired():
                 said = f"{engine.url} was not updated in {self.timeout_s:g} s (publish.update_timeout_s)"
                 raise EngineUnavailable(said) from error
             raise
         finally:
-            await self._give_back(engine, whole=turn.whole)
+            await self._release(engine, whole=claim.whole)
 
     async def _leave_paused(self, engine: Engine) -> None:
         """Leave an engine with undefined weights paused until a replica has repaired it.
@@ -148,16 +181,16 @@ class Updates:
                 await engine.client.pause("retract")
                 await engine.client.abort_all()
 
-    async def _give_back(self, engine: Engine, *, whole: bool) -> None:
-        """End our turn. If the store cannot record that, others wait until the turn expires or a later try succeeds."""
-        engine.unreturned = True
+    async def _release(self, engine: Engine, *, whole: bool) -> None:
+        """End our claim. If the store cannot record that, others wait until it expires or a later try succeeds."""
+        engine.unreleased = True
         try:
-            async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
-                await self._records.give_back(engine.url, whole=whole)
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                await self._records.release(engine, whole=whole)
         except (StoreError, TimeoutError) as error:
-            log.error("engine %s could not be given back: %s", engine.url, error or "no answer in time")
+            log.error("the claim on engine %s could not be released: %s", engine.url, error or "no answer in time")
         else:
-            engine.unreturned = False
+            engine.unreleased = False
 
     async def _needs_repair(self, engine: Engine) -> bool:
         """Whether a paused engine may be repaired: a replica paused it for an update, or it is paused for too long."""
@@ -166,20 +199,20 @@ class Updates:
         return too_long or not await self._records.is_whole(engine.url)
 
     async def load(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
-        """Load `version` on an engine that answers, unless it has it, and let it serve.
+        """Load `version` on an engine that answers and lacks it, then let the engine serve.
 
         Raises EngineError when it does not answer, does not report the version afterwards, or has other tensors than
         the trainer, and StoreError.
         """
         _, paused = await self._answer(engine)
         await self._records.folder(version)
-        async with self._turn(engine, paused, self.timeout_s + CLEANING_UP_S) as turn:
+        async with self._claimed(engine, paused, self.timeout_s + CLEANING_UP_S) as claim:
             reported, paused = await self._answer(engine)
-            turn.whole = not paused
+            claim.whole = not paused
             if reported == version and not paused:  # the publish was requested twice
                 engine.version, loaded = version, Loaded(0.0, "none")
             else:
-                loaded = await self._put(engine, turn, version, delivery)
+                loaded = await self._put(engine, claim, version, delivery)
             await self._set_state(engine, EngineState.SERVING)
         return loaded
 
@@ -190,49 +223,76 @@ class Updates:
         except TimeoutError as error:
             raise EngineUnavailable(f"{engine.url} does not answer") from error
 
-    async def _put(self, engine: Engine, turn: Turn, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+    async def _put(self, engine: Engine, claim: Claim, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
         """Load `version`: an adapter over the base weights, or whole weights."""
         started = time.monotonic()
         if self._adapters is None:
-            return await self._replace(engine, turn, version, delivery)
+            return await self._replace(engine, claim, version, delivery)
         path = await self._records.folder(version)
         assert path is not None, "a run with adapters is trained"
-        if engine.label != BASE or not turn.whole:
-            await self._replace(engine, turn, BASE)
+        if engine.label != BASE or not claim.whole:
+            await self._replace(engine, claim, BASE)
         await self._adapters.put(engine, version, path)
         return Loaded(time.monotonic() - started, "adapter")
 
-    async def _replace(self, engine: Engine, turn: Turn, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+    async def _replace(self, engine: Engine, claim: Claim, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
         """Pause, update, check, continue."""
-        if not turn.mine:
-            raise EngineBusy(f"{engine.url} has changed")  # between two questions: the next probe asks again
+        if not claim.mine:
+            raise EngineBusy(f"{engine.url} has changed")  # since `ask`: the next probe asks again
         path = await self._records.folder(version)
         await self._set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
-        broken, turn.whole = not turn.whole, False
+        broken, claim.whole = not claim.whole, False
         # on the way back to an older version, its cache entries may contain parts of newer weights
         moves_forward = not broken and engine.label is not None and engine.label < version
         keeps_cache = self.keeps_cache and moves_forward
         mode: PauseMode = "retract" if self.pause_mode == "in_place" and not keeps_cache else self.pause_mode
-        await engine.client.pause(mode)
+        if engine.memory is Memory.HELD:
+            await engine.client.pause(mode)
         engine.paused = True
         self._notify()
         if broken:
             await close_open_update(engine.client)
-        transport, verified = await self._fill(engine.client, version, path, delivery, flush=not keeps_cache)
+        if engine.memory is Memory.HELD:
+            transport, verified = await self._fill(engine.client, version, path, delivery, flush=not keeps_cache)
+        else:
+            transport, verified = await self._reload(engine, version, path, delivery)
         await engine.client.continue_generation()
-        turn.whole = True
+        claim.whole = True
+        engine.seen = engine.changes
         engine.version = engine.label = version
         engine.adapter, engine.paused = None, False
         return Loaded(time.monotonic() - started, transport, verified)
 
+    async def _reload(self, engine: Engine, version: int, path: str | None, delivery: Delivery) -> tuple[str, int]:
+        """Load all weights into an engine that has released its memory, and let it have its memory again.
+
+        It reports `version` only after that, so that a replica that finds it without weights or cache knows it.
+        Returns and raises as `_fill` does.
+        """
+        client = engine.client
+        if path is None:
+            raise EngineError(f"{engine.url} has released its weights, and no folder has version {version}")
+        base = await self._records.base_for(version)
+        if engine.is_released:
+            await client.resume_weights()
+            engine.memory = Memory.RELOADING
+        if base is not None:
+            await client.update_weights_from_disk(base, None, timeout_s=self.timeout_s)
+        filled = await self._fill(client, None, path, delivery, flush=True)
+        await client.resume_cache()
+        await client.label_weights(version)
+        engine.memory = Memory.HELD
+        await _check_label(client, version)
+        return filled
+
     async def _fill(
-        self, client: EngineClient, version: int, path: str | None, delivery: Delivery, *, flush: bool
+        self, client: EngineClient, version: int | None, path: str | None, delivery: Delivery, *, flush: bool
     ) -> tuple[str, int]:
         """Load weights into a paused engine: by the delivery's transfer if possible, else from the folder.
 
-        Returns the transport, and how many tensors were compared with the trainer's. Engines refuse to `flush` the
-        cache while requests occupy it. Raises EngineError.
+        The engine then reports `version`; None keeps its label. Returns the transport, and how many tensors were
+        compared with the trainer's. Engines refuse to `flush` the cache while requests occupy it. Raises EngineError.
         """
         transfer = delivery.transfer
         if transfer is not None and transfer.reaches(client.url):
@@ -240,16 +300,21 @@ class Updates:
                 await transfer.load(client, version, flush_cache=flush)
                 return transfer.transport, await self._check(client, version, delivery)
             except EngineError as error:
-                log.warning("engine %s reads version %d from its folder: %s", client.url, version, error)
+                log.warning("engine %s reads the version from its folder: %s", client.url, error)
                 await close_open_update(client)
-        if path is None:
+        if path is not None:
+            await client.update_weights_from_disk(path, version, flush_cache=flush, timeout_s=self.timeout_s)
+        elif version is not None:
             await client.label_weights(version)
-            return "none", await self._check(client, version, delivery)
-        await client.update_weights_from_disk(path, version, flush_cache=flush, timeout_s=self.timeout_s)
-        return "disk", await self._check(client, version, delivery)
+        return "none" if path is None else "disk", await self._check(client, version, delivery)
 
-    async def _check(self, client: EngineClient, version: int, delivery: Delivery) -> int:
-        reported = (await client.model_info()).version
-        if reported != str(version):
-            raise EngineError(f"{client.url} reports version {reported!r} after an update to {version}")
+    async def _check(self, client: EngineClient, version: int | None, delivery: Delivery) -> int:
+        if version is not None:
+            await _check_label(client, version)
         return await verify(client, delivery.digests)
+
+
+async def _check_label(client: EngineClient, version: int) -> None:
+    reported = (await client.model_info()).version
+    if reported != str(version):
+        raise EngineError(f"{client.url} reports version {reported!r} after an update to {version}")

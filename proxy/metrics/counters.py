@@ -39,7 +39,7 @@ def share(worker: int) -> None:
     shared: Any = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
 
     class Value(shared):  # type: ignore[misc]
-        """Without the lock, which would double the cost: each number is written by one thread, and no process forks."""
+        """A value without a lock, which would double the cost: one thread writes each number, and no process forks."""
 
         def inc(self, amount: float) -> None:
             self._value += amount
@@ -55,10 +55,10 @@ def is_shared() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What this process knows of an engine now."""
+    """The current load of an engine, as this process knows it."""
 
     url: str
-    calls: int  # of ours that it is working on
+    calls: int  # calls of this process that the engine works on
     usable: bool
 
 

@@ -1,4 +1,4 @@
-"""What a Prometheus scrape shows: the counters of all workers of this port, and what the store knows.
+"""Answers Prometheus scrapes, with the counters of all workers of this port and figures from the store.
 
 Versions, engines, sessions and admission are read from the store at each scrape.
 """
@@ -47,7 +47,7 @@ class Scrape:
         self.metrics.observe(self.store.database.queued, loads)
 
     async def watch(self) -> None:
-        """Keep the gauges current for scrapes that other workers answer; returns at once where there are none."""
+        """Keep the gauges current for scrapes that other workers answer; returns at once if there are no others."""
         while is_shared():
             self.observe()
             await asyncio.sleep(OBSERVE_EVERY_S)
@@ -84,7 +84,7 @@ def _counts(registry: CollectorRegistry) -> CollectorRegistry:
 def encoded(registry: CollectorRegistry, facts: Json | None, encode: Callable[[Any], bytes]) -> bytes:
     """The counters and the store's `facts`, as `encode` writes them."""
     shown = CollectorRegistry()
-    shown.register(_counts(registry))  # a registry collects, as a collector does
+    shown.register(_counts(registry))  # a registry can be registered as a collector
     shown.register(_Store(facts))
     return encode(shown)
 

@@ -5,9 +5,13 @@ They are attributes of `app.state`, because the application and its routes exist
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from fastapi import FastAPI
 from starlette.requests import Request
 
+from agentrl.engine.engine_keys import EngineKeys
 from agentrl.proxy.access.authentication import Access
 from agentrl.proxy.access.public_address import PublicAddress
 from agentrl.proxy.access.request_body import BodyLimits
@@ -22,6 +26,8 @@ from agentrl.proxy.sessions.refusals import RefusalLog
 from agentrl.proxy.sessions.session_ends import SessionEnds
 from agentrl.proxy.sessions.session_finder import SessionFinder
 
+T = TypeVar("T")
+
 
 def install(
     app: FastAPI,
@@ -31,6 +37,7 @@ def install(
     body_limits: BodyLimits,
     public_address: PublicAddress,
     pool: EnginePool,
+    engine_keys: EngineKeys,
     metrics: Metrics,
     scrape: Scrape,
     context: CallContext,
@@ -43,84 +50,30 @@ def install(
     """Make the objects available to the routes of `app`."""
     state = app.state
     state.store, state.access, state.body_limits, state.public_address = store, access, body_limits, public_address
-    state.pool, state.metrics, state.scrape = pool, metrics, scrape
+    state.pool, state.engine_keys, state.metrics, state.scrape = pool, engine_keys, metrics, scrape
     state.context, state.answers, state.upstreams = context, answers, upstreams
     state.finder, state.ends, state.refusals = finder, ends, refusals
 
 
-def store(request: Request) -> RunStore:
-    """The run's part of the database."""
-    found: RunStore = request.app.state.store
-    return found
+def _part(name: str, kind: type[T]) -> Callable[[Request], T]:
+    def part(request: Request) -> T:
+        found: T = getattr(request.app.state, name)
+        return found
+
+    return part
 
 
-def access(request: Request) -> Access:
-    """Authentication."""
-    found: Access = request.app.state.access
-    return found
-
-
-def body_limits(request: Request) -> BodyLimits:
-    """The limits on the size and the arrival time of a body."""
-    found: BodyLimits = request.app.state.body_limits
-    return found
-
-
-def public_address(request: Request) -> PublicAddress:
-    """The URL under which clients reach the proxy."""
-    found: PublicAddress = request.app.state.public_address
-    return found
-
-
-def pool(request: Request) -> EnginePool:
-    """The engines."""
-    found: EnginePool = request.app.state.pool
-    return found
-
-
-def metrics(request: Request) -> Metrics:
-    """The counters of this process."""
-    found: Metrics = request.app.state.metrics
-    return found
-
-
-def scrape(request: Request) -> Scrape:
-    """The metrics of all workers of this port."""
-    found: Scrape = request.app.state.scrape
-    return found
-
-
-def context(request: Request) -> CallContext:
-    """The objects that the steps of a model call share."""
-    found: CallContext = request.app.state.context
-    return found
-
-
-def answers(request: Request) -> AnswerFinder:
-    """Finds the answer to each request."""
-    found: AnswerFinder = request.app.state.answers
-    return found
-
-
-def upstreams(request: Request) -> Upstreams:
-    """The other models that calls may name."""
-    found: Upstreams = request.app.state.upstreams
-    return found
-
-
-def finder(request: Request) -> SessionFinder:
-    """Finds the session of a request."""
-    found: SessionFinder = request.app.state.finder
-    return found
-
-
-def ends(request: Request) -> SessionEnds:
-    """Ends sessions."""
-    found: SessionEnds = request.app.state.ends
-    return found
-
-
-def refusals(request: Request) -> RefusalLog:
-    """Records refused calls."""
-    found: RefusalLog = request.app.state.refusals
-    return found
+store = _part("store", RunStore)  # the run's part of the database
+access = _part("access", Access)  # authentication
+body_limits = _part("body_limits", BodyLimits)  # the limits on the size and the arrival time of a body
+public_address = _part("public_address", PublicAddress)  # the URL under which clients reach the proxy
+pool = _part("pool", EnginePool)  # the engines
+engine_keys = _part("engine_keys", EngineKeys)  # the keys of engines, also of those that may join
+metrics = _part("metrics", Metrics)  # the counters of this process
+scrape = _part("scrape", Scrape)  # the metrics of all workers of this port
+context = _part("context", CallContext)  # the objects that the steps of a model call share
+answers = _part("answers", AnswerFinder)  # finds the answer to each request
+upstreams = _part("upstreams", Upstreams)  # the other models that calls may name
+finder = _part("finder", SessionFinder)  # finds the session of a request
+ends = _part("ends", SessionEnds)  # ends sessions
+refusals = _part("refusals", RefusalLog)  # records refused calls

@@ -30,12 +30,12 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             await app_parts.access(request).authenticate(request)
             body = await app_parts.body_limits(request).read(request, most=BODY_BYTES)
-            return await handle(Request(request.scope, _again(body, request)))
+            return await handle(Request(request.scope, _replayed(body, request)))
 
         return guarded
 
 
-def _again(body: bytes, request: Request) -> Callable[[], Coroutine[Any, Any, Message]]:
+def _replayed(body: bytes, request: Request) -> Callable[[], Coroutine[Any, Any, Message]]:
     """A `receive` that gives the body that was read, then the messages after it."""
     given = False
 

@@ -32,4 +32,4 @@ async def unless_disconnected(request: Request, answer: Coroutine[Any, Any, T]) 
         for task in (answering, leaving):
             task.cancel()
         await asyncio.wait([answering, leaving])
-    raise RequestError(499, "the client went away", code="client_closed_request")
+    raise RequestError(499, "the client disconnected", code="client_closed_request")

@@ -13,22 +13,22 @@ from pydantic import Field, model_validator
 
 from agentrl.configs.evaluation_config import EvalSampling
 from agentrl.domain.schemas import Json, SessionStatus
-from agentrl.errors import RequestError
+from agentrl.errors import bad_parameter
 from agentrl.proxy.access import authentication
 from agentrl.proxy.access.authentication import Power
-from agentrl.proxy.access.request_bounds import Metadata, Name, TaskData
+from agentrl.proxy.access.request_bounds import MAX_INT32, Metadata, Name, TaskData
 from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
 from agentrl.proxy.routes.request_bodies import Body
 from agentrl.proxy.sessions.admission import admitted
 from agentrl.store import heartbeats
 from agentrl.store.db.codec import hash_key
-from agentrl.store.sessions import group_starts, worker_sessions
+from agentrl.store.sessions import group_starts, session_lookup
 from agentrl.store.sessions.ends import sealing
 
 router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
 TOGETHER = 8
-"""Sessions that are ended side by side share a commit."""
+"""The number of sessions that are ended together, so that they share a commit."""
 
 
 class GroupBody(Body):
@@ -50,7 +50,7 @@ class GroupBody(Body):
     @model_validator(mode="after")
     def _a_worker_claims(self) -> GroupBody:
         if self.claim is not None and (self.owner is None or not self.is_eval):
-            raise ValueError("claim is for an evaluation by a worker: it needs is_eval and owner")
+            raise ValueError("claim is valid only for evaluations of a worker: give is_eval and owner too")
         return self
 
 
@@ -58,6 +58,20 @@ class OwnerBody(Body):
     """A worker: NAME/INSTANCE, or NAME alone for a worker that never restarts under this name."""
 
     owner: str = Field(min_length=1, max_length=100)
+
+
+class About(Body):
+    """What a worker says about itself."""
+
+    host: str = Field(default="", max_length=255)
+    pid: int = Field(default=0, ge=0, le=MAX_INT32)
+    sessions: int = Field(default=0, ge=0, le=MAX_INT32)
+
+
+class HeartbeatBody(OwnerBody):
+    """The heartbeat of a worker."""
+
+    about: About | None = None
 
 
 @router.post("/groups", status_code=201)
@@ -77,7 +91,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
     hashes = [hash_key(key) for key in new_keys]
     if body.is_eval:
         if body.task is None:
-            raise RequestError(422, "an evaluation group needs a task", code="invalid_parameter", param="task")
+            raise bad_parameter("task", "an evaluation group needs a task", 422)
         group = await store.write(
             group_starts.start_evaluation,
             store.run_id,
@@ -109,7 +123,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
 
 
 def opened_json(base: str, session_id: str, key: str, index: int) -> Json:
-    """What an agent needs to use a session that was opened for it."""
+    """The facts that an agent needs to use its new session."""
     return {
         "session_id": session_id,
         "api_key": key,
@@ -119,11 +133,11 @@ def opened_json(base: str, session_id: str, key: str, index: int) -> Json:
 
 
 @router.post("/heartbeat")
-async def worker_heartbeat(body: OwnerBody, request: Request) -> Json:
+async def worker_heartbeat(body: HeartbeatBody, request: Request) -> Json:
     """Keep a worker and the sessions of its groups alive. Answers how long it may be silent."""
     await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
-    store = app_parts.store(request)
-    await store.write(heartbeats.beat, store.run_id, "worker", body.owner)
+    store, about = app_parts.store(request), None if body.about is None else body.about.model_dump()
+    await store.write(heartbeats.beat, store.run_id, "worker", body.owner, about)
     return {"heartbeat_timeout_s": store.limits.heartbeat_timeout_s}
 
 
@@ -132,7 +146,7 @@ async def abandon_groups(body: OwnerBody, request: Request) -> Json:
     """End the open sessions that other instances of a worker left when they died."""
     await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
     store = app_parts.store(request)
-    orphans = await store.read(worker_sessions.left_behind, store.run_id, body.owner)
+    orphans = await store.read(session_lookup.left_behind, store.run_id, body.owner)
     for first in range(0, len(orphans), TOGETHER):
         ends = [
             store.write(sealing.end, session_id, SessionStatus.ABANDONED, f"its worker {owner} died", store.limits)

@@ -13,7 +13,7 @@ from agentrl.proxy.run_store import RunStore
 
 
 async def answer(store: RunStore, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Response:
-    """The JSON response of a route with what `make(conn, …)` returns."""
+    """The result of `make(conn, …)`, as the JSON response of a route."""
     return Response(await store.read_then(as_json, make, *args, **kwargs), media_type="application/json")
 
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agentrl.domain.schemas import Role
-from agentrl.errors import RequestError, did_you_mean
+from agentrl.errors import RequestError, bad_parameter, did_you_mean
 from agentrl.proxy.access import authentication, limits
 from agentrl.proxy.access.client_names import client_of
 from agentrl.proxy.calls import model_call
@@ -152,16 +152,11 @@ def _role(request: Request) -> Role | None:
     if said is None:
         return None
     if said not in CALLERS_ROLES:
-        raise RequestError(
-            400,
-            f"x-turn-type {said!r} is unknown{did_you_mean(said, CALLERS_ROLES)}",
-            code="invalid_parameter",
-            param="x-turn-type",
-        )
+        raise bad_parameter("x-turn-type", f"x-turn-type {said!r} is unknown{did_you_mean(said, CALLERS_ROLES)}")
     return Role(said)
 
 
 def _retry(request: Request) -> int:
-    """How often the client's SDK has sent this request before."""
+    """The number of times that the client's SDK has sent this request before."""
     said = request.headers.get("x-stainless-retry-count", "0")
     return int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else 0

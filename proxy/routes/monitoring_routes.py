@@ -8,16 +8,15 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import no_session
 from agentrl.proxy.access.authentication import Caller, Power
 from agentrl.proxy.access.request_bounds import MAX_INT32
 from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
 from agentrl.proxy.routes.large_answers import answer
 from agentrl.proxy.run_store import RunStore
-from agentrl.store import activity, engine_turns, evaluation_episodes, run_view
+from agentrl.store import activity, engine_claims, evaluation_episodes, heartbeats, run_view
 from agentrl.store.sessions import session_lookup, session_view
-from agentrl.store.training import step_lineage
 
 router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
 
@@ -99,9 +98,9 @@ async def get_steps(run_id: str, request: Request, after: Annotated[int, Query(g
 
 @router.get("/api/runs/{run_id}/steps/{step}/lineage", response_model=list[Json])
 async def get_lineage(run_id: str, step: Annotated[int, Path(ge=0, le=MAX_INT32)], request: Request) -> Response:
-    """What a step trained: its trajectories and calls with staleness, return and advantage."""
+    """The trajectories and calls that a step trained, with staleness, return and advantage."""
     store = await _of_run(request, run_id)
-    return await answer(store, step_lineage.of_step, run_id, step)
+    return await answer(store, run_view.of_step_lineage, run_id, step)
 
 
 @router.get("/api/runs/{run_id}/events", response_model=list[Json])
@@ -132,7 +131,7 @@ async def get_session(session_id: str, request: Request) -> Response:
     """A session and its calls."""
     caller, store = await _reader(request), app_parts.store(request)
     if caller.power is not Power.ADMIN and await store.read(session_lookup.run_of, session_id) != store.run_id:
-        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+        raise no_session(session_id)
     return await answer(store, session_view.with_calls, session_id)
 
 
@@ -141,4 +140,12 @@ async def get_engines(request: Request) -> list[Json]:
     """The engines of the run as the store knows them."""
     await _reader(request)
     store = app_parts.store(request)
-    return await store.read(engine_turns.of_run, store.run_id)
+    return await store.read(engine_claims.of_run, store.run_id)
+
+
+@router.get("/api/processes")
+async def get_processes(request: Request) -> list[Json]:
+    """The proxies and rollout workers of the run: host, last heartbeat, the end of its lease, and what each does."""
+    await _reader(request)
+    store = app_parts.store(request)
+    return await store.read(heartbeats.of_run, store.run_id, store.limits.heartbeat_timeout_s)

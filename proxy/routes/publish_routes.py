@@ -19,7 +19,7 @@ router = APIRouter(tags=["admin"], route_class=GuardedRoute)
 
 
 class PublishBody(Body):
-    """The version to publish. The store has its folder. A trainer names its epoch: refused once a newer one has begun.
+    """The version to publish; the store has its folder. A publish with an old trainer `epoch` is refused.
 
     `transfer`: how engines get the tensors without the folder. `digests`: the expected digests, by the engines' tensor
     names. `bytes`: size of the version.

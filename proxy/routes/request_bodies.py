@@ -1,4 +1,4 @@
-"""The base of every JSON request body but a model call's."""
+"""The base class of all JSON request bodies except those of model calls."""
 
 from __future__ import annotations
 

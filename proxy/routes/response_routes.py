@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, bad_parameter
 from agentrl.proxy.calls import recorded_answers
 from agentrl.proxy.calls.prompts.prompt_lengths import written
 from agentrl.proxy.dialects import RESPONSES
 from agentrl.proxy.dialects.model_answer import Answer
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
+from agentrl.proxy.dialects.parameter_errors import unsupported
 from agentrl.proxy.dialects.responses.recorded_items import items_of
 from agentrl.proxy.dialects.responses.response_tools import response_tools
 from agentrl.proxy.dialects.responses.responses_dialect import NAMESPACES, PREVIOUS

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from agentrl.domain.schemas import Json, SessionStatus
-from agentrl.errors import RequestError
+from agentrl.errors import bad_parameter
 from agentrl.proxy.access import authentication
 from agentrl.proxy.access.request_bounds import Key, Metadata, Name, TaskData
 from agentrl.proxy.routes import app_parts
@@ -75,11 +75,10 @@ async def start_session(body: SessionBody, request: Request) -> Json:
     if parent_id is not None:
         parent_id = await app_parts.finder(request).resolve(request, parent_id)
         if body.task is not None:
-            raise RequestError(
+            raise bad_parameter(
+                "task",
+                "a sub-agent's session has its parent's task: leave out `task` (a session key opens only sub-agents)",
                 422,
-                "a sub-agent's session has its parent's task: leave `task` out (a session's key opens only such)",
-                code="invalid_parameter",
-                param="task",
             )
         group = await store.write(child_sessions.start_child, parent_id, store.limits, hash_key(key), body.metadata)
     else:
@@ -153,7 +152,7 @@ async def session_heartbeat(session_id: str, request: Request) -> Json:
 async def end(session_id: str, body: EndBody, request: Request) -> Json:
     """Seal the session. Its trajectories are built once its last call has ended."""
     if body.status not in (SessionStatus.COMPLETED, SessionStatus.FAILED):
-        raise RequestError(422, "status must be completed or failed", code="invalid_parameter", param="status")
+        raise bad_parameter("status", "status must be completed or failed", 422)
     return await _end(session_id, body.status, body.error, request)
 
 

@@ -1,7 +1,7 @@
 """Uvicorn with time and size limits on idle connections.
 
 Uvicorn waits forever for the headers of a request, of any size, and for a client that does not read its answer. Here
-each connection has one timer, which checks both every CHECK_EVERY_S. The path of a call gets no further work.
+each connection has one timer, which checks both every CHECK_EVERY_S. This adds no work to a call.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Job:
 
     run_name: str
     engine_urls: list[str]
-    replica: str  # the parent's name; a worker's is `replica/index`
+    replica: str  # name of the parent; the name of a worker is `replica/index`
     log_level: str
     listener: int
     index: int = 0

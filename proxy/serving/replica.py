@@ -1,6 +1,6 @@
 """One process of `agentrl proxy --workers N`, started by prefork.py: `python -m agentrl.proxy.serving.replica JOB`.
 
-The database's URL, the admin key and the engines' keys come from the environment. When the parent dies, in whichever
+The database's URL, the admin key and the engines' keys come from the environment. When the parent dies, in any
 way, the socket pair closes, and the worker stops too. A worker ignores Ctrl-C, which a terminal sends to every process:
 the parent stops its workers.
 """

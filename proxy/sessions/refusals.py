@@ -55,12 +55,12 @@ class RefusalLog:
                 "client": client_of(request),
             }
             origin = getattr(request.state, "origin", None)
-            if origin is not None:  # tells a retry of this call from one of another
+            if origin is not None:  # distinguishes a retry of this call from a retry of another
                 refusal |= {"digest": origin.digest, "retry": origin.retry}
             self._store.submit(events.record, self._store.run_id, events.REFUSED, refusal, self._store.replica)
 
     async def _session(self, request: Request, error: RequestError) -> str | None:
-        """The session of a model call that was refused, one to a wrong address included.
+        """The session of a refused model call, also of one to a wrong address.
 
         Raises RequestError, StoreError.
         """

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, no_session
 from agentrl.proxy.access.authentication import PARENT_HEADER, Access, Power
 from agentrl.proxy.calls.live_sessions import LiveSessions
 from agentrl.proxy.run_store import RunStore
 from agentrl.proxy.sessions import named_sessions, subagents
-from agentrl.store.sessions import session_names
+from agentrl.store.sessions import session_lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class SessionFinder:
             return named
         known = self.sessions.named
         key_hash = named_sessions.key_hash_of(self.store.run_id, named)
-        found = known.get(key_hash) or await self.store.read(session_names.find, self.store.run_id, named)
+        found = known.get(key_hash) or await self.store.read(session_lookup.find_named, self.store.run_id, named)
         if found is None and opens:
             found = await named_sessions.open_named(self.store, named)
         if found is None:
-            raise RequestError(404, f"no session {named!r}", code="session_not_found")
+            raise no_session(named)
         known[key_hash] = found
         return found
 
@@ -82,7 +82,7 @@ class SessionFinder:
             return None
         caller = await self.access.authenticate(request)
         if caller.session_id not in (None, parent_id):
-            return None  # the key belongs to another session, which is meant
+            return None  # the key belongs to another session: the call is for that one
         name = request.headers.get(named_sessions.HEADER, "")
         if name == parent_id:
             return None

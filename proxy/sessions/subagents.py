@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import hashlib
 
-from agentrl.errors import RequestError
+from agentrl.errors import bad_parameter
 from agentrl.proxy.access.authentication import PARENT_HEADER
 from agentrl.proxy.access.request_bounds import LONGEST_KEY
 from agentrl.proxy.recent import Recent
 from agentrl.proxy.run_store import RunStore
-from agentrl.store.sessions import child_sessions, session_names
+from agentrl.store.sessions import child_sessions, session_lookup
 
 
 def check_name(name: str) -> None:
     """Raises RequestError 400 for a sub-agent's name that is missing or too long."""
     if not 0 < len(name) <= LONGEST_KEY:
-        raise RequestError(
-            400,
+        raise bad_parameter(
+            "X-Session-ID",
             f"{PARENT_HEADER} needs X-Session-ID, the sub-agent's name, of at most {LONGEST_KEY} characters",
-            code="invalid_parameter",
-            param="X-Session-ID",
         )
 
 
@@ -34,7 +32,7 @@ async def session_of(store: RunStore, known: Recent[str], parent_id: str, name: 
     """
     key_hash = _key_hash_of(parent_id, name)
     found = known.get(key_hash)
-    found = found or await store.read(session_names.find_child, store.run_id, parent_id, name, key_hash)
+    found = found or await store.read(session_lookup.find_child, store.run_id, parent_id, name, key_hash)
     if found is None:
         opened = await store.write(child_sessions.start_child, parent_id, store.limits, key_hash, {"name": name})
         found = opened.session_ids[0]
@@ -43,5 +41,5 @@ async def session_of(store: RunStore, known: Recent[str], parent_id: str, name: 
 
 
 def _key_hash_of(parent_id: str, name: str) -> str:
-    """The value that the store holds in place of a key's hash. No key matches it, since `hash_key` hashes otherwise."""
+    """The value that the store holds in place of a key's hash. No key matches it, as `hash_key` hashes differently."""
     return hashlib.blake2b(f"{parent_id}\0{name}".encode(), digest_size=32, person=b"sub-agent").hexdigest()

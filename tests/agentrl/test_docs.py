@@ -47,6 +47,12 @@ def test_every_route_is_documented() -> None:
         assert path in text
 
 
+def test_every_dialect_has_a_section() -> None:
+    from agentrl.proxy.dialects import DIALECTS
+
+    assert [path for path in DIALECTS if f"`POST {path}`" not in page("dialects.md")] == []
+
+
 def test_the_readme_agent_is_short_and_runs_through_python() -> None:
     readme = (ROOT / "README.md").read_text()
     for block in readme.split("```python\n")[1:]:

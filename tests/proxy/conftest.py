@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,6 +38,8 @@ CONFIG = {
     "rollout": {"group_size": 2},
     "trainer": {"groups_per_step": 2},
 }
+MANY_SESSIONS = {"rollout": {"max_concurrent_groups": 10_000}, "trainer": {"groups_per_step": 10_000}}
+"""Admission never refuses a session."""
 
 
 @dataclass
@@ -44,11 +47,13 @@ class Proxy:
     """A running proxy and what stands around it."""
 
     url: str
+    store_url: str
     database: Database
     run_id: str
     engine: FakeEngine
     renderer: Renderer
     http: httpx.Client
+    sdks: ExitStack  # the clients of `sdk`, closed with the proxy
 
     def post(self, path: str, body: Any = None, *, headers: dict[str, str] = RUN) -> httpx.Response:
         return self.http.post(self.url + path, json=body if body is not None else {}, headers=headers)
@@ -67,7 +72,8 @@ class Proxy:
         return opened
 
     def sdk(self, session: dict[str, Any], **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=0, **options)
+        made = openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=0, **options)
+        return self.sdks.enter_context(made)
 
     def says(self, text: str, *, end: bool = True) -> list[int]:
         """Token ids of an answer with this text."""
@@ -141,11 +147,16 @@ def run_config() -> dict[str, Any]:
 def store_url(databases: Databases, database_kind: str, run_config: dict[str, Any], tiny_model: Path) -> Iterator[str]:
     """A database that holds one run."""
     with databases.lent(database_kind) as url:
-        database = Database(url)
-        with database.write() as conn:
-            create_run(conn, config=run_config, task_data=[{"n": i} for i in range(4)], base_model=tiny_model, steps=10)
-        database.close()
+        add_run(url, run_config, tiny_model)
         yield url
+
+
+def add_run(url: str, config: dict[str, Any], model: Path) -> None:
+    """Create the run `test` with four tasks."""
+    database = Database(url)
+    with database.write() as conn:
+        create_run(conn, config=config, task_data=[{"n": i} for i in range(4)], base_model=model, steps=10)
+    database.close()
 
 
 @cache
@@ -154,22 +165,74 @@ def renderer_of(model: Path) -> Renderer:
     return load_renderer(model)
 
 
-@pytest.fixture
-def proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iterator[Proxy]:
+@contextmanager
+def started(store_url: str, engine: FakeEngine, model: Path) -> Iterator[Proxy]:
+    """A proxy over a store and an engine, with its clients."""
     port = free_port()
     database = Database(store_url)
     with database.read() as conn:
         run_id = runs.by_name(conn, "test").id
-    with serve_proxy(store_url, [fake_engine.url], port), httpx.Client(timeout=120) as http:
-        yield Proxy(f"http://127.0.0.1:{port}", database, run_id, fake_engine, renderer_of(tiny_model), http)
+    with serve_proxy(store_url, [engine.url], port), httpx.Client(timeout=120) as http, ExitStack() as sdks:
+        url = f"http://127.0.0.1:{port}"
+        yield Proxy(url, store_url, database, run_id, engine, renderer_of(model), http, sdks)
     database.close()
 
 
 @pytest.fixture
-def second(proxy: Proxy, store_url: str) -> Iterator[Proxy]:
+def own_proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iterator[Proxy]:
+    """A new proxy with a store and an engine of its own."""
+    with started(store_url, fake_engine, tiny_model) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iterator[Proxy]:
+    """The proxy of a test; a module whose tests use sessions of their own overrides this with `shared_proxy`."""
+    with started(store_url, fake_engine, tiny_model) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def module_proxies(databases: Databases) -> Iterator[Callable[[str, dict[str, Any], Path], Proxy]]:
+    """Starts a proxy per kind of database, configuration and model, once per module."""
+    made: dict[str, Proxy] = {}
+    with ExitStack() as stack:
+
+        def proxy_of(kind: str, config: dict[str, Any], model: Path) -> Proxy:
+            asked = json.dumps([kind, config, str(model)])
+            if asked not in made:
+                url = stack.enter_context(databases.lent(kind))
+                add_run(url, config, model)
+                made[asked] = stack.enter_context(started(url, stack.enter_context(FakeEngine()), model))
+            return made[asked]
+
+        yield proxy_of
+
+
+@pytest.fixture
+def shared_proxy(
+    module_proxies: Callable[[str, dict[str, Any], Path], Proxy],
+    database_kind: str,
+    run_config: dict[str, Any],
+    tiny_model: Path,
+) -> Iterator[Proxy]:
+    """One proxy for all tests of a module that look at nothing but their own sessions and requests.
+
+    A start takes 0.1 s of CPU. Tests that damage the engine or look at the whole run use `own_proxy`.
+    """
+    many = {part: run_config.get(part, {}) | more for part, more in MANY_SESSIONS.items()}
+    shared = module_proxies(database_kind, run_config | many, tiny_model)
+    wait_until(lambda: not shared.engine.running)
+    shared.engine.clear()
+    with ExitStack() as sdks:
+        yield replace(shared, sdks=sdks)
+
+
+@pytest.fixture
+def second(proxy: Proxy) -> Iterator[Proxy]:
     """Another replica of the same run."""
     port = free_port()
-    with serve_proxy(store_url, [proxy.engine.url], port, replica="second-replica"):
+    with serve_proxy(proxy.store_url, [proxy.engine.url], port, replica="second-replica"):
         yield replace(proxy, url=f"http://127.0.0.1:{port}")
 
 

@@ -33,7 +33,9 @@ def test_an_alias_reaches_the_policy_in_every_dialect(proxy: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_anthropics_clients_get_what_room_there_is_and_are_told(proxy: Any, stream: bool) -> None:
+def test_max_tokens_of_a_message_is_clipped_to_the_context_and_the_stop_reason_says_so(
+    proxy: Any, stream: bool
+) -> None:
     """Claude Code asks for 32,000 tokens whatever the policy's context."""
     session = proxy.session()
     room = proxy.renderer.max_context - len(proxy.renderer.render(HELLO, None))
@@ -50,7 +52,7 @@ def test_anthropics_clients_get_what_room_there_is_and_are_told(proxy: Any, stre
     assert reasons == ["model_context_window_exceeded", "end_turn"]
 
 
-def test_a_run_may_clip_in_every_dialect(proxy: Any) -> None:
+def test_clip_max_tokens_applies_to_chat_completions(proxy: Any) -> None:
     proxy.engine.enqueue(proxy.says("dcba"))
     reply = proxy.sdk(proxy.session()).chat.completions.create(model="default", messages=HELLO, max_tokens=100_000)
     assert reply.choices[0].finish_reason == "stop"

@@ -6,6 +6,11 @@ import pytest
 from agentrl.testing import Reply
 
 
+@pytest.fixture
+def proxy(shared_proxy):
+    return shared_proxy
+
+
 def ask(proxy, session, prompt="abcd", **options):
     return proxy.sdk(session).completions.create(model="test", prompt=prompt, **options)
 
@@ -26,7 +31,7 @@ def test_a_text_is_encoded_as_it_stands_and_its_completion_recorded(proxy):
     assert response.id == f"cmpl-{call['id']}"
 
 
-def test_what_looks_like_a_tool_call_is_text(proxy):
+def test_a_completion_that_looks_like_a_tool_call_is_text(proxy):
     proxy.engine.enqueue(proxy.says("calc(ab)"))
     assert ask(proxy, proxy.session()).choices[0].text == "calc(ab)"
 
@@ -41,7 +46,7 @@ def test_a_prompt_that_repeats_prompt_and_answer_extends_them(proxy):
     assert proxy.engine.requests[1]["input_ids"] == proxy.renderer.encode("abcddcx")
 
 
-def test_a_prompt_that_goes_on_otherwise_is_a_fork_and_the_same_prompt_is_none(proxy):
+def test_a_prompt_that_differs_behind_an_answer_is_a_fork_and_a_repeated_prompt_is_not(proxy):
     """The text of an answer has no end-of-turn token, so a prompt that goes on behind it is another sequence."""
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("dc"))
@@ -52,7 +57,7 @@ def test_a_prompt_that_goes_on_otherwise_is_a_fork_and_the_same_prompt_is_none(p
     assert reasons == [None, "history_edited", None, "history_edited", "new_conversation"]
 
 
-def test_ids_are_taken_as_they_are(proxy):
+def test_a_prompt_of_token_ids_is_sampled_unchanged(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("dc", end=False), proxy.says("ba"))
     first = ask(proxy, session, [5, 6, 7], extra_body={"return_token_ids": True}).choices[0].model_extra
@@ -63,7 +68,7 @@ def test_ids_are_taken_as_they_are(proxy):
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
-def test_answers_that_read_the_same_are_told_apart_by_their_ids(proxy, chosen):
+def test_answers_with_equal_text_are_distinguished_by_their_token_ids(proxy, chosen):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("dc", end=False), proxy.says("dc"))
     said = ask(proxy, session, n=2, extra_body={"return_token_ids": True}).choices[chosen].model_extra
@@ -71,7 +76,7 @@ def test_answers_that_read_the_same_are_told_apart_by_their_ids(proxy, chosen):
     assert proxy.calls(session)[2]["parent_id"] == said["interaction_id"]
 
 
-def test_ids_that_go_on_from_a_conversation_keep_its_system_messages(proxy):
+def test_token_ids_that_extend_a_conversation_keep_its_system_messages(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("dc"), proxy.says("ba"))
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
@@ -109,37 +114,6 @@ def test_a_stream_says_the_same_however_the_engine_splits_it(proxy, chunks):
     assert tokens == [proxy.renderer.decode([token]) for token in ids]
     assert [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] == "stop"
     assert stream[-1].usage.completion_tokens == len(ids)
-
-
-def test_text_is_streamed_before_the_answer_is_complete_and_ends_after_the_commit(proxy):
-    session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("abcd"), hold_after=2))
-    stream = iter(ask(proxy, session, stream=True))
-    seen = ""
-    while len(seen) < 2:
-        seen += next(stream).choices[0].text
-    assert [call["status"] for call in proxy.calls(session)] == ["running"]
-    proxy.engine.release()
-    reasons = [chunk.choices[0].finish_reason for chunk in stream]
-    assert reasons[-1] == "stop"
-    assert [call["status"] for call in proxy.calls(session)] == ["complete"]
-
-
-def test_a_stop_string_cuts_the_text_and_not_the_tokens(proxy):
-    session = proxy.session()
-    ids = proxy.says("ab.cd", end=False)
-    proxy.engine.enqueue(Reply(ids, finish_reason="stop"))
-    assert ask(proxy, session, stop=".").choices[0].text == "ab"
-    assert proxy.calls(session)[0]["output_ids"] == ids
-
-
-def test_an_engine_that_dies_in_a_stream_raises_in_the_client(proxy):
-    session = proxy.session()
-    proxy.engine.enqueue(*[Reply(proxy.says("abcd"), chunks=[1] * 9, drop_after=2)] * 5)
-    with pytest.raises(openai.APIError) as caught:
-        list(ask(proxy, session, stream=True))
-    assert caught.value.code == "engine_died"
-    assert [call["status"] for call in proxy.calls(session)] == ["failed"]
 
 
 @pytest.mark.parametrize(

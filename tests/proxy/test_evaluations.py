@@ -278,7 +278,7 @@ async def test_an_evaluation_changes_nothing_in_the_training_data_or_the_admissi
         with start(config(**evaluation), kind) as run:
             await play_and_train(run)
             found.append(run.database.query(training_data, run.id))
-            assert run.database.query(run_audit.violations, run.id) == []
+            assert run.database.query(lambda conn: list(run_audit.scan(conn, run.id))) == []
             measured = [(one["step"], one["complete"], one["ended"]) for one in run.evaluations()]
             assert measured == ([(0, True, 6), (2, True, 6), (4, True, 6)] if evaluation else [])
     with_evaluation, without = found
@@ -442,7 +442,7 @@ def test_a_worker_that_is_killed_leaves_an_evaluation_that_goes_on_where_it_stop
         assert before == {key: n for key, n in ALL.items() if key in before}
         assert sum(n for key, n in after.items() if key[2] == "abandoned") == 2
         assert len(played.read_text().split()) == 7 + 12 - 5
-        assert run.database.query(run_audit.violations, run.id) == []
+        assert run.database.query(lambda conn: list(run_audit.scan(conn, run.id))) == []
 
 
 def test_processes_share_an_evaluation_also_when_one_is_killed(start: Any, until: Any) -> None:

@@ -57,7 +57,7 @@ class Fleet:
 
     def violations(self) -> list[str]:
         with self.proxy.database.read() as conn:
-            return run_audit.violations(conn, self.proxy.run_id)
+            return list(run_audit.scan(conn, self.proxy.run_id))
 
 
 @pytest.fixture
@@ -269,14 +269,14 @@ def test_a_fleet_that_dies_is_not_hammered(proxy, monkeypatch):
 
 def test_a_drained_engine_finishes_and_gets_no_more_from_any_replica(proxy, second, monkeypatch, until):
     reads: list[EnginePool] = []
-    read = EnginePool.read_drains
+    read = EnginePool.read_fleet
 
     async def counted(pool: EnginePool) -> None:
         await read(pool)
         if [engine.url for engine in pool.engines] == [proxy.engine.url]:  # not one of a proxy that is being stopped
             reads.append(pool)
 
-    monkeypatch.setattr(EnginePool, "read_drains", counted)
+    monkeypatch.setattr(EnginePool, "read_fleet", counted)
     until(lambda: [e["state"] for e in proxy.get("/api/engines")] == ["serving"])
     url = proxy.engine.url
     proxy.engine.enqueue(Reply(proxy.says("ab"), hold_after=1))

@@ -14,7 +14,7 @@ from sqlalchemy import select, text, update
 from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.proxy.calls import call_records, sweep
 from agentrl.proxy.engines import engine_records, publishing
-from agentrl.store import Database, engine_turns, silence
+from agentrl.store import Database, fleet, silence
 from agentrl.store.sessions.ends import liveness
 from agentrl.store.tables import runs
 from agentrl.store.training import publishes, trainer_epochs
@@ -45,8 +45,8 @@ def faults() -> list[StoreError]:
 
 def test_an_engines_state_is_recorded_when_the_database_is_back(proxy, monkeypatch, until):
     until(lambda: [e["state"] for e in proxy.get("/api/engines")] == ["serving"])
-    save = Flaky(engine_turns.save, *faults())
-    monkeypatch.setattr(engine_turns, "save", save)
+    save = Flaky(fleet.save, *faults())
+    monkeypatch.setattr(fleet, "save", save)
     proxy.engine.stop()
     until(lambda: proxy.get("/api/engines")[0]["state"] == "dead")
     assert save.raised == 2
@@ -67,7 +67,7 @@ def test_an_engine_that_comes_back_during_a_fault_serves_in_the_end(proxy, monke
 
 
 @pytest.mark.parametrize("part", ["beat", "due", "check_session"])
-def test_the_sweep_goes_on(proxy, monkeypatch, until, caplog, part):
+def test_the_sweep_continues_after_a_database_fault(proxy, monkeypatch, until, caplog, part):
     module = {"beat": sweep.heartbeats, "due": liveness, "check_session": silence}[part]
     flaky = Flaky(getattr(module, part), *faults())
     monkeypatch.setattr(module, part, flaky)
@@ -179,7 +179,7 @@ def test_a_trainer_whose_epoch_is_over_is_told_so(proxy):
 
 
 @pytest.mark.parametrize("database_kind", KINDS[1:])
-def test_a_lost_connection_is_nobodys_business(proxy, until):
+def test_a_group_is_played_while_database_connections_are_lost(proxy, until):
     """The server hangs up on everybody, again and again, while a group is played."""
 
     def hang_up() -> None:

@@ -206,7 +206,7 @@ class Fuzz:
 
     def done(self):
         with self.proxy.database.read() as conn:
-            assert run_audit.violations(conn, self.proxy.run_id) == []
+            assert list(run_audit.scan(conn, self.proxy.run_id)) == []
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ WHOLE: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.searches
-def test_a_body_with_something_odd_in_it(fuzz, path):
+def test_a_body_with_an_odd_value_is_answered_in_the_dialects_shape(fuzz, path):
     valid = BODIES[path]
     assert fuzz.well(path, fuzz.send(path, json.dumps(valid)))
 
@@ -336,7 +336,7 @@ def test_a_body_with_something_odd_in_it(fuzz, path):
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.searches
-def test_a_body_that_is_damaged(fuzz, path):
+def test_a_damaged_body_is_answered_in_the_dialects_shape(fuzz, path):
     valid = json.dumps(BODIES[path]).encode()
 
     @fuzzed(max_examples=EXAMPLES)
@@ -417,7 +417,7 @@ STOP = {"/chat/completions": "stop", "/completions": "stop", "/messages": "stop_
 
 @pytest.mark.parametrize("path", ASKED)
 @pytest.mark.searches
-def test_whatever_the_engine_says(fuzz, path):
+def test_an_odd_engine_answer_is_delivered_or_fails_in_the_dialects_shape(fuzz, path):
     proxy = fuzz.proxy
 
     @fuzzed(max_examples=EXAMPLES)

@@ -7,14 +7,17 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from agentrl.testing import Reply
-
 CALC = {
     "type": "function",
     "name": "calc",
     "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
     "strict": False,
 }
+
+
+@pytest.fixture
+def proxy(shared_proxy):
+    return shared_proxy
 
 
 def ask(proxy, session, input="abcd", **options):
@@ -36,19 +39,7 @@ def extends(proxy, session):
     return [call["fork_reason"] for call in calls] == [None] * len(calls)
 
 
-def test_a_response_is_recorded_as_sampled(proxy):
-    session = proxy.session()
-    ids = proxy.says("dcba")
-    proxy.engine.enqueue(ids)
-    response = ask(proxy, session, instructions="no", include=["message.output_text.logprobs"])
-    assert (response.output_text, response.status) == ("dcba", "completed")
-    assert (response.usage.output_tokens, len(response.output[0].content[0].logprobs)) == (len(ids), len(ids))
-    (call,) = proxy.calls(session)
-    assert response.id == f"resp_{call['id']}"
-    assert (call["output_ids"], call["dialect"]) == (ids, "openai.responses")
-
-
-def test_an_agent_that_keeps_the_items_extends_one_trajectory(proxy):
+def test_items_sent_back_extend_the_trajectory(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("calc(ab)"), proxy.says("ba"), proxy.says("ok"))
     items: list = [{"role": "user", "content": "abcd"}]
@@ -63,7 +54,7 @@ def test_an_agent_that_keeps_the_items_extends_one_trajectory(proxy):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_agent_that_names_the_response_before_extends_it_too(proxy, stream):
+def test_previous_response_id_extends_the_trajectory(proxy, stream):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("calc(ab)"), proxy.says("ba"), proxy.says("ok"))
 
@@ -83,7 +74,7 @@ def test_an_agent_that_names_the_response_before_extends_it_too(proxy, stream):
     assert extends(proxy, session)
 
 
-def test_instructions_are_of_one_call(proxy):
+def test_instructions_apply_to_one_call_only(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("a"), proxy.says("b"), proxy.says("c"))
     first = ask(proxy, session, "hi", instructions="one")
@@ -102,7 +93,7 @@ def test_instructions_are_of_one_call(proxy):
 
 
 @pytest.mark.parametrize("name", ["resp_" + "0" * 32, "resp_x"])
-def test_a_response_that_was_never_given_cannot_be_continued(proxy, name):
+def test_an_unknown_previous_response_id_is_refused(proxy, name):
     with pytest.raises(openai.APIStatusError) as caught:
         ask(proxy, proxy.session(), previous_response_id=name)
     assert caught.value.status_code in (400, 404)
@@ -116,66 +107,7 @@ def test_a_response_of_another_session_cannot_be_continued(proxy):
     assert caught.value.code == "previous_response_not_found"
 
 
-@pytest.mark.parametrize("chunks", [None, [1], [2, 1], [100]])
-def test_a_stream_says_the_same_however_the_engine_splits_it(proxy, chunks):
-    session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("abcdefgh"), chunks=chunks))
-    with proxy.sdk(session).responses.stream(model="test", input="abcd") as events:
-        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-        final = events.get_final_response()
-    assert text == final.output_text == "abcdefgh"
-    assert final.id == f"resp_{proxy.calls(session)[0]['id']}"
-
-
-def test_text_is_streamed_before_the_answer_is_complete_and_ends_after_the_commit(proxy):
-    session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("abcd"), hold_after=2))
-    events = iter(ask(proxy, session, stream=True))
-    seen = ""
-    while len(seen) < 2:
-        event = next(events)
-        seen += event.delta if event.type == "response.output_text.delta" else ""
-    assert [call["status"] for call in proxy.calls(session)] == ["running"]
-    proxy.engine.release()
-    for event in events:
-        if event.type == "response.completed":
-            assert [call["status"] for call in proxy.calls(session)] == ["complete"]
-            break
-    else:
-        pytest.fail("the stream had no end")
-
-
-def test_a_streamed_function_call_is_done_only_after_the_commit(proxy):
-    session = proxy.session()
-    proxy.engine.enqueue(Reply(proxy.says("calc(ab)"), chunks=[1] * 20))
-    done = []
-    for event in ask(proxy, session, tools=[CALC], stream=True):
-        if event.type == "response.function_call_arguments.done":
-            assert [call["status"] for call in proxy.calls(session)] == ["complete"]
-            done.append((event.name, json.loads(event.arguments)))
-    assert done == [("calc", {"x": "ab"})]
-    assert event.type == "response.completed"
-
-
-def test_an_answer_cut_short_is_incomplete(proxy):
-    proxy.engine.enqueue(Reply(proxy.says("dcba", end=False), finish_reason="length"))
-    response = ask(proxy, proxy.session(), max_output_tokens=4)
-    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert proxy.engine.requests[0]["sampling_params"]["max_new_tokens"] == 4
-
-
-def test_an_engine_that_dies_in_a_stream_raises_in_the_client(proxy):
-    session = proxy.session()
-    proxy.engine.enqueue(*[Reply(proxy.says("abcd"), chunks=[1] * 9, drop_after=2)] * 5)
-    seen: list[str] = []
-    with pytest.raises(openai.APIError) as caught:
-        seen.extend(event.type for event in ask(proxy, session, stream=True))
-    assert seen[-1] == "response.failed"
-    assert caught.value.code == "engine_died"
-    assert [call["status"] for call in proxy.calls(session)] == ["failed"]
-
-
-def test_a_format_is_the_engines_grammar_and_the_sdk_parses_what_comes(proxy):
+def test_a_format_becomes_the_engines_grammar_and_the_sdk_parses_the_answer(proxy):
     class Shape(BaseModel):
         x: str
 
@@ -186,7 +118,7 @@ def test_a_format_is_the_engines_grammar_and_the_sdk_parses_what_comes(proxy):
     assert schema["properties"]["x"]["type"] == "string"
 
 
-def test_what_the_sdk_parsed_can_be_sent_back(proxy):
+def test_items_parsed_by_the_sdk_can_be_sent_back(proxy):
     class Shape(BaseModel):
         x: str
 

@@ -20,6 +20,11 @@ RUN = {"Authorization": "Bearer run-key"}
 
 
 @pytest.fixture
+def proxy(shared_proxy):
+    return shared_proxy
+
+
+@pytest.fixture
 def run_config(run_config: dict[str, Any]) -> dict[str, Any]:
     """An ended session waits an hour for its reward."""
     return run_config | {"proxy": {"reward_timeout_s": 3600.0}, "rollout": {"group_size": 2, "min_group_size": 1}}
@@ -105,42 +110,6 @@ def test_a_repeated_reward_gets_the_first_answer_at_any_replica(proxy, second, b
     assert [r["value"] for r in proxy.get(f"{path}s")] == [0.5]
 
 
-def test_a_late_reward_ends_the_wait_and_the_group_is_ready(proxy):
-    group = proxy.post("/groups").json()["sessions"]
-    for session in group:
-        chat(proxy, session, "ab")
-        assert end(proxy, session) == "completed"
-    assert proxy.get("/api/run")["groups"] == {"running": 1}
-    for session in group:
-        assert give(proxy, session, 1.0)["applied"]
-    run = proxy.get("/api/run")
-    assert (run["groups"], run["trajectories"]) == ({"ready": 1}, {"ready": 2})
-    assert give(proxy, group[0], 0.5)["applied"]  # until it is leased, a correction counts
-    assert call_returns(proxy, group[0]) == [0.5]
-
-
-def test_what_comes_after_the_lease_is_kept_and_not_applied(proxy):
-    group = proxy.post("/groups").json()["sessions"]
-    for session in group:
-        chat(proxy, session, "ab")
-        give(proxy, session, 1.0)
-        end(proxy, session)
-    with proxy.database.write() as conn:
-        epoch = trainer_epochs.begin_epoch(conn, proxy.run_id)
-        assert steps.lease(conn, proxy.run_id, epoch, step=1, n_groups=1, max_staleness=1, discount=1.0)
-    assert give(proxy, group[0], 0.0)["applied"] is False
-    assert call_returns(proxy, group[0]) == [1.0]
-    assert [r["applied"] for r in proxy.get(f"/sessions/{group[0]['session_id']}/rewards")] == [True, False]
-
-
-def test_what_comes_after_the_rejection_is_kept_and_not_applied(proxy):
-    group = proxy.post("/groups").json()["sessions"]
-    for session in group:
-        proxy.http.delete(f"{proxy.url}/sessions/{session['session_id']}", headers=RUN)
-    assert proxy.get("/api/run")["groups"] == {"rejected": 1}
-    assert give(proxy, group[0], 1.0)["applied"] is False
-
-
 def test_a_reward_and_the_end_of_the_wait_are_one(proxy, run_config, monkeypatch):
     """A crash between the two would leave a session that is rewarded and never built."""
     session = proxy.session()
@@ -190,3 +159,44 @@ def test_no_route_takes_a_reward_beyond_the_bound(proxy):
         assert end(proxy, session) == "completed"
     assert proxy.get(f"/sessions/{session['session_id']}/rewards") == []
     assert give(proxy, session, -1e6)["applied"]
+
+
+class TestOfTheWholeRun:
+    """States of groups, and leases."""
+
+    @pytest.fixture
+    def proxy(self, own_proxy):
+        return own_proxy
+
+    def test_a_late_reward_ends_the_wait_and_the_group_is_ready(self, proxy):
+        group = proxy.post("/groups").json()["sessions"]
+        for session in group:
+            chat(proxy, session, "ab")
+            assert end(proxy, session) == "completed"
+        assert proxy.get("/api/run")["groups"] == {"running": 1}
+        for session in group:
+            assert give(proxy, session, 1.0)["applied"]
+        run = proxy.get("/api/run")
+        assert (run["groups"], run["trajectories"]) == ({"ready": 1}, {"ready": 2})
+        assert give(proxy, group[0], 0.5)["applied"]  # until it is leased, a correction counts
+        assert call_returns(proxy, group[0]) == [0.5]
+
+    def test_what_comes_after_the_lease_is_kept_and_not_applied(self, proxy):
+        group = proxy.post("/groups").json()["sessions"]
+        for session in group:
+            chat(proxy, session, "ab")
+            give(proxy, session, 1.0)
+            end(proxy, session)
+        with proxy.database.write() as conn:
+            epoch = trainer_epochs.begin_epoch(conn, proxy.run_id)
+            assert steps.lease(conn, proxy.run_id, epoch, step=1, n_groups=1, max_staleness=1, discount=1.0)
+        assert give(proxy, group[0], 0.0)["applied"] is False
+        assert call_returns(proxy, group[0]) == [1.0]
+        assert [r["applied"] for r in proxy.get(f"/sessions/{group[0]['session_id']}/rewards")] == [True, False]
+
+    def test_what_comes_after_the_rejection_is_kept_and_not_applied(self, proxy):
+        group = proxy.post("/groups").json()["sessions"]
+        for session in group:
+            proxy.http.delete(f"{proxy.url}/sessions/{session['session_id']}", headers=RUN)
+        assert proxy.get("/api/run")["groups"] == {"rejected": 1}
+        assert give(proxy, group[0], 1.0)["applied"] is False

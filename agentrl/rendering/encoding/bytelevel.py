@@ -28,6 +28,7 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._bytes = [_bytes_of(tokenizer.id_to_token(id)) for id in range(size)]
+        self.longest = max(map(len, self._bytes), default=0)
 
     def of(self, ids: Sequence[int]) -> bytes:
         """The concatenated bytes of several ids. Ids without a token have no bytes, as in `tokenizers`."""

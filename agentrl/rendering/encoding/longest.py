@@ -27,11 +27,10 @@ def longest_text(tokenizer: Tokenizer, max_context: int | None) -> int | None:
 def _chars_per_token(tokenizer: Tokenizer) -> int | None:
     """Maximum number of characters of a text that one token stands for; None if there is no bound."""
     table = token_bytes(tokenizer)
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if table is not None:
-        longest = max(table.lengths(vocabulary.values()), default=0)
+        longest = table.longest
     elif isinstance(tokenizer.model, models.BPE) and tokenizer.model.byte_fallback:
-        longest = max(map(len, vocabulary), default=0)
+        longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=0)
     else:  # many unknown characters may be one token
         return None
     shortened = _shortened(tokenizer)

@@ -15,7 +15,7 @@ from agentrl.domain.schemas import Json
 CAPACITY = 16_000_000
 """Characters: some hundred conversations of 30,000 tokens."""
 LONG_TEXT, LONG_TEXTS = 256, 4_000_000
-"""In characters: the shortest text that is remembered (`units.py` remembers the words of others), and the capacity."""
+"""In characters: the shortest text that is cached (`units.py` caches the words of others), and the capacity."""
 
 
 class EncodedTexts:
@@ -49,7 +49,7 @@ class EncodedTexts:
 
 
 class RenderedTexts:
-    """The texts of the prompts used last, given back for equal messages and tools only.
+    """Caches the texts of recent prompts. A text is found only by equal messages and tools.
 
     Messages are kept, not copied: callers must not change them afterwards.
     """

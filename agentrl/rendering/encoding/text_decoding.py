@@ -13,7 +13,7 @@ from agentrl.rendering.encoding.bytelevel import TokenBytes, token_bytes
 from agentrl.rendering.renderer import ContentDelta, Delta, OutputParser, places
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer decodes an incomplete or invalid byte sequence to."""
+"""The text to which a tokenizer decodes an incomplete or invalid byte sequence."""
 
 
 class TextDecoder(ABC):
@@ -88,7 +88,7 @@ class ContextDecoder(TextDecoder):
         return "".join([self._next(token) for token in ids])
 
     def flush(self) -> str:
-        """The text of the ids that wait, as it is."""
+        """The text of the ids that were held back, incomplete characters included."""
         text = self._pending_text() if self._pending else ""
         self._context, self._pending = [], []
         return text

@@ -7,7 +7,7 @@ splits:
     The answer  is 47.\\n  Next   →   "The" " answer  is" " 47.\\n  Next"
 
 Each alternative of their patterns (`_ALTERNATIVES`) matches a space only as its first character or after other white
-space, and none looks back, or ahead past the end of white space.
+space. No alternative looks back, and none looks ahead past the end of white space.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CERTAIN = re.compile(r"[!-~\w]")
 CUT = re.compile(f" (?<={CERTAIN.pattern} )")
 """The space that a unit begins with."""
 UNIT_CHARS, UNITS, OPENINGS = 64, 50_000, 1024
-"""Limits of what is remembered: characters of a unit, number of units, number of beginnings of texts."""
+"""Limits of the caches: characters of a unit, number of units, number of beginnings of texts."""
 TOGETHER = 4096
-"""Most new units that are encoded in one call of the tokenizer."""
+"""Maximum number of new units that are encoded in one call of the tokenizer."""
 
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -52,7 +52,7 @@ _ALTERNATIVES = (
 _ALTERNATIVE = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
 _PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
 _NORMALIZERS = (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []})
-"""Those that change nothing, or compose characters: none with a space."""
+"""Normalizers that change nothing or compose characters; no composition contains a space."""
 
 PROBES = (
     "user\nWhat's 12 plus  35?\n\nIt's 47 , I'D say .\n",
@@ -67,7 +67,7 @@ def units_encode(tokenizer: Tokenizer) -> Encode:
     The tokenizer must not be changed afterwards.
     """
 
-    def plain(text: str) -> list[int]:  # by itself: a batch, even of one text, is handed to other threads
+    def plain(text: str) -> list[int]:  # not in a batch: a batch, even of one text, goes to other threads
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     table = token_bytes(tokenizer)
@@ -78,7 +78,7 @@ def units_encode(tokenizer: Tokenizer) -> Encode:
 
 
 class UnitEncoder:
-    """Encodes the texts of a tokenizer that `cuts_into_units`."""
+    """Encodes texts by units, for a tokenizer that `cuts_into_units`."""
 
     def __init__(self, plain: Encode, table: TokenBytes, capacity: int = UNITS) -> None:
         """`plain` encodes any text; `capacity` limits the number of cached units."""
@@ -86,7 +86,7 @@ class UnitEncoder:
         self._table = table
         self._capacity = capacity
         self._known: dict[str, tuple[int, ...]] = {}  # by the unit without the space that it begins with
-        self._words: dict[str, tuple[int, ...]] = {}  # those of them that a cut follows wherever a space does
+        self._words: dict[str, tuple[int, ...]] = {}  # the known units after which every space is a cut
         self._opening = lru_cache(OPENINGS)(plain)
 
     def __call__(self, text: str) -> list[int]:

@@ -218,7 +218,7 @@ class PairsReader(MarkedReader):
 
 
 class InvokeReader(MarkedReader):
-    """What follows `<invoke name="`: the name, then `<parameter name="k">v</parameter>`."""
+    """The text after `<invoke name="`: the name, then `<parameter name="k">v</parameter>`."""
 
     tag = ""
     _typed = ""

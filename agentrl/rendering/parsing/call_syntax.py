@@ -67,7 +67,7 @@ def tools_line(tools: Sequence[Json]) -> str:
 
 
 def write_call(call: Json, known: Mapping[str, Signature]) -> str:
-    """An assistant's tool call as text. A tool that is not known is written bare if it could be."""
+    """An assistant's tool call as text. The call of an unknown tool is written bare if possible."""
     function = function_of(call)
     name, arguments = function["name"], function.get("arguments")
     match parse_arguments(arguments):
@@ -163,7 +163,7 @@ class CallReader:
     def _read_inside(self, text: str) -> str:
         """The text after the bracket that closes the call."""
         if self._known[self._name].bare is None:
-            return ""  # brackets inside JSON strings do not count: only the end can tell
+            return ""  # brackets inside JSON strings do not count, so only the end decides
         for bracket in _BRACKETS.finditer(text):
             self._depth += 1 if bracket[0] == "(" else -1
             if not self._depth:

@@ -6,8 +6,8 @@
        ▼ │ the call is sent whole, or its characters are text
       BLOCK
 
-White space around markers is layout: it is kept between two texts and left out at the ends. What is malformed, unclosed
-or out of place stays text, letter by letter.
+White space around markers is layout: it is kept between two texts and left out at the ends. Malformed, unclosed or
+misplaced markup stays text, letter by letter.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from agentrl.rendering.parsing.typed_values import Parameters
 from agentrl.rendering.renderer import ContentDelta, Delta, OutputParser, ReasoningDelta, ToolCallDelta, places
 
 MAX_INNER = 64
-"""Most closing markers that may be part of one value; after more, the first one closes the call."""
+"""Maximum number of closing markers inside one value; with more, the first one closes the call."""
 
 
 MAX_REOPENED = 8
-"""Most call openers inside a malformed call that are tried in order; with more, only the last one is tried."""
+"""Maximum number of call openers inside a malformed call that are all tried; with more, only the last one is tried."""
 
 
 class _Mode(Enum):
@@ -80,14 +80,14 @@ class MarkupParser(OutputParser):
         self._may_think = not in_reasoning
         self._after_marker = in_reasoning
         self._tail = ""  # text that may become a marker
-        self._gap = ""  # white space, or a section's beginning, that what follows may turn into layout
-        self._layout = False  # the gap stands beside a marker
-        self._has_content = False  # there is content
+        self._gap = ""  # white space, or the beginning of a section: the next text decides whether it is layout
+        self._layout = False  # the gap is next to a marker
+        self._has_content = False
         self._in_section = False
         self._sectioned = False  # the section has held a call
         self._opener = ""
         self._body: list[str] = []
-        self._inner: int | None = None  # where the first closing marker ends that stands inside a value
+        self._inner: int | None = None  # the end of the first closing marker inside a value
         self._inners = 0
         self._reopened: list[int] = []  # where other calls begin in the body
         self._draft: list[str] | None = None  # reasoning from the first call in it on
@@ -270,7 +270,9 @@ class MarkupParser(OutputParser):
             self._calls += 1
 
     def _next_opener(self) -> int:
-        """Where to read on in a body that is no call: at the next call inside it, or at the last of very many."""
+        """Where to read on in a body that is no call: at the next call inside it, or at the last one if there are too
+        many.
+        """
         if not self._reopened:
             return len(self._body)
         return self._reopened[0 if len(self._reopened) <= MAX_REOPENED else -1]

@@ -30,10 +30,10 @@ from agentrl.rendering.renderer import (
 )
 
 MAX_INNER = 64
-"""Most markers of a reply that may be part of call arguments; each further marker ends its body."""
-PROMPT_TAIL = 32  # tokens: more than a header has
+"""Maximum number of markers of a reply inside call arguments; each further marker ends its body."""
+PROMPT_TAIL = 32  # more tokens than a header has
 BREAK = "\n"
-"""Between two bodies of one kind, which only markers separate."""
+"""Separates two bodies of one kind; in the ids, only markers separate them."""
 
 
 class Kind(Enum):
@@ -143,7 +143,7 @@ class SegmentParser(OutputParser):
             yield from self._plain(self._kind, text)
 
     def _in_argument(self) -> bool:
-        """Whether a marker is inside a call's argument. Counts the markers that it is asked about."""
+        """Whether a marker is inside a call's argument. Counts the markers, up to MAX_INNER."""
         self._inners += 1
         return self._inners <= MAX_INNER and in_string("".join(self._body))
 
@@ -207,7 +207,7 @@ class HarmonyParser(SegmentParser):
     others = ("<|channel|>", "<|constrain|>")
 
     def _classify(self, header: str, marker: str) -> tuple[Kind, str]:
-        """`to=functions.f<|channel|>commentary <|constrain|>json`; the recipient may stand behind the channel."""
+        """`to=functions.f<|channel|>commentary <|constrain|>json`; the recipient may be after the channel."""
         spelled = self._alphabet.spelled(header).replace("<|constrain|>", " ")
         before, _, behind = spelled.removeprefix(self.role).partition("<|channel|>")
         words, (channel, *more) = before.split(), behind.split() or [""]

@@ -91,7 +91,7 @@ def _fits(value: Any, types: frozenset[str]) -> bool:
             return not types.isdisjoint(("integer", "number"))
         case float():
             return "number" in types or ("integer" in types and value.is_integer())
-        case str():  # a quoted string: its quotes belong to the text where only strings are meant
+        case str():  # a quoted string: unless every type is allowed, the quotes belong to the text
             return types == TYPES
         case list():
             return "array" in types

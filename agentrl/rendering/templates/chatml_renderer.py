@@ -95,7 +95,7 @@ class ChatMLRenderer(TokenizerRenderer):
 
     @cached_property
     def _raw_tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_str(self._tokenizer.to_str())  # `encode_special_tokens` is no part of it
+        return Tokenizer.from_str(self._tokenizer.to_str())  # the JSON leaves out `encode_special_tokens`
 
     def _with_system(self, messages: list[Json], tools: list[Json] | None) -> list[Json]:
         has_system = bool(messages) and role_of(messages[0]) == "system"

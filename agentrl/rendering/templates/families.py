@@ -6,10 +6,13 @@ are not enough, since fine-tunes keep the architecture and change the template.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from jinja2 import Undefined
+from tokenizers import Tokenizer
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import ModelFolderError, RequestError, did_you_mean
+from agentrl.errors import ModelFolderError, RequestError, bad_parameter, did_you_mean
 from agentrl.rendering.options import PARAM
 from agentrl.rendering.parsing.parser_choice import FAMILIES
 from agentrl.rendering.templates.family_renderer import FamilyRenderer, LibraryTokenizer
@@ -52,12 +55,15 @@ OPTIONS = frozenset(
 PROBES: list[tuple[list[Json], list[Json] | None]] = [(_TALK, None), (_TALK[1:2], None), (_TOOL_TALK, [_TOOL])]
 
 
-def load_family(folder: ModelFolder, name: str) -> FamilyRenderer:
-    """The family `name`, without a probe. Raises ModelFolderError when it is unknown or does not fit the tokenizer."""
+def load_family(folder: ModelFolder, name: str, others: Iterable[str] = ()) -> FamilyRenderer:
+    """The family `name`, without a probe. Raises ModelFolderError when it is unknown or does not fit the tokenizer.
+
+    The error suggests similar names of families and of `others`.
+    """
     if name not in family_names():
-        choices = ["chatml", "template", *family_names()]
+        choices = [*others, *family_names()]
         raise ModelFolderError(f"unknown renderer {name!r}{did_you_mean(name, choices)}")
-    found = _build(folder, name)
+    found = _build(folder, name, LibraryTokenizer(folder.tokenizer(), folder))
     if isinstance(found, str):
         raise ModelFolderError(f"renderer {name!r} {found}")
     return found
@@ -68,11 +74,14 @@ def find_family(folder: ModelFolder) -> FamilyRenderer | None:
     if folder.template is None:
         return None
     model_type = str(folder.config.get("model_type", "")).replace("_", "")
-    for name in family_names():
-        if model_type.startswith(_stem(name)):
-            found = _build(folder, name)
-            if isinstance(found, FamilyRenderer) and reproduces_template(found, folder):
-                return found
+    names = [name for name in family_names() if model_type.startswith(_stem(name))]
+    if not names:
+        return None
+    tokenizer = LibraryTokenizer(folder.tokenizer(), folder)  # a large vocabulary takes a second to load
+    for name in names:
+        found = _build(folder, name, tokenizer)
+        if isinstance(found, FamilyRenderer) and reproduces_template(found, folder, tokenizer.wrapped):
+            return found
     return None
 
 
@@ -84,10 +93,9 @@ def family_names() -> list[str]:
     return sorted(RENDERER_REGISTRY.keys() & FAMILIES.keys(), key=lambda name: (-len(name), name))
 
 
-def reproduces_template(renderer: FamilyRenderer, folder: ModelFolder) -> bool:
+def reproduces_template(renderer: FamilyRenderer, folder: ModelFolder, tokenizer: Tokenizer) -> bool:
     """Whether family and template produce equal ids for every probe. Templates with a date get no clock."""
     assert folder.template is not None
-    tokenizer = folder.tokenizer()
     no_clock = {"strftime_now": Undefined()}
     try:
         texts = [folder.template.render(messages, tools, options=no_clock) for messages, tools in PROBES]
@@ -97,13 +105,11 @@ def reproduces_template(renderer: FamilyRenderer, folder: ModelFolder) -> bool:
     return ours == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
-def _build(folder: ModelFolder, name: str) -> FamilyRenderer | str:
+def _build(folder: ModelFolder, name: str, tokenizer: LibraryTokenizer) -> FamilyRenderer | str:
     """The family over the folder's tokenizer, or the reason why it does not fit."""
     from renderers import create_renderer
     from renderers.configs import config_from_name
 
-    tokenizer = folder.tokenizer()
-    surface = LibraryTokenizer(tokenizer, folder)
     config = config_from_name(name)
     assert config is not None
     kind = type(config)
@@ -112,15 +118,10 @@ def _build(folder: ModelFolder, name: str) -> FamilyRenderer | str:
         try:
             configured = kind.model_validate(config.model_dump() | options)
         except ValueError as error:
-            raise RequestError(
-                400,
-                f"{PARAM}: the chat format {name!r} takes other values: {error}",
-                code="invalid_parameter",
-                param=PARAM,
-            ) from error
+            raise bad_parameter(PARAM, f"{PARAM}: the chat format {name!r} takes other values: {error}") from error
         keeping = configured.model_copy(update={"thinking_retention": "all"})
-        inner = create_renderer(surface, configured)
-        return FamilyRenderer(name, inner, create_renderer(surface, keeping), tokenizer, folder, make, known)
+        inner = create_renderer(tokenizer, configured)
+        return FamilyRenderer(name, inner, create_renderer(tokenizer, keeping), tokenizer.wrapped, folder, make, known)
 
     known = kind.model_fields.keys() & OPTIONS
     try:

@@ -22,7 +22,7 @@ from agentrl.rendering.templates.openings import Openings
 from agentrl.rendering.templates.tokenizer_renderer import TokenizerRenderer
 
 _TALK: list[Json] = [{"role": "user", "content": "x"}]
-TAIL = 8  # tokens: more than a prompt has behind the marker that opens its reasoning
+TAIL = 8  # more tokens than a prompt has after the marker that opens its reasoning
 _THOUGHT = "§"
 _CALL: Json = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 _THOUGHTFUL: list[Json] = [
@@ -95,8 +95,8 @@ class FamilyRenderer(TokenizerRenderer):
             return Bridge(None, ForkReason.HISTORY_EDITED)  # a reply that was not sampled
         before = messages_before or []
         prompt, output = self._last_turn(list(previous_ids))
-        plain = self._plain(messages_after, before)
-        delta = _extension(self._inner, prompt, output, plain, tools)
+        turn = (prompt, output, self._plain(messages_after, before), tools)
+        delta = _extension(self._inner, *turn)
         if delta is not None:
             return Bridge(delta)
         if not before:
@@ -104,13 +104,14 @@ class FamilyRenderer(TokenizerRenderer):
         whole = self.render([*before, *messages_after], tools)
         if whole[: len(previous_ids)] == list(previous_ids):
             return Bridge(whole[len(previous_ids) :])
-        if _extension(self._keeping, prompt, output, plain, tools) is not None:
+        if _extension(self._keeping, *turn) is not None:
             return Bridge(None, ForkReason.REASONING_DROPPED)
-        history, closed = self._write(before[:-1] or _TALK, tools), self._write(before, tools)
-        end = _last(closed, previous_ids[-1])
-        if end < len(history) or whole[: len(closed)] != closed:
+        history, closed = self._write(before[:-1], tools), self._write(before, tools)
+        end = previous_ids[-1]
+        if end not in closed[len(history) :] or whole[: len(closed)] != closed:
             return Bridge(None, ForkReason.TEMPLATE_REWROTE)
-        return Bridge(whole[end + 1 :])
+        behind = closed[::-1].index(end)  # how many ids the format writes behind a reply's end
+        return Bridge(whole[len(closed) - behind :])
 
     def parser(self, tools: list[Json] | None, prompt_ids: Sequence[int]) -> OutputParser:
         """A parser of the family's format."""
@@ -137,7 +138,7 @@ class FamilyRenderer(TokenizerRenderer):
     def _plain(self, messages: list[Json], before: list[Json]) -> list[Json]:
         """Convert messages for the library: arguments as values, and tool results with their tool's name."""
         plain = [for_template(message) for message in messages]
-        names: dict[Any, str] = {}  # by the id of the last call
+        names: dict[Any, str] = {}  # call id → tool name; of equal ids, the last
         for message in before:
             names |= _names_of_calls(message)
         for message in plain:
@@ -153,7 +154,7 @@ class FamilyRenderer(TokenizerRenderer):
     def _last_turn(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """The last generation prompt and the ids after it, which is all that the library needs."""
         part = self._generation_prompt
-        for start in range(len(ids) - len(part), -1, -1):
+        for start in reversed(range(len(ids))):
             if ids[start] == part[0] and ids[start : start + len(part)] == part:
                 return part, ids[start + len(part) :]
         return ids[:1], ids[1:]
@@ -166,7 +167,7 @@ class LibraryTokenizer:
     """A `tokenizers.Tokenizer` with the interface that `renderers` expects."""
 
     def __init__(self, tokenizer: Tokenizer, folder: ModelFolder) -> None:
-        self._tokenizer = tokenizer
+        self.wrapped = tokenizer
         self._encode = units_encode(tokenizer)
         self.name_or_path = str(folder.config.get("_name_or_path") or folder.path)
         self.unk_token_id = self._id(folder.special_tokens.get("unk_token"))
@@ -177,27 +178,27 @@ class LibraryTokenizer:
         """Encode a text; special tokens in it are recognised."""
         if not add_special_tokens:
             return self._encode(text)
-        return self._tokenizer.encode(text).ids
+        return self.wrapped.encode(text).ids
 
     def __call__(self, text: str, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
         """Encode with character offsets."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        encoded = self.wrapped.encode(text, add_special_tokens=add_special_tokens)
         return {"input_ids": encoded.ids, "offset_mapping": encoded.offsets}
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         """Decode one id or several."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self.wrapped.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
         """Ids of tokens by name, with the unknown token's id for others."""
         if isinstance(tokens, str):
-            found = self._tokenizer.token_to_id(tokens)
+            found = self.wrapped.token_to_id(tokens)
             return self.unk_token_id if found is None else found
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def _id(self, token: str | None) -> int | None:
-        return None if token is None else self._tokenizer.token_to_id(token)
+        return None if token is None else self.wrapped.token_to_id(token)
 
 
 def _extension(
@@ -215,8 +216,3 @@ def _extension(
 def _names_of_calls(message: Json) -> dict[Any, str]:
     """The tools called in a message, by call id; the first for a repeated id."""
     return {call["id"]: function_of(call)["name"] for call in reversed(message.get("tool_calls") or [])}
-
-
-def _last(ids: Sequence[int], token: int) -> int:
-    """The last index of `token`, or -1."""
-    return next((i for i in range(len(ids) - 1, -1, -1) if ids[i] == token), -1)

@@ -88,7 +88,7 @@ def _reads(found: Reads, template: ChatTemplate, tokenizer: Tokenizer, stop_toke
         parser = output_parser(found, tokenizer, stop_token_ids if head else [], _TOOLS, prompt)
         parser.push(ids)
         read = [(call.name, json.loads(call.arguments)) for call in parser.finish().tool_calls]
-        dropped = [name for name, _ in calls[len(read) :]]  # others write the first one alone
+        dropped = [name for name, _ in calls[len(read) :]]  # other templates write only the first
         if not read or read != list(calls[: len(read)]) or any(name in text for name in dropped):
             return False
     return True

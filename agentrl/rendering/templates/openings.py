@@ -29,7 +29,7 @@ Encode = Callable[[str], list[int]]
 """Text → ids. Special tokens are recognised, and no prefix is added."""
 
 _QUESTION: Json = {"role": "user", "content": "x"}
-_NAMES = ("a", "Z", "_")  # with another first letter each: the opening must not hold one
+_NAMES = ("a", "Z", "_")  # the first letters differ, so that the opening contains none of them
 _ARGUMENTS: tuple[Json, ...] = ({"a": 1}, {"Z": 2}, {"_": 3}, {})
 _THOUGHT = "§"
 CAPACITY = 1024  # openings
@@ -68,8 +68,8 @@ class Openings:
     def of(self, tools: list[Json], name: str | None) -> Opening:
         """The opening for a choice, with a grammar for the rest of the call.
 
-        Without a grammar, the opening is as long as the format determines it. Raises RequestError(400) when it cannot
-        be parsed.
+        Without a grammar, the opening is the part of a call that the format determines. Raises RequestError(400) when
+        it cannot be parsed.
         """
         choices = chosen_names(tools, name)
         names = tuple(function_of(tool)["name"] for tool in tools)
@@ -158,7 +158,7 @@ def _needs_arguments(tool: Json) -> bool:
 
 def _reply(name: str, arguments: Json, index: int, reads: Reads) -> Json:
     call = {
-        "id": f"functions.{name}:{index}" if reads is KIMI else f"call{index:05}",  # some formats write it
+        "id": f"functions.{name}:{index}" if reads is KIMI else f"call{index:05}",  # some formats write the id
         "type": "function",
         "function": {"name": name, "arguments": json.dumps(arguments)},
     }
@@ -176,12 +176,12 @@ def behind_prompt(
     text = renderer.decode(whole)
     if text.startswith(head):
         return encode(text.removeprefix(head))
-    # The prompt has opened reasoning that the format leaves out where there is none: close it behind a thought.
+    # The prompt opens reasoning, and the format leaves out empty reasoning: close it after a thought.
     thoughtful = renderer.decode(write_reply([_QUESTION, reply | {"reasoning_content": _THOUGHT}], tools))
     thought, found, rest = thoughtful.removeprefix(head).partition(_THOUGHT)
     if thoughtful.startswith(head) and found and not thought.strip():
         return encode(rest)
-    # A format that leaves out any reasoning: close it as models do that have none.
+    # The format leaves out all reasoning: close it without a thought, as models do.
     before, found, rest = head.rpartition(THINK)
     if found and not rest.strip() and text.startswith(before):
         return encode(f"\n{END_THINK}\n\n{text.removeprefix(before)}")

@@ -117,7 +117,7 @@ def _call(tool: Json, write: Write, reads: Reads, parts: _Parts) -> list[Json]:
 def _parameters(tool: Json, parameters: Json, write: Write, reads: Reads, parts: _Parts) -> list[Json]:
     """The grammar of a call in a format with separate parameters."""
     numbers = _skeleton(write(dict(zip(_KEYS, _NUMBERS, strict=True))), [str(number) for number in _NUMBERS])
-    quoted = reads in (LFM, LLAMA4)  # Python's literals, which hold all of JSON's
+    quoted = reads in (LFM, LLAMA4)  # Python literals, which include all JSON values
     strings = numbers if quoted else _skeleton(write(dict(zip(_KEYS, _STRINGS, strict=True))), _STRINGS)
     if (strings.first, strings.next, strings.last) != (numbers.first, numbers.next, numbers.last):
         raise NoTag("strings and numbers stand apart")

@@ -20,6 +20,7 @@ from agentrl.rendering.renderer import Bridge, Opening, OutputParser
 from agentrl.rendering.templates.format_probing import find_format
 from agentrl.rendering.templates.model_folder import ModelFolder
 from agentrl.rendering.templates.openings import Openings
+from agentrl.rendering.templates.reasoning_loss import ReasoningLoss
 from agentrl.rendering.templates.tokenizer_renderer import TokenizerRenderer
 
 _TALK: list[Json] = [{"role": "user", "content": "x"}]
@@ -52,6 +53,7 @@ class TemplateRenderer(TokenizerRenderer):
         self.reads_calls = found is not None
         self._reads = found or HERMES
         self.reasons = self._reads.think[1] in folder.template.source
+        self._loss = ReasoningLoss(self._reads.think)
         self.thinking_option = thinking_option(folder.template.options)
         self._options: Json = {}
         self._with_options = lru_cache(CAPACITY)(self._make)
@@ -89,7 +91,8 @@ class TemplateRenderer(TokenizerRenderer):
 
         Proof: the text of the whole conversation starts with the earlier prompt's text and, up to its first reply, with
         the same ids; the reply's turn equals the sampled one, parses to the same message, or equals the template's
-        rendering of the reply as the last message; and no sampled reasoning was dropped. Requires `messages_before`.
+        rendering of the reply as the last message, apart from empty reasoning; and no sampled reasoning was dropped.
+        Requires `messages_before`.
         """
         if not previous_ids or previous_ids[-1] not in self.stop_token_ids:
             return Bridge(None, ForkReason.TRUNCATED)
@@ -118,7 +121,6 @@ class TemplateRenderer(TokenizerRenderer):
             return self._fork(whole, self._text([*history, thoughtful], tools, generation_prompt=False))
 
         turn, found, delta = whole.removeprefix(head).partition(end)
-        written = head + turn + end
         stable = bool(found) and whole.startswith(head) and reasoning in turn
         if stable and (
             sampled == turn + end
@@ -126,8 +128,9 @@ class TemplateRenderer(TokenizerRenderer):
         ):
             return self._extension(end, delta, previous_ids)
         alone = self._text([*history, thoughtful], tools, generation_prompt=False)
-        closing = alone.removeprefix(written)
-        if stable and alone.startswith(written) and not closing.strip() and delta.startswith(closing):
+        last, ended, closing = alone.removeprefix(head).partition(end)
+        kept = alone.startswith(head) and ended and self._loss.spoken(last) == self._loss.spoken(turn)
+        if stable and kept and not closing.strip() and delta.startswith(closing):
             return self._extension(end, delta, previous_ids)
         return self._fork(whole, alone)
 
@@ -148,7 +151,7 @@ class TemplateRenderer(TokenizerRenderer):
     def _usual_generation_prompt(self) -> str:
         try:
             return self._text(_TALK, None).removeprefix(self._text(_TALK, None, generation_prompt=False))
-        except RequestError:  # a template that wants another conversation
+        except RequestError:  # the template does not accept this conversation
             return ""
 
     def _message(
@@ -175,21 +178,8 @@ class TemplateRenderer(TokenizerRenderer):
 
     def _fork(self, whole: str, alone: str) -> Bridge:
         """The reason why a conversation does not start with the earlier one."""
-        shorter = self._no_reasoning(whole).startswith(self._no_reasoning(alone))
-        if self.reasons and not whole.startswith(alone) and shorter:
-            return Bridge(None, ForkReason.REASONING_DROPPED)
-        return REWROTE
-
-    def _no_reasoning(self, text: str) -> str:
-        """Remove reasoning and the white space after it."""
-        start, end = self._reads.think
-        kept, at = [], 0
-        while (opened := text.find(start, at)) >= 0 and (closed := text.find(end, opened + len(start))) >= 0:
-            kept.append(text[at:opened])
-            at = closed + len(end)
-            while text[at : at + 1].isspace():
-                at += 1
-        return "".join(kept) + text[at:]
+        lost = self.reasons and self._loss.between(alone, whole)
+        return Bridge(None, ForkReason.REASONING_DROPPED) if lost else REWROTE
 
     def _reasoning(self, sampled: str) -> str:
         """The reasoning at the start of an output (its opening marker may be in the prompt), or ""."""
@@ -203,7 +193,7 @@ class TemplateRenderer(TokenizerRenderer):
         return list(ids[: len(beginning)]) == beginning
 
     def _extension(self, end: str, delta: str, previous_ids: Sequence[int]) -> Bridge:
-        # Encoded behind the end token, which a tokenizer never merges with what follows.
+        # The delta is encoded after the end token, which a tokenizer never merges with the next text.
         first, *delta_ids = self._encode(end + delta)
         return Bridge(delta_ids) if first == previous_ids[-1] else REWROTE
 

@@ -20,7 +20,7 @@ from agentrl.store.tables import (
 )
 
 CLOCK_SLACK_S = 5.0
-"""By how much the clocks of two machines may differ."""
+"""The largest difference between the clocks of two machines."""
 
 
 @dataclass(slots=True)
@@ -97,10 +97,10 @@ def step_of(rows: GroupRows, lineage: Lineage) -> Row[Any] | None:
 
 
 def sessions_above(rows: GroupRows, session: Row[Any]) -> list[Row[Any]]:
-    """The sessions above a sub-agent's, nearest first."""
+    """The ancestors of a sub-agent's session, nearest first."""
     above: list[Row[Any]] = []
     parent = rows.sessions.get(session.parent_session_id)
-    while parent is not None and len(above) < len(rows.sessions):  # in broken rows it may be a loop
+    while parent is not None and len(above) < len(rows.sessions):  # broken rows may form a loop
         above.append(parent)
         parent = rows.sessions.get(parent.parent_session_id)
     return above

@@ -62,7 +62,7 @@ class Lineage:
 
 
 def check(lineage: Lineage) -> Iterator[str]:
-    """Violations of versions, steps, and the run's position among them."""
+    """Violations in the versions and steps of a run, and in its current version and step."""
     yield from _versions(lineage)
     yield from _steps(lineage)
     yield from _position(lineage)

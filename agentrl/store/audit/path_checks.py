@@ -1,4 +1,4 @@
-"""Audit of paths: the trajectories of a session are its root-to-leaf paths, each output owned by one."""
+"""Audit of paths: the trajectories of a session are its root-to-leaf paths, and one of them owns each output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.store.audit.group_rows import GroupRows, sessions_above
 
 
 def check_paths(rows: GroupRows) -> Iterator[str]:
-    """The trajectories of a session are its root-to-leaf paths, and each output is owned by one of them."""
+    """Check that the trajectories of a session are its root-to-leaf paths, and that one of them owns each output."""
     owners: Counter[str] = Counter()
     covered: set[str] = set()
     for trajectory in rows.trajectories.values():

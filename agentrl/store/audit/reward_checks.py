@@ -61,7 +61,7 @@ def credit_of_sessions(rows: GroupRows, discount: float) -> dict[str, Credit]:
     for call in rows.calls.values():
         if call.status == InteractionStatus.COMPLETE:
             parent = rows.calls.get(call.parent_id)
-            earlier = parent is not None and (parent.seq or 0) < (call.seq or 0)  # in broken rows it may be a loop
+            earlier = parent is not None and (parent.seq or 0) < (call.seq or 0)  # broken rows may form a loop
             fact = CallFact(call.id, call.parent_id if earlier else None, call.role)
             calls[call.session_id].append(fact)
     done: dict[str, Credit] = {}

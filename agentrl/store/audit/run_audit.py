@@ -27,13 +27,8 @@ Progress = Callable[[int, int], None]
 """Called with (groups done, groups in all)."""
 
 
-def violations(conn: Connection, run_id: str) -> list[str]:
-    """Every broken promise of a run; empty when all hold."""
-    return list(scan(conn, run_id))
-
-
 def scan(conn: Connection, run_id: str, progress: Progress = lambda done, total: None) -> Iterator[str]:
-    """Every broken promise of a run as it is found. While the run is on, all in one `Database.read`."""
+    """Every broken promise of a run, as it is found. While the run goes on, call this within one `Database.read`."""
     lineage = Lineage.read(conn, run_id)
     yield from lineage_audit.check(lineage)
     in_all = conn.execute(select(func.count()).select_from(groups).where(groups.c.run_id == run_id)).scalar_one()
@@ -54,7 +49,7 @@ def scan(conn: Connection, run_id: str, progress: Progress = lambda done, total:
         progress(done, in_all)
     yield from _steps(lineage, totals)
     yield from _counters(lineage, states)
-    yield from _strays(conn, run_id)
+    yield from _foreign_rows(conn, run_id)
 
 
 def _page(conn: Connection, run_id: str, after: str) -> list[str]:
@@ -103,7 +98,7 @@ def _counters(lineage: Lineage, states: Counter[str]) -> Iterator[str]:
         yield f"runs {run.id}: data_cursor is {run.data_cursor}, but {run.admitted} groups were admitted"
 
 
-def _strays(conn: Connection, run_id: str) -> Iterator[str]:
+def _foreign_rows(conn: Connection, run_id: str) -> Iterator[str]:
     """Training rows that join this run's steps to another run's trajectories."""
     rows = conn.execute(
         select(step_trajectories.c.step_id, step_trajectories.c.trajectory_id)

@@ -12,7 +12,7 @@ from agentrl.domain.schemas import SessionStatus, StepState
 from agentrl.store.audit.group_rows import GroupRows
 from agentrl.store.audit.lineage_audit import TRAINED, Lineage
 
-_STATES = {  # of a training group → of its trajectories, and of the step that leased it
+_STATES = {  # state of a training group → states of its trajectories, and of the step that leased it
     "running": ({"ready", "rejected"}, ()),
     "ready": ({"ready", "rejected"}, ()),
     "leased": ({"leased", "stale", "rejected"}, (StepState.STARTED,)),

@@ -13,11 +13,9 @@ from agentrl.domain.schemas import StepState, TrajectoryState
 from agentrl.store.audit.group_rows import GroupRows, sessions_above, step_of
 from agentrl.store.audit.lineage_audit import Lineage
 from agentrl.store.audit.reward_checks import Credit, credit_of_sessions
-from agentrl.store.tables import (
-    trajectories,
-)
+from agentrl.store.tables import trajectories
 
-_RETURN = list(trajectories.c.keys()).index("return")  # a keyword, so no attribute of the row
+_RETURN = list(trajectories.c.keys()).index("return")  # a keyword cannot be an attribute of the row
 
 
 @dataclass(slots=True)
@@ -52,7 +50,7 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
             if row.owned and row.interaction_id in rows.calls
         ]
         trained = [c for c in owned if c.trainable and c.output_tokens and c.id in credited.calls]
-        yield from _worth(name, t, trained, credited, [one.episode for one in by_discount])
+        yield from _credit_and_state(name, t, trained, credited, [one.episode for one in by_discount])
         if (t.lease_step_id is None) != (t.lease_epoch is None):
             yield f"{name}: it has half a lease: step {t.lease_step_id}, epoch {t.lease_epoch}"
         elif t.state in ("leased", "trained") and t.lease_step_id is None:
@@ -84,7 +82,7 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
                 totals[step.id].returns += t[_RETURN] or 0.0
 
 
-def _worth(
+def _credit_and_state(
     name: str, t: Row[Any], trained: Sequence[Row[Any]], credited: Credit, episodes: Sequence[float]
 ) -> Iterator[str]:
     """Return, tokens, versions and reason follow from the rewards that are applied."""
@@ -117,7 +115,7 @@ def _batch(
     lineage: Lineage,
     totals: StepTotals,
 ) -> Iterator[str]:
-    """Check staleness from spans and the surviving chain, not from the trainer's word; adds to the step's totals."""
+    """Check staleness from spans and the surviving chain, not from the trainer's records; adds to the step's totals."""
     if t.lease_epoch is not None and t.lease_epoch > step.epoch:
         yield f"{name}: its lease is of epoch {t.lease_epoch}, its step of {step.epoch}"
     young: list[tuple[int, int]] = []  # (age, tokens)

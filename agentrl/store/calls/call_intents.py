@@ -73,7 +73,7 @@ class Intent:
     prompt_digest: str  # `TokenIds.digest` of what the engine gets
     created_at: float
     system: Content | None = None  # the messages that the conversation begins with
-    options: Json | None = None  # what else was asked for
+    options: Json | None = None  # other options of the request
     request_id: str | None = None  # the first call of its request, where the request made several
     repeat_key: str | None = None  # hash of the request's Idempotency-Key; at the first call only
     messages: int = 0  # of the conversation, the answer included
@@ -146,7 +146,7 @@ def intent_row(intent: Intent) -> Json:
 
 
 def _delivery(intent: Intent) -> Json:
-    """A client waits for the answer. Answers of other models are passed through, and not kept for retries."""
+    """The delivery columns: a client waits for the answer. Answers of other models are not kept for retries."""
     if intent.role == Role.UPSTREAM:
         return {"delivery": Delivery.GIVEN.value, "holder": None}
     return {"delivery": Delivery.OPEN.value, "holder": intent.replica}

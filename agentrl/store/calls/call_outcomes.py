@@ -1,4 +1,4 @@
-"""Commits what a call sampled, before its answer is delivered."""
+"""Commits the sampled output of a call, before its answer is delivered."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ UPDATE_FINISHED = bulk.update(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a call sampled. `output_ids` and `logprobs` have one length; `spans` cover it without gaps."""
+    """The sampled output of a call. `output_ids` and `logprobs` have one length; `spans` cover them without gaps."""
 
     status: InteractionStatus
     conversation_key: bytes
@@ -127,7 +127,7 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
 
 @bulk_unit(many=finish_many)
 def finish(conn: Connection, interaction_id: str, session_id: str, outcome: Outcome) -> int:
-    """Commit what was sampled; returns the session's new sequence number. After this the answer may be delivered.
+    """Commit the output of a call; returns the session's new sequence number. After this the answer may be delivered.
 
     Raises RequestError 409 when the session was sealed meanwhile, StoreError when the intent row is not running.
     """

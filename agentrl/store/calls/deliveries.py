@@ -155,7 +155,7 @@ def reclaim(conn: Connection, call_ids: list[str], holder: str) -> None:
 
 
 def sealed_sessions(conn: Connection, session_ids: list[str]) -> set[str]:
-    """Which of the sessions have ended."""
+    """The ended sessions among `session_ids`."""
     columns = sessions.c
     rows = select(columns.id).where(columns.id.in_(session_ids), columns.status != SessionStatus.OPEN)
     return set(conn.execute(rows).scalars())

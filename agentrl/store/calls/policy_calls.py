@@ -1,4 +1,4 @@
-"""Which recorded calls are the policy's, and which of them asked to be left out."""
+"""Conditions for the recorded calls of the policy, and for calls that asked to be left out of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls under way: which there are, and how those without an answer are closed.
+"""Running calls: finds them, and closes those that get no answer.
 
 running ──► complete, aborted     `call_outcomes.finish`: an answer was recorded
    ├──────► failed                `fail`: the call raised an error
@@ -36,7 +36,7 @@ def fail(conn: Connection, interaction_id: str, status: InteractionStatus, error
 
 
 def mark_summary(conn: Connection, interaction_id: str) -> None:
-    """Record that this call's answer is the summary that begins a compacted conversation: its fork reason."""
+    """Set the fork reason of a call to `summary`: its answer is the summary that begins a compacted conversation."""
     conn.execute(
         update(interactions)
         .where(
@@ -94,7 +94,7 @@ def serving_replicas(conn: Connection, run_id: str) -> set[str]:
 
 
 def oldest_running(conn: Connection, run_id: str) -> float | None:
-    """When the oldest running call of a run began (seconds since the epoch); None without one."""
+    """The time at which the oldest running call of a run began (seconds since the epoch); None without one."""
     oldest: float | None = conn.execute(
         select(func.min(interactions.c.created_at)).where(
             interactions.c.status == InteractionStatus.RUNNING, interactions.c.run_id == run_id

@@ -1,4 +1,4 @@
-"""Reads what many calls share (tools, system messages), by content hash."""
+"""Reads the contents that many calls share (tools, system messages), by hash."""
 
 from __future__ import annotations
 

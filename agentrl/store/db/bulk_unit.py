@@ -11,7 +11,9 @@ from sqlalchemy import Connection
 P = ParamSpec("P")
 T = TypeVar("T")
 Many = Callable[[Connection, Sequence[tuple[Any, ...]]], Sequence[T | Exception]]
-"""Runs a unit for each tuple of positional arguments; one result per tuple, in order. An Exception fails its own."""
+"""Runs a unit for each tuple of positional arguments; one result per tuple, in order. An Exception fails its tuple
+only.
+"""
 
 
 class BulkUnit(Generic[P, T]):

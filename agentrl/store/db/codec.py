@@ -18,7 +18,7 @@ from agentrl.domain.schemas import Float32, Int32
 from agentrl.domain.tokens import little_endian
 
 ERROR_BYTES = 4096
-"""Most bytes of a stored error."""
+"""Maximum bytes of a stored error."""
 CUT = b" [cut]"
 _local = threading.local()  # zstd contexts must not be shared between threads
 

@@ -49,7 +49,7 @@ class Database:
         self._writer: GroupCommitWriter | None = None
         self._writer_lock = threading.Lock()
         self._closed = False
-        self.on_commit: Callable[[int, float], None] = _unheard
+        self.on_commit: Callable[[int, float], None] = _no_listener
         """Called after every group commit, in the writer's thread, with its units and the seconds that they took."""
 
     def write(self) -> AbstractContextManager[Connection]:
@@ -139,7 +139,7 @@ class Database:
     def integrity(self) -> list[str]:
         """Physical damage, one line each; empty for a sound database. Scans a SQLite file.
 
-        PostgreSQL checks its own files (page checksums); what it reports as broken is listed.
+        PostgreSQL checks its own files by page checksums; the damage that it reports is listed.
         """
         checks = _SQLITE_CHECKS if self.is_sqlite else _POSTGRESQL_CHECKS
         try:
@@ -198,5 +198,5 @@ _POSTGRESQL_CHECKS = (
 )
 
 
-def _unheard(units: int, seconds: float) -> None:
+def _no_listener(units: int, seconds: float) -> None:
     """The default of `Database.on_commit`."""

@@ -76,7 +76,7 @@ class OutcomeUnknown(StoreUnavailable):
 
 
 class Conflict(StoreUnavailable):
-    """Rolled back because of other transactions; the caller repeats it."""
+    """The transaction was rolled back because of other transactions; the caller repeats it."""
 
 
 def classify(error: DBAPIError) -> Fault:

@@ -45,8 +45,15 @@ def parse_url(url: str) -> URL:
     return parsed
 
 
+def host_of(url: str) -> str:
+    """The host of a database server; loopback for a file or a socket."""
+    parsed = make_url(url)
+    named = parsed.host or str(parsed.query.get("host", ""))
+    return named if named and not named.startswith("/") else "127.0.0.1"
+
+
 def is_file_uri(url: URL) -> bool:
-    """Whether it names the file in SQLite's own URI form (`sqlite:///file:PATH?mode=ro&uri=true`)."""
+    """Whether the URL names the file in SQLite's own URI form (`sqlite:///file:PATH?mode=ro&uri=true`)."""
     return str(url.database).startswith("file:")
 
 
@@ -67,7 +74,7 @@ def sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _on_connect(dbapi_connection: Any, _record: Any) -> None:
-        dbapi_connection.isolation_level = None  # we say BEGIN ourselves
+        dbapi_connection.isolation_level = None  # `_on_begin` sends BEGIN, not the driver
         cursor = dbapi_connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")

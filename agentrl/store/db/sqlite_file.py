@@ -31,7 +31,7 @@ def network_filesystem(path: Path, mounts: str) -> str | None:
     for line in mounts.splitlines():
         _, escaped, found, *_ = [*line.split(), "", "", ""]
         where = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped))
-        if path.is_relative_to(where) and len(where.parts) >= len(point.parts):  # of equal ones, the last mounted
+        if path.is_relative_to(where) and len(where.parts) >= len(point.parts):  # of equal mount points, the last one
             kind, point = found, where
     return f"{kind} at {point}" if _NETWORK.fullmatch(kind) else None
 

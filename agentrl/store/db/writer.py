@@ -183,7 +183,7 @@ class GroupCommitWriter:
                 apart.append(i)
         for shared, indices in alike.items():
             for i, result in zip(indices, self._run_bulk(conn, shared, [units[i][2] for i in indices]), strict=True):
-                outcomes[i] = _Failed(self._told(result)) if isinstance(result, Exception) else result
+                outcomes[i] = _Failed(self._future_error(result)) if isinstance(result, Exception) else result
         for i in apart:
             _, unit, args, kwargs = units[i]
             outcomes[i] = self._run_apart(conn, unit, args, kwargs)
@@ -209,10 +209,10 @@ class GroupCommitWriter:
             if _is_fault(error) or (self._database.is_sqlite and not faults.is_sound(conn)):
                 raise
             savepoint.rollback()
-            return _Failed(self._told(error))
+            return _Failed(self._future_error(error))
         return result
 
-    def _told(self, error: Exception) -> Exception:
+    def _future_error(self, error: Exception) -> Exception:
         """A unit's error as its future raises it."""
         if not isinstance(error, DBAPIError):
             return error
@@ -266,7 +266,7 @@ def _resolve(future: _Promise, outcome: Any) -> None:
 
 
 def _is_wanted(future: _Promise) -> bool:
-    """Whether the future was not cancelled; from now on it can no longer be cancelled."""
+    """Start a unit's future, so that it can no longer be cancelled; false if it was cancelled before."""
     return not future.cancelled() if isinstance(future, asyncio.Future) else future.set_running_or_notify_cancel()
 
 

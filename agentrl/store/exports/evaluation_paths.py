@@ -20,8 +20,8 @@ PAGE_SESSIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationPath:
-    """One path. `head_version` and `tail_version` sampled its first and last token."""
+class SampledPath:
+    """One path, or one trajectory. `head_version` and `tail_version` sampled its first and last token."""
 
     task_id: str  # of an outside program's session, its group's id
     sample_index: int
@@ -38,7 +38,7 @@ def count_sessions(conn: Connection, run_id: str) -> int:
     return int(conn.execute(select(func.count()).select_from(sessions).where(*of_run)).scalar_one())
 
 
-def pages(database: Database, run_id: str) -> Iterator[list[EvaluationPath]]:
+def pages(database: Database, run_id: str) -> Iterator[list[SampledPath]]:
     """Every path of every ended evaluation session."""
     after: str | None = ""
     while after is not None:
@@ -46,7 +46,7 @@ def pages(database: Database, run_id: str) -> Iterator[list[EvaluationPath]]:
         yield page
 
 
-def _page(conn: Connection, run_id: str, after: str) -> tuple[list[EvaluationPath], str | None]:
+def _page(conn: Connection, run_id: str, after: str) -> tuple[list[SampledPath], str | None]:
     heads = conn.execute(
         select(sessions.c.id, sessions.c.sample_index, sessions.c.group_id, groups.c.task_id)
         .join(groups, groups.c.id == sessions.c.group_id)
@@ -60,7 +60,7 @@ def _page(conn: Connection, run_id: str, after: str) -> tuple[list[EvaluationPat
     return page, heads[-1].id if heads else None
 
 
-def _of_session(conn: Connection, head: Any, reward: float) -> Iterator[EvaluationPath]:
+def _of_session(conn: Connection, head: Any, reward: float) -> Iterator[SampledPath]:
     calls = {
         row.id: row
         for row in conn.execute(
@@ -82,7 +82,7 @@ def _of_session(conn: Connection, head: Any, reward: float) -> Iterator[Evaluati
         if spans:
             pieces = [codec.unpack_ids(part) for turn in turns for part in (turn.prompt_delta_ids, turn.output_ids)]
             first = next(i for i, turn in enumerate(turns) if turn.spans)
-            yield EvaluationPath(
+            yield SampledPath(
                 task_id=head.task_id or head.group_id,
                 sample_index=head.sample_index,
                 ids=np.concatenate(pieces),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, select
@@ -36,8 +36,9 @@ from agentrl.store.training import trajectories as paths
 
 PAGE_ROWS = 256
 PAGE_TOKENS = 500_000
-"""Most tokens of a page, unless a single row has more."""
+"""Maximum tokens of a page, unless a single row has more."""
 Page = list[Row]
+T = TypeVar("T")
 
 
 def count(conn: Connection, run_id: str, selection: Selection) -> int:
@@ -56,24 +57,26 @@ def extent(conn: Connection, run_id: str, selection: Selection) -> tuple[int, in
 
 def pages(database: Database, run_id: str, selection: Selection) -> Iterator[Page]:
     """Every selected row, in pages; their columns are `columns.COLUMNS[selection.what]`."""
-    after: str = ""
-    while True:
-        page, after = database.query(_READERS[selection.what], run_id, selection, after)
-        if not page:
-            return
-        yield page
+    return _walk(database, _READERS[selection.what], run_id, selection)
 
 
 def trajectory_pages(
     database: Database, run_id: str, selection: Selection
 ) -> Iterator[list[tuple[Row, TrajectoryTokens]]]:
     """Selected trajectories, in pages, each with its arrays as the loss takes them."""
-    after: str = ""
-    while True:
-        page, after = database.query(_trajectories, run_id, selection, after)
-        if not page:
-            return
+    return _walk(database, _trajectories, run_id, selection)
+
+
+def _walk(
+    database: Database,
+    read: Callable[[Connection, str, Selection, str], tuple[list[T], str]],
+    run_id: str,
+    selection: Selection,
+) -> Iterator[list[T]]:
+    page, after = database.query(read, run_id, selection, "")
+    while page:
         yield page
+        page, after = database.query(read, run_id, selection, after)
 
 
 def tokens_row(tokens: TrajectoryTokens) -> Row:

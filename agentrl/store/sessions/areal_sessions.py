@@ -75,7 +75,9 @@ def _is_repeated(conn: Connection, run_id: str, start_digest: str | None) -> boo
 
 @dataclass(frozen=True, slots=True)
 class Rewarded:
-    """The effect of a reward. `interactions` counts the session's delivered calls; `first`: its first reward."""
+    """The effect of a reward. `interactions` counts the session's delivered calls; `first`: whether it is its first
+    reward.
+    """
 
     applied: bool
     interactions: int
@@ -129,7 +131,7 @@ def _is_stored(call: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A root-to-leaf path (or to any call): the response ids of its calls, its tokens, and each call's return."""
+    """A path from the root to a leaf or to any call: the calls' response ids, the tokens, and each call's return."""
 
     response_ids: list[str]
     tokens: TrajectoryTokens
@@ -137,8 +139,10 @@ class Path:
 
 
 def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool) -> list[Path]:
-    """The delivered calls of a session, whatever became of it: the path to each call, which trains that call alone,
-    or the path to each leaf, of which an output that several share is trained by the first.
+    """The paths of a session's delivered calls, in any status of the session.
+
+    With `each_call` the path to each call, which trains that call alone. Otherwise the path to each leaf. An output
+    that several paths share is trained in the first.
     """
     calls = {
         row.interaction_id: row
@@ -165,9 +169,9 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
     }
     parents: dict[str, str | None] = {call_id: row.parent_id for call_id, row in calls.items()}
     stored = [call_id for call_id, row in calls.items() if _is_stored(row)]
-    led_to = {step for call_id in stored for step in _ancestry(call_id, parents)}
+    led_to = {step for call_id in stored for step in trajectories.path_to(call_id, parents)}
     kept = {call_id: parent_id for call_id, parent_id in parents.items() if call_id in led_to}
-    chosen = [_ancestry(call_id, parents) for call_id in stored] if each_call else trajectories.paths(kept)
+    chosen = [trajectories.path_to(call_id, parents) for call_id in stored] if each_call else trajectories.paths(kept)
     credited = returns.of_sessions(conn, [session_id], discount)[session_id]
     versions = {version for row in calls.values() for version, _, _ in row.spans}
     taken: set[str] = set()
@@ -190,12 +194,3 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
 def paths_of_all(conn: Connection, session_ids: list[str], discount: float, *, each_call: bool) -> list[Path]:
     """`paths` of several sessions, one after the other."""
     return [path for each in session_ids for path in paths(conn, each, discount, each_call=each_call)]
-
-
-def _ancestry(call_id: str, parents: dict[str, str | None]) -> list[str]:
-    path: list[str] = []
-    node: str | None = call_id
-    while node is not None:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]

@@ -1,4 +1,4 @@
-"""When a session is checked next (`sessions.due_at`)."""
+"""The time of a session's next check (`sessions.due_at`)."""
 
 from __future__ import annotations
 

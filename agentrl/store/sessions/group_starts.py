@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
@@ -48,17 +49,7 @@ def start_group(
     cursor, seed = admit(conn, run_id, limits, outside=owner is None)
     task = runs.task_at(conn, run_id, cursor, seed)
     return _insert_group(
-        conn,
-        _GroupRequest(
-            run_id=run_id,
-            limits=limits,
-            key_hashes=key_hashes,
-            task_id=task.id,
-            cursor=cursor,
-            data=task.data,
-            owner=owner,
-            start_digest=start_digest,
-        ),
+        conn, run_id, limits, key_hashes, run_task=task, cursor=cursor, owner=owner, start_digest=start_digest
     )
 
 
@@ -82,18 +73,15 @@ def start_external(
     cursor, _ = admit(conn, run_id, limits, outside=True)
     return _insert_group(
         conn,
-        _GroupRequest(
-            run_id=run_id,
-            limits=limits,
-            key_hashes=key_hashes,
-            cursor=cursor,
-            task=task,
-            data=task,
-            metadata=metadata,
-            external=True,
-            start_digest=start_digest,
-            name=name,
-        ),
+        run_id,
+        limits,
+        key_hashes,
+        cursor=cursor,
+        task=task,
+        metadata=metadata,
+        external=True,
+        start_digest=start_digest,
+        name=name,
     )
 
 
@@ -115,93 +103,88 @@ def start_evaluation(
     """
     if (earlier := _started(conn, run_id, start_digest)) is not None:
         if earlier.owner != owner:
-            raise RequestError(409, f"{earlier.owner} plays it, or has played it", code="claimed")
+            raise RequestError(409, f"{earlier.owner} has already claimed it", code="claimed")
         return earlier
     run = runs.get(conn, run_id)
     if run.status == "failed":
         raise closed_run(run)
     return _insert_group(
         conn,
-        _GroupRequest(
-            run_id=run_id,
-            limits=limits,
-            key_hashes=key_hashes,
-            task=task,
-            data=task,
-            metadata=metadata,
-            is_eval=True,
-            sampling=sampling,
-            owner=owner,
-            start_digest=start_digest,
-        ),
+        run_id,
+        limits,
+        key_hashes,
+        task=task,
+        metadata=metadata,
+        is_eval=True,
+        sampling=sampling,
+        owner=owner,
+        start_digest=start_digest,
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _GroupRequest:
-    """A group to insert. Its task comes from the run (`task_id`, `cursor`) or with the request (`task`)."""
-
-    run_id: str
-    limits: Limits
-    key_hashes: list[str]  # one session per key
-    task_id: str | None = None
-    cursor: int | None = None
-    task: Json | None = None
-    data: Json | None  # the task's data, for the answer
-    metadata: Json | None = None
-    is_eval: bool = False
-    external: bool = False
-    sampling: Json | None = None
-    owner: str | None = None
-    start_digest: str | None = None
-    name: str | None = None
-
-
-def _insert_group(conn: Connection, request: _GroupRequest) -> NewGroup:
+def _insert_group(
+    conn: Connection,
+    run_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    *,
+    run_task: Any = None,
+    cursor: int | None = None,
+    task: Json | None = None,
+    metadata: Json | None = None,
+    is_eval: bool = False,
+    external: bool = False,
+    sampling: Json | None = None,
+    owner: str | None = None,
+    start_digest: str | None = None,
+    name: str | None = None,
+) -> NewGroup:
+    """Insert a group with one session per key. Its task is the run's (`run_task`, `cursor`) or its own (`task`)."""
     now, group_id = time.time(), new_id()
+    task_id = None if run_task is None else run_task.id
     conn.execute(
         insert(groups).values(
             id=group_id,
-            run_id=request.run_id,
-            task_id=request.task_id,
-            cursor=request.cursor,
-            task=request.task,
-            size=len(request.key_hashes),
-            is_eval=request.is_eval,
-            external=request.external,
+            run_id=run_id,
+            task_id=task_id,
+            cursor=cursor,
+            task=task,
+            size=len(key_hashes),
+            is_eval=is_eval,
+            external=external,
             state="running",
-            sampling=request.sampling,
-            owner=request.owner,
-            start_digest=request.start_digest,
+            sampling=sampling,
+            owner=owner,
+            start_digest=start_digest,
             created_at=now,
         )
     )
-    session_ids = [new_id() for _ in request.key_hashes]
+    session_ids = [new_id() for _ in key_hashes]
     conn.execute(
         insert(sessions),
         [
             {
                 "id": session_id,
-                "run_id": request.run_id,
+                "run_id": run_id,
                 "group_id": group_id,
                 "sample_index": i,
                 "key_hash": key_hash,
                 "status": SessionStatus.OPEN,
                 "seq": 0,
-                "is_eval": request.is_eval,
+                "is_eval": is_eval,
                 "built": False,
-                "metadata": request.metadata or {},
-                "name": request.name,
+                "metadata": metadata or {},
+                "name": name,
                 "created_at": now,
                 "last_seen_at": now,
-                "due_at": first_check_at(request.limits, request.owner, now),
+                "due_at": first_check_at(limits, owner, now),
             }
-            for i, (session_id, key_hash) in enumerate(zip(session_ids, request.key_hashes, strict=True))
+            for i, (session_id, key_hash) in enumerate(zip(session_ids, key_hashes, strict=True))
         ],
     )
-    if request.owner is not None:  # a worker that starts a group is alive, even before its first heartbeat
-        heartbeats.beat(conn, request.run_id, "worker", request.owner)
-    return NewGroup(group_id, request.task_id, request.data, session_ids)
+    if owner is not None:  # a worker that starts a group is alive, even before its first heartbeat
+        heartbeats.beat(conn, run_id, "worker", owner)
+    return NewGroup(group_id, task_id, task if run_task is None else run_task.data, session_ids)
 
 
 def _started(conn: Connection, run_id: str, start_digest: str | None) -> NewGroup | None:

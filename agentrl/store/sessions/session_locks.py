@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from agentrl.errors import RequestError
+from agentrl.errors import no_session
 from agentrl.store.tables import groups, sessions
 
 
@@ -18,7 +18,7 @@ def lock(conn: Connection, session_id: str) -> Row[Any]:
     """The session, locked. Raises RequestError 404."""
     row = conn.execute(select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)).first()
     if row is None:
-        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+        raise no_session(session_id)
     return row
 
 
@@ -39,7 +39,7 @@ def lock_all(conn: Connection, session_ids: list[str]) -> list[Row[Any]]:
 
 
 def lock_ids(conn: Connection, session_ids: list[str]) -> None:
-    """As `lock_all`, without reading the rows."""
+    """Lock sessions as `lock_all` does, without reading the rows."""
     if session_ids:
         of_them = select(sessions.c.id).where(sessions.c.id.in_(session_ids)).order_by(sessions.c.depth, sessions.c.id)
         conn.execute(of_them.with_for_update(key_share=True)).all()

@@ -1,4 +1,4 @@
-"""What a tree of sessions has used so far: calls and tokens, for its limits."""
+"""The calls and tokens that a tree of sessions has used so far, for its limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.store.tables import interactions, sessions
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Calls begun, and tokens sampled in answered calls; other models' tokens by their own count."""
+    """Calls begun, and tokens sampled in answered calls; for other models, the number that they report."""
 
     calls: int
     tokens: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import no_session
 from agentrl.store import family
 from agentrl.store.calls import call_traces
 from agentrl.store.sessions import session_lookup
@@ -16,7 +16,7 @@ def of_session(conn: Connection, session_id: str) -> Json:
     """A session's status, calls and rewards. Raises RequestError 404."""
     row = session_lookup.get(conn, session_id)
     if row is None:
-        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+        raise no_session(session_id)
     calls = call_traces.of_session(conn, session_id)
     return {
         "session_id": row.id,

@@ -3,24 +3,58 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, delete, select
 
 from agentrl.domain.schemas import Json, VersionState
 from agentrl.store import events
 from agentrl.store import runs as run_records
-from agentrl.store.tables import runs, weight_versions
+from agentrl.store.db import clock
+from agentrl.store.tables import memory_leases, runs, weight_versions
 from agentrl.store.training import version_states
 
 
-def version_to_serve(conn: Connection, run_id: str, reported: int | None) -> int:
-    """The version that an engine which reports `reported` should serve: the run's current version, as a rule.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an engine should have in its memory."""
+
+    version: int  # that it should serve when it has weights
+    released: bool = False  # it should have no weights now: it is the trainer's turn on the GPUs, or a publish begins
+    expired: bool = False  # the trainer's turn has just ended, because it was not renewed
+
+
+def version_to_serve(conn: Connection, run_id: str, reported: int | None) -> Wanted:
+    """The version that an engine should serve if it reports `reported`: the run's current version, as a rule.
 
     While any replica publishes the reported version, it is that version, so that no replica undoes the publish. This
     holds for a pending version newer than the current one, and for a published version if the current one was rolled
-    back.
+    back. An engine without weights waits for the publish by which the trainer ends its turn; if that takes too long, it
+    should serve the publish's version.
     """
-    run = conn.execute(select(runs.c.current_version, runs.c.published_step).where(runs.c.id == run_id)).one()
+    lasts = memory_leases.c.until > clock.now()
+    run = conn.execute(
+        select(
+            runs.c.current_version,
+            runs.c.published_step,
+            memory_leases.c.epoch,
+            memory_leases.c.version.label("handed"),
+            lasts.label("lasts"),
+        )
+        .join_from(runs, memory_leases, memory_leases.c.run_id == runs.c.id, isouter=True)
+        .where(runs.c.id == run_id)
+    ).one()
+    version = _version_to_serve(conn, run_id, run, run.handed if reported is None else reported)
+    if run.epoch is None:
+        return Wanted(version)
+    is_turn = run.handed is None
+    return Wanted(
+        version, released=bool(run.lasts) and (is_turn or reported is None), expired=is_turn and not run.lasts
+    )
+
+
+def _version_to_serve(conn: Connection, run_id: str, run: Row[Any], reported: int | None) -> int:
     current = int(run.current_version)
     theirs = None if reported is None or reported == current else run_records.version(conn, run_id, reported)
     if theirs is None:
@@ -63,4 +97,5 @@ def complete(conn: Connection, run_id: str, version: int, epoch: int | None, fac
     Raises the errors of `version_states.mark_published`.
     """
     version_states.mark_published(conn, run_id, version, epoch)
+    conn.execute(delete(memory_leases).where(memory_leases.c.run_id == run_id, memory_leases.c.version == version))
     events.record(conn, run_id, "publish", {**facts, "start": started_at, "end": time.time()}, "proxy")

@@ -9,13 +9,13 @@ from sqlalchemy import Connection, func, insert, select
 
 from agentrl.configs.proxy_config import MAX_REWARD
 from agentrl.domain.schemas import GONE, InteractionStatus, Json, RewardScope
-from agentrl.errors import RequestError, did_you_mean
+from agentrl.errors import RequestError, did_you_mean, no_session
 from agentrl.store.db.codec import new_id
 from agentrl.store.tables import groups, interactions, rewards, sessions
 from agentrl.store.training import trajectories
 
 MAX_REWARDS = 20_000
-"""Most rewards of one session, superseded ones included."""
+"""Maximum number of rewards of one session, superseded ones included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,10 @@ def add(
 ) -> RewardAnswer:
     """Append a reward. A repeated idempotency key gets the first answer.
 
-    `scope` is `session` without a call and `call` with one, unless it says `branch`. `discount` is the run's γ, for
-    the return of trajectories that wait for their lease. Raises RequestError: 404 for an unknown session or call, 409
-    for a call that was not delivered, 422 for a value that is not within ±`max_value` or a scope that does not fit.
+    The default `scope` is `session` without a call and `call` with one; it may also be `branch`. `discount` is the
+    run's γ, for the return of trajectories that wait for their lease. Raises RequestError: 404 for an unknown session
+    or call, 409 for a call that was not delivered, 422 for a value that is not within ±`max_value` or a scope that does
+    not fit.
     """
     if not abs(value) <= max_value:  # also refuses NaN
         raise RequestError(
@@ -55,7 +56,7 @@ def add(
     reach = _scope(scope, interaction_id)
     session = conn.execute(select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)).first()
     if session is None:
-        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+        raise no_session(session_id)
     if idempotency_key is not None:
         earlier = conn.execute(
             select(rewards).where(rewards.c.session_id == session_id, rewards.c.idempotency_key == idempotency_key)
@@ -96,7 +97,7 @@ def add(
 
 
 def _check_call(conn: Connection, session_id: str, interaction_id: str) -> None:
-    """Raise RequestError unless it is a delivered call of the session: only delivered calls are trained."""
+    """Raise RequestError unless the session has delivered this call: only delivered calls are trained."""
     call = conn.execute(
         select(interactions.c.session_id, interactions.c.status).where(interactions.c.id == interaction_id)
     ).first()

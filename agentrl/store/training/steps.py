@@ -44,7 +44,7 @@ def lease(
     trajectory becomes stale and gives its admission back, even when None is returned; with `skip_tied`, so does a group
     whose episodes all have the same return. In a leased group, a trajectory becomes stale if it has no young token
     (policy `mask`) or any old one (`drop`); its reward stays in the baseline. Repeating the call for a leased step
-    returns the same lease. `batch` reads what was leased.
+    returns the same lease. `batch` reads the leased batch.
 
     Raises FencedError for an older epoch, StoreError when the previous step is not complete, or this one is complete or
     of another epoch.
@@ -126,7 +126,8 @@ def complete(
     path: str,
     checksum: str,
 ) -> None:
-    """One transaction {step trained, trajectories trained, version pending}, after the checkpoint is durable.
+    """Record a step after its checkpoint is durable: step and trajectories `trained`, version `pending`, in one
+    transaction.
 
     Repeating the call is harmless. Raises FencedError for an older epoch, StoreError when the step is not leased or it
     trained other trajectories than it leased.

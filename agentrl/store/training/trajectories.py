@@ -23,17 +23,15 @@ from agentrl.store.training.returns import Rescore, SessionReturns
 def paths(parents: Mapping[str, str | None]) -> list[list[str]]:
     """Root-to-leaf paths of a forest given as node → parent in order of creation; oldest leaf first."""
     inner = set(parents.values())
-    result: list[list[str]] = []
-    for leaf in parents:
-        if leaf in inner:
-            continue
-        path: list[str] = []
-        node: str | None = leaf
-        while node is not None:
-            path.append(node)
-            node = parents[node]
-        result.append(path[::-1])
-    return result
+    return [path_to(leaf, parents) for leaf in parents if leaf not in inner]
+
+
+def path_to(node: str, parents: Mapping[str, str | None]) -> list[str]:
+    """The path from the root to a node."""
+    path = [node]
+    while (parent := parents[path[-1]]) is not None:
+        path.append(parent)
+    return path[::-1]
 
 
 def build(conn: Connection, session: Row[Any], discount: float) -> None:
@@ -87,7 +85,8 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
 def refresh(conn: Connection, session_id: str, discount: float) -> None:
     """Apply a new reward to the trajectories of a built session and of its sub-agents, before the group is leased.
 
-    Returns change; trajectories rejected for a missing reward become ready; a rewarded side call becomes trainable.
+    This changes returns, makes trajectories ready that were rejected for a missing reward, and makes a rewarded side
+    call trainable.
     """
     members = [session_id, *family.ids_below(conn, session_id)]
     owned: dict[tuple[str, str], list[Row[Any]]] = {}

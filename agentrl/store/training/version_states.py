@@ -7,6 +7,8 @@ pending ──► published        `steps.complete` inserts a version, `mark_pub
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from sqlalchemy import Connection, func, select, update
 
@@ -16,6 +18,7 @@ from agentrl.store import runs
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.tables import steps, weight_versions
 from agentrl.store.training.trainer_epochs import check_epoch, lock_run
+from agentrl.weights_folder import version_of
 
 
 def next_version(conn: Connection, run_id: str) -> int:
@@ -48,7 +51,7 @@ def mark_published(conn: Connection, run_id: str, version: int, epoch: int | Non
     if row is None or row.state == VersionState.ROLLED_BACK:
         raise StoreError(f"version {version} is not of the surviving lineage")
     if epoch is None and row.step < run.published_step:
-        raise StoreError(f"version {version} is older than what the run has published: only its trainer goes back")
+        raise StoreError(f"version {version} is older than the run's published version: only its trainer can go back")
     conn.execute(
         update(weight_versions)
         .where(weight_versions.c.run_id == run_id, weight_versions.c.version == version)
@@ -62,3 +65,20 @@ def mark_published(conn: Connection, run_id: str, version: int, epoch: int | Non
     conn.execute(
         update(runs_table).where(runs_table.c.id == run_id).values(current_version=version, published_step=row.step)
     )
+
+
+def unneeded_folders(conn: Connection, run_id: str, names: Sequence[str], *, keep: int, unknown: bool) -> set[str]:
+    """The weight folders that no engine will load any more, by name.
+
+    They are those of all versions but the one that the run serves and the newest `keep` that were not rolled back.
+    `unknown` says whether this includes folders that the store does not know.
+    """
+    needed = {*runs.newest_versions(conn, run_id, keep), runs.get(conn, run_id).current_version}
+
+    def is_unneeded(name: str) -> bool:
+        row = runs.version(conn, run_id, version_of(name) or 0)
+        if row is None or row.path is None or Path(row.path).name != name:
+            return unknown
+        return row.version not in needed
+
+    return {name for name in names if is_unneeded(name)}

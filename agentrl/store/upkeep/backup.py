@@ -7,33 +7,32 @@ import re
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from uuid import uuid4
 
 from sqlalchemy import text
 from sqlalchemy.engine import URL, make_url
 
 from agentrl.errors import StoreError, UserError
-from agentrl.files import sync, touch_private
+from agentrl.files import atomic_file
 from agentrl.store.db.database import Database
 
 PAGES = 1024
 """SQLite pages copied at a time."""
 Progress = Callable[[int, int], None]
-"""Called with (pages done, pages in all); PostgreSQL does not say."""
+"""Called with (pages done, pages in all); PostgreSQL does not report it."""
 
 
 def backup(
     database: Database, target: Path, *, force: bool = False, progress: Progress = lambda done, total: None
 ) -> None:
-    """Copy the database to the file `target`: everything that was committed before this began, nothing by half.
+    """Copy the database to the file `target`, as one snapshot with everything that was committed before the start.
 
     SQLite: a database file like the original. PostgreSQL: an archive for pg_restore. The copy is checked and durable
-    before it gets its name, only its owner may read it, and a failure leaves nothing behind. Raises UserError when
-    `target` is in the way or pg_dump cannot do it, StoreError when the database cannot be read, the disk is full, or
-    the copy is not sound.
+    before it gets its name. Only its owner may read it. A failure leaves no file. Raises UserError when `target` is in
+    the way or pg_dump cannot do it, StoreError when the database cannot be read, the disk is full, or the copy is not
+    sound.
     """
     if target.is_dir():
         raise UserError(f"{target} is a folder: name a file")
@@ -42,32 +41,15 @@ def backup(
     log = Path(f"{target}-wal")
     if log.exists() and log.stat().st_size:
         raise UserError(f"{log} exists: {target} is a database in use; name another file")
-    with _draft(target) as draft:
-        if database.is_sqlite:
-            _copy_sqlite(database, draft, progress)
-        else:
-            _dump_postgresql(database, draft)
-
-
-@contextmanager
-def _draft(target: Path) -> Iterator[Path]:
-    draft = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        touch_private(draft)
+        with atomic_file(target) as draft:
+            if database.is_sqlite:
+                _copy_sqlite(database, draft, progress)
+            else:
+                _dump_postgresql(database, draft)
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from error
-    try:
-        yield draft
-        sync(draft)
-        draft.replace(target)
-        sync(target.parent)
-    except OSError as error:
-        raise StoreError(f"cannot write {target}: {error.strerror}") from error
-    finally:
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                Path(f"{draft}{suffix}").unlink()
 
 
 def _copy_sqlite(database: Database, draft: Path, progress: Progress) -> None:
@@ -76,7 +58,7 @@ def _copy_sqlite(database: Database, draft: Path, progress: Progress) -> None:
         assert source is not None
         try:
             with closing(sqlite3.connect(draft, isolation_level=None)) as copy:
-                copy.execute("PRAGMA synchronous=OFF")  # it is synced as a whole
+                copy.execute("PRAGMA synchronous=OFF")  # the complete copy is synced
                 # A read transaction of our own holds one snapshot: without it every commit of another process would
                 # make the copy begin again.
                 source.execute("BEGIN")
@@ -89,7 +71,7 @@ def _copy_sqlite(database: Database, draft: Path, progress: Progress) -> None:
         except sqlite3.Error as error:
             raise StoreError(f"{database.where}: the backup failed: {error}") from error
     if problems:
-        raise StoreError(f"{database.where} is damaged, and so would be its copy: {problems[0]}")
+        raise StoreError(f"{database.where} is damaged, so it is not copied: {problems[0]}")
 
 
 def _dump_postgresql(database: Database, draft: Path) -> None:

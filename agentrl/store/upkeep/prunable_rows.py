@@ -1,4 +1,4 @@
-"""Which rows retention may remove, as conditions on their tables."""
+"""The rows that retention may remove, as conditions on their tables."""
 
 from __future__ import annotations
 
@@ -6,17 +6,7 @@ import time
 from collections.abc import Sequence, Set
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    Table,
-    exists,
-    func,
-    or_,
-    select,
-    true,
-)
+from sqlalchemy import ColumnElement, Connection, Select, Table, exists, func, or_, select, true
 
 from agentrl.domain.evaluation import Label
 from agentrl.domain.schemas import InteractionStatus
@@ -125,7 +115,7 @@ def old_events(run_id: str, cut: float) -> list[ColumnElement[bool]]:
 
 
 def old_heartbeats(run_id: str, cut: float) -> list[ColumnElement[bool]]:
-    """Heartbeats of participants that were silent for a day; sweeps still need newer ones to tell who is dead."""
+    """Heartbeats of participants that were silent for a day; sweeps still need newer ones to find dead participants."""
     silent = min(cut, time.time() - HEARTBEATS_KEPT_S)
     serving = select(interactions.c.replica).where(interactions.c.status == InteractionStatus.RUNNING)
     return [

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import (
-    Connection,
-    event,
-    func,
-    select,
-    text,
-)
+from sqlalchemy import Connection, event, func, select, text
 
 from agentrl.errors import UserError
 from agentrl.store.db.database import Database

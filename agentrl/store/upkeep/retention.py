@@ -1,26 +1,24 @@
-"""Retention: removes what was never trained and no lineage needs, a few groups at a time while the run goes on.
+"""Retention: removes groups that were never trained and that no lineage needs, a few at a time while the run goes on.
 
 A group is removed as a whole, with its sessions, calls, rewards and trajectories, when it is rejected, stale or
 evaluated, finished before the cut, and none of its trajectories was ever leased or trained, not even by a step that
-was rolled back. What a past batch is rebuilt from therefore stays, and so do the run, its tasks, steps and weight
+was rolled back. So every row that a past batch is rebuilt from stays, as do the run, its tasks, steps and weight
 versions. The evaluations of the base weights and of the newest step stay too: the run's summary compares them.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable
 
-from sqlalchemy import (
-    Connection,
-    select,
-)
+from sqlalchemy import Connection, select, text
 
 from agentrl.domain.schemas import StepState
+from agentrl.errors import StoreError
+from agentrl.store.db import faults
 from agentrl.store.db.database import Database
-from agentrl.store.tables import (
-    steps,
-)
+from agentrl.store.tables import metadata, steps
 from agentrl.store.upkeep.prunable_rows import count_groups, kept_evaluations, next_groups, orphans
 from agentrl.store.upkeep.pruning_database import without_scans
 from agentrl.store.upkeep.row_removal import (
@@ -39,7 +37,9 @@ Progress = Callable[[int, int], None]
 
 
 def cut_before_steps(conn: Connection, run_id: str, keep: int) -> float:
-    """When the oldest of the run's `keep` newest steps began (seconds since the epoch); 0 if it has no more steps."""
+    """The time at which the oldest of the `keep` newest steps began (seconds since the epoch); 0 if the run has no more
+    steps.
+    """
     started = list(
         conn.execute(
             select(steps.c.started_at)
@@ -54,7 +54,7 @@ def cut_before_steps(conn: Connection, run_id: str, keep: int) -> float:
 
 
 def estimate(database: Database, run_id: str, cut: float) -> Pruned:
-    """What `prune` would remove; reads all those rows."""
+    """The amounts that `prune` would remove; reads all of these rows."""
     kept = database.query(kept_evaluations, run_id)
     total = Pruned()
     after = ""
@@ -94,3 +94,23 @@ def _prune_contents(database: Database) -> Pruned:
     for start in range(0, len(unused), PAGE_CONTENTS):
         total.add(database.transact(remove_contents, unused[start : start + PAGE_CONTENTS]))
     return total
+
+
+def vacuum(database: Database) -> None:
+    """Free the space of removed rows: SQLite rewrites its file, PostgreSQL marks the space as reusable.
+
+    On SQLite, writers wait meanwhile, and the disk needs as much free space as the database has. Raises StoreError when
+    it is not possible now.
+    """
+    with database.connect(writing=False) as conn, faults.reported(database.where):
+        if not database.is_sqlite:
+            conn.execution_options(isolation_level="AUTOCOMMIT")
+            conn.execute(text(f"VACUUM (ANALYZE) {', '.join(metadata.tables)}"))
+            return
+        raw = conn.connection.driver_connection
+        assert raw is not None
+        try:
+            raw.execute("VACUUM")
+            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise StoreError(f"{database.where}: cannot be vacuumed now: {error}") from error

@@ -7,26 +7,9 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Select,
-    delete,
-    func,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Connection, Select, delete, func, select, text, update
 
-from agentrl.store.tables import (
-    contents,
-    events,
-    groups,
-    heartbeats,
-    interaction_data,
-    interactions,
-    runs,
-    sessions,
-)
+from agentrl.store.tables import contents, events, groups, heartbeats, interaction_data, interactions, runs, sessions
 from agentrl.store.upkeep.prunable_rows import old_events, old_heartbeats, orphaned, prunable, rows_of_groups
 
 PAGE_EVENTS = 5000

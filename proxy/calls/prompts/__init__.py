@@ -1,1 +1,3 @@
-"""The prompt of a call: an earlier call's exact tokens and what follows them, or a full rendering; and why it forks."""
+"""The prompt of a call: the exact tokens of an earlier call and their continuation, or a full rendering and a fork
+reason.
+"""

@@ -101,7 +101,7 @@ async def _start(
     exact = _exact(tree, ids, messages, 0)
     if exact is None:
         return _Start(parent=None, delta=ids, covered=0, role=found.role, reason=found.reason)
-    if exact.covered < depth:  # the hit's fork has the reason
+    if exact.covered < depth:  # the reason is why the hit could not be extended
         return replace(exact, reason=found.reason)
     return await _explained(context, session_id, request, tree, exact)
 
@@ -112,7 +112,7 @@ def size_of(request: ModelRequest) -> int:
 
 
 def _chain(request: ModelRequest) -> list[bytes]:
-    """The keys of a conversation's prefixes: of none of its messages, of the first one, and so on to all of them."""
+    """The keys of a conversation's prefixes, from the empty one to the whole conversation."""
     root = root_key(request.tools, request.template_options)
     return [root, *chain_keys(root, request.messages)]
 

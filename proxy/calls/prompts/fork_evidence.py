@@ -1,4 +1,4 @@
-"""What a call's conversation shares with the session's recorded ones. Pure: the facts that the fork rules ask for.
+"""The facts that the fork rules ask for: what a call's conversation shares with the session's recorded ones. Pure.
 
 Messages are compared in canonical form (`rendering.divergence.plain`). A fact is computed when a rule asks for it.
 """
@@ -11,14 +11,24 @@ from itertools import chain
 
 from agentrl.domain.schemas import ForkReason, Json, Role
 from agentrl.rendering.conversation import root_key
-from agentrl.rendering.divergence import common, compare, fingerprint, leading_system, mark, nearest, plain, quoting
+from agentrl.rendering.divergence import (
+    PlainMessages,
+    common,
+    compare,
+    fingerprint,
+    leading_system,
+    mark,
+    nearest,
+    plain,
+    quoting,
+)
 from agentrl.store.calls.conversations import Conversation
 
 
 class Evidence:
-    """One call beside the session's conversations, oldest first.
+    """One call, and the session's conversations, oldest first.
 
-    `recorded` conversations have an answer; `under_way` ones do not yet: of these only role, system prompt and tools
+    `recorded` conversations have an answer. Those `under_way` have none yet: only their role, system prompt and tools
     are known.
     """
 
@@ -34,7 +44,7 @@ class Evidence:
         self.begun = [*recorded, *under_way]
         self.sent = plain(messages)
         self.n_system = leading_system(messages)
-        self._known: dict[int, Json] = {}  # canonical messages by identity: conversations share messages
+        self._known = PlainMessages()
         self._tools_key = root_key(tools)
 
     # -- the whole session -----------------------------------------------------------------------------------------
@@ -104,16 +114,16 @@ class Evidence:
 
     @cached_property
     def difference(self) -> ForkReason | None:
-        """What became of the first message of `kin` that differs; None when no message does."""
+        """The fork reason that the first different message of `kin` gives; None when no message differs."""
         found = compare(self.kin_history, self.sent)
         return None if found is None else found.reason
 
     @cached_property
     def descends_from_kin(self) -> bool:
-        """Whether the call is `kin` continued in another way, and not a conversation of its own.
+        """Whether the call continues `kin` in another way. If not, it starts a conversation of its own.
 
-        It is when it repeats a recorded answer or a whole recorded conversation, or when it departs from `kin` at an
-        answer, or at a message that an answer follows, behind the system messages.
+        True when the call repeats a recorded answer or a whole recorded conversation. Also true when it departs from
+        `kin` after the system messages, and an answer is at that place or later in the call.
         """
         rest = self.sent[self.n_common :]
         answers = {mark(history[-1]) for history in self._histories}
@@ -139,7 +149,7 @@ class Evidence:
     def continues_quoted_turns(self) -> bool:
         """Whether the call continues a conversation that it quotes.
 
-        It does when it quotes several answers of that conversation, or one answer and the task.
+        True when the call quotes several answers of that conversation, or one answer and the task.
         """
         return any(self._continues(one) for one in self._quoted)
 
@@ -147,23 +157,23 @@ class Evidence:
     def _quoted(self) -> list[Conversation]:
         """The conversations whose answers the call quotes.
 
-        The main agent may quote anyone, since others sum up for it. A sub-agent or a check that quotes another agent
-        has lost nothing of its own, so only its own calls count.
+        The main agent may quote any agent, since others write summaries for it. For a sub-agent or a check only quotes
+        of its own calls count: a quote of another agent does not show that its own history was dropped.
         """
         is_main = not self.main or any(one.role == Role.MAIN for one in self.of_this_agent)
         quotable = self.recorded if is_main else self.of_this_agent
         return quoted(quotable, self.sent[self.n_system :], self._known)
 
     def _continues(self, one: Conversation) -> bool:
-        history = [mark(message) for message in plain(one.messages, self._known)]
-        answers = {mark(self._known[id(other.messages[-1])]) for other in self._quoted}
+        history = [mark(message) for message in self._known.of(one.messages)]
+        answers = {mark(message) for other in self._quoted for message in self._known.of(other.messages[-1:])}
         return len(answers.intersection(history)) > 1 or history[0] in map(mark, self.sent[self.n_system :])
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def _histories(self) -> list[list[Json]]:
-        return [plain(one.all, self._known) for one in self.recorded]
+        return [self._known.of(one.all) for one in self.recorded]
 
     @cached_property
     def _kin_index(self) -> int:
@@ -171,15 +181,15 @@ class Evidence:
 
     @cached_property
     def _tools_keys(self) -> dict[int, bytes]:
-        """By identity of the tools: conversations share them."""
+        """The keys of the tools, by the identity of their list: conversations share lists."""
         distinct = {id(one.tools): one.tools for one in self.begun}
         return {identity: root_key(tools) for identity, tools in distinct.items()}
 
     @cached_property
     def _fingerprints(self) -> dict[int, list[str]]:
-        """By identity of the system messages."""
+        """The fingerprints of the system messages, by the identity of their list."""
         distinct = {id(one.system): one.system for one in self.begun}
-        return {identity: fingerprint(plain(system, self._known)) for identity, system in distinct.items()}
+        return {identity: fingerprint(self._known.of(system)) for identity, system in distinct.items()}
 
     @cached_property
     def _fingerprint(self) -> list[str]:
@@ -196,15 +206,14 @@ class Evidence:
         return n <= self.n_common and list(history) == list(self.sent[:n])
 
 
-def quoted(recorded: Sequence[Conversation], sent: Sequence[Json], known: dict[int, Json]) -> list[Conversation]:
+def quoted(recorded: Sequence[Conversation], sent: Sequence[Json], known: PlainMessages) -> list[Conversation]:
     """The conversations whose last answers the plain messages `sent` quote."""
-    answered = [one for one in recorded if one.messages]
-    return [one for one in answered if quoting(plain([one.messages[-1]], known), sent) is not None]
+    return [one for one in recorded if quoting(known.of(one.messages[-1:]), sent) is not None]
 
 
-def is_summary(one: Conversation, recorded: Sequence[Conversation], known: dict[int, Json]) -> bool:
-    """Whether an answer is a summary: a user asked for it after earlier answers, or in words that quote some."""
-    *asked, _ = plain(one.messages, known)
+def is_summary(one: Conversation, recorded: Sequence[Conversation], known: PlainMessages) -> bool:
+    """Whether an answer is a summary: a user asked for it after earlier answers, or in a message that quotes some."""
+    *asked, _ = known.of(one.messages)
     if not asked or asked[-1]["role"] != "user":
         return False
     if any(message["role"] == "assistant" for message in asked):

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from agentrl.domain.schemas import ForkReason, Json, Role
 from agentrl.proxy.calls.prompts.fork_evidence import Evidence, is_summary, quoted
 from agentrl.proxy.calls.token_tree import Decode, Tree
-from agentrl.rendering.divergence import common, compare, mark, nearest, plain
+from agentrl.rendering.divergence import PlainMessages, common, compare, mark, nearest, plain
 from agentrl.store.calls.conversations import Conversation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a call stands in its session."""
+    """The place of a call in its session."""
 
     role: Role
     reason: ForkReason | None
-    summary: str | None = None  # the call that wrote the summary which the conversation continues from
+    summary: str | None = None  # the call that wrote the summary at the start of the conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Rule:
 
     holds: Callable[[Evidence], bool]
     role: Callable[[Evidence], Role]
-    reason: Callable[[Evidence], ForkReason | None]
+    reason: ForkReason | Callable[[Evidence], ForkReason] | None
     names_summary: bool = False
 
 
@@ -60,7 +60,7 @@ def judge(
     summary = evidence.quoted_summary if rule.names_summary else None
     return Place(
         role=rule.role(evidence),
-        reason=rule.reason(evidence),
+        reason=rule.reason(evidence) if callable(rule.reason) else rule.reason,
         summary=None if summary is None else summary.call_id,
     )
 
@@ -73,14 +73,14 @@ def deciding_rule(evidence: Evidence) -> Rule:
 def judge_branch(
     recorded: Sequence[Conversation], messages: Sequence[Json], covered: int, below: Collection[str]
 ) -> ForkReason | None:
-    """Why a call that extends a recorded one by its first `covered` messages extends none of the calls `below` that.
+    """Why a call extends the recorded call of its first `covered` messages, and none of the calls `below` that one.
 
-    It is compared with the one of them that shares most messages. None: it only asks something else.
+    The call is compared with the one below that shares most messages. None: the call only asks something else.
     """
-    known: dict[int, Json] = {}
+    known = PlainMessages()
     sent = plain(messages)[covered:]
     others = [one for one in recorded if one.call_id in below]
-    histories = [plain(one.all, known) for one in others]
+    histories = [known.of(one.all) for one in others]
     if histories:
         index = nearest([history[covered:] for history in histories], sent)
         before, history = histories[index][:covered], histories[index][covered:]
@@ -137,7 +137,7 @@ def hands_over(evidence: Evidence) -> bool:
 
 
 def changes_tools(evidence: Evidence) -> bool:
-    """The tools differ, and the messages do not, or not before an answer in common."""
+    """The tools differ. The messages are the same, or differ only after an answer in common."""
     if not _departs_with_other_tools(evidence):
         return False
     return evidence.difference is None or evidence.repeats_an_answer_of_kin
@@ -168,7 +168,7 @@ def is_compacted(evidence: Evidence) -> bool:
 
 
 def begins_anew(evidence: Evidence) -> bool:
-    """Whatever no earlier rule explains."""
+    """True: this rule is for every call that no earlier rule explains."""
     return True
 
 
@@ -214,23 +214,19 @@ def role_of_this_agent(evidence: Evidence) -> Role:
 # -- the table -----------------------------------------------------------------------------------------------------
 
 
-def _constant(reason: ForkReason | None) -> Callable[[Evidence], ForkReason | None]:
-    return lambda evidence: reason
-
-
 def first_difference(evidence: Evidence) -> ForkReason:
-    """What became of the first message that differs."""
+    """The fork reason that the first different message gives."""
     return evidence.difference or ForkReason.HISTORY_EDITED
 
 
 RULES = (
-    Rule(is_first_call, main_role, _constant(None)),
-    Rule(repeats_a_prompt, role_of_the_repeated, _constant(None)),
-    Rule(hands_over, role_of_kin, _constant(ForkReason.OTHER_AGENT)),
-    Rule(changes_tools, role_of_kin, _constant(ForkReason.TOOLS_CHANGED)),
+    Rule(is_first_call, main_role, None),
+    Rule(repeats_a_prompt, role_of_the_repeated, None),
+    Rule(hands_over, role_of_kin, ForkReason.OTHER_AGENT),
+    Rule(changes_tools, role_of_kin, ForkReason.TOOLS_CHANGED),
     Rule(departs_from_kin, role_of_kin, first_difference),
-    Rule(is_another_agent, role_of_another_agent, _constant(ForkReason.OTHER_AGENT)),
-    Rule(begins_beside_running_calls, role_of_this_agent, _constant(None)),
-    Rule(is_compacted, role_of_this_agent, _constant(ForkReason.COMPACTED), names_summary=True),
-    Rule(begins_anew, role_of_this_agent, _constant(ForkReason.NEW_CONVERSATION)),
+    Rule(is_another_agent, role_of_another_agent, ForkReason.OTHER_AGENT),
+    Rule(begins_beside_running_calls, role_of_this_agent, None),
+    Rule(is_compacted, role_of_this_agent, ForkReason.COMPACTED, names_summary=True),
+    Rule(begins_anew, role_of_this_agent, ForkReason.NEW_CONVERSATION),
 )

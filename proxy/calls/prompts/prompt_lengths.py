@@ -12,7 +12,7 @@ from agentrl.rendering.messages import text_of
 
 PIECE = 64 * 1024
 END_OF_REASONING = "</think>"
-"""Templates may leave out the part of an answer before this."""
+"""The end of an answer's reasoning. Templates may leave out the text before it."""
 
 
 def written(messages: Sequence[Json]) -> int:

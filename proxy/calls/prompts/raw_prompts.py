@@ -19,7 +19,7 @@ from agentrl.rendering.conversation import chain_key, root_key
 from agentrl.store.calls.call_tree import Node
 
 RAW = root_key(None, {"raw": True})
-"""Where the keys of raw prompts begin: no conversation has them."""
+"""The root of the keys of raw prompts. No conversation has such keys."""
 
 
 async def raw_prompt(

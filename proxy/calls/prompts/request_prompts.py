@@ -15,6 +15,6 @@ async def prompts_for(context: CallContext, session_id: str, request: ModelReque
     """The prompts of a request; `role` is the one that its caller names. Raises RequestError."""
     await context.heavy.run(session_id, size_of(request), prompt_lengths.check, request, context.renderer)
     if request.prompts:
-        tree = await context.trees.get(session_id, fresh=True)  # any replica's calls may begin a raw prompt
+        tree = await context.trees.get(session_id, fresh=True)  # a raw prompt may begin with a call of any replica
         return [await raw_prompt(context, session_id, tree, prompt, role) for prompt in request.prompts]
     return [await chat_prompt(context, session_id, request, role)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.domain.schemas import GREEDY_BELOW, Json
 from agentrl.engine.sampling_params import ParamRefused, check
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, bad_parameter
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.call_settings import DEFAULT_TEMPERATURE
 from agentrl.proxy.calls.live_sessions import Session
@@ -32,7 +32,7 @@ def replaced(request: ModelRequest, params: Json) -> Json:
 
 
 def modifies_distribution(params: Json) -> bool:
-    """Whether logprobs come from another distribution than the temperature-scaled policy's."""
+    """Whether the parameters change the distribution in more than its temperature."""
     return any(params.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
 
 
@@ -49,8 +49,8 @@ def resumable(params: Json) -> bool:
 def engine_params(context: CallContext, session: Session, request: ModelRequest, prompt: Prompt, index: int) -> Json:
     """SGLang's sampling parameters of one answer, always with a temperature.
 
-    Raises RequestError 400 when the context cannot hold the call, a token does not exist, or a parameter is out of its
-    range: an engine dies of it.
+    Raises RequestError 400 when the context cannot hold the call, a token is outside the vocabulary, or a parameter is
+    out of its range: each of these can kill an engine.
     """
     _check_ids(prompt, context.renderer.vocab_size)
     forced = (session.sampling or {}) if session.is_eval else context.settings.sampling
@@ -71,7 +71,7 @@ def engine_params(context: CallContext, session: Session, request: ModelRequest,
         params["sampling_seed"] = request.seed + index
     if "json_schema" in params and (prompt.grammar or prompt.opening):
         message = "a response format and a forced tool call exclude each other"
-        raise RequestError(400, message, code="invalid_parameter", param="tool_choice")
+        raise bad_parameter("tool_choice", message)
     try:
         check(params, context.renderer.vocab_size)
     except ParamRefused as error:
@@ -79,12 +79,12 @@ def engine_params(context: CallContext, session: Session, request: ModelRequest,
             "tools" if error.param in prompt.grammar else error.param
         )  # the grammar of a forced call is derived from the tools
         message = str(error).replace(error.param, param, 1)
-        raise RequestError(400, message, code="invalid_parameter", param=param) from error
+        raise bad_parameter(param, message) from error
     return params
 
 
 def _check_ids(prompt: Prompt, vocab_size: int) -> None:
-    """Raises RequestError 400 for a token that the model lacks, which a tokenizer may have; parents were checked."""
+    """Raises RequestError 400 for an id outside the model's vocabulary. The ids of parents were checked before."""
     highest = max(prompt.delta_ids, default=0)
     if highest >= vocab_size:
         message = f"the prompt has token {highest}, which is outside the vocabulary of {vocab_size}"

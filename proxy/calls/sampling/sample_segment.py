@@ -58,11 +58,11 @@ class Sampled:
 
 @dataclass(slots=True)
 class Segment:
-    """One request to an engine, and what is known of it while it runs."""
+    """One request to an engine, and its state while it runs."""
 
     engine: Engine
     start: int  # how many tokens of the answer came before it
-    before: list[VersionSpan]  # of those tokens
+    before: list[VersionSpan]  # their spans
     version: int | None  # the version that the engine served when the request was sent
     keeps_cache: bool = False  # after an update the engine continues with the keys and values of older weights
     versions: set[int] = field(default_factory=set)  # every version that computed part of it
@@ -71,7 +71,7 @@ class Segment:
     ended: bool = False  # the engine sent its last event
 
     def cache_key(self, name: str) -> str | None:
-        """The cache namespace of the request: entries of its own version; `name`, which is new, where that is unknown.
+        """The cache namespace of the request: that of its version, or the new `name` where the version is unknown.
 
         A request that reaches the engine after an update may still hit entries of the older version; `versions` records
         that.
@@ -100,7 +100,7 @@ class Segment:
         if chunk.top_logprobs is not None:
             sampled.top = sampled.top or []
             sampled.top += chunk.top_logprobs
-        if chunk.version_label == self.version:  # otherwise the last event tells, for this chunk and the rest
+        if chunk.version_label == self.version:  # otherwise the last event reports the versions
             self.n_known += len(chunk.output_ids)
         else:
             self.version = None

@@ -45,7 +45,7 @@ BEHIND_DEADLINE_S = 0.1
 
 
 class Next(Enum):
-    """What follows a segment."""
+    """The next action after a segment."""
 
     FINISH = auto()
     CONTINUE = auto()
@@ -112,7 +112,7 @@ async def sample(pool: EnginePool, sampled: Sampled, emit: Callable[[Tokens], No
 
 
 def next_action(request: SampleRequest, segment: Segment, sampled: Sampled) -> Next:
-    """What follows a segment; sets the finish reason of an answer that the engine did not finish itself."""
+    """The next action after a segment. Sets the finish reason of an answer that the engine did not finish itself."""
     ids = sampled.output_ids
     if segment.ended and sampled.finish_reason != "abort":
         return Next.FINISH
@@ -207,7 +207,7 @@ def _deadline_exceeded() -> RequestError:
 
 
 async def _abort(client: EngineClient, rid: str) -> None:
-    """Stop what the engine still computes for `rid`; a dead engine computes nothing."""
+    """Stop the engine's work on `rid`. An engine that does not answer is ignored: it is dead."""
     try:
         async with asyncio.timeout(ABORT_TIMEOUT_S):
             await client.abort(rid)

@@ -4,8 +4,8 @@
     whole answer    read ──► commit ──► body
     stream          events as they arrive ──► from a tool call or the end on: hold, commit, then send
 
-An agent acts on a tool call or a complete answer, so these leave after the commit. The upstream's key is removed from
-everything that it sends.
+An agent acts on a tool call or a complete answer, so these are sent after the commit. The upstream's key is removed
+from everything that it sends.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from agentrl.errors import RequestError
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.upstreams import upstream_records
 from agentrl.proxy.calls.upstreams.output_counts import OutputCount
-from agentrl.proxy.calls.upstreams.server_sent_events import data_of, split_events
-from agentrl.proxy.calls.upstreams.storable_json import storable_json
+from agentrl.proxy.calls.upstreams.server_sent_events import data_of, split_events, storable_json
 from agentrl.proxy.calls.upstreams.upstream_records import UpstreamCall
 from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 

@@ -1,4 +1,4 @@
-"""Splits a stream of server-sent events, and reads the payload of each."""
+"""Reads the answers of upstreams: server-sent events, and JSON for the store."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from agentrl.proxy.calls.upstreams.storable_json import storable_json
+import orjson
 
 END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
 
 
 async def split_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The events of a stream, byte for byte, wherever the chunks begin and end; then what follows the last event."""
+    """The events of a stream, byte for byte, however it is cut into chunks; then the rest after the last event."""
     buffer, scanned = b"", 0
     async for chunk in chunks:
         buffer += chunk
@@ -36,3 +36,13 @@ def data_of(event: bytes) -> Any:
         return storable_json(data)
     except ValueError:
         return data.decode(errors="replace")
+
+
+def storable_json(text: bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for invalid JSON, and for nesting too deep to be written again."""
+    value = orjson.loads(text)
+    try:
+        orjson.dumps(value)
+    except TypeError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value

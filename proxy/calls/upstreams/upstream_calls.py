@@ -24,7 +24,7 @@ from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.pending_call import CallOrigin
 from agentrl.proxy.calls.upstreams import upstream_records
 from agentrl.proxy.calls.upstreams.answer_relay import AnswerStart, relay
-from agentrl.proxy.calls.upstreams.storable_json import storable_json
+from agentrl.proxy.calls.upstreams.server_sent_events import storable_json
 from agentrl.proxy.calls.upstreams.upstream_models import Upstream
 from agentrl.proxy.calls.upstreams.upstream_records import UpstreamCall, params_of
 from agentrl.store.db.codec import new_id
@@ -36,7 +36,7 @@ SENT_ON = ("accept", "anthropic-version", "anthropic-beta", "openai-beta")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Upstreams:
-    """The other models that calls may name, and what is needed to call them."""
+    """The other models that calls may name, and the objects for calling them."""
 
     configured: Mapping[str, Upstream]
     context: CallContext

@@ -115,7 +115,7 @@ class MessagesBody(CountBody, kw_only=True):
     diagnostics: dict[str, Any] | None = None
     fallbacks: Any = None  # for requests that a model declines
     fallback_credit_token: Any = None
-    # Refused with the error code after which the SDK's tool runner continues without it.
+    # Refused, with the error code that lets the SDK's tool runner continue without a thread.
     thread: dict[str, Any] | bool | None = None
 
     @property

@@ -15,10 +15,10 @@ import msgspec
 import orjson
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, bad_parameter
 from agentrl.proxy.dialects.anthropic.message_types import CacheControl, DefinedTool, Name, NamedTool
 from agentrl.proxy.dialects.body_decoding import invalid_at
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
+from agentrl.proxy.dialects.parameter_errors import unsupported
 
 SERVER_TOOLS = ("advisor", "code_execution", "mcp_toolset", "tool_search_tool", "web_fetch", "web_search")
 """Prefixes of the types of tools that Anthropic's servers run; a date follows."""

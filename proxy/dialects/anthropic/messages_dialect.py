@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, bad_parameter
 from agentrl.proxy.dialects.anthropic.answer_blocks import content_blocks
 from agentrl.proxy.dialects.anthropic.content_blocks import chat_messages
 from agentrl.proxy.dialects.anthropic.message_output import error_body, message_json, stop_of, usage_json
@@ -36,7 +36,7 @@ from agentrl.proxy.dialects.body_decoding import decode_struct
 from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader
 from agentrl.proxy.dialects.model_request import ModelRequest, Named, ToolChoice
 from agentrl.proxy.dialects.openai.tool_choices import among
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, refuse, unsupported
+from agentrl.proxy.dialects.parameter_errors import refuse, unsupported
 from agentrl.proxy.dialects.sampling_fields import format_constraint, stops
 from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 

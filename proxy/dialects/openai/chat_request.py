@@ -1,4 +1,4 @@
-"""The body of a Chat Completions request, and the fields whose meaning needs more than one of them."""
+"""The body of a Chat Completions request, and functions for values that several of its fields determine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from agentrl.domain.schemas import Json
+from agentrl.errors import bad_parameter
 from agentrl.proxy.dialects.neutral_fields import OF_CHAT, Neutral, Table
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, check_neutral
+from agentrl.proxy.dialects.parameter_errors import check_neutral
 from agentrl.proxy.dialects.sampling_fields import SamplingBody, Seed, Stop, TopLogprobs
 from agentrl.proxy.dialects.tool_results import Results
 

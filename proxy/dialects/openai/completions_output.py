@@ -22,7 +22,7 @@ class CompletionsStream:
     def __init__(self, request: ModelRequest, header: ResponseHeader) -> None:
         self._request = request
         self._header = header
-        self._offsets = [0] * request.choices  # where in its choice's text the next token begins
+        self._offsets = [0] * request.choices  # per choice: where the next token begins in its text
 
     def start(self) -> bytes:
         """The prompts, if `echo` is set."""
@@ -94,7 +94,7 @@ def _top(header: ResponseHeader, tokens: Tokens, texts: Sequence[str]) -> list[d
     for text, logprob, others in zip(texts, tokens.logprobs, tokens.top or [], strict=True):
         best: dict[str, float] = {}
         for other, token in others:
-            best.setdefault(header.token_text(token), other)  # best first; several parts of characters have one text
+            best.setdefault(header.token_text(token), other)  # best first; parts of characters may have equal texts
         found.append({text: logprob} | best if text not in best else best)
     return found
 

@@ -7,17 +7,16 @@ Every parameter is supported, ignored without harm, or refused by name. In addit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import orjson
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import bad_parameter
 from agentrl.proxy.dialects.body_decoding import decode_struct
 from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader
 from agentrl.proxy.dialects.model_request import ModelRequest
-from agentrl.proxy.dialects.openai.chat_output import NAMES, error_body, extra_fields, logprobs_of, usage_of
+from agentrl.proxy.dialects.openai.chat_output import NAMES, extra_fields, logprobs_of, usage_of
 from agentrl.proxy.dialects.openai.chat_request import (
     EXCLUDED,
     ChatBody,
@@ -27,21 +26,21 @@ from agentrl.proxy.dialects.openai.chat_request import (
     thinks_of,
 )
 from agentrl.proxy.dialects.openai.chat_stream import ChatStream
+from agentrl.proxy.dialects.openai.openai_dialect import OpenAIDialect
 from agentrl.proxy.dialects.openai.tool_choices import tool_choice
-from agentrl.proxy.dialects.openai.upstream_chunks import read_chunk
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, check_neutral
+from agentrl.proxy.dialects.parameter_errors import check_neutral
 from agentrl.proxy.dialects.sampling_fields import format_constraint, stops
 from agentrl.proxy.dialects.tool_results import text_only
-from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 from agentrl.rendering.options import check_options
 from agentrl.rendering.validation import validate_messages, validate_tools
 
 
-class OpenAIChat:
+class OpenAIChat(OpenAIDialect):
     """POST /v1/chat/completions."""
 
     name = "openai.chat"
     body: type[msgspec.Struct] = ChatBody
+    parameter_names = NAMES
 
     def decode(self, body: bytes) -> ModelRequest:
         """Decode a request. Raises RequestError 400 that names the field at fault."""
@@ -101,15 +100,3 @@ class OpenAIChat:
     def stream(self, request: ModelRequest, header: ResponseHeader) -> ChatStream:
         """An encoder for `chat.completion.chunk` events."""
         return ChatStream(request, header)
-
-    def encode_error(self, error: RequestError) -> bytes:
-        """An error in OpenAI's shape."""
-        return orjson.dumps(error_body(error, NAMES))
-
-    def read_upstream(self, data: Any) -> UpstreamEvent:
-        """An answer of another server, or one of its events."""
-        return read_chunk(data)
-
-    def status(self, error: RequestError) -> int:
-        """The error's own status."""
-        return error.status

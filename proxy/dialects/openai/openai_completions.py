@@ -14,12 +14,12 @@ import orjson
 from msgspec import Meta
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import bad_parameter
 from agentrl.proxy.dialects.body_decoding import decode_struct
 from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader
 from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.proxy.dialects.neutral_fields import OF_COMPLETIONS, Table
-from agentrl.proxy.dialects.openai.chat_output import error_body, usage_of
+from agentrl.proxy.dialects.openai.chat_output import usage_of
 from agentrl.proxy.dialects.openai.chat_request import StreamOptions, check_stream_options
 from agentrl.proxy.dialects.openai.completions_output import (
     NAMES,
@@ -30,10 +30,9 @@ from agentrl.proxy.dialects.openai.completions_output import (
     extra_fields,
     logprobs_of,
 )
-from agentrl.proxy.dialects.openai.upstream_chunks import read_chunk
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
+from agentrl.proxy.dialects.openai.openai_dialect import OpenAIDialect
+from agentrl.proxy.dialects.parameter_errors import unsupported
 from agentrl.proxy.dialects.sampling_fields import SamplingBody, Seed, Stop, TopLogprobs, stops
-from agentrl.proxy.dialects.upstream_event import UpstreamEvent
 
 MAX_TOKENS = 16
 """OpenAI's default."""
@@ -62,11 +61,12 @@ class CompletionsBody(SamplingBody, kw_only=True):
     user: str | None = None  # accepted without effect
 
 
-class OpenAICompletions:
+class OpenAICompletions(OpenAIDialect):
     """POST /v1/completions."""
 
     name = "openai.completions"
     body: type[msgspec.Struct] = CompletionsBody
+    parameter_names = NAMES
 
     def decode(self, body: bytes) -> ModelRequest:
         """Decode a request. Raises RequestError 400 that names the field at fault."""
@@ -106,18 +106,6 @@ class OpenAICompletions:
     def stream(self, request: ModelRequest, header: ResponseHeader) -> CompletionsStream:
         """An encoder for `text_completion` chunks."""
         return CompletionsStream(request, header)
-
-    def encode_error(self, error: RequestError) -> bytes:
-        """An error in OpenAI's shape."""
-        return orjson.dumps(error_body(error, NAMES))
-
-    def read_upstream(self, data: Any) -> UpstreamEvent:
-        """An answer of another server, or one of its events."""
-        return read_chunk(data)
-
-    def status(self, error: RequestError) -> int:
-        """The error's own status."""
-        return error.status
 
 
 def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:

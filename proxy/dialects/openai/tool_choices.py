@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, bad_parameter
 from agentrl.proxy.dialects.model_request import Named, ToolChoice
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
+from agentrl.proxy.dialects.parameter_errors import unsupported
 
 
 def tool_choice(choice: str | Json | None, tools: list[Json] | None) -> ToolChoice:

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError, did_you_mean
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, unsupported
+from agentrl.errors import RequestError, bad_parameter, did_you_mean
+from agentrl.proxy.dialects.parameter_errors import unsupported
 from agentrl.rendering.validation import validate_tools
 
 BUILT_IN = (
@@ -109,7 +109,9 @@ def _named(tools: Sequence[Json] | None) -> Iterator[tuple[str, str]]:
 
 
 def _namespace(tool: Json, at: str) -> Iterator[Json]:
-    """A namespace's functions. The first one's description begins with the namespace's: chat templates have none."""
+    """A namespace's functions. The first description begins with that of the namespace: chat templates have no
+    namespaces.
+    """
     name, description, inner = tool.get("name"), tool.get("description"), tool.get("tools")
     if not isinstance(name, str) or not name:
         raise bad_parameter(f"{at}.name", f"{at}.name: a namespace needs a name")

@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError, did_you_mean
+from agentrl.errors import RequestError, bad_parameter, did_you_mean
 from agentrl.proxy.dialects.body_decoding import decode_struct
 from agentrl.proxy.dialects.model_answer import Answer, ResponseHeader
 from agentrl.proxy.dialects.model_request import ModelRequest, Named, ToolChoice
@@ -19,7 +19,7 @@ from agentrl.proxy.dialects.openai.chat_output import error_body
 from agentrl.proxy.dialects.openai.chat_request import thinks_at
 from agentrl.proxy.dialects.openai.tool_choices import among, unknown_choice
 from agentrl.proxy.dialects.openai.tool_choices import tool_choice as openai_tool_choice
-from agentrl.proxy.dialects.parameter_errors import bad_parameter, check_neutral, unsupported
+from agentrl.proxy.dialects.parameter_errors import check_neutral, unsupported
 from agentrl.proxy.dialects.responses.input_items import messages_of
 from agentrl.proxy.dialects.responses.output_items import ENCRYPTED, LOGPROBS, NAMES, output_items, response_json
 from agentrl.proxy.dialects.responses.response_request import ResponsesBody, TextOptions

@@ -71,6 +71,10 @@ def test_a_part_ends_only_where_the_next_sequence_does_not_fit(rows: list[list[i
         assert len(build_tree(arrays([rows[i] for i in [*part, following[0]]]))) > budget
 
 
+def test_no_sequences_are_split_into_no_parts() -> None:
+    assert split_by_budget([], 10) == []
+
+
 @given(sizes, st.integers(1, 5))
 def test_balance_places_everything_within_one_item_of_even(items: list[int], bins: int) -> None:
     placed = balance(items, bins)

@@ -22,13 +22,13 @@ def test_a_range_includes_both_ends() -> None:
     ("text", "message"),
     [
         ("7..3", "did you mean '3..7'"),
-        ("..", "no range of steps"),
-        ("", "no range of steps"),
+        ("..", "not a range of steps"),
+        ("", "not a range of steps"),
         ("3-7", "write 5, 3..7"),
-        ("a..b", "no range of steps"),
+        ("a..b", "not a range of steps"),
         ("0", "the first step is 1"),
-        ("-1", "no range of steps"),
-        ("1...3", "no range of steps"),
+        ("-1", "not a range of steps"),
+        ("1...3", "not a range of steps"),
     ],
 )
 def test_what_is_no_range_is_refused(text, message) -> None:

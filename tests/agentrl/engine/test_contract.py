@@ -20,7 +20,7 @@ from agentrl.engine.backends import BACKENDS
 from agentrl.engine.grammars import MAX_ENUM, MAX_LENGTH, MAX_NUMBER, MAX_PROPERTIES
 from agentrl.engine.sampling_params import MAX_STOP_CHARS, NUMBERS, ParamRefused, check
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang_client import Chunk, EngineClient, Health
+from agentrl.engine.sglang_client import Chunk, EngineClient, Health, Memory
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.rendering import load_renderer
 from agentrl.testing import FakeEngine
@@ -70,6 +70,10 @@ async def client(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Engi
     kind = BACKENDS[SERVERS[request.node.callspec.params["url"]]]
     async with aiohttp.ClientSession() as http:
         yield kind(url, http)
+
+
+def test_every_backend_is_under_contract() -> None:
+    assert set(SERVERS.values()) == set(BACKENDS)
 
 
 def rid() -> str:
@@ -164,6 +168,74 @@ async def test_spans_show_a_change_of_weights_in_the_middle(client: EngineClient
     assert spans[0].end == spans[1].start
     assert spans[1].end == n_tokens(chunks)
     assert (await client.model_info()).weight_version == 7
+
+
+async def release(client: EngineClient) -> None:
+    await client.pause("retract")
+    await client.flush_cache()
+    await client.release_memory()
+
+
+async def reload(client: EngineClient, folder: Path, version: int) -> None:
+    await client.resume_weights()
+    assert (await client.model_info()).memory is Memory.RELOADING
+    await client.update_weights_from_disk(folder, None)
+    await client.resume_cache()
+    await client.label_weights(version)
+    await client.continue_generation()
+
+
+async def test_a_call_continues_where_it_was_after_memory_was_released(client: EngineClient, tiny_model: Path) -> None:
+    """Retracted calls keep their place, calls that arrive wait, and no token is sampled without weights."""
+    name, chunks, waiting = rid(), [], None
+    async for chunk in client.generate(rid=name, input_ids=PROMPT, sampling_params=LONG):
+        chunks.append(chunk)
+        if len(chunks) == 3:
+            await release(client)
+            assert (await client.model_info()).memory is Memory.RELEASED
+            assert await client.paused()
+            waiting = asyncio.create_task(collect(client, {"max_new_tokens": 2, "ignore_eos": True}))
+            await reload(client, tiny_model, 8)
+            assert not await client.paused()
+        if len(chunks) == 9:
+            await client.abort(name)
+    spans = chunks[-1].versions
+    assert spans is not None
+    assert [(span.version, span.start) for span in spans] == [(0, 0), (8, spans[0].end)]
+    assert spans[1].end == n_tokens(chunks)
+    assert (await client.model_info()).memory is Memory.HELD
+    assert waiting is not None
+    assert (await waiting)[-1].versions == [VersionSpan(version=8, start=0, end=2)]
+
+
+async def test_a_call_that_is_aborted_while_memory_is_released_keeps_its_tokens(
+    client: EngineClient, tiny_model: Path
+) -> None:
+    name, chunks = rid(), []
+    async for chunk in client.generate(rid=name, input_ids=PROMPT, sampling_params=LONG):
+        chunks.append(chunk)
+        if len(chunks) == 2:
+            await release(client)
+            await client.abort_all()
+    assert chunks[-1].finish_reason == "abort"
+    assert chunks[-1].versions == [VersionSpan(version=0, start=0, end=n_tokens(chunks))]
+    await reload(client, tiny_model, 0)
+    assert n_tokens(await collect(client, {"max_new_tokens": 2, "ignore_eos": True})) == 2
+
+
+async def test_a_cache_that_running_calls_use_is_not_flushed(client: EngineClient) -> None:
+    """By this a release knows that it would kill the server."""
+    stream = client.generate(rid=rid(), input_ids=PROMPT, sampling_params=LONG)
+    await anext(stream)
+    with pytest.raises(EngineRejected):
+        await client.flush_cache()
+    await client.pause("in_place")
+    with pytest.raises(EngineRejected):
+        await client.flush_cache()
+    await client.pause("retract")
+    await client.flush_cache()
+    await client.continue_generation()
+    await stream.aclose()
 
 
 async def test_abort_ends_the_stream_and_keeps_the_tokens(client: EngineClient) -> None:

@@ -14,10 +14,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from agentrl.engine import keyed_sglang
-from agentrl.engine.engine_keys import EngineKeys, authorization, new_key
+from agentrl.engine.engine_keys import EngineKeys, authorization, derived_key, key_digest, new_key
 from agentrl.engine.keyed_sglang import guard
 from agentrl.engine.sglang_client import EngineClient, Health
-from agentrl.environment import ENGINE_KEY, ENGINE_KEYS
+from agentrl.environment import ENGINE_KEY, ENGINE_KEYS, key_from
 from agentrl.errors import ConfigError, EngineError
 from agentrl.testing import FakeEngine
 
@@ -122,3 +122,27 @@ def test_what_would_serve_without_the_check_does_not_start() -> None:
 
     with pytest.raises(SystemExit, match="--grpc-mode, --tokenizer-worker-num"):
         keyed_sglang.check(Args)
+
+
+def test_an_engine_s_own_key_depends_on_the_admin_key_and_the_url_alone() -> None:
+    keys = EngineKeys(admin_key="admin")
+    own = keys.own("http://10.0.0.1:30000")
+    assert own == keys.own("http://10.0.0.1:30000/") == derived_key("admin", "http://10.0.0.1:30000")
+    assert len({own, keys.own("http://10.0.0.2:30000"), derived_key("other", "http://10.0.0.1:30000")}) == 3
+    assert "admin" not in own
+    assert ":" not in own  # else it would be sent as a user with a password
+    assert key_from({"AGENTRL_ENGINE_KEY": own}, "AGENTRL_ENGINE_KEY") == own
+
+
+def test_a_key_is_recognized_by_its_digest() -> None:
+    keys, url = EngineKeys(admin_key="admin"), "http://10.0.0.1:30000"
+    assert keys.derives(url, key_digest(derived_key("admin", url)))
+    assert not keys.derives(url, key_digest(derived_key("other", url)))
+    assert not keys.derives(url, "é")
+    assert "admin" not in repr(keys)
+
+
+def test_an_engine_with_its_own_key_needs_no_common_one() -> None:
+    with pytest.raises(ConfigError, match="loopback"):
+        EngineKeys().check(["http://10.0.0.1:30000"])
+    EngineKeys().check(["http://10.0.0.1:30000"], has_own=True)

@@ -63,7 +63,7 @@ def test_what_an_adapter_samples_is_of_its_version_whatever_the_server_calls_its
     ],
 )
 def test_an_adapter_over_other_weights_than_the_base_is_told(meta: Json) -> None:
-    with pytest.raises(EngineUnavailable, match="version 3 whole, beneath the adapters"):
+    with pytest.raises(EngineUnavailable, match="version 3 instead of the base weights"):
         ChunkReader(Adapter("v5-a", 5)).read(event([7, 8], 2, **meta))
 
 
@@ -79,8 +79,8 @@ def test_a_request_that_was_aborted_before_its_first_token_has_no_spans() -> Non
         (LAST | {"weight_versions": [{"version": "default", "start": 0, "end": 2}]}, "is not a number"),
         ({"finish_reason": {"type": "tired"}}, "unknown finish reason"),
         ({"output_token_logprobs": [[-1.0, 9, None], [-1.0, 8, None]]}, "other tokens"),
-        ({"output_token_logprobs": [[-1.0, 7, None]]}, "1 tokens where 2"),
-        ({"completion_tokens": 5}, "2 tokens where 5"),
+        ({"output_token_logprobs": [[-1.0, 7, None]]}, "1 tokens, expected 2"),
+        ({"completion_tokens": 5}, "2 tokens, expected 5"),
         ({"weight_version": "default"}, "--weight-version 0"),
     ],
 )

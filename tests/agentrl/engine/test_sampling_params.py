@@ -45,8 +45,8 @@ def test_what_is_let_through_fits_the_tensors(params: dict[str, Any]) -> None:
     ("params", "said"),
     [
         ({"top_k": 2**31}, "from -1 to"),
-        ({"logit_bias": {"9" * 5000: 1.0}}, "is no token id"),
-        ({"logit_bias": {"\u0663": 1.0}}, "is no token id"),
+        ({"logit_bias": {"9" * 5000: 1.0}}, "is not a token id"),
+        ({"logit_bias": {"\u0663": 1.0}}, "is not a token id"),
         ({"logit_bias": {"100": 1.0}}, "outside the vocabulary of 100"),
         ({"logit_bias": {"5": math.nan}}, "is not from -100 to 100"),
         ({"logit_bias": {f"{i:09d}": 1.0 for i in range(1025)}}, "at most 1024"),
@@ -56,9 +56,9 @@ def test_what_is_let_through_fits_the_tensors(params: dict[str, Any]) -> None:
         ({"stop_token_ids": [100]}, "ids below 100"),
         ({"json_schema": '{"$ref":"#"}'}, "leads back"),
         ({"json_schema": "{}", "regex": "a"}, "one grammar"),
-        ({"custom_params": {"a": 1}}, "no engine is sent this"),
-        ({"ignore_eos": 1}, "no engine is sent this"),
-        ({"n": 2}, "no engine is sent this"),
+        ({"custom_params": {"a": 1}}, "is not supported by engines"),
+        ({"ignore_eos": 1}, "is not supported by engines"),
+        ({"n": 2}, "is not supported by engines"),
     ],
 )
 def test_what_no_engine_is_sent(params: dict[str, Any], said: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,6 @@ from agentrl.engine import server_process
 from agentrl.engine.server_process import EngineSpec, Server, free_port
 from agentrl.engine.supervisor import MAX_QUICK_DEATHS, EngineSupervisor, Weights
 from agentrl.errors import EngineUnavailable, ModelFolderError, UserError
-from agentrl.processes import guard
 
 STAND_IN = "import sys, threading; from agentrl.testing import FakeEngine; FakeEngine(port=int(sys.argv[1])).start(); "
 SERVE = STAND_IN + "threading.Event().wait()"
@@ -73,16 +71,16 @@ def family(pid: int) -> list[psutil.Process]:
 async def test_a_server_that_dies_is_restarted_and_none_is_left_behind(
     spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.engine.supervisor.BACKOFF_FIRST_S", 0.0)
+    monkeypatch.setattr("agentrl.processes.restarts.BACKOFF_FIRST_S", 0.0)
     news = Recorder()
     async with running(EngineSupervisor(spec, news)):
         first = await news.served.get()
-        _, child = family(first.pid)
-        child.send_signal(signal.SIGKILL)
+        _guard, _keeper, server = family(first.pid)
+        server.send_signal(signal.SIGKILL)
         second = await news.served.get()
         assert news.deaths == [f"the engine ended with status {128 + signal.SIGKILL}"]
         processes = family(second.pid)
-        assert len(processes) == 2
+        assert len(processes) == 3
     assert psutil.wait_procs(processes, timeout=120)[1] == []
 
 
@@ -102,7 +100,7 @@ async def test_weights_are_loaded_before_it_counts_as_serving(spec: EngineSpec) 
 async def test_it_gives_up_after_quick_deaths_and_shows_the_log(
     spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.engine.supervisor.BACKOFF_FIRST_S", 0.0)
+    monkeypatch.setattr("agentrl.processes.restarts.BACKOFF_FIRST_S", 0.0)
     monkeypatch.setattr(
         server_process, "argv", lambda spec: [sys.executable, "-c", "raise SystemExit('no such kernel')"]
     )
@@ -119,32 +117,6 @@ async def test_a_late_server_is_ended(spec: EngineSpec, monkeypatch: pytest.Monk
         await late.wait_healthy(timeout_s=0.1)
     late.stop()
     assert late.returncode is not None
-
-
-def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    """The parent starts a guarded sleeper that ignores SIGTERM, then is killed without a chance to clean up."""
-    sleeper = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    script = (
-        "import subprocess, sys, time\n"
-        f"p = subprocess.Popen([sys.executable, {guard.__file__!r}, sys.executable, '-c', {sleeper!r}],"
-        " stdin=subprocess.PIPE, start_new_session=True)\n"
-        "print(p.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    guard_process = psutil.Process(int(parent.stdout.readline()))
-    parent.kill()
-    parent.wait()
-    assert psutil.wait_procs([guard_process], timeout=guard.GRACE_S + 120)[1] == []
-
-
-def test_the_exit_status_is_the_commands() -> None:
-    command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-    process = subprocess.Popen([sys.executable, guard.__file__, *command], stdin=subprocess.PIPE)
-    assert process.wait(120) == 128 + signal.SIGKILL
-    assert process.stdin is not None
-    process.stdin.close()
 
 
 def test_launch_refuses_a_port_in_use_and_a_model_that_is_not_there(spec: EngineSpec, tmp_path: Path) -> None:

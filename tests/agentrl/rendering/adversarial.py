@@ -409,7 +409,6 @@ def _equal(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 KNOWN = {
     ("qwen3.5 (no thinking)", "end of reasoning as a token in an argument"),
-    ("qwen3.5 (no thinking)", "spelled in content"),
     ("qwen3.5 (no thinking)", "reasoning that a call ends"),
 }
 """Cases that fail: the reply is read, but its template writes it otherwise, so that the next turn forks. It takes

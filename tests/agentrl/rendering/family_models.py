@@ -119,15 +119,15 @@ def reply(content: str, reasoning: str = "", *calls: tuple[str, str, dict[str, A
     return message
 
 
-def sample(renderer: FamilyRenderer, message: dict[str, Any]) -> list[int]:
+def sample(renderer: FamilyRenderer, message: dict[str, Any], tools: list[dict[str, Any]] = TOOLS) -> list[int]:
     """The ids of a reply as the family writes it behind its generation prompt, up to the token that stops it."""
     question: dict[str, Any] = {"role": "user", "content": "x"}
-    prompt = renderer.render([question], TOOLS)
+    prompt = renderer.render([question], tools)
     reasoning = message.get("reasoning_content", "")
     bare = {key: value for key, value in message.items() if key != "reasoning_content"}
 
     def written(message: dict[str, Any]) -> list[int] | None:
-        return behind_prompt(renderer, renderer._write, renderer._encode, prompt, message, TOOLS)
+        return behind_prompt(renderer, renderer._write, renderer._encode, prompt, message, tools)
 
     ids = written(message) if reasoning and not renderer._opens_reasoning else None
     if ids is None:  # the format leaves reasoning to the model: it goes where the prompt has opened it

@@ -36,7 +36,7 @@ class Subject:
     reads: Reads
     one_call: bool
     text_beside_calls: bool
-    sample: Callable[[dict[str, Any]], list[int]]
+    sample: Callable[..., list[int]]
     prompt: list[int]  # with tools
 
     @property
@@ -66,15 +66,17 @@ class Subject:
 
     def write(self, *calls: Call, text: str = "") -> list[int]:
         """The ids of a reply, its stop token included."""
-        ids = (self._id(name, i) for i, (name, _) in enumerate(calls))
+        ids = (self.call_ids.format(name=name, index=i) for i, (name, _) in enumerate(calls))
         return self.sample(reply(text, "", *((id, *call) for id, call in zip(ids, calls, strict=True))))
 
     def ends(self, ids: list[int]) -> bool:
         """Whether the last id stops the reply."""
         return bool(ids) and ids[-1] in self.renderer.stop_token_ids
 
-    def _id(self, name: str, index: int) -> str:
-        return f"functions.{name}:{index}" if self.reads is KIMI or "kimi" in self.name else f"abcdefgh{index}"
+    @property
+    def call_ids(self) -> str:
+        """What the ids of calls look like."""
+        return "functions.{name}:{index}" if self.reads is KIMI or "kimi" in self.name else "abcdefgh{index}"
 
 
 TALK = """{%- for m in messages -%}
@@ -198,14 +200,17 @@ def load_subject(path: Path, name: str) -> Subject:
         renderer._reads,
         "llama-3" in name,
         "llama" not in name,
-        partial(_template_sample, renderer),
+        partial(template_sample, renderer),
         renderer.render(QUESTION, TOOLS),
     )
 
 
-def _template_sample(renderer: TemplateRenderer, message: dict[str, Any]) -> list[int]:
-    prompt = renderer.render(QUESTION, TOOLS)
-    ids = behind_prompt(renderer, renderer._write_reply, renderer._encode, prompt, message, TOOLS)
+def template_sample(
+    renderer: TemplateRenderer, message: dict[str, Any], tools: list[dict[str, Any]] = TOOLS
+) -> list[int]:
+    """The ids of a reply as the template writes it behind its generation prompt, up to the token that stops it."""
+    prompt = renderer.render(QUESTION, tools)
+    ids = behind_prompt(renderer, renderer._write_reply, renderer._encode, prompt, message, tools)
     assert ids is not None
     end = next(i for i, token in enumerate(ids) if token in renderer.stop_token_ids)
     return ids[: end + 1]

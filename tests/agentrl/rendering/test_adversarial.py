@@ -31,7 +31,7 @@ def test_every_case_is_read_as_it_was_written(found: tuple[str, str, list[Result
     assert sum(why == "" for _, _, why in cases) > 30
 
 
-def test_the_page_has_the_table(found: tuple[str, str, list[Result]]) -> None:
+def test_the_documentation_has_the_table_of_results(found: tuple[str, str, list[Result]]) -> None:
     page = PAGE.read_text()
     assert head() in page
     assert row(*found) in page, row(*found)

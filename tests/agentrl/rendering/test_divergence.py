@@ -1,14 +1,23 @@
 """Where a conversation departs from a recorded one, and why."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.domain.schemas import ForkReason
-from agentrl.rendering.divergence import change, common, compare, fingerprint, leading_system, nearest, plain, quoting
+from agentrl.rendering.divergence import (
+    PlainMessages,
+    change,
+    common,
+    compare,
+    fingerprint,
+    leading_system,
+    nearest,
+    plain,
+    quoting,
+)
 
 
 def says(role, content, **more):
@@ -78,7 +87,7 @@ SPOKEN = [SYSTEM, U1, calls({"a": 1}, content="I add."), result("2"), A2]
         (TALK, [SYSTEM, U1 | {"name": "ann"}, A1, U2, A2, U3], (1, ForkReason.HISTORY_EDITED)),  # another speaker
     ],
 )
-def test_the_cause(recorded, sent, expected):
+def test_a_divergence_has_an_index_and_a_reason(recorded, sent, expected):
     found = compare(plain(recorded), plain(sent))
     assert (found and (found.index, found.reason)) == expected
 
@@ -98,7 +107,7 @@ def test_the_cause(recorded, sent, expected):
         ([U1, A1, U2, A2], [U1, A1, U1, A2], "edited"),
     ],
 )
-def test_what_became_of_the_first_message_that_differs(recorded, sent, expected):
+def test_the_first_different_message_is_edited_dropped_inserted_or_moved(recorded, sent, expected):
     recorded, sent = plain(recorded), plain(sent)
     assert change(recorded, sent, common(recorded, sent)) == expected
 
@@ -128,7 +137,7 @@ def test_an_answer_is_quoted_from_20_characters_on_by_a_user_or_in_the_system_pr
     assert quoting(plain([exactly]), plain([says("user", parts)])) == 0
 
 
-def test_the_words_of_a_system_prompt_that_stay_are_its_print():
+def test_a_fingerprint_leaves_out_words_with_digits():
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     parts = [{"type": "text", "text": "Be"}, image, {"type": "text", "text": "brief. It is 10:02."}]
     assert fingerprint(plain([says("system", "Be  brief.\nIt is 10:02."), says("system", "")])) == [
@@ -138,9 +147,9 @@ def test_the_words_of_a_system_prompt_that_stay_are_its_print():
     assert fingerprint(plain([says("system", parts)])) == ["Be brief. It is"]
 
 
-def test_messages_that_conversations_share_are_made_plain_once():
-    known: dict[int, Any] = {}
-    one, other = plain([U1, A1], known), plain([U1, A2], known)
+def test_shared_messages_are_canonicalized_once():
+    known = PlainMessages()
+    one, other = known.of([U1, A1]), known.of([U1, A2])
     assert one[0] is other[0]
     assert (one, other) == (plain([U1, A1]), plain([U1, A2]))
 
@@ -161,7 +170,7 @@ def test_developer_messages_lead_too():
         ("Plan. It is 10:02.", "Search. It is 10:02.", False),
     ],
 )
-def test_an_agent_is_known_by_what_does_not_change_in_its_system_prompt(one, other, alike):
+def test_fingerprints_are_equal_when_only_dates_and_numbers_differ(one, other, alike):
     prints = [fingerprint(plain([says("system", text)])) for text in (one, other)]
     assert (prints[0] == prints[1]) is alike
 

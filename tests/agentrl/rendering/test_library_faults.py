@@ -1,4 +1,4 @@
-"""Why replies are read by us: what the `renderers` library reads otherwise than it was written.
+"""Replies that the `renderers` library parses incorrectly, which is why agentrl has parsers of its own.
 
 A test that fails here says that the library has changed: compare again, and drop what it has mended.
 """
@@ -42,7 +42,9 @@ def read(path: Path, family: str, text: str) -> tuple[Any, Any]:
         ("look_up", "n", "NaN", "nan", '{"n": "NaN"}'),
     ],
 )
-def test_values(tmp_path: Path, name: str, key: str, value: str, theirs: str, ours: str) -> None:
+def test_the_library_changes_values_of_arguments(
+    tmp_path: Path, name: str, key: str, value: str, theirs: str, ours: str
+) -> None:
     found, read_by_us = read(tmp_path, "prime-qwen3", XML.format(name, key, value))
     assert str(found.tool_calls[0].arguments[key]) == theirs
     assert read_by_us.tool_calls[0].arguments == ours

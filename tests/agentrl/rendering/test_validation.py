@@ -1,4 +1,4 @@
-"""Every refusal names its place; everything an SDK sends in earnest passes."""
+"""Invalid messages and tools are refused with the path of the field; messages that SDKs send are accepted."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_a_message_that_cannot_be_rendered_is_refused(message: Any, param: str) 
 
 
 @pytest.mark.parametrize("messages", [None, [], "hi", {}])
-def test_a_conversation_is_a_list(messages: Any) -> None:
+def test_a_conversation_that_is_no_list_is_refused(messages: Any) -> None:
     with pytest.raises(RequestError) as refused:
         validate_messages(messages)
     assert refused.value.param == "messages"
 
 
-def test_what_sdks_send_passes() -> None:
+def test_messages_of_sdks_are_accepted() -> None:
     validate_messages(
         [
             {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
@@ -85,6 +85,6 @@ def test_a_tool_that_cannot_be_rendered_is_refused(tools: Any, param: str) -> No
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "invalid_tools", param)
 
 
-def test_tools_pass() -> None:
+def test_valid_tools_are_accepted() -> None:
     validate_tools(None)
     validate_tools([tool("f", a="string"), {"type": "function", "function": {"name": "g"}}])

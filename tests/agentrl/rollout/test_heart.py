@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -29,8 +31,9 @@ async def until_beats(proxy: Any, count: int) -> None:
 
 
 async def test_the_first_beat_is_there_before_the_work_begins(proxy: Any, client: AsyncClient) -> None:
-    async with beating(client, "me"):
-        assert proxy.history == [("/heartbeat", {"owner": "me"}, "k")]
+    about = {"host": socket.gethostname(), "pid": os.getpid(), "sessions": 3}
+    async with beating(client, "me", lambda: 3):
+        assert proxy.history == [("/heartbeat", {"owner": "me", "about": about}, "k")]
 
 
 async def test_who_may_not_beat_does_not_begin(proxy: Any, client: AsyncClient) -> None:

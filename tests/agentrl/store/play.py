@@ -13,14 +13,7 @@ import pytest
 from sqlalchemy import Connection
 
 import agentrl.store
-from agentrl.domain.schemas import (
-    Batch,
-    InteractionStatus,
-    SessionStatus,
-    TrainedBatch,
-    TrainedTrajectory,
-    VersionSpan,
-)
+from agentrl.domain.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
 from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database
 from agentrl.store.calls import call_intents, call_outcomes, call_tree

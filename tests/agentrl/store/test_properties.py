@@ -654,7 +654,7 @@ class StoreMachine(RuleBasedStateMachine):
                 model.published_step,
                 model.current_version,
             )
-            assert run_audit.violations(conn, self.run_id) == []
+            assert list(run_audit.scan(conn, self.run_id)) == []
 
     def teardown(self):
         """Nothing waits for ever: once every limit has passed, sweeps alone end all that is left."""

@@ -18,7 +18,9 @@ from agentrl.testing import FakeEngine, Reply, spans_of
 @pytest.fixture
 async def client(fake_engine: FakeEngine) -> AsyncIterator[EngineClient]:
     async with aiohttp.ClientSession() as http:
-        yield EngineClient(fake_engine.url, http)
+        made = EngineClient(fake_engine.url, http)
+        yield made
+        made.close()
 
 
 async def sample(client: EngineClient, ids: list[int], rid: str = "r" * 32) -> list[Chunk]:
@@ -38,6 +40,15 @@ async def test_replies_come_in_order_then_the_default(fake_engine: FakeEngine, c
     assert [chunk.logprobs for chunk in second] == [[-1, -2, -3], [-4]]
     assert ids_of(await sample(client, [1, 2])) == ids_of(await sample(client, [1, 2]))
     assert [request["input_ids"] for request in fake_engine.requests] == [[1], [1], [1, 2], [1, 2]]
+
+
+async def test_a_cleared_engine_has_no_requests_and_no_replies(fake_engine: FakeEngine, client: EngineClient) -> None:
+    default = ids_of(await sample(client, [1]))
+    fake_engine.enqueue([7], [8])
+    assert ids_of(await sample(client, [1])) == [[7]]
+    fake_engine.clear()
+    assert (fake_engine.requests, fake_engine.headers, fake_engine.calls) == ([], [], [])
+    assert ids_of(await sample(client, [1])) == default
 
 
 async def test_the_budget_cuts_a_reply(fake_engine: FakeEngine, client: EngineClient) -> None:
@@ -118,3 +129,36 @@ def test_spans_of() -> None:
         {"version": "0", "start": 0, "end": 2},
         {"version": "1", "start": 2, "end": 3},
     ]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ["resume_weights"],
+        ["release_memory", "release_memory"],
+        ["release_memory", "continue_generation"],
+        ["release_memory", "resume_weights", "resume_cache", "continue_generation"],
+    ],
+)
+async def test_it_dies_of_memory_that_it_does_not_have_as_sglang_dies(
+    client: EngineClient, fake_engine: FakeEngine, calls: list[str]
+) -> None:
+    await client.pause("retract")
+    for call in calls[:-1]:
+        await getattr(client, call)()
+    with pytest.raises(EngineUnavailable):
+        await getattr(client, calls[-1])()
+    assert await client.health() is Health.DEAD
+    fake_engine.start()  # with its memory
+    assert not fake_engine.released
+    assert not fake_engine.undefined
+
+
+async def test_it_dies_of_a_release_while_a_call_runs(client: EngineClient, fake_engine: FakeEngine) -> None:
+    fake_engine.enqueue(Reply([5, 6], hold_after=1))
+    answer = asyncio.ensure_future(sample(client, [1]))
+    await fake_engine.until(lambda: fake_engine.holding == 1)
+    with pytest.raises(EngineUnavailable):
+        await client.release_memory()
+    with pytest.raises(EngineDied):
+        await answer

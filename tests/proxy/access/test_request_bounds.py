@@ -117,10 +117,11 @@ def test_what_a_refusal_names_is_kept_in_part(proxy: Any) -> None:
 
 
 def test_an_engine_s_error_is_kept_in_part(proxy: Any) -> None:
-    from agentrl.store import engine_turns
+    from agentrl.store import fleet
 
     url = proxy.engine.url
-    proxy.database.transact(engine_turns.save, proxy.run_id, url, state="dead", version=None, error="x" * 100_000)
+    seen = {"state": "dead", "version": None, "error": "x" * 100_000, "replica": "r", "joined": False}
+    proxy.database.transact(fleet.save, proxy.run_id, url, known=10**6, **seen)
     (row,) = proxy.database.query(_rows, engines_table)
     assert len(row.error) == codec.ERROR_BYTES
 

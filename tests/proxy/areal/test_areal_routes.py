@@ -22,6 +22,11 @@ CHOSEN = "a-key-that-somebody-chose-0123456789"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
+@pytest.fixture
+def proxy(shared_proxy):
+    return shared_proxy
+
+
 def bearer(key):
     return {"Authorization": f"Bearer {key}"}
 
@@ -68,50 +73,6 @@ def two_turns(proxy, session):
     return first, ask(proxy, session, talk)
 
 
-def test_an_episode_as_areals_runner_plays_it(proxy):
-    """grant, start, agent, reward, end, export."""
-    assert proxy.http.post(f"{proxy.url}/grant_capacity", headers=ADMIN).json() == {"capacity": 4}
-    session = start(proxy)
-    first, last = two_turns(proxy, session)
-    assert reward(proxy, session, 1.0).json() == {
-        "message": "success",
-        "applied": True,
-        "interaction_count": 2,
-        "session_id": session["session_id"],
-        "trajectory_id": 0,
-        "trajectory_ready": True,
-        "ready_transition": True,
-    }
-    assert end(proxy, session).json() == {"message": "success", "interaction_count": 2}
-    exported = export(proxy, session)
-    assert list(exported) == [first.id, last.id]
-    item = exported[last.id]
-    assert {"tensor_dict", "reward", "interaction_id"} <= set(item)
-    assert (item["reward"], item["interaction_id"]) == (1.0, last.id)
-    arrays = {
-        name: np.frombuffer(base64.b64decode(t["data"]), t["dtype"].removeprefix("torch.")).reshape(t["shape"])
-        for name, t in item["tensor_dict"].items()
-    }
-    call = proxy.calls(session)[1]
-    sampled = len(call["output_ids"])
-    assert arrays["input_ids"].shape == arrays["attention_mask"].shape == (1, arrays["loss_mask"].size)
-    assert arrays["input_ids"][0, -sampled:].tolist() == call["output_ids"]
-    assert np.allclose(arrays["logprobs"][0, -sampled:], call["logprobs"])
-    assert arrays["rewards"].tolist() == [1.0]
-    assert {t["type"] for t in item["tensor_dict"].values()} == {"tensor"}
-
-
-def test_what_it_recorded_is_trained_like_any_other_session(proxy):
-    session = start(proxy, "task-9")
-    two_turns(proxy, session)
-    reward(proxy, session, 0.5)
-    end(proxy, session)
-    (trajectory,) = proxy.database.query(_trajectories)
-    assert trajectory == ({"task_id": "task-9"}, 0.5, "group_too_small")  # the test's run wants two episodes a group
-    with proxy.database.read() as conn:
-        assert run_audit.violations(conn, proxy.run_id) == []
-
-
 def _trajectories(conn):
     from agentrl.store.tables import trajectories
 
@@ -150,28 +111,6 @@ def test_the_model_is_served_under_areals_paths_in_every_dialect(proxy):
         sdk.chat.completions.create(model="default", messages=HELLO)
 
 
-def test_admission_decides_and_nothing_is_granted(proxy):
-    """AReaL's permits live in one process and know no staleness; here they are what admission says, everywhere."""
-    for left in (4, 3, 2, 1):
-        assert proxy.post("/grant_capacity", headers=ADMIN).json() == {"capacity": left}
-        start(proxy)
-    for _ in range(3):
-        assert proxy.post("/grant_capacity", headers=ADMIN).json() == {"capacity": 0}
-    refused = proxy.post("/rl/start_session", {"task_id": "7"}, headers=ADMIN)
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert "no capacity" in refused.json()["detail"]
-    assert refused.json()["error"]["code"] == "no_capacity"
-
-
-def test_a_repeated_start_takes_no_second_place(proxy, second):
-    headers = ADMIN | {"Idempotency-Key": "once"}
-    first = start(proxy, headers=headers, api_key=CHOSEN)
-    assert start(second, headers=headers, api_key=CHOSEN) == first
-    issued = start(proxy, headers=ADMIN | {"Idempotency-Key": "twice"})
-    assert start(second, headers=ADMIN | {"Idempotency-Key": "twice"}) == issued
-    assert proxy.get("/api/run")["admitted"] == 2
-
-
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_key_is_used_again_once_its_session_has_ended(proxy, second, chosen):
     """On every replica, also one that had served the key before; the earlier session stays as it was."""
@@ -207,24 +146,6 @@ def test_a_start_with_the_key_of_an_open_session_ends_that_one(proxy, second):
     third = start(proxy, "9", headers=headers, api_key=CHOSEN)
     assert start(second, "9", headers=headers, api_key=CHOSEN) == third, "a repeated start ends nothing"
     assert proxy.get(f"/sessions/{third['session_id']}")["status"] == "open"
-
-
-def test_of_starts_with_one_key_at_once_one_session_is_left(proxy, second):
-    answers = []
-
-    def go(replica):
-        with httpx.Client(timeout=120) as http:
-            body = {"task_id": "7", "api_key": CHOSEN}
-            answers.append(http.post(f"{replica.url}/rl/start_session", json=body, headers=ADMIN).status_code)
-
-    threads = [threading.Thread(target=go, args=(replica,)) for replica in (proxy, second) * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(answers) <= {200, 409}
-    rows = proxy.database.query(lambda conn: conn.execute(select(sessions.c.status)).scalars().all())
-    assert (rows.count("open"), len(rows)) == (1, answers.count(200))
 
 
 def test_the_store_keeps_a_chosen_key_as_a_hash(proxy):
@@ -348,7 +269,7 @@ def test_a_call_that_is_not_to_be_stored_is_kept_out(proxy):
     assert [call["trainable"] for call in calls] == [True, False, False, True]
     assert [call["role"] for call in calls] == ["main", "side", "side", "main"]
     with proxy.database.read() as conn:
-        assert run_audit.violations(conn, proxy.run_id) == []
+        assert list(run_audit.scan(conn, proxy.run_id)) == []
 
 
 def test_elsewhere_store_false_changes_nothing(proxy):
@@ -453,37 +374,6 @@ class TestAnyModel:
             assert answer.model == name
 
 
-def test_a_group_of_sessions_as_areals_inference_service_has_it(proxy, second):
-    """start with group_size, rewards, one export of all, which ends them: one group here, compared with itself."""
-    body = {"task_id": "12", "group_size": 3}
-    answer = proxy.post("/rl/start_session", body, headers=ADMIN)
-    assert answer.status_code == 201, answer.text
-    started = answer.json()
-    group = [{"session_id": s["session_id"], "api_key": s["session_api_key"]} for s in started["sessions"]]
-    assert len({s["api_key"] for s in group}) == 3
-    assert proxy.get("/api/run")["admitted"] == 1
-    for i, session in enumerate(group[:2]):
-        ask(proxy, session)
-        assert reward(proxy, session, float(i)).json()["trajectory_id"] == 0
-    ask(second, group[2])
-    body = {
-        "session_ids": [s["session_id"] for s in group] + ["unknown"],
-        "group_id": started["group_id"],
-        "trajectory_id": None,
-        "discount": 1.0,
-        "style": "individual",
-        "remove_session": True,
-    }
-    exported = second.post("/export_trajectories", body, headers=ADMIN).json()["interactions"]
-    assert [item["reward"] for item in exported.values()] == [0.0, 1.0], "one had no reward"
-    statuses = [proxy.get(f"/sessions/{s['session_id']}")["status"] for s in group]
-    assert statuses == ["completed", "completed", "abandoned"]
-    assert proxy.get("/api/run")["groups"] == {"ready": 1}
-    assert proxy.post("/export_trajectories", body, headers=ADMIN).json()["interactions"] == exported
-    other = proxy.post("/export_trajectories", body | {"trajectory_id": 1}, headers=ADMIN)
-    assert other.json()["interactions"] == {}
-
-
 def test_an_export_that_removes_nothing_leaves_sessions_open(proxy):
     (one,) = proxy.post("/rl/start_session", {"task_id": "1", "group_size": 0}, headers=ADMIN).json()["sessions"]
     session = {"session_id": one["session_id"], "api_key": one["session_api_key"]}
@@ -499,3 +389,124 @@ def test_a_session_that_made_no_call(proxy):
     session = start(proxy)
     assert end(proxy, session).json() == {"message": "success", "interaction_count": 0}
     assert export(proxy, session) == export(proxy, session, style="concat") == {}
+
+
+class TestOfTheWholeRun:
+    """Admission, and rows of the whole store."""
+
+    @pytest.fixture
+    def proxy(self, own_proxy):
+        return own_proxy
+
+    def test_an_episode_as_areals_runner_plays_it(self, proxy):
+        """grant, start, agent, reward, end, export."""
+        assert proxy.http.post(f"{proxy.url}/grant_capacity", headers=ADMIN).json() == {"capacity": 4}
+        session = start(proxy)
+        first, last = two_turns(proxy, session)
+        assert reward(proxy, session, 1.0).json() == {
+            "message": "success",
+            "applied": True,
+            "interaction_count": 2,
+            "session_id": session["session_id"],
+            "trajectory_id": 0,
+            "trajectory_ready": True,
+            "ready_transition": True,
+        }
+        assert end(proxy, session).json() == {"message": "success", "interaction_count": 2}
+        exported = export(proxy, session)
+        assert list(exported) == [first.id, last.id]
+        item = exported[last.id]
+        assert {"tensor_dict", "reward", "interaction_id"} <= set(item)
+        assert (item["reward"], item["interaction_id"]) == (1.0, last.id)
+        arrays = {
+            name: np.frombuffer(base64.b64decode(t["data"]), t["dtype"].removeprefix("torch.")).reshape(t["shape"])
+            for name, t in item["tensor_dict"].items()
+        }
+        call = proxy.calls(session)[1]
+        sampled = len(call["output_ids"])
+        assert arrays["input_ids"].shape == arrays["attention_mask"].shape == (1, arrays["loss_mask"].size)
+        assert arrays["input_ids"][0, -sampled:].tolist() == call["output_ids"]
+        assert np.allclose(arrays["logprobs"][0, -sampled:], call["logprobs"])
+        assert arrays["rewards"].tolist() == [1.0]
+        assert {t["type"] for t in item["tensor_dict"].values()} == {"tensor"}
+
+    def test_admission_decides_and_nothing_is_granted(self, proxy):
+        """AReaL's permits live in one process and know no staleness; here they are what admission says, everywhere."""
+        for left in (4, 3, 2, 1):
+            assert proxy.post("/grant_capacity", headers=ADMIN).json() == {"capacity": left}
+            start(proxy)
+        for _ in range(3):
+            assert proxy.post("/grant_capacity", headers=ADMIN).json() == {"capacity": 0}
+        refused = proxy.post("/rl/start_session", {"task_id": "7"}, headers=ADMIN)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "no capacity" in refused.json()["detail"]
+        assert refused.json()["error"]["code"] == "no_capacity"
+
+    def test_a_repeated_start_takes_no_second_place(self, proxy, second):
+        headers = ADMIN | {"Idempotency-Key": "once"}
+        first = start(proxy, headers=headers, api_key=CHOSEN)
+        assert start(second, headers=headers, api_key=CHOSEN) == first
+        issued = start(proxy, headers=ADMIN | {"Idempotency-Key": "twice"})
+        assert start(second, headers=ADMIN | {"Idempotency-Key": "twice"}) == issued
+        assert proxy.get("/api/run")["admitted"] == 2
+
+    def test_of_starts_with_one_key_at_once_one_session_is_left(self, proxy, second):
+        answers = []
+
+        def go(replica):
+            with httpx.Client(timeout=120) as http:
+                body = {"task_id": "7", "api_key": CHOSEN}
+                answers.append(http.post(f"{replica.url}/rl/start_session", json=body, headers=ADMIN).status_code)
+
+        threads = [threading.Thread(target=go, args=(replica,)) for replica in (proxy, second) * 2]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(answers) <= {200, 409}
+        rows = proxy.database.query(lambda conn: conn.execute(select(sessions.c.status)).scalars().all())
+        assert (rows.count("open"), len(rows)) == (1, answers.count(200))
+
+    def test_a_group_of_sessions_as_areals_inference_service_has_it(self, proxy, second):
+        """start with group_size, rewards, one export of all, which ends them: one group here, compared with itself."""
+        body = {"task_id": "12", "group_size": 3}
+        answer = proxy.post("/rl/start_session", body, headers=ADMIN)
+        assert answer.status_code == 201, answer.text
+        started = answer.json()
+        group = [{"session_id": s["session_id"], "api_key": s["session_api_key"]} for s in started["sessions"]]
+        assert len({s["api_key"] for s in group}) == 3
+        assert proxy.get("/api/run")["admitted"] == 1
+        for i, session in enumerate(group[:2]):
+            ask(proxy, session)
+            assert reward(proxy, session, float(i)).json()["trajectory_id"] == 0
+        ask(second, group[2])
+        body = {
+            "session_ids": [s["session_id"] for s in group] + ["unknown"],
+            "group_id": started["group_id"],
+            "trajectory_id": None,
+            "discount": 1.0,
+            "style": "individual",
+            "remove_session": True,
+        }
+        exported = second.post("/export_trajectories", body, headers=ADMIN).json()["interactions"]
+        assert [item["reward"] for item in exported.values()] == [0.0, 1.0], "one had no reward"
+        statuses = [proxy.get(f"/sessions/{s['session_id']}")["status"] for s in group]
+        assert statuses == ["completed", "completed", "abandoned"]
+        assert proxy.get("/api/run")["groups"] == {"ready": 1}
+        assert proxy.post("/export_trajectories", body, headers=ADMIN).json()["interactions"] == exported
+        other = proxy.post("/export_trajectories", body | {"trajectory_id": 1}, headers=ADMIN)
+        assert other.json()["interactions"] == {}
+
+    def test_what_it_recorded_is_trained_like_any_other_session(self, proxy):
+        session = start(proxy, "task-9")
+        two_turns(proxy, session)
+        reward(proxy, session, 0.5)
+        end(proxy, session)
+        (trajectory,) = proxy.database.query(_trajectories)
+        assert trajectory == (
+            {"task_id": "task-9"},
+            0.5,
+            "group_too_small",
+        )  # the test's run wants two episodes a group
+        with proxy.database.read() as conn:
+            assert list(run_audit.scan(conn, proxy.run_id)) == []

@@ -49,7 +49,11 @@ class Replica:
         self.forgotten: list[str] = []
         self.before_write: Callable[[Any], None] = lambda unit: None
         self.sweep = Sweep(
-            store=cast(Any, self), serving=self.serving, forget=self.forgotten.append, stop_orphans=self.stop_orphans
+            store=cast(Any, self),
+            serving=self.serving,
+            forget=self.forgotten.append,
+            stop_orphans=self.stop_orphans,
+            about=dict,
         )
 
     async def write(self, unit: Any, *args: Any, **kwargs: Any) -> Any:

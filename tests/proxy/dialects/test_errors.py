@@ -1,26 +1,19 @@
 """Errors in each dialect's own names, and hints that help."""
 
 import json
-from typing import Any
 
 import pytest
 
 from agentrl.errors import RequestError
 from agentrl.proxy.dialects import DIALECTS, MESSAGES
 
+from .contract.clients import CLIENTS
+
 CHAT, COMPLETIONS, RESPONSES = (DIALECTS[f"/v1/{path}"] for path in ("chat/completions", "completions", "responses"))
-START: dict[str, dict[str, Any]] = {
-    "openai.chat": {"messages": [{"role": "user", "content": "a"}]},
-    "openai.completions": {"prompt": "a"},
-    "openai.responses": {"input": "a"},
-    "anthropic.messages": {"messages": [{"role": "user", "content": "a"}], "model": "m", "max_tokens": 4},
-}
 
 
 def refusal(dialect, **fields) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        dialect.decode(json.dumps(START[dialect.name] | fields).encode())
-    return caught.value
+    return CLIENTS[dialect.name].refusal(**fields)
 
 
 def said(dialect, error):
@@ -52,11 +45,11 @@ def test_parameters_have_the_dialects_names(dialect, name, of_format):
         assert said(dialect, rejected) == (expected, of_format)
 
 
-def test_what_is_not_about_a_grammar_names_no_parameter():
+def test_an_engine_refusal_without_a_grammar_names_no_parameter():
     assert said(CHAT, RequestError(400, "the engine refused the request: no", code="engine_rejected"))[1] is None
 
 
-def test_only_near_names_are_offered_and_never_what_is_refused():
+def test_a_suggestion_is_a_near_name_that_is_supported():
     assert str(refusal(RESPONSES, stop="x")) == "parameter 'stop' is not supported"
     assert "did you mean 'max_output_tokens'?" in str(refusal(RESPONSES, max_tokens=3))
     for dialect, name in [
@@ -72,7 +65,7 @@ def test_only_near_names_are_offered_and_never_what_is_refused():
 
 
 @pytest.mark.parametrize("dialect", [CHAT, RESPONSES], ids=lambda dialect: dialect.name)
-def test_a_tool_choice_that_is_unknown_names_all_that_are_known(dialect):
+def test_an_unknown_tool_choice_lists_the_known_ones(dialect):
     told = str(refusal(dialect, tool_choice={"type": "allowed_tools"}))
     assert '\'allowed_tools\' is not supported; choose auto, none, required or {"type": "function"' in told
     told = str(refusal(MESSAGES, tool_choice={"type": "required"}))
@@ -81,13 +74,13 @@ def test_a_tool_choice_that_is_unknown_names_all_that_are_known(dialect):
 
 @pytest.mark.parametrize("dialect", [CHAT, COMPLETIONS], ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("seed", [2**70, 2**63, -(2**63)])
-def test_a_seed_that_is_too_large_is_named(dialect, seed):
+def test_a_seed_out_of_bounds_is_refused_by_name(dialect, seed):
     error = refusal(dialect, seed=seed)
     assert (error.status, error.param) == (400, "seed")
     assert "must be" in str(error) or "expected" in str(error).lower()
 
 
-def test_an_integer_that_is_too_large_is_named_wherever_it_is():
+def test_an_integer_over_64_bits_is_refused_with_its_place():
     error = refusal(CHAT, metadata={"a": [1, {"b": 2**70}]})
     assert (error.status, error.param) == (400, "metadata.a[1].b")
     assert str(error) == "metadata.a[1].b: this integer has more than 64 bits"
@@ -96,7 +89,7 @@ def test_an_integer_that_is_too_large_is_named_wherever_it_is():
 @pytest.mark.parametrize(
     ("content", "param"), [("\ud800", "messages[0].content"), ("a \udc00 b", "messages[0].content")]
 )
-def test_half_of_a_surrogate_pair_is_named(content, param):
+def test_an_unpaired_surrogate_is_refused_with_its_place(content, param):
     error = refusal(CHAT, messages=[{"role": "user", "content": content}])
     assert (error.status, error.param) == (400, param)
     assert "surrogate" in str(error)

@@ -36,7 +36,7 @@ def test_a_final_error_says_so_by_header_and_to_codex_by_status(status, code, fi
     assert {dialect.status(error) for dialect in others} == {status}
 
 
-def test_not_now_says_when():
+def test_a_retryable_error_has_retry_after_headers():
     error = RequestError(429, "why", code="too_many_calls", retry_after_s=0.2)
     assert headers_of(error) == {"retry-after": "1", "retry-after-ms": "200"}
 

@@ -20,12 +20,15 @@ from agentrl.proxy.calls.sampling.sample_segment import Sampled
 from agentrl.proxy.calls.sampling.sampling import SampleRequest, sample
 from agentrl.proxy.engines import adapters
 from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
+from agentrl.store.fleet import Member, News
+from agentrl.store.training.publishes import Wanted
 from agentrl.testing import FakeEngine, Reply
 
 
-class Store:
+class Store(EngineRecords):
     """What the pool asks the store."""
 
     def __init__(self, root: Path) -> None:
@@ -33,31 +36,35 @@ class Store:
         self.pending: set[int] = set()
         self.root = root
         self.began: list[float] = []  # calls under way
-        self.taken: dict[str, str] = {}  # by others
+        self.claimed: dict[str, str] = {}  # by others
         self.left: set[str] = set()  # in the middle of an update
+        self.replica = "me"
+        self.members: dict[str, Member] = {}
 
-    async def wanted(self, reported: int | None) -> int:
-        return reported if reported in self.pending else self.version  # type: ignore[return-value]
+    async def wanted(self, reported: int | None) -> Wanted:
+        return Wanted(self.version if reported not in self.pending else reported or 0)
 
     async def folder(self, version: int) -> str:
         folder = self.root / f"v{version}-step" if version else self.root
         folder.mkdir(exist_ok=True)
         return str(folder)
 
-    async def save(self, engine: Engine) -> None:
-        pass
+    async def save(self, engine: Engine) -> tuple[bool, Member | None]:
+        state = {"state": engine.state.value, "version": engine.version, "changes": engine.seen + 1}
+        self.members[engine.url] = Member(engine.url, **state)
+        return True, self.members[engine.url]
 
-    async def drained(self) -> set[str]:
-        return set()
+    async def read_fleet(self) -> News:
+        return News(at=0.0, version=self.version, leased=False, gone=0, whole=True, members=[], replicas={})
 
     async def undone(self, version: int) -> bool:
         return False
 
-    async def take(self, url: str, seconds: float) -> str | None:
-        return self.taken.get(url)
+    async def claim(self, engine: Engine, seconds: float) -> str | None:
+        return self.claimed.get(engine.url)
 
-    async def give_back(self, url: str, *, whole: bool) -> None:
-        assert url not in self.taken
+    async def release(self, engine: Engine, *, whole: bool) -> None:
+        assert engine.url not in self.claimed
 
     async def is_whole(self, url: str) -> bool:
         return url not in self.left
@@ -299,10 +306,10 @@ async def test_one_that_was_left_paused_goes_on_with_the_adapter(
 ) -> None:
     await publish(pool, store, 1)
     await pool.engines[0].client.pause()
-    store.taken, store.left = {fakes[0].url: "other"}, {fakes[0].url}
+    store.claimed, store.left = {fakes[0].url: "other"}, {fakes[0].url}
     await probe(pool)
     assert states(pool) == ["updating", "serving"]
-    store.taken = {}
+    store.claimed = {}
     await probe(pool)
     assert states(pool) == ["serving", "serving"]
     assert not fakes[0].paused
@@ -312,7 +319,7 @@ async def test_another_replicas_turn_does_not_keep_an_adapter_away(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     """Nothing is changed that both could change."""
-    store.taken = {fake.url: "other" for fake in fakes}
+    store.claimed = {fake.url: "other" for fake in fakes}
     await publish(pool, store, 1)
     assert spans(await answer(pool)) == [(1, 0, 4)]
     store.version = 2
@@ -323,12 +330,12 @@ async def test_another_replicas_turn_does_not_keep_an_adapter_away(
 async def test_a_publish_over_weights_that_somebody_else_changes_waits(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.taken = {fakes[0].url: "other"}
+    store.claimed = {fakes[0].url: "other"}
     fakes[0].version = "7"
     await probe(pool)
     assert states(pool) == ["updating", "serving"]
     assert "/pause_generation" not in [path for path, _ in fakes[0].calls]
-    store.taken = {}
+    store.claimed = {}
     await probe(pool)
     assert states(pool) == ["serving", "serving"]
     assert fakes[0].version == "0"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,26 +23,29 @@ from agentrl.proxy.calls.sampling.sample_segment import Interrupted, Sampled
 from agentrl.proxy.calls.sampling.sampling import WHOLE_INTERVAL, SampleRequest, sample
 from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines import updates
+from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
+from agentrl.store.fleet import Member, News
+from agentrl.store.training.publishes import Wanted
 from agentrl.testing import FakeEngine, Reply
 
 
-class Store:
+class Store(EngineRecords):
     """What the pool asks the store."""
 
     def __init__(self, folder: Path) -> None:
         self.version = 0
         self.pending: set[int] = set()
         self.root = str(folder)
-        self.out: set[str] = set()
+        self.replica = "me"
+        self.members: dict[str, Member] = {}
         self.was_undone = False
-        self.taken: dict[str, str] = {}
-        self.states: list[tuple[str, str]] = []
+        self.claimed: dict[str, str] = {}
         self.fails = 0
 
-    async def wanted(self, reported: int | None) -> int:
-        return reported if reported in self.pending else self.version  # type: ignore[return-value]
+    async def wanted(self, reported: int | None) -> Wanted:
+        return Wanted(self.version if reported not in self.pending else reported or 0)
 
     async def folder(self, version: int) -> str:
         if self.fails:
@@ -48,23 +53,32 @@ class Store:
             raise StoreError("away")
         return self.root
 
-    async def save(self, engine: Engine) -> None:
-        self.states.append((engine.url, engine.state))
+    async def save(self, engine: Engine) -> tuple[bool, Member | None]:
+        row = self.members.get(engine.url, Member(engine.url))
+        if row.changes > engine.seen:
+            return False, row
+        saw = {"state": engine.state.value, "version": engine.version, "seen_by": self.replica}
+        self.members[engine.url] = replace(row, changes=row.changes + 1, **saw)
+        return True, self.members[engine.url]
 
-    async def take(self, url: str, seconds: float) -> str | None:
-        self.taken[url] = self.taken.get(url) or "me"
-        return None if self.taken[url] == "me" else self.taken[url]
+    async def claim(self, engine: Engine, seconds: float) -> str | None:
+        self.claimed[engine.url] = self.claimed.get(engine.url) or "me"
+        return None if self.claimed[engine.url] == "me" else self.claimed[engine.url]
 
-    async def give_back(self, url: str, *, whole: bool) -> None:
-        assert self.taken.pop(url) == "me"
+    async def release(self, engine: Engine, *, whole: bool) -> None:
+        assert self.claimed.pop(engine.url) == "me"
         if not whole:
-            self.taken[url] = ""  # free for all
+            self.claimed[engine.url] = ""  # free for all
 
     async def is_whole(self, url: str) -> bool:
-        return url not in self.taken
+        return url not in self.claimed
 
-    async def drained(self) -> set[str]:
-        return self.out
+    async def read_fleet(self) -> News:
+        return News(at=0.0, version=self.version, leased=False, gone=0, whole=True, members=[], replicas={})
+
+    def drain(self, *urls: str) -> None:
+        for url, row in self.members.items():
+            self.members[url] = replace(row, changes=row.changes + 1, draining=url in urls)
 
     async def undone(self, version: int) -> bool:
         return self.was_undone
@@ -162,52 +176,65 @@ async def test_idle_engines_share_sessions(pool: EnginePool) -> None:
     assert len(used) == 2
 
 
+async def test_sessions_spread_over_a_thousand_idle_engines(make: Callable[..., EnginePool]) -> None:
+    pool = make(*(f"http://10.0.{n >> 8}.{n & 255}:30000" for n in range(1000)))
+    for engine in pool.engines:
+        engine.state = EngineState.SERVING
+    used: Counter[str] = Counter()
+    for n in range(4000):
+        engine = await pool.acquire(f"session-{n}", soon())
+        used[engine.url] += 1
+        pool.release(engine)
+    assert len(used) > 950  # 982 are expected when each is as likely as another
+    assert max(used.values()) < 20
+
+
 async def test_while_an_engine_is_updated_its_sessions_use_another_and_come_home(pool: EnginePool) -> None:
     home = await pool.acquire("a", soon())
     (other,) = (engine for engine in pool.engines if engine is not home)
-    await pool.set_state(home, EngineState.UPDATING)
+    await pool.reports.set_state(home, EngineState.UPDATING)
     assert await pool.acquire("a", soon()) is other
     assert await pool.acquire("new", soon()) is other
-    await pool.set_state(home, EngineState.SERVING)
+    await pool.reports.set_state(home, EngineState.SERVING)
     assert await pool.acquire("a", soon()) is home
 
 
 async def test_an_engine_that_is_updated_holds_calls_when_no_other_serves(pool: EnginePool) -> None:
     home = await pool.acquire("a", soon())
     (other,) = (engine for engine in pool.engines if engine is not home)
-    await pool.set_state(home, EngineState.UPDATING)
-    await pool.set_state(other, EngineState.DEAD)
+    await pool.reports.set_state(home, EngineState.UPDATING)
+    await pool.reports.set_state(other, EngineState.DEAD)
     with pytest.raises(EngineUnavailable):  # it may still sample with the weights that it is to lose
         await pool.acquire("a", time.monotonic() + 0.01)
     home.paused = True
     assert await pool.acquire("a", soon()) is home
-    await pool.set_state(home, EngineState.DEAD)
+    await pool.reports.set_state(home, EngineState.DEAD)
     with pytest.raises(EngineUnavailable):
         await pool.acquire("a", time.monotonic() + 0.01)
 
 
 async def test_who_waits_is_woken(pool: EnginePool) -> None:
     for engine in pool.engines:
-        await pool.set_state(engine, EngineState.DEAD)
+        await pool.reports.set_state(engine, EngineState.DEAD)
     waiting = [asyncio.create_task(pool.acquire(f"s{n}", soon())) for n in range(4)]
     await asyncio.sleep(0)
-    await pool.set_state(pool.engines[1], EngineState.SERVING)
+    await pool.reports.set_state(pool.engines[1], EngineState.SERVING)
     assert await asyncio.gather(*waiting) == [pool.engines[1]] * 4
 
 
 async def test_a_drained_engine_gets_nothing_new(pool: EnginePool, store: Store) -> None:
     home = await pool.acquire("a", soon())
-    store.out = {home.url}
-    await pool.read_drains()
+    store.drain(home.url)
+    await pool.read_fleet()
     assert (await pool.acquire("a", soon())) is not home
     assert home.running == 1
-    store.out = {engine.url for engine in pool.engines}
-    await pool.read_drains()
+    store.drain(*(engine.url for engine in pool.engines))
+    await pool.read_fleet()
     waiting = asyncio.create_task(pool.acquire("b", soon()))
     await asyncio.sleep(0)
     assert not waiting.done()
-    store.out = set()
-    await pool.read_drains()
+    store.drain()
+    await pool.read_fleet()
     await waiting
 
 
@@ -240,7 +267,7 @@ async def test_the_run_moves_on_while_an_engine_comes_back(
         return await folder(version)
 
     monkeypatch.setattr(store, "folder", slow)
-    await pool.set_state(pool.engines[0], EngineState.DEAD)
+    await pool.reports.set_state(pool.engines[0], EngineState.DEAD)
     await pool.probe(pool.engines[0])
     assert seen == ["3, dead", "3, dead", "4, updating", "4, updating"]
     assert fakes[0].version == "4"
@@ -293,7 +320,7 @@ async def test_an_engine_that_another_replica_updates_is_left_alone(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     """Paused is not dead."""
-    store.taken[fakes[0].url] = "other"
+    store.claimed[fakes[0].url] = "other"
     await pool.engines[0].client.pause()
     calls = len(fakes[0].calls)
     await pool.probe(pool.engines[0])
@@ -301,23 +328,51 @@ async def test_an_engine_that_another_replica_updates_is_left_alone(
     assert pool.engines[0].paused
     assert len(fakes[0].calls) == calls
     await pool.engines[0].client.continue_generation()
-    await pool.probe(pool.engines[0])  # not yet given back, and whole
+    await pool.probe(pool.engines[0])  # not yet released, and whole
     assert states(pool) == ["serving", "serving"]
+
+
+async def test_what_a_replica_saw_before_an_update_does_not_replace_the_update(
+    pool: EnginePool,
+    fakes: list[FakeEngine],
+    store: Store,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It records late: the engine was paused when it asked, and another replica has continued it since."""
+    store.pending = {1}
+    client = EngineClient(fakes[0].url, http)
+    slow = EnginePool([client], store)
+    await slow.probe(slow.engines[0])
+    with monkeypatch.context() as patch:
+
+        async def paused() -> bool:
+            await pool.load(pool.engines[0], 1)
+            return True
+
+        patch.setattr(client, "paused", paused)
+        await slow.probe(slow.engines[0])
+    row = store.members[fakes[0].url]
+    assert (states(slow), row.state, row.version) == (["serving"], "serving", 1)  # it believes the later one
+    assert slow.engines[0].version == 1
+    fakes[0].stop()
+    await slow.probe(slow.engines[0])
+    assert store.members[fakes[0].url].state == "dead"
 
 
 async def test_an_engine_that_was_left_paused_is_repaired(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
-    store.taken[fakes[0].url] = "gone"
+    store.claimed[fakes[0].url] = "gone"
     await pool.engines[0].client.pause()
     await pool.probe(pool.engines[0])
     assert states(pool) == ["updating", "serving"]
-    store.taken[fakes[0].url] = ""  # its time is over
+    store.claimed[fakes[0].url] = ""  # its time is over
     await pool.probe(pool.engines[0])
     assert states(pool) == ["serving", "serving"]
     assert [path for path, _ in fakes[0].calls].count("/update_weights_from_disk") == 1
     assert not fakes[0].paused
-    assert store.taken == {}
+    assert store.claimed == {}
 
 
 async def test_what_was_left_with_the_label_of_an_unfinished_publish_gets_the_runs_version(
@@ -327,7 +382,7 @@ async def test_what_was_left_with_the_label_of_an_unfinished_publish_gets_the_ru
     store.pending = {1}
     await pool.load(pool.engines[0], 1)
     await pool.engines[0].client.pause()
-    store.taken[fakes[0].url] = ""
+    store.claimed[fakes[0].url] = ""
     await pool.probe(pool.engines[0])
     assert (states(pool)[0], fakes[0].version, fakes[0].paused) == ("serving", "0", False)
 
@@ -351,15 +406,15 @@ async def test_what_another_replica_has_just_done_is_not_done_again(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was paused when it was asked, and is at work again when it is ours to change."""
-    store.taken[fakes[0].url] = ""
+    store.claimed[fakes[0].url] = ""
     await pool.engines[0].client.pause()
-    take = store.take
+    claim = store.claim
 
-    async def taken_late(url: str, seconds: float) -> str | None:
+    async def claimed_late(engine: Engine, seconds: float) -> str | None:
         await pool.engines[0].client.continue_generation()
-        return await take(url, seconds)
+        return await claim(engine, seconds)
 
-    monkeypatch.setattr(store, "take", taken_late)
+    monkeypatch.setattr(store, "claim", claimed_late)
     await pool.probe(pool.engines[0])
     assert states(pool) == ["serving", "serving"]
     assert "/update_weights_from_disk" not in [path for path, _ in fakes[0].calls]
@@ -369,28 +424,28 @@ async def test_a_publish_waits_for_a_replica_that_updates_the_engine(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(updates, "POLL_S", 0.01)
-    store.taken[fakes[0].url] = "other"
+    store.claimed[fakes[0].url] = "other"
     loading = asyncio.create_task(pool.load(pool.engines[0], 1))
     await asyncio.sleep(0.05)
     assert (loading.done(), fakes[0].calls) == (False, [])
-    store.taken.clear()
+    store.claimed.clear()
     assert (await loading).transport == "disk"
-    store.taken[fakes[0].url] = "other"
+    store.claimed[fakes[0].url] = "other"
     pool.updates.timeout_s = -updates.CLEANING_UP_S
     with pytest.raises(EngineError, match="is updated by other"):
         await pool.load(pool.engines[0], 2)
 
 
-async def test_what_cannot_be_given_back_is_when_the_store_can_be_told(
+async def test_a_claim_that_cannot_be_released_is_when_the_store_answers_again(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine serves meanwhile, and a watch that is cancelled just then ends."""
-    give_back = store.give_back
+    release = store.release
 
-    async def away(url: str, *, whole: bool) -> None:
+    async def away(engine: Engine, *, whole: bool) -> None:
         raise StoreError("away")
 
-    monkeypatch.setattr(store, "give_back", away)
+    monkeypatch.setattr(store, "release", away)
     fakes[0].update_takes_s = 60.0
     store.version = 3
     watch = asyncio.create_task(pool.watch())
@@ -400,10 +455,10 @@ async def test_what_cannot_be_given_back_is_when_the_store_can_be_told(
         await asyncio.wait_for(watch, 120)
     fakes[0].update_takes_s = 0.0
     await pool.probe(pool.engines[0])
-    assert (states(pool)[0], fakes[0].version, store.taken[fakes[0].url]) == ("serving", "3", "me")
-    monkeypatch.setattr(store, "give_back", give_back)
+    assert (states(pool)[0], fakes[0].version, store.claimed[fakes[0].url]) == ("serving", "3", "me")
+    monkeypatch.setattr(store, "release", release)
     await pool.probe(pool.engines[0])
-    assert fakes[0].url not in store.taken
+    assert fakes[0].url not in store.claimed
 
 
 async def test_an_engine_that_does_not_go_on_was_not_updated(
@@ -413,13 +468,13 @@ async def test_an_engine_that_does_not_go_on_was_not_updated(
         hang(patch, "continue_generation")
         with pytest.raises(EngineUnavailable, match="was not updated in"):
             await pool.load(pool.engines[0], 1)
-    assert (fakes[0].paused, store.taken) == (True, {fakes[0].url: ""})
+    assert (fakes[0].paused, store.claimed) == (True, {fakes[0].url: ""})
 
 
 async def test_a_dead_engine_is_not_waited_for_because_a_dead_replica_has_it(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
-    store.taken[fakes[0].url] = "gone"
+    store.claimed[fakes[0].url] = "gone"
     fakes[0].stop()
     with pytest.raises(EngineUnavailable):
         await asyncio.wait_for(pool.load(pool.engines[0], 1), 120)
@@ -448,7 +503,7 @@ async def test_after_a_failed_update_an_engine_stays_paused_for_every_replica(
     (last,) = [chunk async for chunk in stream]
     assert (last.output_ids, last.finish_reason) == ([], "abort")
     assert fakes[0].paused
-    assert store.taken == {fakes[0].url: ""}
+    assert store.claimed == {fakes[0].url: ""}
     other = EnginePool([engine.client for engine in pool.engines], store)
     await other.probe(other.engines[0])
     assert states(other) == ["serving", "dead"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from uuid import uuid4
 
 import aiohttp
@@ -11,6 +11,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from serving import add_version
 
+from agentrl.configs.publish_config import PublishConfig
 from agentrl.domain.schemas import Json
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError
@@ -62,6 +63,14 @@ BY = {
         "/destroy_weights_update_group",
     ],
 }
+
+
+def test_every_transport_of_the_configuration_is_tested_and_documented() -> None:
+    transports = set(get_args(PublishConfig.model_fields["transport"].annotation))
+    assert BY.keys() == transports - {"disk"}
+    assert {offer(transport, "http://e")["transport"] for transport in BY} == BY.keys()
+    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text()
+    assert {name for name in transports if f"\n| `{name}`" not in page} == set()
 
 
 @pytest.mark.parametrize("transport", BY)
@@ -149,7 +158,7 @@ def test_a_publish_says_why_nothing_was_compared(proxy: Any, tmp_path: Path, dig
     ("wrong", "named"),
     [
         ({"transport": "carrier pigeon"}, "transport"),
-        ({"buckets": [{"names": ["a"], "dtypes": [], "shapes": [[1]]}]}, "of one length"),
+        ({"buckets": [{"names": ["a"], "dtypes": [], "shapes": [[1]]}]}, "have the same length"),
         ({"buckets": []}, "buckets"),
         ({"port": 0}, "port"),
     ],

@@ -1,5 +1,6 @@
 """Who may read which run, and what of its configuration."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -50,3 +51,23 @@ def test_secrets_of_a_configuration_are_masked_for_everybody(proxy: Any, other_r
         assert PASSWORD not in answer.text
     args = proxy.get("/api/run")["config"]["agent_args"]
     assert args == {"db": {"password": "***", "user": "me"}, "apiKey": "***", "url": "http://me:***@host/x"}
+
+
+def test_processes_are_listed_with_their_host_and_what_they_do(proxy: Any) -> None:
+    about = {"host": "node-3", "pid": 7, "sessions": 12}
+    assert proxy.post("/heartbeat", {"owner": "w/1", "about": about}).status_code == 200
+    assert proxy.post("/heartbeat", {"owner": "old"}).status_code == 200
+    found = {(each["kind"], each["name"]): each for each in proxy.get("/api/processes")}
+    assert set(found) == {("proxy", "test-replica"), ("worker", "old"), ("worker", "w/1")}
+    assert found["worker", "w/1"]["about"] == about
+    assert found["worker", "old"]["about"] == {}
+    mine = found["proxy", "test-replica"]
+    assert mine["about"]["host"] == socket.gethostname()
+    assert {"engines", "watches", "calls"} <= set(mine["about"])
+    assert mine["leased_until"] == mine["last_seen_at"] + 60.0
+
+
+@pytest.mark.parametrize("about", [{"host": "h" * 300}, {"pid": -1}, {"sessions": 2**40}, {"more": 1}, "text"])
+def test_what_a_worker_says_about_itself_is_bounded(proxy: Any, about: Any) -> None:
+    assert proxy.post("/heartbeat", {"owner": "w", "about": about}).status_code in (400, 422)
+    assert [each["kind"] for each in proxy.get("/api/processes")] == ["proxy"]

@@ -13,6 +13,11 @@ CALC = {
 OPTIONS = {"instructions": "no", "metadata": {"a": "b"}, "max_output_tokens": 50, "user": "me", "temperature": 1.0}
 
 
+@pytest.fixture
+def proxy(shared_proxy):
+    return shared_proxy
+
+
 def ask(proxy, session, input="abcd", **options):
     return proxy.sdk(session).responses.create(model="test", input=input, **options)
 
@@ -45,7 +50,7 @@ def test_a_response_is_shown_as_it_was_answered_by_any_replica(proxy, second, co
         assert plain(sdk.responses.retrieve(then.id)) == plain(then)
 
 
-def test_one_that_was_streamed_too(proxy):
+def test_a_streamed_response_is_shown_like_a_whole_one(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("calc(ab)"))
     *_, last = ask(proxy, session, tools=[CALC], stream=True, **OPTIONS)
@@ -104,7 +109,7 @@ def test_a_deleted_response_is_gone_for_its_client_and_stays_recorded(proxy, con
         assert [call[name] for name in recorded] == [was[name] for name in recorded]
 
 
-def test_what_is_no_response_of_the_session_is_not_found(proxy, conversation):
+def test_an_id_without_a_response_in_the_session_is_not_found(proxy, conversation):
     session, first, _ = conversation
     sdk = proxy.sdk(session)
     chat = sdk.chat.completions.create(model="test", messages=[{"role": "user", "content": "hi"}])
@@ -129,7 +134,7 @@ def test_what_is_no_response_of_the_session_is_not_found(proxy, conversation):
         ("/input_items?after=msg_1", "after"),
     ],
 )
-def test_a_query_that_cannot_be_is_refused_by_name(proxy, conversation, path, param):
+def test_an_invalid_query_parameter_is_refused_by_name(proxy, conversation, path, param):
     session, first, _ = conversation
     answer = httpx.get(
         f"{session['base_url']}/responses/{first.id}{path}", headers={"Authorization": f"Bearer {session['api_key']}"}

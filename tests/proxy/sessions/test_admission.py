@@ -152,4 +152,4 @@ async def test_counters_and_bound_hold_for_many_clients_of_two_replicas(proxy, s
     assert run["running"] == 0
     assert run["groups"].get("ready", 0) == run["admitted"] - run["returned"] <= CAPACITY
     with proxy.database.read() as conn:
-        assert run_audit.violations(conn, proxy.run_id) == []
+        assert list(run_audit.scan(conn, proxy.run_id)) == []

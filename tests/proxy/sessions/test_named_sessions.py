@@ -95,7 +95,7 @@ def test_it_is_rewarded_and_ended_by_its_name_and_trained(proxy, second):
         ask(proxy, "a")
     assert told.value.code == "session_sealed"
     with proxy.database.read() as conn:
-        assert run_audit.violations(conn, proxy.run_id) == []
+        assert list(run_audit.scan(conn, proxy.run_id)) == []
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -25,7 +25,7 @@ ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 LOOKED_AT = 8
 """Newest ended sessions that must all have failed before progress displays show an error."""
 MEMORY = 16
-"""Workers' newest sessions are looked for among this many times the allowed failures."""
+"""A factor: workers' newest sessions are searched among MEMORY times the allowed number of failures."""
 QUOTED = 1000
 """Characters of an error that the run's own error quotes."""
 
@@ -88,10 +88,10 @@ def newest_error(conn: Connection, run_id: str) -> str | None:
 def _may_succeed(
     conn: Connection, of_run: tuple[ColumnElement[bool], ...], first: str, begun: float, looked_at: int
 ) -> bool:
-    """Whether the failures may be a worker's own.
+    """Whether only some workers may be at fault, and other sessions may yet succeed.
 
-    True if a session begun before them completed meanwhile or is still running at a worker, or if a worker whose newest
-    session has not failed is running one.
+    True if a session that began before the failed ones has completed since `begun`, or still runs at a worker. Also
+    true if a session runs at a worker whose newest session has not failed.
     """
     earlier = sessions.c.id < first
     during = earlier & (sessions.c.status == SessionStatus.COMPLETED) & (sessions.c.ended_at >= begun)

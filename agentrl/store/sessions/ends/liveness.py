@@ -10,7 +10,7 @@ import time
 from sqlalchemy import Connection, select, update
 
 from agentrl.domain.schemas import SessionStatus
-from agentrl.errors import RequestError
+from agentrl.errors import no_session
 from agentrl.store import family, heartbeats
 from agentrl.store.sessions.due_times import check_at
 from agentrl.store.sessions.ends.sealing import end
@@ -29,7 +29,7 @@ def touch(conn: Connection, session_id: str) -> str:
         .returning(sessions.c.status)
     ).scalar()
     if status is None:
-        raise RequestError(404, f"no session {session_id!r}", code="session_not_found")
+        raise no_session(session_id)
     return str(status)
 
 

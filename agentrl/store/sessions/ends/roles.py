@@ -2,8 +2,8 @@
 
 A call gets its role when it begins; the first call of a session is `main`, even if it only asks for a title. The ended
 session shows the difference. Where main calls with tools exist, a conversation of one call without tools becomes
-`side`, provided that its system prompt (numbers and dates aside) is none of theirs. A role that the caller set with
-`X-Turn-Type` stays.
+`side`, unless one of these main calls has the same system prompt (numbers and dates aside). A role that the caller set
+with `X-Turn-Type` stays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select, update
 
 from agentrl.domain.schemas import STARTS, Json, Role
-from agentrl.rendering.divergence import fingerprint, mark, plain
+from agentrl.rendering.divergence import PlainMessages, fingerprint, mark, plain
 from agentrl.store.calls import conversations
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.calls.shared_contents import load_contents
@@ -99,13 +99,13 @@ def _handed_over(conn: Connection, session_id: str, call_ids: Collection[str]) -
     Raw prompts count as continued: they do not show where system prompt and tools end.
     """
     talks = conversations.of_session(conn, session_id)
-    known: dict[int, Json] = {}
+    known = PlainMessages()
     marks: dict[int, str] = {}  # computed once per message: the calls of a path share messages
 
     def marked(message: Json) -> str:
         return marks.get(id(message)) or marks.setdefault(id(message), mark(message))
 
-    spoken = {call_id: [marked(message) for message in plain(one.messages, known)] for call_id, one in talks.items()}
+    spoken = {call_id: [marked(message) for message in known.of(one.messages)] for call_id, one in talks.items()}
 
     def taken_over(own: Sequence[str]) -> bool:
         return any(len(other) > len(own) and other[: len(own)] == own for other in spoken.values())

@@ -39,7 +39,7 @@ def end(conn: Connection, session_id: str, status: SessionStatus, error: str | N
 
 
 def _seal(conn: Connection, session_ids: list[str], status: SessionStatus, error: str | None, due_in_s: float) -> None:
-    """Seal the open ones of some locked sessions; with ABANDONED, all that are not built."""
+    """Seal those locked sessions that are open; with ABANDONED, those that are not built."""
     takes: ColumnElement[bool] = sessions.c.status == SessionStatus.OPEN
     final: Any = status
     if status == SessionStatus.ABANDONED:

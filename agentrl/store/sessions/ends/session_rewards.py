@@ -32,7 +32,7 @@ def reward(
     """
     row = lock(conn, session_id)
     waiting = row.status != SessionStatus.OPEN and not row.built
-    if waiting:  # what may be settled with it, before the group
+    if waiting:  # the sessions that may be settled with it are locked before the group
         lock_all(conn, family.ids_below(conn, session_id))
     answer = rewards.add(
         conn,

@@ -21,7 +21,7 @@ from agentrl.store.tables import trajectories as trajectories_table
 from agentrl.store.training import returns, trajectories
 
 MOST_SETTLED = 8
-"""Most sessions of a tree that one transaction builds, so that other commits wait only briefly."""
+"""Maximum number of sessions of a tree that one transaction builds, so that other commits wait only briefly."""
 
 
 def settle(conn: Connection, session_id: str, limits: Limits) -> str:
@@ -39,7 +39,8 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
     below, left = [member.id for member in unbuilt[: MOST_SETTLED - 1]], unbuilt[MOST_SETTLED - 1 :]
     built: list[str] = []
     members = {session_id: row} | {member.id: member for member in lock_all(conn, below)}
-    lock_ids(conn, [member.id for member in left if member.parent_session_id in members])  # before the group
+    # Sessions are locked before their group.
+    lock_ids(conn, [member.id for member in left if member.parent_session_id in members])
     for member in members.values():
         follows = member.parent_session_id in built
         if (follows or member.id == session_id) and _build(conn, member, tree, limits, parent_is_built=follows):
@@ -54,7 +55,7 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
 
 
 def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, parent_is_built: bool) -> bool:
-    """Build the trajectories of a locked, ended session unless a call or a reward may still arrive; whether it did."""
+    """Build the trajectories of a locked, ended session; returns false while a call or a reward may still arrive."""
     session_id, now = row.id, time.time()
     status = SessionStatus(row.status)
     if status == SessionStatus.CLOSING:
@@ -67,7 +68,7 @@ def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, par
         if not (parent_is_built or tree.is_built(row.parent_session_id)):
             check_at(conn, session_id, now + limits.silence_s(None))
             return False
-        # A reward of a session above either is committed already, or waits for this lock and then updates trajectories.
+        # A reward of an ancestor is either committed already, or waits for this lock and then updates trajectories.
         lock_group(conn, row.group_id)
     roles.reassign(conn, session_id)
     is_below_gone = any(member.status in GONE for member in tree.above(session_id))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from agentrl.rendering.encoding.bytelevel import _BYTES
 from agentrl.rendering.encoding.longest import longest_text
-from agentrl.rendering.templates.template_renderer import TemplateRenderer
 
 LETTERS = sorted(_BYTES)
 
@@ -54,21 +51,9 @@ def test_a_text_that_fits_is_not_too_long(tokenizer, text):
         Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")),  # a word of any length is one token
     ],
 )
-def test_where_nothing_bounds_the_text_there_is_no_bound(tokenizer):
+def test_a_tokenizer_that_may_drop_or_join_any_text_has_no_bound(tokenizer):
     assert longest_text(tokenizer, 100) is None
 
 
 def test_a_context_of_any_length_holds_any_text():
     assert longest_text(byte_level(), None) is None
-
-
-@given(st.lists(st.sampled_from(["<think>", "</think>", " ", "\n", "a", "b"]), max_size=12).map("".join))
-def test_reasoning_is_cut_out_in_one_pass(text):
-    class Reads:
-        think = ("<think>", "</think>")
-
-    class Renderer:
-        _reads = Reads()
-
-    found = TemplateRenderer._no_reasoning(Renderer(), text)  # type: ignore[arg-type]
-    assert found == re.sub(r"<think>.*?</think>\s*", "", text, flags=re.DOTALL)

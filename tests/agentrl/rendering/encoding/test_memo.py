@@ -1,4 +1,4 @@
-"""What is remembered of rendered conversations: equal ones only, and no more than fits."""
+"""Caches of rendered and encoded texts: they return equal conversations only, within a capacity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HI: dict[str, Any] = {"role": "user", "content": "hi"}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 
 
-def test_a_text_is_given_back_for_equal_messages_and_tools_only() -> None:
+def test_the_cache_returns_a_text_for_equal_messages_and_tools_only() -> None:
     texts = RenderedTexts()
     texts.put([HI], None, "hi!")
     assert texts.get([dict(HI)], None) == texts.get([HI], []) == "hi!"
@@ -21,7 +21,7 @@ def test_a_text_is_given_back_for_equal_messages_and_tools_only() -> None:
     assert texts.get([{"role": "system", "content": "b"}, HI], None) is None
 
 
-def test_the_oldest_texts_go_first() -> None:
+def test_the_cache_evicts_the_oldest_texts_first() -> None:
     texts = RenderedTexts(capacity=8)
     conversations = [[{"role": "user", "content": str(i)}] for i in range(3)]
     for messages in conversations:

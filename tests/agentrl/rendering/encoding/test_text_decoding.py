@@ -67,8 +67,8 @@ def test_pieces_add_up_to_the_whole(tokenizer: Tokenizer, data: st.DataObject) -
 
 @patient
 @given(st.binary(max_size=12))
-def test_any_bytes_are_the_same_text(data: bytes) -> None:
-    """Which of them are no UTF-8, and how many characters stand for those."""
+def test_any_bytes_are_decoded_as_the_tokenizer_does(data: bytes) -> None:
+    """Invalid UTF-8 becomes the same replacement characters."""
     tokenizer = TOKENIZERS["bytes"]
     table = token_bytes(tokenizer)
     assert table is not None

@@ -1,4 +1,4 @@
-"""Units: what is encoded piece by piece is what the tokenizer makes of the whole."""
+"""Units: a text encoded unit by unit has the ids that the tokenizer gives the whole text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def real_encode(real: Tokenizer) -> Callable[[str], list[int]]:
 
 @patient
 @given(text=hard_texts)
-def test_real_vocabularies(real: Tokenizer, real_encode: Callable[[str], list[int]], text: str) -> None:
+def test_text_is_encoded_as_real_tokenizers_do(
+    real: Tokenizer, real_encode: Callable[[str], list[int]], text: str
+) -> None:
     expected = plain(real, text)
     assert real_encode(text) == expected
     assert real_encode(text) == expected  # remembered by now
@@ -140,21 +142,21 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("tokenizer", OTHERS.values(), ids=OTHERS)
-def test_other_tokenizers_encode_the_whole(tokenizer: Tokenizer) -> None:
+def test_a_tokenizer_that_units_do_not_fit_encodes_whole_texts(tokenizer: Tokenizer) -> None:
     assert not cuts_into_units(tokenizer)
     encode = units_encode(tokenizer)
     assert not isinstance(encode, UnitEncoder)
     assert encode(TEXT) == plain(tokenizer, TEXT)
 
 
-def test_chance_and_other_models_are_none_of_those() -> None:
+def test_units_need_a_deterministic_bpe_and_nfc_or_no_normalizer() -> None:
     assert not cuts_into_units(with_parts(model=models.BPE(dropout=0.5)))
     assert not cuts_into_units(with_parts(model=models.WordLevel({"a": 0}, unk_token="a")))
     assert cuts_into_units(with_parts(normalizer=NFC))
     assert cuts_into_units(with_parts(normalizer=normalizers.Sequence([])))
 
 
-def test_what_is_known_is_not_encoded_again_and_is_no_more_than_fits() -> None:
+def test_units_are_encoded_once_while_the_cache_has_room() -> None:
     tokenizer, asked = tokenizer_with(KNOWN["gpt2"]), list[str]()
 
     def encode(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What stands between the markers of a call is read at a cost that grows as its length does."""
+"""Readers of tool calls: their cost grows linearly with the length of a call."""
 
 from __future__ import annotations
 

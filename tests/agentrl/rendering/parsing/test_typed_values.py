@@ -1,4 +1,4 @@
-"""Values without quotes: what a parameter's schema makes of a text."""
+"""Values without quotes get their type from the parameter's schema."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def value(schema: Any, text: str, **root: Any) -> Any:
         (True, "12", 12),
     ],
 )
-def test_the_schema_decides(schema: Any, text: str, expected: Any) -> None:
+def test_a_value_has_the_type_that_its_schema_allows(schema: Any, text: str, expected: Any) -> None:
     found = value(schema, text, **{"$defs": {"Word": {"type": "string"}}})
     assert (found, type(found)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", '"\\ud800"', "[" * 5000, "{", ""])
-def test_what_a_client_could_not_read_is_no_json(text: str) -> None:
+def test_json_that_clients_cannot_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_json(text)

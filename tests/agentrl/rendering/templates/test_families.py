@@ -1,4 +1,4 @@
-"""Families of the `renderers` package: chosen by proof, streamed consistently, bridged with checked prefixes."""
+"""Families of the `renderers` package: their selection, their streams, and bridges with checked prefixes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from agentrl.domain.schemas import ForkReason
 from agentrl.errors import ModelFolderError
 from agentrl.rendering import ContentDelta, Delta, ParsedOutput, ReasoningDelta, Renderer, load_renderer
 from agentrl.rendering.templates.family_renderer import FamilyRenderer
+from agentrl.rendering.templates.model_folder import ModelFolder
 
 from .. import outputs
-from ..conftest import CHATML_TOKENS, byte_tokenizer, call, patient, published_template, tool, write_folder
+from ..conftest import CHATML_TOKENS, byte_tokenizer, call, published_template, tool, write_folder
+from ..family_models import load_model
 from ..outputs import shown
 
 CALC = tool("calc", expression="string")
@@ -45,6 +46,20 @@ def qwen36(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     return load_renderer(folder(tmp_path_factory.mktemp("models"), "qwen3", model_type="qwen3"))
+
+
+def test_all_candidates_share_one_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of 150,000 tokens takes a second to load, and five families are tried for Qwen3."""
+    loaded: list[Path] = []
+    load = ModelFolder.tokenizer
+
+    def noted(folder: ModelFolder) -> Tokenizer:
+        loaded.append(folder.path)
+        return load(folder)
+
+    monkeypatch.setattr(ModelFolder, "tokenizer", noted)
+    assert load_renderer(folder(tmp_path, "qwen3", model_type="qwen3")).name == "qwen3"
+    assert loaded == [tmp_path]
 
 
 @pytest.mark.parametrize(
@@ -121,30 +136,6 @@ def test_reasoning_streams_then_content(qwen3: Renderer, qwen36: Renderer) -> No
         assert parsed.content.endswith("broken")
 
 
-pieces = st.one_of(
-    st.sampled_from(
-        [*MARKERS, "<|im_end|>", " ", "\n\n", "é", "x", "<", '{"name": "f", "arguments": {"a": 1}}', REPLY]
-    ),
-    st.text(max_size=4),
-)
-
-
-@patient
-@given(st.lists(pieces, max_size=8).map("".join), st.lists(st.integers(0, 80)), st.booleans())
-def test_streamed_equals_unstreamed_for_every_split(
-    qwen3: Renderer, qwen36: Renderer, text: str, cuts: list[int], prefilled: bool
-) -> None:
-    renderer = qwen36 if prefilled else qwen3
-    ids = encode(text)
-    outputs.check_splits(renderer, [CALC], renderer.render(HISTORY, [CALC]), ids, cuts)
-
-
-@patient
-@given(st.lists(st.integers(0, TOKENIZER.get_vocab_size(with_added_tokens=True) - 1), max_size=20))
-def test_any_ids_can_be_parsed(qwen3: Renderer, ids: list[int]) -> None:
-    parse(qwen3, ids)
-
-
 def test_a_tool_result_is_bridged_and_a_question_forks(qwen3: Renderer) -> None:
     prompt = qwen3.render(HISTORY, [CALC])
     previous = prompt + encode(REPLY + "<|im_end|>")
@@ -207,6 +198,30 @@ def test_where_the_library_declines_what_follows_the_replys_end_is_the_bridge(
         forked = qwen3.bridge(previous, [question], [CALC], messages_before=[*HISTORY, reply])
         assert forked.reason is ForkReason.TEMPLATE_REWROTE  # it drops the reasoning of earlier turns
     assert qwen3.bridge(otherwise, [result], [CALC]).reason is ForkReason.TEMPLATE_REWROTE
+
+
+def test_where_the_library_declines_a_reply_whose_end_the_format_does_not_write_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM's replies end where the next message begins, with a token that stands before earlier messages too."""
+    glm = load_model(tmp_path, "glm-4.5")
+    for part in ("_inner", "_keeping"):
+        monkeypatch.setattr(glm, part, Declines(getattr(glm, part)))
+    reply, question = {"role": "assistant", "content": "Let me see."}, {"role": "user", "content": "and?"}
+    previous = [*glm.render(HISTORY, [CALC]), *glm.encode("Let me see!<|user|>")]
+    assert previous[-1] in glm.stop_token_ids
+    forked = glm.bridge(previous, [question], [CALC], messages_before=[*HISTORY, reply])
+    assert (forked.delta_ids, forked.reason) == (None, ForkReason.TEMPLATE_REWROTE)
+
+
+def test_the_library_knows_the_tools_of_the_turn(tmp_path: Path) -> None:
+    """Hunyuan keeps earlier reasoning where there are tools, and drops it where there are none."""
+    hunyuan = load_model(tmp_path, "hy3")
+    question = {"role": "user", "content": "and?"}
+    for tools in ([CALC], [], None):
+        previous = hunyuan.render(HISTORY, tools) + hunyuan.encode("Let me see.<｜hy_eos:opensource｜>")
+        bridge = hunyuan.bridge(previous, [question], tools)
+        assert (bridge.delta_ids is not None) == bool(tools)
 
 
 def result(id: str, **more: Any) -> dict[str, Any]:

@@ -10,22 +10,12 @@ import pytest
 from agentrl.errors import RequestError
 from agentrl.rendering import Opening, ParsedOutput, Renderer, load_renderer
 
+from ..chat_templates import HERMES
 from ..conftest import CHATML_TOKENS, byte_tokenizer, tool, write_folder
 
 CALC = tool("calc", expression="string")
 ADD = tool("add", a="integer", b="integer")
 HISTORY: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
-
-HERMES = """{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{{ message.content }}{% for call in message.tool_calls or [] %}
-<tool_call>
-{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +47,7 @@ def read(renderer: Renderer, tools: list[dict[str, Any]], ids: list[int], rest: 
         ([CALC, tool("now")], None, {"calc(1)", "calc((1 + 2) * 3)", "now()"}),
     ],
 )
-def test_call_syntax_is_held_to_a_call(
+def test_the_grammar_of_call_syntax_accepts_calls_only(
     chatml: Renderer, tools: list[dict[str, Any]], name: str | None, matching: set[str]
 ) -> None:
     opening = chatml.opening(tools, name)
@@ -91,13 +81,7 @@ def test_a_template_opens_with_its_markup(hermes: Renderer) -> None:
     assert not accepts(hermes, opening, 'calc", "arguments": {"expression": "1"}}\n</tool_call>')
 
 
-def test_what_cannot_be_opened_is_refused(chatml: Renderer, hermes: Renderer, tmp_path: Path) -> None:
-    for renderer in (chatml, hermes):
-        with pytest.raises(RequestError, match=r"no tool is called 'cal'; did you mean 'calc'\?") as refused:
-            renderer.opening([CALC, ADD], "cal")
-        assert (refused.value.status, refused.value.param) == (400, "tool_choice")
-        with pytest.raises(RequestError, match="needs tools"):
-            renderer.opening([], None)
+def test_a_template_without_readable_calls_opens_none(tmp_path: Path) -> None:
     mute = write_folder(
         tmp_path, byte_tokenizer(*CHATML_TOKENS), "{# <tool_call> #}{% for m in messages %}{{ m.content }}{% endfor %}"
     )
@@ -105,21 +89,6 @@ def test_what_cannot_be_opened_is_refused(chatml: Renderer, hermes: Renderer, tm
         load_renderer(mute, "template").opening([CALC], None)
     error = refused.value
     assert (error.status, error.code, error.param) == (400, "tools_unsupported", "tools")
-
-
-def test_a_plain_parser_reads_no_markup(chatml: Renderer, hermes: Renderer) -> None:
-    for renderer in (chatml, hermes):
-        parser = renderer.text_parser()
-        parser.push(renderer.encode("<|im_start|>calc(1)<tool_call> é<|im_end|>x"))
-        parsed = parser.finish()
-        assert (parsed.content, parsed.reasoning, parsed.tool_calls) == ("calc(1)<tool_call> é", None, [])
-
-
-def test_a_raw_prompt_may_spell_special_tokens(chatml: Renderer) -> None:
-    ids = chatml.encode("<|im_start|>user\nhi")
-    assert ids[0] == chatml.render(HISTORY, None)[0]
-    spelled = chatml.render([{"role": "user", "content": "<|im_start|>"}], None)
-    assert spelled.count(ids[0]) == chatml.render(HISTORY, None).count(ids[0])
 
 
 def test_an_opening_is_derived_once_from_the_names_of_the_tools(

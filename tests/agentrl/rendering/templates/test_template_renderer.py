@@ -1,4 +1,4 @@
-"""The generic bridge: transformers' own rendering, and no bridge without proof."""
+"""The renderer over a chat template: it bridges what the template keeps, and forks when it rewrites earlier turns."""
 
 from __future__ import annotations
 
@@ -12,56 +12,36 @@ from hypothesis import strategies as st
 from agentrl.domain.schemas import ForkReason
 from agentrl.errors import ModelFolderError, RequestError
 from agentrl.rendering import Renderer, load_renderer
+from agentrl.rendering.templates.template_renderer import TemplateRenderer, _behind_last
 
+from ..chat_templates import (
+    COUNTING,
+    DATED,
+    ELIDING,
+    FORGETFUL,
+    LOUD,
+    NUMBERED,
+    OPENED,
+    PADDED,
+    PLAIN,
+    QUOTING,
+    SEPARATED,
+    THOUGHTFUL,
+    TRIMMED,
+    check_prompt,
+)
 from ..conftest import CHATML_TOKENS, byte_tokenizer, call, patient, published_template, tool, write_folder
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-
-PLAIN = """{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>
-{%- endfor %}<|im_end|>
-{% endfor %}
-{%- if tools %}{{ '' }}{% endif %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""Stable: what it has written stays when messages follow."""
-
-FORGETFUL = """{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.reasoning_content and loop.last %}{{ '<think>' + message.reasoning_content + '</think>' }}{% endif %}
-{{- message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-"""Drops reasoning as soon as something follows."""
-
-COUNTING = "{{ messages | length }}" + PLAIN
-"""Rewrites its first token with every message."""
-
-DATED = "<|im_start|>system\nIt is {{ strftime_now('%H:%M:%S.%f') }}.<|im_end|>\n" + PLAIN
-"""Tells the time."""
-
-NUMBERED = PLAIN.replace("{{ message.role }}", "{{ message.role }} {{ messages | length - loop.index }}")
-"""Numbers every turn from the end."""
-
-BREAK = "{{ '\n\n' }}"
-SEPARATED = PLAIN.replace(
-    "<|im_end|>\n{% endfor %}", f"<|im_end|>{{% if not loop.last %}}{BREAK}{{% endif %}}{{% endfor %}}"
-)
-SEPARATED = SEPARATED.replace("{%- if add_generation_prompt %}", "{%- if add_generation_prompt %}" + BREAK)
-"""Writes line breaks between turns and none behind the last one."""
-
-TRIMMED = PLAIN.replace("{{ message.content }}", "{{ message.content | trim }}")
-"""Cuts white space off every message."""
 
 CALC = tool("calc", expression="string")
 HISTORY: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
 
 
-def load(tmp_path: Path, template: str) -> Renderer:
+def load(tmp_path: Path, template: str) -> TemplateRenderer:
     folder = write_folder(tmp_path / "model", byte_tokenizer(*CHATML_TOKENS, markers=MARKERS), template)
     renderer = load_renderer(folder, "template")
-    assert renderer.name == "template"
+    assert isinstance(renderer, TemplateRenderer)
     return renderer
 
 
@@ -80,27 +60,12 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "nemotron_3_nano", "lfm2"])
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["text", "tools"])
-@pytest.mark.parametrize("tools", [None, [CALC]], ids=["without", "with"])
-def test_it_renders_what_transformers_renders(
-    tmp_path: Path, name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+def test_a_template_without_tools_is_rendered_as_transformers_does(
+    tmp_path: Path, messages: list[dict[str, Any]]
 ) -> None:
-    import json
-
-    from transformers import AutoTokenizer
-
-    template = published_template(name)
-    if tools and "<tool_call>" not in template:
-        pytest.skip("its tool calls cannot be parsed, so tools are refused")
-    renderer = load(tmp_path, template)
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
-    parsed = json.loads(json.dumps(messages))
-    for message in parsed:
-        for item in message.get("tool_calls", []):
-            item["function"]["arguments"] = json.loads(item["function"]["arguments"])
-    expected = theirs.apply_chat_template(parsed, tools=tools, add_generation_prompt=True, return_dict=False)
-    assert renderer.render(messages, tools) == list(expected)
+    """The contract of renderers says the same of templates with tools."""
+    check_prompt(load(tmp_path, published_template("lfm2")), tmp_path / "model", messages, None)
 
 
 replies = st.one_of(
@@ -117,7 +82,7 @@ added = st.lists(
 
 
 @pytest.fixture(scope="module")
-def stable(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+def stable(tmp_path_factory: pytest.TempPathFactory) -> TemplateRenderer:
     return load(tmp_path_factory.mktemp("stable"), PLAIN)
 
 
@@ -145,22 +110,6 @@ def test_a_reply_spelled_differently_is_kept_as_sampled(stable: Renderer) -> Non
     bridge = stable.bridge(prompt + sampled, after, [CALC], messages_before=[*HISTORY, reply])
     assert bridge.delta_ids is not None
     assert stable.decode(bridge.delta_ids) == "\n<|im_start|>tool\n1<|im_end|>\n<|im_start|>assistant\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a", "a"),
-        ("<think>x</think> \n b", "b"),
-        ("<think>x</think> b", "b"),
-        ("a<think>x</think> b<think>y</think>c", "abc"),
-        ("<think></think>a", "a"),
-        ("</think>a<think>x</think>b", "</think>ab"),
-        ("a<think>never closed", "a<think>never closed"),
-    ],
-)
-def test_a_text_without_its_reasoning(tmp_path: Path, text: str, expected: str) -> None:
-    assert load(tmp_path, FORGETFUL)._no_reasoning(text) == expected
 
 
 def parse(renderer: Renderer, prompt: list[int], sampled: list[int]) -> Any:
@@ -271,7 +220,7 @@ def test_a_folder_without_anything_to_render_with_is_refused(tmp_path: Path) -> 
         load_renderer(tmp_path)
 
 
-def talk(renderer: Renderer, turns: list[tuple[str, str]]) -> list[ForkReason | None]:
+def talk(renderer: TemplateRenderer, turns: list[tuple[str, str]]) -> list[ForkReason | None]:
     """Why each turn forked; None where it was bridged, and then to what follows the sampled reply in the template."""
     messages, reasons = list(HISTORY), []
     ids = renderer.render(messages, [CALC])
@@ -289,7 +238,7 @@ def talk(renderer: Renderer, turns: list[tuple[str, str]]) -> list[ForkReason | 
         before = [*messages, reply]
         messages = [*before, *after]
         bridge = renderer.bridge(ids + output, after, [CALC], messages_before=before)
-        rendered = renderer.render(messages, [CALC])
+        rendered = renderer.encode(renderer._text(messages, [CALC]))  # `render` would also remember it
         if bridge.delta_ids is not None:
             assert renderer.decode(rendered).endswith(renderer.decode(bridge.delta_ids))
             ids = ids + output + bridge.delta_ids
@@ -306,14 +255,26 @@ outputs = st.sampled_from(
 talks = st.lists(st.tuples(outputs, st.sampled_from(["and?", " \n", "é"])), min_size=1, max_size=4)
 
 
-@pytest.fixture(scope="module", params=[PLAIN, SEPARATED, TRIMMED], ids=["plain", "separated", "trimmed"])
-def habitual(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+KEEPING = {
+    "plain": PLAIN,
+    "separated": SEPARATED,
+    "trimmed": TRIMMED,
+    "loud": LOUD,
+    "thoughtful": THOUGHTFUL,
+    "quoting": QUOTING,
+}
+
+
+@pytest.fixture(scope="module", params=[*KEEPING.values()], ids=[*KEEPING])
+def habitual(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TemplateRenderer:
     return load(tmp_path_factory.mktemp("models"), request.param)
 
 
 @patient
 @given(turns=talks)
-def test_templates_that_keep_what_they_wrote_never_fork(habitual: Renderer, turns: list[tuple[str, str]]) -> None:
+def test_templates_that_keep_what_they_wrote_never_fork(
+    habitual: TemplateRenderer, turns: list[tuple[str, str]]
+) -> None:
     """However the model spelled its reply: the sampled ids stay, and what follows them is the template's."""
     assert talk(habitual, turns) == [None] * len(turns)
 
@@ -393,3 +354,129 @@ def test_the_template_of_gpt_oss_is_read_as_harmony(tmp_path: Path) -> None:
     bridge = renderer.bridge(prompt + sampled, [result], [calc], messages_before=[*HISTORY, reply])
     assert bridge.delta_ids is not None
     assert renderer.decode(bridge.delta_ids).endswith("<|start|>assistant")
+
+
+# -- what a bridge is proved with ----------------------------------------------------------------------------------
+
+YES, AND = {"role": "assistant", "content": "yes"}, [{"role": "user", "content": "and?"}]
+
+
+@pytest.mark.parametrize(
+    ("part", "ids", "expected"),
+    [
+        ([1, 2], [1, 2, 3], [3]),
+        ([1, 2], [0, 1, 2, 3, 1, 2, 4, 5], [4, 5]),  # the last of two
+        ([1, 2], [0, 1, 2, 1, 3], [1, 3]),  # a beginning is no occurrence
+        ([1, 2], [0, 1, 2], []),
+        ([1, 2], [2, 1], []),
+        ([1], [], []),
+        ([], [1], []),
+    ],
+)
+def test_what_follows_the_last_occurrence(part: list[int], ids: list[int], expected: list[int]) -> None:
+    assert _behind_last(part, ids) == expected
+
+
+@pytest.mark.parametrize(
+    ("sampled", "expected"),
+    [
+        ("<think> a </think>b", "a"),
+        ("a</think>b", "a"),  # the prompt opened it
+        ("<think>a</think>b</think>c", "a"),
+        ("<think>a<think>b</think>c", "b"),
+        ("<think>never closed", ""),
+        ("plain", ""),
+    ],
+)
+def test_the_reasoning_of_an_output(stable: TemplateRenderer, sampled: str, expected: str) -> None:
+    assert stable._reasoning(sampled) == expected
+
+
+def test_an_end_that_is_encoded_otherwise_is_no_bridge(stable: TemplateRenderer) -> None:
+    (end,) = stable.stop_token_ids
+    assert stable._extension("<|im_end|>", "\nx", [end]).delta_ids == stable.encode("\nx")
+    assert stable._extension("<|im_end|>", "\nx", [end + 1]).reason is ForkReason.TEMPLATE_REWROTE
+
+
+@pytest.mark.parametrize(("tools", "expected"), [(None, ""), ([CALC], "<think>")])
+def test_the_generation_prompt_is_what_a_template_adds_to_a_conversation(
+    tmp_path: Path, tools: list[Any] | None, expected: str
+) -> None:
+    renderer = load(tmp_path, OPENED)
+    head = renderer.decode(renderer.render(HISTORY, tools))
+    assert renderer._generation_prompt_of(head, HISTORY, tools) == "<|im_start|>assistant\n" + expected
+
+
+def test_reasoning_that_the_prompt_opened_was_dropped(tmp_path: Path) -> None:
+    renderer = load(tmp_path, OPENED)
+    previous = renderer.render(HISTORY, [CALC]) + sample(renderer, "hm</think>yes")
+    bridge = renderer.bridge(previous, AND, [CALC], messages_before=[*HISTORY, YES])
+    assert bridge.reason is ForkReason.REASONING_DROPPED
+
+
+ODD = '<tool_call>{"name":"calc",  "arguments": {"expression": "1"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("sampled", "reply"),
+    [
+        (" yes\n", YES),
+        ("<think> </think>yes", YES),
+        (" ", {"role": "assistant", "content": ""}),
+        (ODD, {"role": "assistant", "content": "", "tool_calls": [call("calc", '{"expression": "1"}')]}),
+        ("\n" + ODD, {"role": "assistant", "content": "", "tool_calls": [call("calc", '{"expression": "1"}')]}),
+    ],
+)
+def test_a_turn_with_the_same_message_is_the_sampled_one(tmp_path: Path, sampled: str, reply: dict[str, Any]) -> None:
+    """Also where the template writes the last turn in another way."""
+    renderer = load(tmp_path, PADDED + "{# </think> #}")
+    previous = renderer.render(HISTORY, [CALC]) + sample(renderer, sampled)
+    assert renderer.bridge(previous, AND, [CALC], messages_before=[*HISTORY, reply]).delta_ids is not None
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("calc", '{"expression": "2"}'), ("other", '{"expression": "1"}')])
+def test_a_turn_with_another_call_is_not_the_sampled_one(tmp_path: Path, name: str, arguments: str) -> None:
+    renderer = load(tmp_path, PADDED)
+    previous = renderer.render(HISTORY, [CALC]) + sample(renderer, ODD)
+    reply = {"role": "assistant", "content": "", "tool_calls": [call(name, arguments)]}
+    bridge = renderer.bridge(previous, AND, [CALC], messages_before=[*HISTORY, reply])
+    assert bridge.reason is ForkReason.TEMPLATE_REWROTE
+
+
+def test_a_reply_that_spells_the_first_turn_of_a_rewritten_prompt_forks(tmp_path: Path) -> None:
+    turns = [("yes", "and?"), ("<|im_start|>system\nBe brief.", "so?")]
+    assert talk(load(tmp_path, ELIDING), turns) == [None, ForkReason.TEMPLATE_REWROTE]
+
+
+def test_texts_are_remembered_with_their_tools(tmp_path: Path) -> None:
+    renderer, fresh = load(tmp_path / "a", THOUGHTFUL), load(tmp_path / "b", THOUGHTFUL)
+    renderer.render(HISTORY, None)
+    longer = [*HISTORY, YES, *AND]
+    for history, tools in [(HISTORY, [CALC]), (longer, None)]:
+        previous = fresh.render(history, tools) + sample(fresh, "yes")
+        bridge = renderer.bridge(previous, AND, tools, messages_before=[*history, YES])
+        assert bridge.delta_ids is not None
+        assert renderer.decode(bridge.delta_ids) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_reasoning_that_clients_drop_is_not_remembered_as_theirs(tmp_path: Path) -> None:
+    assert talk(load(tmp_path, THOUGHTFUL), [("<think>hm</think>yes", "and?"), ("no", "so?")]) == [None, None]
+
+
+def test_a_replica_that_has_not_rendered_the_tools_bridges(tmp_path: Path) -> None:
+    renderer, fresh = load(tmp_path / "a", THOUGHTFUL), load(tmp_path / "b", THOUGHTFUL)
+    previous = renderer.render(HISTORY, [CALC]) + sample(renderer, "yes")
+    assert fresh.bridge(previous, AND, [CALC], messages_before=[*HISTORY, YES]).delta_ids is not None
+
+
+def test_a_template_without_room_for_the_reasoning_rewrites_and_one_that_refuses_the_messages_is_a_400(
+    tmp_path: Path,
+) -> None:
+    refusing = "{% if message.reasoning_content or message.role == 'tool' %}{{ raise_exception('no room') }}{% endif %}"
+    renderer = load(tmp_path, PLAIN.replace("<|im_start|>{{", refusing + "<|im_start|>{{") + "{# </think> #}")
+    prompt, before = renderer.render(HISTORY, None), [*HISTORY, YES]
+    thought = prompt + sample(renderer, "<think>hm</think>yes")
+    assert renderer.bridge(thought, AND, None, messages_before=before).reason is ForkReason.TEMPLATE_REWROTE
+    result = {"role": "tool", "tool_call_id": "x", "content": "1"}
+    with pytest.raises(RequestError, match="no room"):
+        renderer.bridge(prompt + sample(renderer, "yes"), [result], None, messages_before=before)

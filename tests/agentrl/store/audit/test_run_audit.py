@@ -168,14 +168,14 @@ def broken_by(healthy: Healthy, *statements: str) -> list[str]:
         for statement in statements:
             names = set(re.findall(r":(\w+)", statement))
             conn.execute(text(statement), {name: getattr(healthy, name) for name in names})
-        found = run_audit.violations(conn, healthy.run)
+        found = list(run_audit.scan(conn, healthy.run))
         undone.rollback()
     return found
 
 
 def test_a_healthy_run_has_no_violation(healthy: Healthy) -> None:
     with healthy.db.read() as conn:
-        assert run_audit.violations(conn, healthy.run) == []
+        assert list(run_audit.scan(conn, healthy.run)) == []
         assert run_audit.figures(conn, healthy.run)["calls_by_status"]["lost"] == 2
         states = runs.state_counts(conn, healthy.run)["trajectories"]
     assert set(states) == {"ready", "leased", "trained", "stale", "rejected"}

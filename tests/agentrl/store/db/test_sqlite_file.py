@@ -35,7 +35,7 @@ server:/data /data nfs rw 0 0
         ("/data/a.db", "nfs at /data"),  # mounted over what was there
     ],
 )
-def test_network_file_systems_are_told_from_local_ones(path, found):
+def test_network_file_systems_are_recognised(path, found):
     assert sqlite_file.network_filesystem(Path(path), MOUNTS) == found
 
 
@@ -64,7 +64,7 @@ def test_a_new_file_has_its_header_and_leaves_nothing_else(tmp_path):
     sqlite_file.require_whole(file)
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+def test_an_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be made"):
         sqlite_file.create(tmp_path / "file" / "a.db")
@@ -90,7 +90,7 @@ def cut(file, size):
 
 
 @pytest.mark.parametrize("size", [0, 1, 50, 100, 4095, 4096, 4097, 100_000, -4096, -1])
-def test_a_file_that_was_cut_off_is_not_served(filled, size):
+def test_a_truncated_file_is_refused(filled, size):
     cut(filled, size if size >= 0 else filled.stat().st_size + size)
     before = filled.read_bytes()
     with pytest.raises(StoreError, match=r"(is empty|cut off|not a SQLite database).*agentrl store backup"):
@@ -102,7 +102,7 @@ def test_a_complete_file_is_accepted(filled):
     sqlite_file.require_whole(filled)
 
 
-def test_something_else_is_not_a_database(tmp_path):
+def test_a_file_of_another_format_is_refused(tmp_path):
     (tmp_path / "a.db").write_text("hello\n" * 1000)
     with pytest.raises(StoreError, match="not a SQLite database"):
         Database(f"sqlite:///{tmp_path}/a.db")
@@ -122,7 +122,7 @@ def killed(filled, tmp_path):
     return copy
 
 
-def test_pages_that_are_only_in_the_log_are_not_missing(killed):
+def test_pages_in_the_log_count_as_present(killed):
     assert Path(f"{killed}-wal").stat().st_size > 300_000
     sqlite_file.require_whole(killed)
     conn = sqlite3.connect(killed)
@@ -131,7 +131,7 @@ def test_pages_that_are_only_in_the_log_are_not_missing(killed):
 
 
 @pytest.mark.parametrize("size", [0, 100, 4096, -4096])
-def test_pages_that_neither_file_nor_log_has_are_missing(killed, size):
+def test_pages_in_neither_file_nor_log_are_missing(killed, size):
     cut(killed, size if size >= 0 else killed.stat().st_size + size)
     log = Path(f"{killed}-wal").read_bytes()
     with pytest.raises(StoreError, match=r"is empty|cut off"):

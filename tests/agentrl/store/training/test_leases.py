@@ -207,7 +207,7 @@ def test_tied_groups_are_passed_over_and_give_their_place_back(db, run_id, roomy
         assert runs.get(conn, run_id).returned == 3
         reasons = conn.execute(select(trajectories.c.state, trajectories.c.reason).distinct()).all()
         assert {tuple(row) for row in reasons} == {("ready", None), ("stale", "tied")}
-        assert run_audit.violations(conn, run_id) == []
+        assert list(run_audit.scan(conn, run_id)) == []
     for new in tied:
         with db.write() as conn:
             assert not rewards.add(conn, new.session_ids[0], value=9.0, discount=1.0).applied  # too late for it
@@ -216,7 +216,7 @@ def test_tied_groups_are_passed_over_and_give_their_place_back(db, run_id, roomy
     assert {t.session_id for t in batch.trajectories} == {*wanted.session_ids, *other.session_ids}
     finish(db, run_id, epoch, batch)
     with db.read() as conn:
-        assert run_audit.violations(conn, run_id) == []
+        assert list(run_audit.scan(conn, run_id)) == []
 
 
 def test_the_order_of_rewards_does_not_untie_a_group(db, run_id, roomy):

@@ -118,7 +118,7 @@ def test_hours_after_the_end_a_reward_still_counts_until_the_lease(db, run_id, l
     with db.write() as conn:
         assert not rewards.add(conn, first.session_ids[0], value=9.0, discount=1.0).applied
         assert [r["applied"] for r in rewards.history(conn, first.session_ids[0])] == [True, True, False]
-        assert run_audit.violations(conn, run_id) == []
+        assert list(run_audit.scan(conn, run_id)) == []
 
 
 def test_the_later_reward_supersedes_despite_clock_skew(db, session_id, monkeypatch):

@@ -1,16 +1,15 @@
-"""Admission, leases and resume, driven as the proxy and the trainer drive them."""
+"""Steps, from admission and leases to their completion, driven as the proxy and the trainer drive them."""
 
 import numpy as np
 import pytest
 from play import begin, call, finish, group, take
-from sqlalchemy import text
 
 from agentrl.domain.schemas import SessionStatus, TrainedBatch
-from agentrl.errors import FencedError, RequestError, StoreError
+from agentrl.errors import RequestError, StoreError
 from agentrl.store import runs
 from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.ends import sealing
-from agentrl.store.training import rewards, step_resume, steps
+from agentrl.store.training import rewards, steps
 
 
 def test_a_batch_carries_the_exact_tokens_and_masks(db, run_id, limits):
@@ -50,57 +49,6 @@ def test_a_group_with_too_few_good_sessions_gives_its_place_back(db, run_id, lim
             sealing.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
         run = runs.get(conn, run_id)
     assert (run.admitted, run.returned, run.running) == (1, 1, 0)
-
-
-def test_an_old_trainer_is_fenced_everywhere(db, run_id, limits):
-    group(db, run_id, limits)
-    group(db, run_id, limits)
-    old = begin(db, run_id)
-    batch = take(db, run_id, old, 1)
-    begin(db, run_id)
-    with pytest.raises(FencedError):
-        take(db, run_id, old, 1)
-    with pytest.raises(FencedError):
-        finish(db, run_id, old, batch)
-
-
-def test_a_crash_before_the_checkpoint_gives_the_lease_back(db, run_id, limits):
-    group(db, run_id, limits)
-    group(db, run_id, limits)
-    take(db, run_id, begin(db, run_id), 1)
-    epoch = begin(db, run_id)
-    with db.write() as conn:
-        plan = step_resume.reconcile(conn, run_id, epoch, None)
-    assert (plan.step, plan.roll_forward, plan.rolled_back_steps) == (0, False, [1])
-    assert len(take(db, run_id, epoch, 1).trajectories) == 4
-
-
-def test_a_crash_after_the_checkpoint_rolls_forward(db, run_id, limits):
-    group(db, run_id, limits)
-    group(db, run_id, limits)
-    batch = take(db, run_id, begin(db, run_id), 1)
-    epoch = begin(db, run_id)
-    with db.write() as conn:
-        plan = step_resume.reconcile(conn, run_id, epoch, batch.step_id)
-    assert (plan.step, plan.roll_forward, plan.version) == (1, True, 0)
-    assert finish(db, run_id, epoch, batch) == 1
-
-
-def test_a_store_ahead_of_the_checkpoint_rolls_back_and_never_reuses_a_version(db, run_id, limits):
-    group(db, run_id, limits)
-    group(db, run_id, limits)
-    epoch = begin(db, run_id)
-    first = finish(db, run_id, epoch, take(db, run_id, epoch, 1))
-    epoch = begin(db, run_id)
-    with db.write() as conn:
-        plan = step_resume.reconcile(conn, run_id, epoch, None)
-    assert (plan.step, plan.version, plan.republish) == (0, 0, 0)
-    assert finish(db, run_id, epoch, take(db, run_id, epoch, 1)) == first + 1
-    with db.read() as conn:
-        surviving = conn.execute(
-            text("SELECT trajectory_id FROM lineage WHERE step_state != 'rolled_back' GROUP BY trajectory_id, step")
-        ).all()
-    assert len(surviving) == 4
 
 
 def test_too_old_groups_become_stale_and_give_their_place_back(db, run_id, limits):

@@ -57,7 +57,7 @@ def assert_is_a_copy(copy: Database, history: History, before: list[float], afte
     assert len(before) <= len(values) <= len(after) + 1  # one may be committed and not acknowledged yet
     copy.require_current()
     assert copy.integrity() == []
-    assert copy.query(run_audit.violations, history.run_id) == []
+    assert copy.query(lambda conn: list(run_audit.scan(conn, history.run_id))) == []
     for step in copy.query(steps.of_run, history.run_id):
         batch = copy.query(steps.batch, step.id)
         assert batch.digest() == step.batch_digest == history.batches[step.step].digest()
@@ -118,7 +118,7 @@ def test_the_copy_is_used_like_the_original(db, restored, tmp_path) -> None:
     assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600  # it holds every conversation
     history.db = restored(tmp_path / "copy")
     history.train(2)
-    assert history.db.query(run_audit.violations, history.run_id) == []
+    assert history.db.query(lambda conn: list(run_audit.scan(conn, history.run_id))) == []
     assert len(history.db.query(steps.of_run, history.run_id)) == 3
 
 
@@ -143,7 +143,7 @@ def test_a_database_in_use_is_never_replaced(databases, tmp_path) -> None:
         history = History(used)
         with pytest.raises(UserError, match="in use"):
             backup.backup(db, target, force=True)
-        assert used.query(run_audit.violations, history.run_id) == []
+        assert used.query(lambda conn: list(run_audit.scan(conn, history.run_id))) == []
         used.close()
         db.close()
 

@@ -17,7 +17,7 @@ from agentrl.store.tables import contents, groups, heartbeats, metadata, traject
 from agentrl.store.tables import events as events_table
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.training import rewards, steps
-from agentrl.store.upkeep import disk_space, prunable_rows, pruning_database, retention
+from agentrl.store.upkeep import prunable_rows, pruning_database, retention
 
 
 def later() -> float:
@@ -25,7 +25,7 @@ def later() -> float:
 
 
 def violations(db, run_id) -> list[str]:
-    return db.query(run_audit.violations, run_id)
+    return db.query(lambda conn: list(run_audit.scan(conn, run_id)))
 
 
 def assert_replays(history: History) -> None:
@@ -225,7 +225,7 @@ def test_pruning_during_the_run_keeps_counters_equal_to_rows(db, database_url, m
     def watch() -> None:
         other = Database(database_url)
         while not stop.is_set():
-            seen.append(other.query(run_audit.violations, history.run_id))
+            seen.append(other.query(lambda conn: list(run_audit.scan(conn, history.run_id))))
         other.close()
 
     def work() -> None:
@@ -312,7 +312,7 @@ def test_vacuum_gives_space_back(databases) -> None:
             for _ in range(30):
                 history.rejected()
             retention.prune(db, history.run_id, later())
-            disk_space.vacuum(db)
+            retention.vacuum(db)
             if db.is_sqlite:
                 with db.read() as conn:
                     assert conn.execute(text("PRAGMA freelist_count")).scalar_one() == 0

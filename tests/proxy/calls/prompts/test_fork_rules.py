@@ -112,6 +112,13 @@ PLACES = [
     (MAIN, [S, U2, A2, U3], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
     (SUMMED, [S, says("user", f"Summary: {LONG}")], [ADD], (Role.MAIN, ForkReason.COMPACTED)),
     (SUMMED, [S, says("user", "second, that is")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),  # too short
+    # a quoted question is no quoted answer
+    (
+        [recorded([S, U1, A2, says("user", LONG), A2], [ADD])],
+        [S, says("user", f"So far: {LONG}")],
+        [ADD],
+        (Role.MAIN, ForkReason.NEW_CONVERSATION),
+    ),
     # a second task that quotes the result of the first; and the first task once more
     (MAIN, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
     (WORKED, [S, says("user", f"Improve: {LONG}")], [ADD], (Role.MAIN, ForkReason.NEW_CONVERSATION)),
@@ -485,7 +492,7 @@ def test_a_title_that_comes_before_the_agent_is_no_turn_of_it(proxy, said):
     title, probe, *agent = proxy.calls(session)
     assert [call["role"] for call in (title, probe, *agent)] == [said or "side", "side", "main", "main"]
     with proxy.database.read() as conn:
-        assert run_audit.violations(conn, proxy.run_id) == []
+        assert list(run_audit.scan(conn, proxy.run_id)) == []
         credited = returns.of_sessions(conn, [session["session_id"]], 0.5)[session["session_id"]]
     assert credited.calls[agent[0]["id"]] == 0.5
     assert (title["id"] in credited.calls) == (said is not None)

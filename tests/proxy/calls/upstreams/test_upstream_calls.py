@@ -147,7 +147,7 @@ def upstream_calls(proxy, session):
 
 def violations(proxy):
     with proxy.database.read() as conn:
-        return run_audit.violations(conn, proxy.run_id)
+        return list(run_audit.scan(conn, proxy.run_id))
 
 
 def test_a_call_that_names_an_upstream_is_passed_on_and_recorded(proxy, judge):
@@ -420,7 +420,7 @@ def test_what_cannot_be_recorded_is_not_passed_on(proxy, judge, path, body):
     assert proxy.calls(session) == []
 
 
-def test_the_policy_is_asked_as_ever_beside_a_judge(proxy):
+def test_the_policy_is_sampled_unchanged_beside_a_judge(proxy):
     """The judge's calls are in no trajectory, and do not come between the turns of the policy."""
     group = proxy.post("/groups").json()["sessions"]
     for session in group:
@@ -451,7 +451,7 @@ def test_a_session_that_only_asked_a_judge_trains_nothing(proxy):
     assert violations(proxy) == []
 
 
-def test_a_sealed_session_takes_no_such_calls(proxy, judge):
+def test_a_sealed_session_refuses_upstream_calls(proxy, judge):
     session = proxy.session()
     proxy.post(f"/sessions/{session['session_id']}/end")
     with pytest.raises(openai.ConflictError):
@@ -460,7 +460,7 @@ def test_a_sealed_session_takes_no_such_calls(proxy, judge):
 
 
 @pytest.mark.parametrize("run_limits", [{"max_concurrent_calls_per_session": 1, "max_calls_per_session": 3}])
-def test_such_calls_count_against_the_limits_of_their_session(proxy, judge, until):
+def test_upstream_calls_count_against_the_limits_of_their_session(proxy, judge, until):
     session, other = proxy.session(), proxy.session()
     judge.answer = stream(*STREAM, wait_before=1)
     events = iter(ask(proxy, session, stream=True))
@@ -488,7 +488,7 @@ def test_such_calls_count_against_the_limits_of_their_session(proxy, judge, unti
 
 @pytest.mark.parametrize("run_limits", [{"max_body_bytes": 20_000}])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_answer_without_end_is_not_collected(proxy, judge, streamed):
+def test_an_upstream_answer_over_the_body_limit_is_cut_off(proxy, judge, streamed):
     session = proxy.session()
     if streamed:
         judge.answer = stream(STREAM[0], b"data: " + b"x" * 30_000)
@@ -502,7 +502,7 @@ def test_an_answer_without_end_is_not_collected(proxy, judge, streamed):
 
 @pytest.mark.parametrize("run_limits", [{"max_tokens_per_session": 50}])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_tokens_that_they_say_they_took_count_for_the_root_of_their_session(proxy, judge, streamed):
+def test_tokens_reported_by_an_upstream_count_for_the_root_session(proxy, judge, streamed):
     root = proxy.session()
     sub = proxy.post("/sessions", {"parent_session_id": root["session_id"]}).json()
     usage = {"usage": {"prompt_tokens": 1000, "completion_tokens": 40}}
@@ -517,11 +517,11 @@ def test_the_tokens_that_they_say_they_took_count_for_the_root_of_their_session(
         with pytest.raises(openai.PermissionDeniedError, match="80 of its 50 tokens"):
             ask(proxy, session, "default")
     with proxy.database.read() as conn:
-        assert run_audit.violations(conn, proxy.run_id) == []
+        assert list(run_audit.scan(conn, proxy.run_id)) == []
 
 
 @pytest.mark.parametrize("run_limits", [{"max_calls_per_session": 1}])
-def test_such_a_call_that_never_began_does_not_count(proxy):
+def test_an_upstream_call_that_never_began_does_not_count(proxy):
     session = proxy.session()
     for _ in range(2):
         bad = proxy.http.post(
@@ -581,7 +581,7 @@ def test_another_run_of_ours_can_be_the_judge(proxy, databases, tiny_model, serv
     assert [call["output_ids"] for call in proxy.calls(first)] == [ids, ids]
 
 
-def test_such_calls_are_exported_and_pruned_with_their_group(proxy, tmp_path):
+def test_upstream_calls_are_exported_and_pruned_with_their_group(proxy, tmp_path):
     for session in proxy.post("/groups").json()["sessions"]:
         ask(proxy, session)
         proxy.post(f"/sessions/{session['session_id']}/end")

@@ -114,7 +114,7 @@ def test_a_tools_input_is_kept_as_it_is_written():
     assert turn["tool_calls"][0]["function"]["arguments"] == '{"n" : 123456789012345678901234567890, "d": 1.10}'
 
 
-def test_what_a_request_asks_for_is_passed_on():
+def test_parameters_of_a_request_are_decoded():
     request = decode(
         tools=[CALC | {"description": "Sums.", "strict": True, "type": "custom", "cache_control": EPHEMERAL}],
         tool_choice={"type": "tool", "name": "calc", "disable_parallel_tool_use": True},
@@ -397,7 +397,7 @@ broken = st.recursive(
 
 
 @given(st.sampled_from([path for path in places(FULL) if path]), broken)
-def test_whatever_is_in_a_request_it_is_read_or_refused(path, value):
+def test_any_request_is_decoded_or_refused(path, value):
     body = deepcopy(FULL)
     *way, last = path
     inner: Any = body

@@ -144,7 +144,7 @@ def test_harmless_parameters_change_nothing(fields):
     assert [name for name in type(plain).__slots__ if getattr(request, name) != getattr(plain, name)] == ["wire"]
 
 
-def test_what_is_asked_for_is_what_the_engine_is_told():
+def test_sampling_parameters_reach_the_engine_request():
     body = {
         "messages": MESSAGES,
         "temperature": 0.5,

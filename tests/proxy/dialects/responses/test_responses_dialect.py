@@ -355,7 +355,7 @@ def user(*parts):
         ([{"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "/w=="}], "input[0].encrypted_content"),
     ],
 )
-def test_items_that_cannot_be_are_refused_with_their_place(items, param):
+def test_invalid_items_are_refused_with_their_place(items, param):
     error = refusal(input=items)
     assert (error.status, error.code, error.param) == (400, "invalid_messages", param)
     assert param in str(error)
@@ -444,7 +444,7 @@ def test_harmless_parameters_change_nothing(fields):
     assert set(differing) <= {"kept", "wire"}
 
 
-def test_sampling_tools_and_format_in_the_words_of_the_others():
+def test_sampling_tools_and_format_are_decoded():
     tool = {**CALC, "description": "adds", "strict": True, "defer_loading": None}
     request = decode(
         tools=[tool],
@@ -555,6 +555,6 @@ class TestTools:
             (turn,) = decode(input=[spelled]).messages
             assert turn["reasoning_content"] == "hm"
 
-    def test_what_stands_for_a_custom_tool_is_said(self):
+    def test_a_refused_tool_type_names_a_substitute(self):
         assert "give a function with one string" in str(refusal(tools=[{"type": "custom", "name": "x"}]))
         assert "did you mean 'function'?" in str(refusal(tools=[{**CALC, "type": "functon"}]))

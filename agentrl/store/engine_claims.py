@@ -1,58 +1,55 @@
-"""Engines of a run: their state as replicas last saw it, and which replica may change an engine's weights.
+"""Engines of a run: which replica may change an engine's weights, and which engines are drained.
 
-unclaimed ──► claimed        `claim`: until a deadline, by the clock of the replica that asks
+unclaimed ──► claimed        `claim`: until a deadline, by the database's clock
     ▲            ├──► unclaimed      `release` with whole weights
     └── claim ── expired     `release` without whole weights, `expire_claims`, or the deadline has passed
 """
 
 from __future__ import annotations
 
-import time
-
 from sqlalchemy import Connection, and_, delete, or_, select, update
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.store import events
-from agentrl.store.db import codec, upsert
-from agentrl.store.tables import engines
+from agentrl.store.db import clock, upsert
+from agentrl.store.tables import engines, runs
 
 
-def save(conn: Connection, run_id: str, url: str, *, state: str, version: int | None, error: str | None) -> None:
-    """Record the state of an engine as a replica sees it."""
-    values = {
-        "state": state,
-        "version": version,
-        "error": error and codec.error_text(error),
-        "last_seen_at": time.time(),
-    }
-    conn.execute(
-        upsert.insert(conn, engines)
-        .values(run_id=run_id, url=url, **values)
-        .on_conflict_do_update(index_elements=["run_id", "url"], set_=values)
-    )
+def changed(**values: object) -> Json:
+    """The columns of a change that every replica has to read: `values`, the next `changes`, and the time."""
+    return {**values, "changes": engines.c.changes + 1, "changed_at": clock.now()}
+
+
+def new(**values: object) -> Json:
+    """The columns of a new engine that no replica has seen yet."""
+    return {"state": "dead", "last_seen_at": 0.0, "changes": 1, "changed_at": clock.now(), **values}
 
 
 def forget(conn: Connection, run_id: str, keep: list[str]) -> None:
     """Delete the engines of an earlier start of the run; those to `keep` are dead until a replica checks them."""
     mine = engines.c.run_id == run_id
     conn.execute(delete(engines).where(mine, engines.c.url.not_in(keep)))
-    conn.execute(update(engines).where(mine).values(state="dead"))
+    conn.execute(update(engines).where(mine).values(changed(state="dead")))
+    some_left(conn, run_id)
+
+
+def some_left(conn: Connection, run_id: str) -> None:
+    """Make every replica read all engines again: rows of engines were deleted."""
+    conn.execute(update(runs).where(runs.c.id == run_id).values(engines_gone=runs.c.engines_gone + 1))
 
 
 def claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> str | None:
     """Let only `replica` change an engine's weights, for `seconds`; claiming again extends the time.
 
-    Returns None, or the replica that holds the claim. A claim ends by `release`, or after its time by the clock of the
-    replica that asks: clocks of the replicas' hosts must differ by less than `seconds`.
+    Returns None, or the replica that holds the claim. A claim ends by `release`, or after its time.
     """
-    now = time.time()
-    mine = {"updater": replica, "updating_until": now + seconds}
-    free = or_(engines.c.updater.is_(None), engines.c.updater == replica, engines.c.updating_until < now)
+    mine = {"updater": replica, "updating_until": clock.now() + seconds}
+    free = or_(engines.c.updater.is_(None), engines.c.updater == replica, engines.c.updating_until < clock.now())
     conn.execute(
         upsert.insert(conn, engines)
-        .values(run_id=run_id, url=url, state="dead", last_seen_at=0.0, **mine)
-        .on_conflict_do_update(index_elements=["run_id", "url"], set_=mine, where=free)
+        .values(run_id=run_id, url=url, **new(**mine))
+        .on_conflict_do_update(index_elements=["run_id", "url"], set_=changed(**mine), where=free)
     )
     holder = conn.scalars(select(engines.c.updater).where(engines.c.run_id == run_id, engines.c.url == url)).one()
     return None if holder == replica else str(holder)
@@ -61,18 +58,18 @@ def claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float)
 def expire_claims(conn: Connection, run_id: str, replica: str) -> None:
     """Expire the claims of a restarted replica: others may claim the engines and repair their weights."""
     mine = and_(engines.c.run_id == run_id, engines.c.updater == replica)
-    conn.execute(update(engines).where(mine).values(updating_until=0.0))
+    conn.execute(update(engines).where(mine).values(changed(updating_until=0.0)))
 
 
 def release(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> None:
-    """End a claim. If the weights are not `whole`, another replica must repair them. A later claim of another stays."""
+    """End a claim. If the weights are not `whole`, another replica must repair them. Another replica's claim stays."""
     mine = and_(engines.c.run_id == run_id, engines.c.url == url, engines.c.updater == replica)
-    left = {"updater": None, "updating_until": None} if whole else {"updating_until": 0.0}
-    conn.execute(update(engines).where(mine).values(left))
+    left: Json = {"updater": None, "updating_until": None} if whole else {"updating_until": 0.0}
+    conn.execute(update(engines).where(mine).values(changed(**left)))
 
 
 def is_whole(conn: Connection, run_id: str, url: str) -> bool:
-    """Whether no replica is changing the engine's weights or has left them incomplete."""
+    """Whether the engine's weights are complete: no replica is changing them or has left them incomplete."""
     row = select(engines.c.updater).where(engines.c.run_id == run_id, engines.c.url == url)
     return conn.scalars(row).one_or_none() is None
 
@@ -82,15 +79,10 @@ def of_run(conn: Connection, run_id: str) -> list[Json]:
     return [dict(row._mapping) for row in conn.execute(select(engines).where(engines.c.run_id == run_id))]
 
 
-def drained(conn: Connection, run_id: str) -> set[str]:
-    """The engines that are draining: they take no calls."""
-    return set(conn.scalars(select(engines.c.url).where(engines.c.run_id == run_id, engines.c.draining)))
-
-
 def set_draining(conn: Connection, run_id: str, url: str, draining: bool, replica: str) -> None:
     """Start or stop draining an engine. Raises RequestError 404 for an unknown engine."""
     row = conn.execute(
-        update(engines).where(engines.c.run_id == run_id, engines.c.url == url).values(draining=draining)
+        update(engines).where(engines.c.run_id == run_id, engines.c.url == url).values(changed(draining=draining))
     )
     if not row.rowcount:
         raise RequestError(404, f"no engine {url!r}", code="engine_not_found", param="url")

@@ -1,0 +1,128 @@
+"""Claims on an engine's weights: one replica at a time, for a bounded time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sqlalchemy import select
+
+from agentrl.store import Database, engine_claims, fleet
+from agentrl.store.tables import engines as engines_table
+
+URL = "http://127.0.0.1:30000"
+
+
+def claim(db: Database, run_id: str, replica: str, seconds: float = 60.0) -> str | None:
+    return db.transact(engine_claims.claim, run_id, URL, replica, seconds)
+
+
+def row(db: Database, run_id: str) -> dict[str, Any]:
+    with db.read() as conn:
+        return dict(conn.execute(select(engines_table).where(engines_table.c.run_id == run_id)).one()._mapping)
+
+
+def test_one_replica_holds_a_claim_until_it_releases_it(db, run_id):
+    assert claim(db, run_id, "a") is None  # which the store did not know yet
+    assert row(db, run_id)["state"] == "dead"
+    assert claim(db, run_id, "b") == "a"
+    assert claim(db, run_id, "a") is None  # as after a restart
+    db.transact(engine_claims.release, run_id, URL, "b", True)
+    assert claim(db, run_id, "b") == "a"
+    db.transact(engine_claims.release, run_id, URL, "a", True)
+    assert claim(db, run_id, "b") is None
+    assert claim(db, run_id, "a") == "b"
+
+
+def test_the_claim_of_a_dead_replica_expires(db, run_id):
+    before = time.time()
+    assert claim(db, run_id, "a", 60) is None
+    assert before + 60 <= row(db, run_id)["updating_until"] <= time.time() + 60
+    assert claim(db, run_id, "a", -1) is None
+    assert claim(db, run_id, "b") is None
+    db.transact(engine_claims.release, run_id, URL, "a", True)  # too late: it is b's
+    assert claim(db, run_id, "a") == "b"
+
+
+def test_a_new_replica_holds_no_claims_of_an_earlier_one(db, run_id):
+    """What it had was left by one of its name."""
+    assert claim(db, run_id, "a") is None
+    db.transact(engine_claims.expire_claims, run_id, "b")
+    assert claim(db, run_id, "b") == "a"
+    db.transact(engine_claims.expire_claims, run_id, "a")
+    assert not db.query(engine_claims.is_whole, run_id, URL)
+    assert claim(db, run_id, "b") is None
+
+
+def test_incomplete_weights_can_be_claimed_and_are_marked(db, run_id):
+    assert db.query(engine_claims.is_whole, run_id, URL)
+    assert claim(db, run_id, "a") is None
+    assert not db.query(engine_claims.is_whole, run_id, URL)
+    db.transact(engine_claims.release, run_id, URL, "a", False)
+    assert not db.query(engine_claims.is_whole, run_id, URL)
+    assert claim(db, run_id, "b") is None
+    db.transact(engine_claims.release, run_id, URL, "b", True)
+    assert db.query(engine_claims.is_whole, run_id, URL)
+
+
+def test_a_new_start_knows_of_engines_that_others_run_whether_they_were_left(db, run_id):
+    for url in (URL, URL + "1"):
+        saw(db, run_id, url)
+        db.transact(engine_claims.claim, run_id, url, "a", 60)
+    db.transact(engine_claims.forget, run_id, [URL])
+    assert (row(db, run_id)["url"], row(db, run_id)["state"], row(db, run_id)["updater"]) == (URL, "dead", "a")
+
+
+def test_claims_are_per_engine_and_per_run(db, run_id):
+    assert claim(db, run_id, "a") is None
+    assert db.transact(engine_claims.claim, run_id, URL + "1", "b", 60) is None
+
+
+def test_one_of_many_concurrent_claims_succeeds(db, run_id):
+    together = threading.Barrier(8)
+
+    def attempt(i: int) -> str | None:
+        together.wait()
+        return claim(db, run_id, f"r{i}")
+
+    for _ in range(5):
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(attempt, range(8)))
+        winner = found.index(None)
+        assert [who for who in found if who] == [f"r{winner}"] * 7
+        db.transact(engine_claims.release, run_id, URL, f"r{winner}", True)
+
+
+def saw(db: Database, run_id: str, url: str = URL, *, known: int = 9, **columns: Any) -> None:
+    values = {"state": "serving", "version": 0, "error": None} | columns
+    assert db.transact(fleet.save, run_id, url, known=known, joined=False, replica="a", **values)[0]
+
+
+def test_saving_an_engine_state_changes_neither_its_claim_nor_its_draining(db, run_id):
+    saw(db, run_id)
+    db.transact(engine_claims.set_draining, run_id, URL, True, "a")
+    assert claim(db, run_id, "a") is None
+    saw(db, run_id, state="updating", version=1, error="e")
+    assert claim(db, run_id, "b") == "a"
+    found = row(db, run_id)
+    assert (found["state"], found["version"], found["error"], found["draining"]) == ("updating", 1, "e", True)
+
+
+def test_every_change_of_an_engine_is_counted(db, run_id):
+    """Replicas read the rows whose count has grown."""
+    counts = []
+    for change in (
+        lambda: claim(db, run_id, "a"),
+        lambda: claim(db, run_id, "b"),  # in vain
+        lambda: saw(db, run_id),
+        lambda: db.transact(engine_claims.release, run_id, URL, "a", True),
+        lambda: db.transact(engine_claims.set_draining, run_id, URL, True, "a"),
+        lambda: claim(db, run_id, "c"),
+        lambda: db.transact(engine_claims.expire_claims, run_id, "c"),
+        lambda: db.transact(engine_claims.forget, run_id, [URL]),
+    ):
+        change()
+        counts.append(row(db, run_id)["changes"])
+    assert counts == [1, 1, 2, 3, 4, 5, 6, 7]
