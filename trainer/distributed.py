@@ -1,4 +1,4 @@
-"""The trainer's ranks: their process group (gloo on CPU, NCCL on CUDA), their mesh, and what they share.
+"""The trainer's ranks: their process group (gloo on CPU, NCCL on CUDA), their mesh, and collective operations.
 
 Without torchrun there is one rank. Ranks that split tensors among them are a tensor group: consecutive ranks with the
 same data. Ranks that shard one replica of the model are consecutive too. Four ranks, on the left as two replicas of two
@@ -59,7 +59,7 @@ class World:
 
     @property
     def data_rank(self) -> int:
-        """Which share of the data this rank has. A tensor group has one share."""
+        """The index of this rank's share of the data. A tensor group has one share."""
         return self.rank // self.mesh.tensor_size
 
     @property
@@ -84,7 +84,7 @@ class World:
         return box[0]
 
     def from_leader(self, work: Callable[[], T]) -> T:
-        """What `work` returns on rank 0, on every rank; the other ranks do not call it. Collective."""
+        """Call `work` on rank 0 only; returns its result on every rank. Collective."""
         made: T = self.share(work() if self.leads else None)
         return made
 
@@ -162,7 +162,7 @@ def full(tensor: Tensor) -> Tensor:
 def _mesh(kind: str, size: int, replicas: int, tensor_parallel: int) -> Mesh:
     if size % (replicas * tensor_parallel):
         parts = f"{replicas} × {tensor_parallel}"
-        raise UserError(f"{size} ranks are not a multiple of trainer.replicas × trainer.tensor_parallel = {parts}")
+        raise UserError(f"{size} ranks are not a multiple of replicas × tensor of resources.trainer = {parts}")
     *copies, shards = (size,) if replicas == 1 else (replicas, size // replicas)
     names = ("replicate", "shard")[-1 - len(copies) :]
     whole = init_device_mesh(kind, (*copies, shards), mesh_dim_names=names)

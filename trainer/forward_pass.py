@@ -24,7 +24,7 @@ from agentrl.trainer.nonfinite import Seen
 from agentrl.trainer.packing import Microbatch
 
 COUNTED = ("forward_tokens", "forward_predictions", "backward_tokens", "backward_predictions")
-"""What every rank counts of the policy's passes."""
+"""The names of the counts that every rank keeps of the policy's passes."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Passes:
         return logprobs_S
 
     def loss(self, m: Microbatch, totals: Totals, progress: float, stats: StepStats) -> Tensor:
-        """This microbatch's share of the minibatch's loss. Adds what it measures to `stats`.
+        """This microbatch's share of the minibatch's loss. Adds its measurements to `stats`.
 
         `progress` is the share of the step's optimizer updates that are already made.
         """

@@ -17,18 +17,22 @@
 Who waits for whom:
 
     lease      waits until enough groups are ready; agents unblock it
+    step       where trainer and engines take turns on the same GPUs (`gpu_turn`), waits until engines have released
+               their memory; their calls wait until the publish
     publish    waits for the proxy, which waits for its engines; with `evaluation.hold` it waits first for the
                evaluation of the version that is served
     admission  in the proxy, starts no new group that would become older than max_staleness; nothing else waits for
                the trainer
 
 SIGTERM, SIGINT and the run status `stopping` end every wait. They never interrupt a step: the trainer finishes,
-checkpoints and completes it first. ∀ marks what every rank does; the rest is rank 0's (run_lineage.py).
+checkpoints and completes it first. ∀ marks the work of every rank; rank 0 alone does the rest (run_lineage.py).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +49,8 @@ from agentrl.trainer.models.run_models import after_step, make_models
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.publish import weights
-from agentrl.trainer.publish.publish_client import Publishes
+from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.run import gpu_turn
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
 from agentrl.trainer.run.saved_step import collect, remove_old, save
@@ -57,7 +62,7 @@ from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
 
 HEARTBEAT_S = 60.0
-"""How often a waiting rank 0 shares that it waits: far below the time-out of collective calls."""
+"""How often rank 0 tells the other ranks that it still waits: far below the time-out of collective calls."""
 
 
 def train(
@@ -65,7 +70,7 @@ def train(
     base_model: Path,
     world: World,
     lineage: Lineage,
-    publisher: Publishes,
+    publisher: Publisher | None,
     stop: Stop,
     *,
     from_base: bool = False,
@@ -82,10 +87,10 @@ def train(
     if t.policy.unpacked:
         say(t, f"every sequence is computed by itself, which is slower: {t.policy.unpacked}")
     resume(t)
-    with sinks_of(t):
+    with sinks_of(t), closing_turns(t):
         while t.step < config.steps:
             batch, waited_s = next_batch(t)
-            if batch is None:
+            if batch is None or not gpu_turn.take(t):
                 collect(t, wait=True)
                 if t.checkpointed < t.step:
                     say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
@@ -97,6 +102,15 @@ def train(
         say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
         t.evaluations.wait_for_last(t.version, t.stop.wait, config.evaluation.hold_timeout_s)
     return True
+
+
+@contextmanager
+def closing_turns(t: Trainer) -> Iterator[None]:
+    """Stop renewing the lease on the engines' GPUs when the block ends, also within a step."""
+    try:
+        yield
+    finally:
+        gpu_turn.stop(t)
 
 
 def next_batch(t: Trainer) -> tuple[Batch | None, float]:
@@ -152,7 +166,8 @@ def train_step(t: Trainer, batch: Batch, waited_s: float) -> None:
     )
     saved = save(t, record)
     t.lineage.complete(saved.record, saved.published.path, saved.published.checksum)
-    remove_old(t, saved.checkpoint)  # after `complete`, which an overtaken trainer does not survive
+    remove_old(t, saved.checkpoint)  # after `complete`, which raises in an overtaken trainer
+    gpu_turn.give(t)
     t.lineage.record("train_step", start, time.time(), step=batch.step, version=version, updated=updated)
     say(t, line(t, saved.record))
     t.sinks.log(saved.record.step, saved.record.metrics)

@@ -1,4 +1,4 @@
-"""Losses and gradients that are NaN or infinite: what was found, and which trajectories caused it.
+"""Losses and gradients that are NaN or infinite: reports them, and finds the trajectories that caused them.
 
 S: loss tokens of one microbatch.
 """
@@ -22,7 +22,7 @@ NAMED = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NonFinite:
-    """What was found. Equal on every rank."""
+    """A loss or gradient that is not finite. Equal on every rank."""
 
     where: str
     figures: dict[str, float]
@@ -57,7 +57,7 @@ class Seen:
 
 @torch.no_grad()
 def culprits(seen: Iterable[Seen], algorithm: Algorithm, world: World) -> tuple[str, ...]:
-    """All ranks' trajectories with logprobs that are not finite; if there are none, with such losses. Collective."""
+    """All ranks' trajectories with logprobs that are not finite or, without any, with such losses. Collective."""
     by_logprob: set[str] = set()
     by_loss: set[str] = set()
     for s in seen:

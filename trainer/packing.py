@@ -23,7 +23,7 @@ UNPACKED = 0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A trajectory with the advantage of each token, and what models computed for it before the step."""
+    """A trajectory with the advantage of each token, and with the models' logprobs and values from before the step."""
 
     tokens: TrajectoryTokens
     advantages: Float32  # (T,) 0 where not sampled
@@ -73,7 +73,7 @@ class Microbatch:
     advantages_S: Tensor  # float32
     behavior_S: Tensor  # float32, logprobs recorded at sampling
     versions_S: Tensor  # int64, weight versions that sampled
-    kv_mixed_S: Tensor  # bool, over keys and values that partly older weights computed
+    kv_mixed_S: Tensor  # bool, sampled with keys and values that older weights partly computed
     trajectories_S: Tensor  # int64, the trajectory of each loss token, counted from 0; never cut
     turns_S: Tensor  # int64, the turn of each loss token, counted from 0 over all trajectories
     lengths: tuple[int, ...]  # unpacked: of the sequences that make up the N tokens; packed: empty
@@ -114,7 +114,7 @@ def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
 
 
 def _used_ids(sample: Sample) -> Int32:
-    """The tokens before the last loss token. That one is only predicted: nothing needs its hidden state."""
+    """The tokens before the last loss token, which is only predicted: its hidden state is not needed."""
     last = int(np.flatnonzero(sample.tokens.loss_mask)[-1])
     return sample.tokens.input_ids[:last]
 
@@ -168,7 +168,7 @@ def collate(rows: Sequence[Sequence[Unit]]) -> Microbatch:
 
 
 def collate_unpacked(rows: Sequence[Sequence[Unit]], passes: int) -> Microbatch:
-    """The same for unpacked models: one forward pass per sequence, and one-token passes to fill up to `passes`."""
+    """The tensors for an unpacked model: one forward pass per sequence, and one-token passes to fill up to `passes`."""
     samples = [s for row in rows for unit in row for s in unit.samples]
     filled = line_up([*map(_used_ids, samples), *[np.zeros(1, np.int32)] * (passes - len(samples))])
     lengths = tuple(len(path) for path in filled.paths)
@@ -206,11 +206,11 @@ def _microbatch(
     ]
     if keys:
         distinct, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
-    else:  # every rank must run the head
+    else:  # one unused prediction: every rank must run the head
         distinct, inverse = np.array([[0.0, 0.0, 1.0]]), np.empty(0, np.int64)
 
     turns = [s.tokens.turn_ids[w].astype(np.int64) for s, w in zip(samples, masks, strict=True)]
-    first = np.cumsum([0, *(len(s.tokens.turn_returns) for s in samples)])  # turns before each trajectory's
+    first = np.cumsum([0, *(len(s.tokens.turn_returns) for s in samples)])  # number of turns before each trajectory
 
     def joined(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> Tensor:
         return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))

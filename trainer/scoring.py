@@ -1,4 +1,4 @@
-"""Computes what models say about a batch before its update, and makes samples with advantages from it.
+"""Computes the models' logprobs and values of a batch before its update, and makes samples with advantages from them.
 
     trajectories ─► logprobs (policy, reference), values (critic) of every loss token ─► advantages ─► samples
 

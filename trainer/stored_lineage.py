@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,16 @@ from agentrl.domain.schemas import Batch, Json, ResumePlan, StepState
 from agentrl.errors import UserError
 from agentrl.store import Database, evaluation_episodes, events, runs
 from agentrl.store.db.codec import new_id
-from agentrl.store.training import batch_facts, step_resume, steps, trainer_epochs, version_folders, version_states
+from agentrl.store.training import batch_facts, memory_leases, step_resume, steps, trainer_epochs, version_states
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
-from agentrl.trainer.run_lineage import CHECKPOINTED
+from agentrl.trainer.run_lineage import CHECKPOINTED, Lineage
 
 POLL_S = 0.2
 KEEP_VERSIONS = 3
 
 
-@dataclass(slots=True)
-class StoredLineage:
+class StoredLineage(Lineage):
     """One trainer epoch of one run, in the store.
 
     `check` and the methods that change the run's steps raise FencedError once a newer trainer has started: `reconcile`,
@@ -32,10 +30,10 @@ class StoredLineage:
     work.
     """
 
-    database: Database
-    run_id: str
-    epoch: int
-    config: RunConfig
+    def __init__(self, database: Database, run_id: str, epoch: int, config: RunConfig) -> None:
+        super().__init__(run_id, epoch)
+        self.database = database
+        self.config = config
 
     @classmethod
     def begin(cls, database: Database, config: RunConfig) -> StoredLineage:
@@ -104,6 +102,11 @@ class StoredLineage:
                 return None
         return None
 
+    def renew_memory_lease(self, lease_s: float) -> bool:
+        """Extend the trainer's turn on the engines' GPUs; false when it is over. Does not wait for the database."""
+        with self.database.write() as conn:
+            return memory_leases.renew(conn, self.run_id, self.epoch, lease_s)
+
     def facts(self, batch: Batch) -> BatchFacts:
         """Facts about a batch from the store: rewards by name, task sources, calls."""
         return self.database.query(batch_facts.read, batch.step_id)
@@ -126,17 +129,19 @@ class StoredLineage:
         return self.database.query(version_states.next_version, self.run_id)
 
     def version_path(self, version: int) -> str | None:
-        """Where a version's weights were written; None for the base weights."""
+        """The folder of a version's weights; None for the base weights."""
         row = self.database.query(runs.version, self.run_id, version)
         return None if row is None else row.path
 
     def unneeded(self, names: list[str], *, unknown: bool) -> set[str]:
-        """The weight folders among `names` that no engine will be told to load.
+        """The weight folders among `names` that no engine will load any more.
 
         The store needs the version that the run serves and the newest KEEP_VERSIONS that were not rolled back. A folder
         that the store does not know is another trainer's; `unknown` says whether it counts as unneeded.
         """
-        return self.database.query(version_folders.unneeded, self.run_id, names, keep=KEEP_VERSIONS, unknown=unknown)
+        return self.database.query(
+            version_states.unneeded_folders, self.run_id, names, keep=KEEP_VERSIONS, unknown=unknown
+        )
 
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
         """Record in one transaction that the step and its trajectories are trained and that its version is pending."""
@@ -172,6 +177,6 @@ class StoredLineage:
 
 
 def _was_checkpointed(step: Any, checkpoint_every: int) -> bool:
-    """Whether a step left a checkpoint. Steps of older releases do not say so: the interval decides for them."""
+    """Whether a step left a checkpoint. Older releases did not record this; for their steps the interval decides."""
     checkpointed = step.metrics.get(CHECKPOINTED)
     return bool(step.step >= checkpoint_every if checkpointed is None else checkpointed)

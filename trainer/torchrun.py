@@ -20,7 +20,7 @@ from agentrl.visible import say
 
 @contextmanager
 def told() -> Iterator[None]:
-    """In a rank: record an error of ours where torchrun finds it."""
+    """In a rank: record an AgentRLError where torchrun finds it."""
     try:
         yield
     except AgentRLError as error:

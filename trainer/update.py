@@ -60,7 +60,7 @@ class Update:
 
     @property
     def models(self) -> list[tuple[str, Body, torch.optim.Optimizer]]:
-        """What learns: the metric of its gradient's norm, the model, its optimizer."""
+        """For each model that learns: the name of its gradient norm's metric, the model, its optimizer."""
         critic = [("value_grad_norm", self.learner.critic, self.learner.optimizer)] if self.learner else []
         return [("grad_norm", self.passes.policy, self.optimizer), *critic]
 
@@ -76,10 +76,10 @@ def update_policy(
     learner: Learner | None = None,
     on_nonfinite: OnNonFinite = stop,
 ) -> Metrics:
-    """Train on `samples`, sampled by weights up to `version`; `ages` maps the versions that sampled to their ages.
+    """Train on `samples`, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
 
     A minibatch whose loss or gradient is not finite changes nothing and enters no metric: `on_nonfinite` is called with
-    what was found, and may raise. Returns the metrics, equal on every rank. Collective.
+    the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
     """
     update = Update(Passes(policy, config.algorithm, version, ages), optimizer, learner, config, world, on_nonfinite)
     work = plan_update(samples, policy.budget(config.tokens_per_microbatch), config, world)

@@ -1,4 +1,4 @@
-"""The one route of the proxy that the trainer calls, and rollouts that write straight into the store."""
+"""The routes of the proxy that the trainer calls, and rollouts that write straight into the store."""
 
 from __future__ import annotations
 
@@ -13,45 +13,63 @@ import numpy as np
 from run_records import create_run
 from support import VOCABULARY
 
-from agentrl.domain.schemas import InteractionStatus, SessionStatus, VersionSpan
+from agentrl.domain.schemas import InteractionStatus, Json, SessionStatus, VersionSpan
 from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database
 from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, session_limits
 from agentrl.store.sessions.ends import sealing
-from agentrl.store.training import rewards, version_states
+from agentrl.store.training import memory_leases, rewards, version_states
 
 ADMIN_KEY = "admin-key"
 
 
 class PublishStub:
-    """Answers `POST /admin/publish` as a proxy whose engines obey; `refuse` the first n with 503."""
+    """Answers as a proxy whose engines obey; `refuse` the first n requests to publish with 503.
+
+    `turns` has every request about the engines' GPU memory, and each publish, in order.
+    """
 
     def __init__(self, database: Database, run_id: str, *, refuse: int = 0) -> None:
         stub = self
         self.published: list[int] = []
+        self.turns: list[str] = []
         self.requests, self.refuse = 0, refuse
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                assert self.headers["Authorization"] == f"Bearer {ADMIN_KEY}"
+                stub.turns.append(self.path.rpartition("/")[2])
+                if self.path == "/api/engines/release":
+                    database.transact(memory_leases.grant, run_id, body["epoch"], body["lease_s"], "stub")
+                    self.answer({})
+                    return
+                if self.path == "/api/engines/reload":
+                    database.transact(memory_leases.end, run_id, body["epoch"], "stub")
+                    self.answer({})
+                    return
                 if self.path != "/admin/publish":
                     self.send_error(404)
                     return
-                assert self.headers["Authorization"] == f"Bearer {ADMIN_KEY}"
                 stub.requests += 1
                 if stub.requests <= stub.refuse:
                     self.send_error(503)
                     return
                 with database.write() as conn:
+                    assert memory_leases.hand_back(conn, run_id, body["epoch"], body["version"])
                     version_states.mark_published(conn, run_id, body["version"])
+                    memory_leases.end(conn, run_id, body["epoch"], "stub")
                 stub.published.append(body["version"])
-                answer = json.dumps({"version": body["version"], "stall_s": {}}).encode()
+                self.answer({"version": body["version"], "stall_s": {}})
+
+            def answer(self, body: Json) -> None:
+                raw = json.dumps(body).encode()
                 self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
+                self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()
-                self.wfile.write(answer)
+                self.wfile.write(raw)
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -16,7 +16,8 @@ from safetensors import safe_open
 
 from agentrl.trainer.distributed import World, join_world
 from agentrl.trainer.models import tensor_files
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_sharded
 
 
 class CountingFile:
@@ -54,7 +55,7 @@ class Counting:
 
 def report(folder: Path, world: World) -> dict[str, Any]:
     Counting.read = 0
-    policy = load_policy(folder, world.mesh)
+    policy = load_sharded(Policy, folder, world.mesh)
     read = world.gather(torch.tensor([Counting.read])).tolist()
     total = sum(p.numel() for p in policy.lm.parameters())
     return {"differing": differing(policy, folder), "shares": [n / total for n in read]}

@@ -16,7 +16,8 @@ from support import AGES, random_samples
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.errors import NonFiniteError
 from agentrl.trainer.distributed import full, join_world
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.update import update_policy
@@ -25,7 +26,7 @@ from agentrl.trainer.update import update_policy
 def main(model: Path, out: Path) -> None:
     with join_world("cpu", threads=1) as world:
         config = TrainerConfig(lr=1e-3)
-        policy = load_policy(model, world.mesh)
+        policy = load_sharded(Policy, model, world.mesh)
         optimizer = make_optimizer(policy, config)
         update_policy(policy, optimizer, random_samples(), 1, AGES, config, world)
         before = {name: full(p).clone() for name, p in policy.trainable()}

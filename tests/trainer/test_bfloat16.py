@@ -13,7 +13,8 @@ from torch import Tensor
 
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import mechanisms
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.packing import Sample, collate_share, make_units, plan
 
 
@@ -44,7 +45,7 @@ def test_nothing_is_rounded_after_the_blocks(tiny_model: Path, world: World, unp
     """Unpacked, the hidden states are transformers' own, so that the logprobs are those of its unrounded logits.
     Packed, what the blocks round differs by the order of their sums."""
     with patch.object(mechanisms, "unpackable", lambda _: "a test asked for it" if unpacked else ""):
-        policy = load_policy(tiny_model, world.mesh, dtype=torch.bfloat16)
+        policy = load_sharded(Policy, tiny_model, world.mesh, dtype=torch.bfloat16)
     budget = policy.budget(4096)
     (by_rank,) = plan(make_units(sequences(), budget), ranks=1, minibatches=1, budget=budget)
     found: dict[str, Tensor] = {}

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_two_ranks_train_a_run_to_its_end(run: Run) -> None:
     play_groups(run.database, run.run_id, 2)
     run.proxy.refuse = 2
-    process = run.start("trainer.ranks=2")
+    process = run.start("resources.trainer.ranks=2")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "step 2/2" in out
@@ -88,7 +88,7 @@ def test_lost_checkpoints_are_a_user_error_and_do_not_fence_another_trainer(run:
             path="gone",
             checksum="c",
         )
-    process = run.start(f"trainer.ranks={ranks}")
+    process = run.start(f"resources.trainer.ranks={ranks}")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert err.splitlines()[-1].startswith("agentrl: run 'test' is trained up to step 1, but ")
@@ -119,7 +119,7 @@ def test_stopping_at_a_nonfinite_loss_prints_the_error_last_with_any_number_of_r
     with run.database.read() as conn:
         trajectory_id = conn.execute(text("SELECT min(id) FROM trajectories")).scalar_one()
     poison_store(run.database, trajectory_id)
-    process = run.start(f"trainer.ranks={ranks}")
+    process = run.start(f"resources.trainer.ranks={ranks}")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     last = err.strip().splitlines()[-1]

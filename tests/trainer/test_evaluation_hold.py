@@ -13,13 +13,13 @@ from loop_setup import Died, Setup, until
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.store import evaluation_episodes, runs
 from agentrl.trainer.distributed import World
-from agentrl.trainer.run import evaluation_hold, publish_step
+from agentrl.trainer.run import publish_step
 from agentrl.trainer.stop import Stop
 
 
 @pytest.fixture
 def setup(tmp_path: Path, tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
-    monkeypatch.setattr(evaluation_hold, "POLL_S", 0.01)
+    monkeypatch.setattr(publish_step, "POLL_S", 0.01)
     made = Setup(tmp_path, tiny_model, world)
     evaluation = EvalConfig(tasks="t:held_out", every=2, hold=True)
     made.config = made.config.model_copy(update={"evaluation": evaluation})

@@ -124,7 +124,7 @@ def test_a_layer_trained_alone_has_the_same_gradient_as_in_the_whole_model(
     assert_same(run.update(paid(batches[0])), expected[algorithm])
 
 
-def test_an_untied_head(tmp_path: Path, world: World) -> None:
+def test_an_untied_head_gives_the_padded_computation(tmp_path: Path, world: World) -> None:
     model = save_tiny_model(tmp_path, tied=False)
     samples = paid(long_tailed(model))
     for way in ("whole", "all-at-once"):

@@ -13,7 +13,7 @@ from support import AGES, random_samples
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Microbatch, Sample, collate, make_units
 from agentrl.trainer.update import update_policy
@@ -25,7 +25,7 @@ def updated(
     model: Path, world: World, samples: list[Sample], **settings: object
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     config = TrainerConfig(**{"lr": 1e-3} | settings)
-    policy = load_policy(model, world.mesh, train_layers=config.train_layers)
+    policy = load_sharded(Policy, model, world.mesh, train_layers=config.train_layers)
     metrics = update_policy(policy, make_optimizer(policy, config), samples, 1, AGES, config, world)
     return {name: full(p).clone() for name, p in policy.lm.named_parameters()}, metrics
 
@@ -51,7 +51,7 @@ def test_groups_without_advantage_count_in_the_mean_but_cost_no_backward(tiny_mo
 def test_after_a_batch_without_advantage_the_optimizer_still_knows_its_parameters(
     tiny_model: Path, world: World
 ) -> None:
-    policy, config = load_policy(tiny_model, world.mesh), TrainerConfig()
+    policy, config = load_sharded(Policy, tiny_model, world.mesh), TrainerConfig()
     optimizer = make_optimizer(policy, config)
     for samples in (random_samples(), [_without_advantage(s) for s in random_samples()]):
         update_policy(policy, optimizer, samples, 1, AGES, config, world)
@@ -107,7 +107,7 @@ def test_the_entropy_bonus_raises_the_entropy_of_every_group(tiny_model: Path, w
     settings = {"algorithm": {"entropy_coef": 0.1}, "minibatches": 2, "lr": 1e-3}
     _, metrics = updated(tiny_model, world, samples, **settings)
     assert metrics["loss"] < 0 < metrics["grad_norm"]
-    policy = load_policy(tiny_model, world.mesh)
+    policy = load_sharded(Policy, tiny_model, world.mesh)
     config = TrainerConfig(algorithm={"entropy_coef": 0.1}, lr=1e-3)
     optimizer = make_optimizer(policy, config)
     entropies = [update_policy(policy, optimizer, samples, 1, AGES, config, world)["entropy"] for _ in range(4)]
@@ -117,7 +117,7 @@ def test_the_entropy_bonus_raises_the_entropy_of_every_group(tiny_model: Path, w
 def near_policy(model: Path, world: World, samples: list[Sample]) -> list[Sample]:
     """The same, as if sampled by a policy that is not far from the model, but for a few tokens."""
     rng = np.random.default_rng(0)
-    policy = load_policy(model, world.mesh)
+    policy = load_sharded(Policy, model, world.mesh)
     near = []
     for sample in samples:
         (unit,) = make_units([sample], 4096)

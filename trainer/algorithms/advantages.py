@@ -8,7 +8,7 @@ with that baseline; with trajectory credit, it compares the episode's return.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -23,18 +23,18 @@ EPSILON = 1e-6
 
 
 def group_mean(returns: Float64) -> Float64:
-    """mean(R). DeepSeekMath, arXiv 2402.03300, section 4.1.2."""
+    """(n,) mean(R) for every episode. DeepSeekMath, arXiv 2402.03300, section 4.1.2."""
     return np.full_like(returns, returns.mean())
 
 
 def leave_one_out(returns: Float64) -> Float64:
-    """For each episode, the mean of the other R_j. "Back to Basics", arXiv 2402.14740."""
+    """(n,) for each episode the mean of the other R_j; n > 1. "Back to Basics", arXiv 2402.14740."""
     others: Float64 = (returns.sum() - returns) / (len(returns) - 1)
     return others
 
 
 def no_baseline(returns: Float64) -> Float64:
-    """0."""
+    """(n,) zeros."""
     return np.zeros_like(returns)
 
 
@@ -43,13 +43,15 @@ BASELINES: dict[str, Callable[[Float64], Float64]] = {
     "leave_one_out": leave_one_out,
     "none": no_baseline,
 }
-"""By `Algorithm.baseline`: the returns (n,) of a group's episodes → the baseline (n,) of each episode."""
+"""For each value of `Algorithm.baseline`: the returns (n,) of a group's episodes → the baseline (n,) of each episode.
+"""
 
 
 def overlong_penalty(tokens: int, algorithm: Algorithm) -> float:
     """The number added to the return of an episode whose longest path has `tokens` sampled tokens.
 
-    0 up to L − B, then −p (tokens − (L − B)) / B, and −p from L on. DAPO, arXiv 2503.14476, eq. 13, where p is 1.
+    0 up to L − B, then −p (tokens − (L − B)) / B, and −p from L on. L: `overlong_tokens`, B: `overlong_buffer`, p:
+    `overlong_penalty`. DAPO, arXiv 2503.14476, eq. 13, where p is 1.
     """
     if algorithm.overlong_tokens is None:
         return 0.0
@@ -65,12 +67,15 @@ def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorit
     Under a group's baseline, a group of equal returns (`ties.tied`) has advantage 0 before whitening, and a group of
     one episode has advantage 0 also after it.
     """
-    compared = _compare(trajectories, overlong_penalties(trajectories, algorithm), algorithm)
-    raw = [c.turns for c in compared]
+    comparisons = _compare(trajectories, overlong_penalties(trajectories, algorithm), algorithm)
+    raw: list[Weighed] = []
+    for t in trajectories:
+        comparison = comparisons[t.episode_id]
+        tokens = np.bincount(t.turn_ids[t.loss_mask], minlength=len(t.turn_returns))
+        raw.append(Weighed(comparison.advantages(own_returns(t, algorithm)), tokens, comparison.counts))
     if algorithm.normalization == "whiten":
-        weights = [np.bincount(t.turn_ids[t.loss_mask], minlength=len(t.turn_returns)) for t in trajectories]
-        raw = whitened(raw, weights, [c.counts for c in compared])
-    return [a.astype(np.float32) for a in raw]
+        raw = whitened(raw)
+    return [w.advantages.astype(np.float32) for w in raw]
 
 
 def penalized_advantages(
@@ -82,21 +87,23 @@ def penalized_advantages(
     for baselines and scales, an episode's return loses the costs of all its tokens. Otherwise as `turn_advantages`.
     """
     penalties = overlong_penalties(trajectories, algorithm)
+    charged = list(zip(trajectories, costs, strict=True))
     whole = dict.fromkeys(penalties, 0.0)
-    for t, cost in zip(trajectories, costs, strict=True):
+    for t, cost in charged:
         whole[t.episode_id] += float(cost[t.loss_mask].sum(dtype=np.float64))
-    compared = _compare(trajectories, {id_: penalties[id_] - whole[id_] for id_ in penalties}, algorithm)
-    raw: list[Float64] = []
-    for t, c, cost in zip(trajectories, compared, costs, strict=True):
-        own = np.zeros(len(t.turn_ids), np.float64)
-        own[t.loss_mask] = c.turns[t.turn_ids[t.loss_mask]]
+    comparisons = _compare(trajectories, {id_: penalties[id_] - whole[id_] for id_ in penalties}, algorithm)
+    raw: list[Weighed] = []
+    for t, cost in charged:
+        comparison = comparisons[t.episode_id]
+        own = np.zeros(len(t.turn_ids))
+        own[t.loss_mask] = comparison.advantages(own_returns(t, algorithm))[t.turn_ids[t.loss_mask]]
         if algorithm.credit == "turn":
             ahead = np.cumsum(cost[t.loss_mask][::-1], dtype=np.float64)[::-1]
-            own[t.loss_mask] += (whole[t.episode_id] - ahead) * c.factor
-        raw.append(own)
+            own[t.loss_mask] += (whole[t.episode_id] - ahead) * comparison.factor
+        raw.append(Weighed(own, t.loss_mask, comparison.counts))
     if algorithm.normalization == "whiten":
-        raw = whitened(raw, [t.loss_mask for t in trajectories], [c.counts for c in compared])
-    return [np.where(t.loss_mask, a, 0).astype(np.float32) for t, a in zip(trajectories, raw, strict=True)]
+        raw = whitened(raw)
+    return [np.where(w.tokens, w.advantages, 0).astype(np.float32) for w in raw]
 
 
 def overlong_penalties(trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm) -> dict[str, float]:
@@ -111,34 +118,37 @@ def own_returns(trajectory: TrajectoryTokens, algorithm: Algorithm) -> Float64:
     """(n_turns,) the return of each turn under `credit`."""
     if algorithm.credit == "turn":
         return trajectory.turn_returns
-    return np.full(len(trajectory.turn_returns), trajectory.episode_return, np.float64)
+    return np.full_like(trajectory.turn_returns, trajectory.episode_return)
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A trajectory compared with its episode's baseline."""
+class Comparison:
+    """What an episode's returns are compared with."""
 
-    turns: Float64  # (n_turns,) advantages
-    factor: float  # by which differences of returns were multiplied
-    counts: bool  # whether its group had another episode to compare with
+    penalty: float  # added to its returns
+    baseline: float
+    factor: float  # by which differences of returns are multiplied
+    counts: bool  # whether its group has another episode to compare with
+
+    def advantages(self, returns: Float64) -> Float64:
+        """(n,) the advantages of n returns of the episode."""
+        return (returns + self.penalty - self.baseline) * self.factor
 
 
 def _compare(
     trajectories: Sequence[TrajectoryTokens], penalties: Mapping[str, float], algorithm: Algorithm
-) -> list[Compared]:
+) -> dict[str, Comparison]:
+    """Episode → its comparison, with its penalty."""
     groups: dict[str, dict[str, float]] = {}
     for t in trajectories:
         groups.setdefault(t.group_id, {})[t.episode_id] = t.episode_return + penalties[t.episode_id]
-    everything = np.array([value for episodes in groups.values() for value in episodes.values()], np.float64)
-    against: dict[str, tuple[float, float]] = {}  # by episode: baseline, factor
+    everything = np.array([value for episodes in groups.values() for value in episodes.values()])
+    found: dict[str, Comparison] = {}
     for episodes in groups.values():
-        baselines, factor = _against(np.array(list(episodes.values()), np.float64), everything, algorithm)
-        against |= {id_: (float(b), factor) for id_, b in zip(episodes, baselines, strict=True)}
-    found = []
-    for t in trajectories:
-        baseline, factor = against[t.episode_id]
-        turns = (own_returns(t, algorithm) + penalties[t.episode_id] - baseline) * factor
-        found.append(Compared(turns, factor, not algorithm.is_group_relative or len(groups[t.group_id]) > 1))
+        baselines, factor = _against(np.array(list(episodes.values())), everything, algorithm)
+        counts = not algorithm.is_group_relative or len(episodes) > 1
+        for i, id_ in enumerate(episodes):
+            found[id_] = Comparison(penalties[id_], float(baselines[i]), factor, counts)
     return found
 
 
@@ -161,23 +171,30 @@ def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Fl
     return baselines, 1 / (float(compared.std(ddof=1)) + EPSILON)
 
 
-def whitened(
-    advantages: Sequence[Float64], counts: Sequence[npt.NDArray[Any]], compared: Sequence[bool]
-) -> list[Float64]:
-    """The advantages with mean 0 and (population) deviation 1 over loss tokens.
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Advantages, and how much they count in the mean of a batch."""
 
-    `counts` is the number of loss tokens of each advantage. Arrays that are not `compared` do not enter the mean and
-    the deviation, and become 0.
+    advantages: Float64  # (n,)
+    tokens: npt.NDArray[Any]  # (n,) the number of loss tokens of each; for advantages of tokens, the loss mask
+    compared: bool = True  # False for a group of one episode: they do not count
+
+
+def whitened(batch: Sequence[Weighed]) -> list[Weighed]:
+    """The batch, whose advantages have mean 0 and (population) deviation 1 over loss tokens.
+
+    Advantages that are not `compared` do not enter the mean and the deviation, and become 0.
     """
-    weights = [n * float(c) for n, c in zip(counts, compared, strict=True)]
-    n = sum(w.sum() for w in weights)
+    compared = [w for w in batch if w.compared]
+    n = sum(w.tokens.sum() for w in compared)
     if not n:
-        return [np.zeros_like(a) for a in advantages]
-    mean = sum(float(w @ a) for w, a in zip(weights, advantages, strict=True)) / n
-    variance = sum(float(w @ (a - mean) ** 2) for w, a in zip(weights, advantages, strict=True)) / n
+        return [replace(w, advantages=np.zeros_like(w.advantages)) for w in batch]
+    mean = sum(float(w.tokens @ w.advantages) for w in compared) / n
+    variance = sum(float(w.tokens @ (w.advantages - mean) ** 2) for w in compared) / n
+    deviation = variance**0.5 + EPSILON
     return [
-        (a - mean) / (variance**0.5 + EPSILON) if c else np.zeros_like(a)
-        for a, c in zip(advantages, compared, strict=True)
+        replace(w, advantages=(w.advantages - mean) / deviation if w.compared else np.zeros_like(w.advantages))
+        for w in batch
     ]
 
 

@@ -48,4 +48,4 @@ def unclipped(ratio_S: Tensor, logprobs_S: Tensor, advantages_S: Tensor, algorit
 
 
 SURROGATES: dict[str, Surrogate] = {"ppo": ppo, "cispo": cispo, "sapo": sapo, "none": unclipped}
-"""By `Algorithm.clip`."""
+"""The surrogate loss for each value of `Algorithm.clip`."""

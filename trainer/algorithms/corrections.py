@@ -56,7 +56,7 @@ def second_moment_limit(log_ratio_S: Tensor, threshold: float) -> float:
     2510.01161.
     """
     squares_S = log_ratio_S.double().square().sort().values
-    means_S = squares_S.cumsum(0) / torch.arange(1, len(squares_S) + 1, device=squares_S.device)
+    means_S = squares_S.cumsum(0) / torch.ones_like(squares_S).cumsum(0)
     kept = int((means_S <= threshold).sum())
     return squares_S[kept].item() if kept < len(squares_S) else math.inf
 

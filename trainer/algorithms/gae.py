@@ -14,9 +14,8 @@ def gae(rewards_S: Tensor, values_S: Tensor, trajectories: Rows, gamma: float, l
     Time runs over a trajectory's loss tokens; V is 0 after the last one. arXiv 1506.02438, eq. 16.
     """
     next_S = torch.zeros_like(values_S)
-    if len(values_S) > 1:
-        goes_on_S = trajectories.of_S[1:] == trajectories.of_S[:-1]
-        next_S[:-1] = torch.where(goes_on_S, values_S[1:], 0.0)
+    goes_on_S = trajectories.of_S[1:] == trajectories.of_S[:-1]
+    next_S[:-1] = torch.where(goes_on_S, values_S[1:], 0.0)
     advantages_S = suffix_sums(rewards_S + gamma * next_S - values_S, trajectories, gamma * lambda_)
     return advantages_S, advantages_S + values_S
 

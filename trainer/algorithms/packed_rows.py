@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from agentrl.configs.algorithm import Level
@@ -50,9 +49,8 @@ def at_level(log_ratio_S: Tensor, trajectories: Rows, turns: Rows, level: Level)
 
 def suffix_sums(values_S: Tensor, rows: Rows, decay: float) -> Tensor:
     """(S,) y_t = x_t + decay · y_{t+1} within each row; tokens of a row are contiguous."""
-    out, following, row = values_S.tolist(), 0.0, -1
-    of = rows.of_S.tolist()
-    for t in reversed(range(len(out))):
-        following = out[t] + (decay * following if of[t] == row else 0.0)
-        out[t], row = following, of[t]
-    return torch.tensor(out, dtype=values_S.dtype, device=values_S.device)
+    out, of = values_S.tolist(), rows.of_S.tolist()
+    for t in reversed(range(len(out) - 1)):
+        if of[t] == of[t + 1]:
+            out[t] += decay * out[t + 1]
+    return values_S.new_tensor(out)

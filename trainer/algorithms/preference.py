@@ -1,4 +1,4 @@
-"""Losses of preference pairs, two answers to one prompt of which one is preferred. N: pairs."""
+"""Losses of preference pairs. A pair is two answers to one prompt, and one of them is preferred. N: pairs."""
 
 from __future__ import annotations
 

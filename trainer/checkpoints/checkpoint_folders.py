@@ -54,7 +54,7 @@ def set_aside(ignored: Ignored) -> Path:
 
 
 def newest(root: Path, survives: Callable[[str], bool] = lambda _: True) -> tuple[Checkpoint | None, list[Ignored]]:
-    """The newest complete checkpoint of a step that `survives(step_id)`, and each newer folder with what is wrong."""
+    """The newest complete checkpoint of a step that `survives(step_id)`, and each newer folder with its fault."""
     ignored: list[Ignored] = []
     for folder in reversed(_folders(root)):
         try:

@@ -53,7 +53,7 @@ def load(found: Checkpoint, policy: Trainable, optimizer: torch.optim.Optimizer,
     Raises StoreError when the checkpoint was made with another model or another `train_layers`.
     """
     restore(found, "policy", policy, optimizer, world)
-    size = shapes(found.folder, "rng").get(str(world.rank))  # None on a rank that the checkpoint was made without
+    size = shapes(found.folder, "rng").get(str(world.rank))  # None if the checkpoint was made with fewer ranks
     states = {} if size is None else {str(world.rank): torch.empty(size, dtype=torch.uint8)}
     fill(found.folder, "rng", states, world)
     for state in states.values():

@@ -1,6 +1,6 @@
 """Sends the result of each complete evaluation to the metric sinks, at the step whose weights were evaluated.
 
-Rollout workers evaluate. Only `wait_for_last`, after the last step, waits for them.
+Rollout workers run the evaluations. Only `wait_for_last`, after the last step, waits for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Self
 from agentrl.domain.evaluation import Evaluation
 from agentrl.trainer.metrics.batch_metrics import Metrics
 from agentrl.trainer.metrics.metric_sinks import Sinks
-from agentrl.trainer.run_lineage import Lineage, NoLineage
+from agentrl.trainer.run_lineage import Lineage
 
 POLL_S = 1.0
 FIGURES = ("reward", "low", "high", "perfect")
@@ -21,7 +21,7 @@ FIGURES = ("reward", "low", "high", "perfect")
 
 @dataclass(slots=True)
 class EvaluationReports:
-    """Which results the sinks have received. A resumed trainer sends the newest two again: they may have been lost."""
+    """The results that sinks have received. A resumed trainer sends the newest two again: they may have been lost."""
 
     lineage: Lineage
     sinks: Sinks
@@ -32,7 +32,7 @@ class EvaluationReports:
     @classmethod
     def none(cls) -> Self:
         """Reports nothing."""
-        return cls(NoLineage(), Sinks.none(), enabled=False)
+        return cls(Lineage(), Sinks.none(), enabled=False)
 
     def send(self) -> None:
         """Send the results that became complete since the last call."""

@@ -28,9 +28,9 @@ PER_TOKEN = (
     "kl_reference",
     "value_loss",
 )
-"""Metrics that are means over the loss tokens of all minibatches; the last two where there is such a model."""
+"""Metrics that are means over the loss tokens of all minibatches; the last two need a reference policy and a critic."""
 SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed")
-"""What every rank adds up."""
+"""The figures that are summed over ranks."""
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class StepStats:
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     log_ratios: list[Tensor] = field(default_factory=list)  # log π/π_behavior, π as the token's minibatch begins
-    gaps: list[Tensor] = field(default_factory=list)  # log π/π_behavior, π before the step and π itself sampled
-    drifts: list[Tensor] = field(default_factory=list)  # the same where older weights sampled, or computed keys
+    gaps: list[Tensor] = field(default_factory=list)  # the same, π before the step, at tokens that π sampled
+    drifts: list[Tensor] = field(default_factory=list)  # the same at tokens with older weights or older keys
     seen: list[Seen] = field(default_factory=list)  # by microbatch
 
     def add_microbatch(self, m: Microbatch, sums: Mapping[str, Tensor], seen: Seen) -> None:
@@ -65,7 +65,7 @@ class StepStats:
         self.drifts.append(gap_S[~current_S].cpu())
 
     def add(self, other: StepStats) -> None:
-        """Add a minibatch whose figures are finite. `seen` stays: it serves to find what is not finite."""
+        """Add a minibatch whose figures are finite. `seen` is not added: it only locates what is not finite."""
         for name, value in other.sums.items():
             self.sums[name] += value
         self.log_ratios += other.log_ratios

@@ -20,7 +20,7 @@ NAME = "agentrl_tree"
 KNOWN = frozenset({"position_ids", "use_cache"})
 """Arguments that models pass to attention and that do not change it: queries and keys contain the positions."""
 SINK_SIZE = 8
-"""By how much a sink enlarges a head; kernels need multiples of it."""
+"""The number of dimensions that a sink adds to a head: kernels need a multiple of it."""
 
 
 class Rows:

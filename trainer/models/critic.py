@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.schemas import Float32, Float64, TrajectoryTokens
-from agentrl.trainer.algorithms.advantages import overlong_penalties, own_returns, whitened
+from agentrl.trainer.algorithms.advantages import Weighed, overlong_penalties, own_returns, whitened
 from agentrl.trainer.algorithms.gae import gae
 from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.models.policy import Body, decoder
@@ -77,7 +77,7 @@ def gae_advantages(
         advantages.append(found[0].numpy())
         targets.append(found[1].numpy())
     if algorithm.normalization == "whiten":
-        advantages = whitened(advantages, [np.ones_like(a) for a in advantages], [True] * len(advantages))
+        advantages = [w.advantages for w in whitened([Weighed(a, np.ones_like(a)) for a in advantages])]
     return _placed(trajectories, advantages), _placed(trajectories, targets)
 
 

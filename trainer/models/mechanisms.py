@@ -29,7 +29,7 @@ DIVIDED = ("logits_scaling",)
 
 
 def unpackable(lm: Any) -> str:
-    """The mechanism because of which a model's sequences cannot be packed; empty when there is none that is known."""
+    """The mechanism that prevents packing of a model's sequences; empty when no such mechanism is known."""
     config = lm.config.get_text_config()
     types = set(_layer_types(config)) - PACKED - FEED_FORWARD
     if types:

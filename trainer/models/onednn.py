@@ -45,7 +45,7 @@ class Linear(nn.Linear):
     """nn.Linear, computed by `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """As nn.Linear."""
+        """The result of nn.Linear."""
         return linear(input, self.weight, self.bias)
 
 

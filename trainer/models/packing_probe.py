@@ -28,13 +28,14 @@ from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units
 
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.06}
-"""By compute type: how far apart the hidden states of two ways may be, relative to their size."""
+"""Compute type → largest distance between the hidden states of two ways to compute them, relative to their size."""
 ROUNDING = 4
-"""How many times the distance between two attention functions of transformers is allowed: rounding changes the choice
-of experts."""
+"""Rounding changes the choice of experts. So ROUNDING times the distance between two attention functions of
+transformers is allowed too.
+"""
 NEXT, LEAKED = 4, 4
 """A state that leaks into another sequence shows in its next tokens. The mean difference of the next NEXT tokens may be
-LEAKED times what is allowed."""
+LEAKED times the allowed distance."""
 SHORT = 24
 """Tokens of the common prefix. One sequence is 2.5 times as long, the other twice."""
 LONGEST_WINDOW = 128
@@ -42,7 +43,7 @@ LONGEST_WINDOW = 128
 COMPARED = 8
 """Positions whose logits are compared."""
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ImportError, AttributeError)
-"""What transformers' models raise when they cannot compute as asked."""
+"""The exceptions of transformers' models that cannot compute as asked."""
 
 
 @torch.no_grad()
@@ -86,12 +87,12 @@ def _alone(model: Body, sequences: list[list[int]], folder: Path, device: torch.
         raise
     except FAILURES as error:
         raise ModelFolderError(f"{what} fails in transformers' forward: {_line(error)}") from error
-    if _worst(float(not all(found.isfinite().all() for found in (first, second)))):
+    if _largest_of_ranks(float(not all(found.isfinite().all() for found in (first, second)))):
         raise ModelFolderError(f"{what}: its hidden states are not finite numbers")
     prefix = _common(sequences)
-    if _worst(_apart(first[:prefix], second[:prefix])) > allowed:
+    if _largest_of_ranks(_relative_distance(first[:prefix], second[:prefix])) > allowed:
         raise ModelFolderError(f"{what} is not causal: the hidden states of a prefix depend on what follows it")
-    if _worst(logits) > allowed:
+    if _largest_of_ranks(logits) > allowed:
         raise ModelFolderError(f"{what}: its logits are not hidden · weightᵀ, times a constant that is known")
     return [first, second]
 
@@ -104,7 +105,7 @@ def _logits_apart(policy: Policy, ids: list[int], hidden_TH: Tensor, device: tor
         ours_KV = logits_of(hidden_TH[-COMPARED:], head_of(policy.lm.get_output_embeddings().weight)) * policy.scale
         return ours_KV, whole_KV
 
-    return _apart(*policy.within(both))
+    return _relative_distance(*policy.within(both))
 
 
 def _difference(
@@ -128,8 +129,8 @@ def _difference(
         return f"its window of {window} tokens is not told to attention"
     prefix = _common(sequences)
     tails = [(packed_NH[path[prefix:]], found[prefix:]) for path, found in zip(paths, alone, strict=True)]
-    worst = _worst(max(_apart(*tail) for tail in tails))
-    leaked = _worst(max(float(_gaps(a[:NEXT], b[:NEXT]).mean()) for a, b in tails))
+    worst = _largest_of_ranks(max(_relative_distance(*tail) for tail in tails))
+    leaked = _largest_of_ranks(max(float(_gaps(a[:NEXT], b[:NEXT]).mean()) for a, b in tails))
     if worst > allowed or leaked > LEAKED * allowed:
         return f"packed, its hidden states are off by {max(worst, leaked):.2g} of their size"
     return ""
@@ -140,8 +141,11 @@ def _rounding(model: Body, sequences: list[list[int]], alone: list[Tensor], devi
     model.lm.set_attn_implementation(mechanisms.PLAIN)
     plain = model.within(lambda: [model.alone(torch.tensor(ids, device=device)) for ids in sequences])
     model.read()
-    worst = _worst(
-        max(_apart(a[_common(sequences) :], b[_common(sequences) :]) for a, b in zip(plain, alone, strict=True))
+    worst = _largest_of_ranks(
+        max(
+            _relative_distance(a[_common(sequences) :], b[_common(sequences) :])
+            for a, b in zip(plain, alone, strict=True)
+        )
     )
     return worst if math.isfinite(worst) else 0.0
 
@@ -187,7 +191,7 @@ def _common(sequences: list[list[int]]) -> int:
     return next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
+def _relative_distance(found: Tensor, expected: Tensor) -> float:
     """Median over tokens of ‖a − b‖ / ‖b‖. The median, because rounding may choose another expert for some tokens."""
     return float(_gaps(found, expected).median())
 
@@ -199,7 +203,7 @@ def _gaps(found: Tensor, expected: Tensor) -> Tensor:
     return relative.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _worst(apart: float) -> float:
+def _largest_of_ranks(apart: float) -> float:
     """The largest over all ranks. Collective."""
     worst = torch.tensor(apart, dtype=torch.float64)
     dist.all_reduce(worst, dist.ReduceOp.MAX)

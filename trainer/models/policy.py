@@ -1,8 +1,8 @@
 """The policy: a causal language model of transformers that computes logprobs of given tokens.
 
-A `Body` is what all models of the trainer share: the decoder blocks, and how they read a microbatch.
+A `Body` is the part that all models of the trainer share: the decoder blocks, and how they read a microbatch.
 
-    packed      rows of prefix trees through our attention: what sequences share is computed once
+    packed      rows of prefix trees through our attention: shared prefixes are computed once
     unpacked    each sequence by itself through transformers' own forward, for models that mix tokens in other ways
 
 Loading a model decides which of the two it uses (packing_probe.py). H: hidden size; other letters as in packing.py.
@@ -35,7 +35,7 @@ class Body(nn.Module):
     """A model of transformers that reads microbatches. The base of policy, critic and reward model."""
 
     names: Names
-    """Which of its tensors the tensors of the model folder are."""
+    """Maps the tensors of the model folder to the model's tensors."""
     unpacked: str = ""
     """Why sequences are not packed; empty when they are."""
 

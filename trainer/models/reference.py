@@ -1,4 +1,4 @@
-"""The reference policy, which the KL penalty keeps the trained policy near.
+"""The reference policy. The KL penalty keeps the trained policy near it.
 
 The reference differs from the policy only in weights, so it needs no model of its own. It holds its own copies of the
 shards that differ, and swaps them with the policy's for its forward passes. Layers that are not trained exist once.

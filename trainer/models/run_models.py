@@ -1,6 +1,6 @@
 """The models of a run: the policy, and the reference policy and critic where the algorithm needs them.
 
-They are made while the policy is still the base model. Every checkpoint has the parts of them that change.
+They are made while the policy is still the base model. Every checkpoint has those parts of the models that change.
 """
 
 from __future__ import annotations

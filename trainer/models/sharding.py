@@ -26,7 +26,7 @@ from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.distributed import Mesh, World
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel
-from agentrl.trainer.models.policy import Body, Policy, decoder
+from agentrl.trainer.models.policy import Body, decoder
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -95,9 +95,6 @@ def load_sharded(
     packing_probe.choose(model, folder, computes, dtype)
     reshard(model)
     return model
-
-
-load_policy = partial(load_sharded, Policy)
 
 
 def accumulate(model: Body, more: bool) -> None:

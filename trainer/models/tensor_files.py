@@ -1,4 +1,4 @@
-"""Reads tensors from a model folder's safetensors files, as slices that read only the part that is asked for."""
+"""Reads tensors from a model folder's safetensors files, as slices that read only the requested part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from agentrl.errors import ModelFolderError
 
 INDEX = "model.safetensors.index.json"
-"""The file that says which file holds each tensor, where there are several."""
+"""The file that maps tensors to files, in folders with several files."""
 SINGLE = "model.safetensors"
 
 

@@ -19,10 +19,12 @@ from agentrl.errors import ModelFolderError
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Tensors of files that together form a parameter, or one that forms several; `first` is one such parameter."""
+    """Tensors of files that form one parameter together, or one tensor that forms several; `first` is one such
+    parameter.
+    """
 
     first: str
-    parts: dict[str, list[str]]  # names in the files by the pattern of the rule that they match, in their order
+    parts: dict[str, list[str]]  # pattern of the rule → the names in the files that match it, in order
     rule: Any  # transformers' WeightConverter
 
     @property
@@ -53,9 +55,9 @@ class Fused:
 class Names:
     """Maps the tensors of a folder's files to the tensors of the model."""
 
-    plain: dict[str, str]  # name in the files → name in the model; of tied parameters, of the first
+    plain: dict[str, str]  # name in the files → name in the model (of tied parameters, the first name)
     fused: list[Fused] = field(default_factory=list)
-    rules: list[Any] = field(default_factory=list)  # of transformers, that fused ones need
+    rules: list[Any] = field(default_factory=list)  # transformers' rules for fused parameters
     config: Any = None  # of the model
 
     def in_files(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,7 +75,7 @@ class Names:
             apart = revert_weight_conversion(model, whole)
             expected = {n for f in self.fused if f.first in whole for names in f.parts.values() for n in names}
             if apart.keys() != expected:
-                raise ModelFolderError(f"{', '.join(whole)} cannot be stored as the model's folder has them")
+                raise ModelFolderError(f"{', '.join(whole)} cannot be converted to the tensors of the model's folder")
             found |= {name: tensor.contiguous() for name, tensor in apart.items()}
         return found
 

@@ -3,8 +3,8 @@
     x (whole) ─► q, k, v, gate, up: each rank computes some of the outputs ─► attention, activation: on those
               ─► o, down: each rank multiplies its part; the sum over ranks is whole again
 
-transformers' plan for a model (`base_model_tp_plan` of its configuration) says what is split and how; the styles are
-PyTorch's. Every rank computes the embedding, the head and the norms between blocks whole.
+transformers' plan for a model (`base_model_tp_plan` of its configuration) defines which modules are split and how; the
+styles are PyTorch's. Every rank computes the embedding, the head and the norms between blocks whole.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 def parallelize(lm: Any, mesh: DeviceMesh) -> None:
     """Split the blocks of a causal LM over the ranks of `mesh`, in place; parameters may be on the meta device.
 
-    Raises UserError, which names trainer.tensor_parallel, when transformers has no plan for the model, when PyTorch has
-    no style for an entry of the plan, and when a size is not a multiple of the ranks.
+    Raises UserError, which names resources.trainer.tensor, when transformers has no plan for the model, when PyTorch
+    has no style for an entry of the plan, and when a size is not a multiple of the ranks.
     """
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # for DTensor developers
     base = decoder(lm)
@@ -71,7 +71,7 @@ def _planned(base: Any, model: str) -> Iterator[tuple[str, str]]:
     """The modules of a model's body that the plan splits, and their styles."""
     plan: dict[str, str] | None = base.config.base_model_tp_plan
     if not plan:
-        raise UserError(f"trainer.tensor_parallel: transformers has no tensor parallel plan for {model}; it must be 1")
+        raise UserError(f"resources.trainer.tensor: transformers has no tensor parallel plan for {model}; it must be 1")
     for name, found in (*base.named_modules(), *base.named_parameters()):
         style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
         if style is None or found is base.get_input_embeddings():
@@ -79,7 +79,7 @@ def _planned(base: Any, model: str) -> Iterator[tuple[str, str]]:
         layer = getattr(found, "base_layer", found)  # under an adapter
         if style != HEADWISE and (style not in COLUMNS | ROWS or not isinstance(layer, nn.Linear)):
             raise UserError(
-                f"trainer.tensor_parallel: the plan of {model} has {name} as {style!r}, which the trainer cannot do; "
+                f"resources.trainer.tensor: the plan of {model} has {name} as {style!r}, which the trainer cannot do; "
                 "it must be 1"
             )
         yield name, style
@@ -112,6 +112,6 @@ def _check_sizes(base: Any, planned: list[tuple[str, str]], ranks: int) -> None:
             valid = [n for n in range(1, common + 1) if common % n == 0]
             near = [max(n for n in valid if n < ranks), *[n for n in valid if n > ranks][:1]]
             raise UserError(
-                f"trainer.tensor_parallel {ranks} does not divide the model's {key} {size}; "
+                f"resources.trainer.tensor {ranks} does not divide the model's {key} {size}; "
                 f"{' or '.join(map(str, near))} would"
             )

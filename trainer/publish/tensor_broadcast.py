@@ -1,7 +1,7 @@
 """Sends a version's tensors to engines over a process group of its own, bucket by bucket.
 
 The trainer is rank 0 of the group and the engines are the other ranks; proxy/engines/tensor_transfer.py is the proxy's
-side. `broadcast` is a context manager around the request to the proxy: what it yields goes into the request, and the
+side. `broadcast` is a context manager around the request to the proxy: the request contains the yielded value, and the
 tensors are sent while the proxy answers. The group ends with its version, so a failure leaves nothing to repair.
 """
 
@@ -29,7 +29,7 @@ JOIN_TIMEOUT_S = 45.0
 
 @contextmanager
 def broadcast(buckets: Buckets, members: Sequence[Json], *, device: torch.device, timeout_s: float) -> Iterator[Json]:
-    """Send to all members while the block runs. Raises nothing when a member does not receive: it reads the folder."""
+    """Send to all members while the block runs. A member that does not receive reads the folder: no error is raised."""
     host, group = _address(), f"agentrl-{uuid4().hex[:12]}"
     world_size = 1 + sum(member["ranks"] for member in members)
     store = _rendezvous(host, world_size)
@@ -95,7 +95,7 @@ class _Sender(threading.Thread):
             say(f"weights could not be sent to all engines: {str(error).splitlines()[0]}")
 
     def _join(self) -> dist.ProcessGroupGloo | dist.ProcessGroupNCCL:
-        # torch gives a group of this name these prefixes, and engines join through torch
+        # torch uses these prefixes for a group of this name, and engines join through torch
         kind = "cuda" if self.backend == "nccl" else "cpu"
         named = PrefixStore(f"{self._group}/", PrefixStore(self._group, self._store))
         store = PrefixStore(f"{kind}/", named)

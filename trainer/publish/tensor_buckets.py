@@ -41,8 +41,8 @@ def in_buckets(tensors: Mapping[str, Tensor], size: int) -> Buckets:
 def digests(tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> dict[str, str]:
     """The start of each tensor's SHA-256, by the engine's names, as an engine of one rank on a CPU reports them.
 
-    Covers tensors that the engine keeps unchanged, and those of FUSED all parts of which are here. `dtype` is the
-    engine's; it leaves out tensors of another type, which an engine may keep in either.
+    Covers tensors that the engine keeps unchanged, and matrices of FUSED whose parts are all in `tensors`. `dtype` is
+    the type of the engine. Tensors of another type are left out, since engines may keep or convert them.
     """
     kept: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():

@@ -27,7 +27,7 @@ from agentrl.trainer.publish.tensor_buckets import Buckets
 ALIGNMENT = 64
 """Bytes to which tensors in shared memory are aligned."""
 SHARED_MEMORY = Path("/dev/shm")
-"""Where Linux keeps the files of shm_open(3)."""
+"""The folder in which Linux keeps the files of shm_open(3)."""
 
 
 class NoRoom(AgentRLError):

@@ -1,1 +1,1 @@
-"""One run of reinforcement learning: its state, and what happens around a step's update."""
+"""One run of reinforcement learning: its state, its resume, and the work before and after a step's update."""

@@ -19,7 +19,7 @@ from agentrl.trainer.run.trainer_state import Trainer, weights_folder
 from agentrl.trainer.run_lineage import CHECKPOINTED
 
 NOT_PUBLISHED = Published(Path(), "", {})
-"""On ranks other than 0, which write no weights folder."""
+"""The value on ranks other than 0, which write no weights folder."""
 
 
 @dataclass(frozen=True, slots=True)

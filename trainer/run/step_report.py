@@ -92,7 +92,7 @@ def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[Traine
             trained.append(
                 TrainedTrajectory(
                     trajectory_id=sample.tokens.trajectory_id,
-                    advantage=float(np.nan_to_num(sample.advantages[mask].mean())),  # a NaN taught nothing
+                    advantage=float(np.nan_to_num(sample.advantages[mask].mean())),  # NaN: the minibatch was skipped
                     staleness_max=int(ages.max()),
                     staleness_mean=float(ages.mean()),
                     tokens_trained=int(mask.sum()),

@@ -16,7 +16,8 @@ from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.metric_sinks import Sinks
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
-from agentrl.trainer.publish.publish_client import Publishes
+from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.run.lease_renewal import Renewal
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.stop import Stop
 from agentrl.weights_folder import folder_name
@@ -24,7 +25,7 @@ from agentrl.weights_folder import folder_name
 
 @dataclass(slots=True)
 class Trainer:
-    """The loop's state. On ranks other than 0 `lineage`, `publisher`, `sinks` and `evaluations` do nothing."""
+    """The loop's state. On ranks other than 0 `lineage`, `sinks` and `evaluations` do nothing."""
 
     config: RunConfig
     base_model: Path
@@ -32,7 +33,7 @@ class Trainer:
     models: Models
     optimizer: torch.optim.Optimizer
     lineage: Lineage
-    publisher: Publishes
+    publisher: Publisher | None  # rank 0 has one
     stop: Stop
     from_base: bool = False
     step: int = 0
@@ -40,6 +41,7 @@ class Trainer:
     checkpointed: int = 0  # the step of the newest checkpoint
     writing: Writing | None = None  # a checkpoint that is being written
     publish_s: float = 0.0
+    renewal: Renewal | None = None  # of the lease on the GPUs' memory, on rank 0
     sinks: Sinks = field(default_factory=Sinks.none)
     evaluations: EvaluationReports = field(default_factory=EvaluationReports.none)
 

@@ -149,4 +149,4 @@ def _parquet(path: Path) -> Iterator[Json]:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
     except pa.ArrowInvalid as error:
-        raise UserError(f"data.file: {path} is no Parquet file: {error}") from None
+        raise UserError(f"data.file: {path} is not a Parquet file: {error}") from None

@@ -65,6 +65,6 @@ def _output(renderer: Renderer, messages: list[Json], tools: list[Json] | None, 
     if whole[: len(prompt)] != prompt or not stops:
         raise UserError(
             f"messages[{len(messages) - 1}]: the chat format does not write this turn after its own generation "
-            "prompt, so its tokens cannot be told from the prompt's"
+            "prompt, so its tokens cannot be separated from the prompt's"
         )
     return written[: stops[0] + 1]

@@ -58,7 +58,7 @@ class Method(ABC):
 
     @abstractmethod
     def loss(self, model: Body, m: Microbatch) -> tuple[Tensor, Sums]:
-        """The sum of the losses over what `count` counts, and sums for the metrics."""
+        """The sum of the losses over the tokens or pairs that `count` counts, and sums for the metrics."""
 
     def export(self, run_dir: Path, model: Body, base_model: Path, adapter: AdapterConfig, world: World) -> None:
         """Write `model/`, a whole Hugging Face folder, and a trained adapter to `adapter/`. Collective."""

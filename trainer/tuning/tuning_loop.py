@@ -5,7 +5,7 @@
         │  ┌───────────────────────────────────────────────────────────────────────────────────────┐
         └──┼─► step k: its items ─► update ─► metrics line ─► when due: held-out scores, checkpoint  │
            └─────────────────────────────────── next step ◄────────────────────────────────────────┘
-    last step ─► model/: a whole Hugging Face folder, and of a trained adapter adapter/
+    last step ─► model/: a whole Hugging Face folder; adapter/: the adapter, if one was trained
 
 The loop waits for no other process. SIGINT and SIGTERM never interrupt a step: it is finished and checkpointed first.
 

@@ -18,9 +18,10 @@ from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.critic import Critic, Learner, explained_variance, gae_advantages, token_rewards
+from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.rank_parts import owned
 from agentrl.trainer.models.run_models import Models
-from agentrl.trainer.models.sharding import load_policy, load_sharded
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.packing import collate, make_units
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import update_policy
@@ -147,7 +148,7 @@ def critic_of(model: Path, world: World, **options: Any) -> Critic:
 def judged(model: Path, world: World, critic: Critic) -> list[Any]:
     """Samples, with values."""
     learner = Learner(critic, torch.optim.SGD([p for _, p in critic.trainable()], lr=1.0))
-    models = Models(policy=load_policy(model, world.mesh), critic=learner)
+    models = Models(policy=load_sharded(Policy, model, world.mesh), critic=learner)
     trajectories = [s.tokens for s in random_samples()]
     return make_samples(trajectories, Algorithm(**PLAIN), models, 4096, world)
 
@@ -210,7 +211,7 @@ def test_the_critics_gradient_equals_that_of_separate_trajectories(
 
     learner = Learner(critic, torch.optim.SGD([p for _, p in critic.trainable()], lr=0.0))
     config = TrainerConfig(algorithm=PLAIN | {"value_clip": value_clip}, tokens_per_microbatch=budget, grad_clip=1e9)
-    policy = load_policy(tiny_model, world.mesh)
+    policy = load_sharded(Policy, tiny_model, world.mesh)
     optimizer = torch.optim.SGD([p for _, p in policy.trainable()], lr=0.0)
     found: dict[str, torch.Tensor] = {}
     keep_gradients("", critic, learner.optimizer, found)
@@ -226,7 +227,7 @@ def _trained(name: str) -> bool:
 
 def test_the_critic_learns_the_returns(tiny_model: Path, world: World) -> None:
     critic = load_sharded(Critic, tiny_model, world.mesh)
-    policy = load_policy(tiny_model, world.mesh)
+    policy = load_sharded(Policy, tiny_model, world.mesh)
     learner = Learner(critic, torch.optim.AdamW([p for _, p in critic.trainable()], lr=3e-3))
     still = torch.optim.SGD([p for _, p in policy.trainable()], lr=0.0)
     config = TrainerConfig(algorithm="ppo", minibatches=2)

@@ -20,7 +20,7 @@ from agentrl.trainer.models.attention import Rows, tree_mask
 from agentrl.trainer.models.critic import Critic
 from agentrl.trainer.models.loading import build, fill
 from agentrl.trainer.models.policy import Body, Policy
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.models.tensor_files import INDEX, SINGLE
 from agentrl.trainer.packing import Microbatch, collate, make_units
 from agentrl.trainer.tuning.reward_model import RewardModel
@@ -29,17 +29,17 @@ from agentrl.trainer.tuning.reward_model import RewardModel
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_and_buffers_equal_those_of_transformers(kind: str, tmp_path: Path, world: World) -> None:
     save_kind(kind, tmp_path)
-    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+    assert differing(load_sharded(Policy, tmp_path, world.mesh), tmp_path) == []
 
 
 def test_several_files_and_another_type(tmp_path: Path, world: World) -> None:
     save_kind("llama-untied", tmp_path, dtype=torch.bfloat16, shard="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+    assert differing(load_sharded(Policy, tmp_path, world.mesh), tmp_path) == []
 
 
 def test_tied_weights_stay_one_parameter(tmp_path: Path, world: World) -> None:
-    lm = load_policy(save_kind("qwen2-tied", tmp_path), world.mesh).lm
+    lm = load_sharded(Policy, save_kind("qwen2-tied", tmp_path), world.mesh).lm
     assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
 
 
@@ -69,32 +69,32 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path, world: World) 
     save_kind("llama-untied", tmp_path)
     change(tmp_path, model__norm__weight=None, model__extra=torch.zeros(1))
     with pytest.raises(ModelFolderError, match=r"without model\.norm\.weight and with model\.extra$"):
-        load_policy(tmp_path, world.mesh)
+        load_sharded(Policy, tmp_path, world.mesh)
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path, world: World) -> None:
     save_kind("llama-untied", tmp_path)
     change(tmp_path, model__norm__weight=torch.zeros(7))
     with pytest.raises(ModelFolderError, match=r"model\.norm\.weight has shape \(7,\), the model has \(36,\)"):
-        load_policy(tmp_path, world.mesh)
+        load_sharded(Policy, tmp_path, world.mesh)
 
 
 def test_a_tied_head_may_be_in_the_file_if_it_is_the_same(tmp_path: Path, world: World) -> None:
     save_kind("qwen2-tied", tmp_path)
     embedding = load_file(tmp_path / SINGLE)["model.embed_tokens.weight"]
     change(tmp_path, lm_head__weight=embedding.clone())
-    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+    assert differing(load_sharded(Policy, tmp_path, world.mesh), tmp_path) == []
     change(tmp_path, lm_head__weight=embedding, model__embed_tokens__weight=None)
-    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+    assert differing(load_sharded(Policy, tmp_path, world.mesh), tmp_path) == []
     change(tmp_path, model__embed_tokens__weight=embedding + 1)
     with pytest.raises(ModelFolderError, match="differs from the tensor that the model ties it to"):
-        load_policy(tmp_path, world.mesh)
+        load_sharded(Policy, tmp_path, world.mesh)
 
 
 def test_frequencies_in_an_old_file_are_ignored(tmp_path: Path, world: World) -> None:
     save_kind("llama-untied", tmp_path)
     change(tmp_path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(6))
-    assert differing(load_policy(tmp_path, world.mesh), tmp_path) == []
+    assert differing(load_sharded(Policy, tmp_path, world.mesh), tmp_path) == []
 
 
 @pytest.mark.parametrize("damage", ["no file", "a file of the index is gone", "truncated"])
@@ -107,7 +107,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, world: World, damag
     else:
         next(iter(tmp_path.glob("*.safetensors"))).unlink()
     with pytest.raises(ModelFolderError, match=INDEX if damage == "no file" else r"safetensors cannot be read"):
-        load_policy(tmp_path, world.mesh)
+        load_sharded(Policy, tmp_path, world.mesh)
 
 
 @pytest.mark.parametrize("wrap", [Policy, Critic, RewardModel])

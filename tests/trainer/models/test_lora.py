@@ -19,7 +19,7 @@ from agentrl.trainer.checkpoints.checkpoint import StepRecord
 from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.critic import Critic
 from agentrl.trainer.models.policy import Policy
-from agentrl.trainer.models.sharding import load_policy, load_sharded
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Microbatch, collate, make_units
 from agentrl.trainer.publish import weights
@@ -39,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(base: Path, world: World) -> tuple[Policy, torch.optim.Optimizer]:
     """A policy whose adapter has learned something."""
-    policy = load_policy(base, world.mesh, adapter=ADAPTER)
+    policy = load_sharded(Policy, base, world.mesh, adapter=ADAPTER)
     optimizer = make_optimizer(policy, CONFIG)
     for seed in (0, 1):
         update_policy(policy, optimizer, random_samples(seed), 1, AGES, CONFIG, world)
@@ -57,8 +57,8 @@ def logprobs(policy: Any) -> torch.Tensor:
 
 
 def test_a_new_adapter_changes_nothing_and_nothing_else_trains(base: Path, world: World) -> None:
-    policy = load_policy(base, world.mesh, adapter=ADAPTER)
-    assert torch.equal(logprobs(policy), logprobs(load_policy(base, world.mesh)))
+    policy = load_sharded(Policy, base, world.mesh, adapter=ADAPTER)
+    assert torch.equal(logprobs(policy), logprobs(load_sharded(Policy, base, world.mesh)))
     shapes = {name: tuple(p.shape) for name, p in policy.trainable()}
     assert len(shapes) == 2 * 2 * 3
     assert shapes["model.layers.0.self_attn.q_proj.lora_A.default.weight"] == (4, 36)
@@ -71,7 +71,7 @@ def test_an_update_does_not_change_the_base_weights(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer]
 ) -> None:
     policy, _ = trained
-    plain = load_policy(base, world.mesh)
+    plain = load_sharded(Policy, base, world.mesh)
     assert (logprobs(policy) - logprobs(plain)).abs().max() > 0.01
     expected = {name: full(p) for name, p in plain.lm.named_parameters()}
     kept = {
@@ -87,7 +87,7 @@ def test_the_merged_model_computes_the_same_as_the_adapter(
     policy, _ = trained
     weights.export(tmp_path, policy, base, ADAPTER, world)
     torch.testing.assert_close(
-        logprobs(load_policy(tmp_path / "model", world.mesh)), logprobs(policy), rtol=1e-5, atol=1e-5
+        logprobs(load_sharded(Policy, tmp_path / "model", world.mesh)), logprobs(policy), rtol=1e-5, atol=1e-5
     )
 
 
@@ -102,7 +102,10 @@ def test_peft_reads_the_adapter_folder(
     theirs = PeftModel.from_pretrained(lm, str(tmp_path / "adapter")).merge_and_unload()
     changed = 0
     for (name, left), (_, right), original in zip(
-        ours.named_parameters(), theirs.named_parameters(), load_policy(base, world.mesh).lm.parameters(), strict=True
+        ours.named_parameters(),
+        theirs.named_parameters(),
+        load_sharded(Policy, base, world.mesh).lm.parameters(),
+        strict=True,
     ):
         torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-7, msg=name)
         changed += not torch.equal(left, full(original))
@@ -172,7 +175,7 @@ def test_a_checkpoint_holds_and_restores_only_the_adapter(
     parts = checkpoint_writer.state_of("policy", policy, optimizer)
     saved = checkpoint_writer.begin(tmp_path, record, parts, world, wait=True).finish()
     assert checkpoint_reader.shapes(saved.folder, "policy").keys() == {name for name, _ in policy.trainable()}
-    fresh = load_policy(base, world.mesh, adapter=ADAPTER)
+    fresh = load_sharded(Policy, base, world.mesh, adapter=ADAPTER)
     checkpoint_reader.load(saved, fresh, make_optimizer(fresh, CONFIG), world)
     assert torch.equal(logprobs(fresh), logprobs(policy))
 
@@ -189,9 +192,9 @@ def test_a_critics_adapter_and_head_train(base: Path, world: World) -> None:
 @pytest.mark.parametrize("target", ["q_porj", "lm_head", "embed_tokens"])
 def test_a_target_that_is_not_a_linear_layer_is_named(base: Path, world: World, target: str) -> None:
     with pytest.raises(UserError, match=f"LlamaForCausalLM has no linear layer {target}"):
-        load_policy(base, world.mesh, adapter=LoraConfig(rank=4, targets=["q_proj", target]))
+        load_sharded(Policy, base, world.mesh, adapter=LoraConfig(rank=4, targets=["q_proj", target]))
 
 
 def test_all_linear_layers_except_the_head_get_an_adapter(base: Path, world: World) -> None:
-    policy = load_policy(base, world.mesh, adapter=LoraConfig(rank=2))
+    policy = load_sharded(Policy, base, world.mesh, adapter=LoraConfig(rank=2))
     assert len(list(policy.trainable())) == 2 * 7 * 3

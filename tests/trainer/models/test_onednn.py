@@ -20,7 +20,7 @@ def preferred(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8)])
-def test_linear_and_its_gradients(bias: bool, shape: tuple[int, ...]) -> None:
+def test_a_linear_layer_and_its_gradients_equal_pytorchs(bias: bool, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     ours = [torch.randn(shape), torch.randn(6, 8), *([torch.randn(6)] if bias else [])]
     exact = [t.double().requires_grad_() for t in ours]

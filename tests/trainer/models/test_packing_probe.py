@@ -23,7 +23,7 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.models import attention, mechanisms
 from agentrl.trainer.models.attention import Rows, tree_attention, tree_mask
 from agentrl.trainer.models.policy import Policy
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.packing import Sample, collate_share, make_units, plan
 
 PAGE = Path(__file__).parents[3] / "docs" / "trainer.md"
@@ -75,7 +75,7 @@ def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_logprobs_are_those_of_each_sequence_alone(name: str, tmp_path: Path, world: World) -> None:
-    policy = load_policy(save_family(name, tmp_path), world.mesh)
+    policy = load_sharded(Policy, save_family(name, tmp_path), world.mesh)
     how, *_ = FAMILIES[name]
     assert (UNPACKED if policy.unpacked else PACKED) == how, policy.unpacked
     assert apart(trained(policy), alone(tmp_path)) <= 1e-5
@@ -84,9 +84,9 @@ def test_logprobs_are_those_of_each_sequence_alone(name: str, tmp_path: Path, wo
 @pytest.mark.parametrize("name", ["gpt-oss", "Gemma 3"])
 def test_sinks_and_windows_give_the_gradients_of_each_sequence_alone(name: str, tmp_path: Path, world: World) -> None:
     folder = save_family(name, tmp_path)
-    packed = load_policy(folder, world.mesh)
+    packed = load_sharded(Policy, folder, world.mesh)
     with patch.object(mechanisms, "unpackable", lambda _: "a test asked for it"):
-        unpacked = load_policy(folder, world.mesh)
+        unpacked = load_sharded(Policy, folder, world.mesh)
     for policy in (packed, unpacked):
         trained(policy)
     found, expected = (
@@ -98,7 +98,7 @@ def test_sinks_and_windows_give_the_gradients_of_each_sequence_alone(name: str, 
 @pytest.mark.parametrize("name", [name for name, (how, *_) in FAMILIES.items() if how == REFUSED])
 def test_an_unsupported_model_is_refused_by_name_in_one_line(name: str, tmp_path: Path, world: World) -> None:
     with pytest.raises(ModelFolderError, match="ForCausalLM: ") as refused:
-        load_policy(save_family(name, tmp_path), world.mesh)
+        load_sharded(Policy, save_family(name, tmp_path), world.mesh)
     assert "\n" not in str(refused.value)
 
 
@@ -118,13 +118,13 @@ def test_an_unknown_mechanism_is_found_by_comparing(
     name: str, dtype: torch.dtype, tmp_path: Path, world: World
 ) -> None:
     with patch.object(mechanisms, "unpackable", lambda _: ""):
-        policy = load_policy(save_family(name, tmp_path), world.mesh, dtype=dtype)
+        policy = load_sharded(Policy, save_family(name, tmp_path), world.mesh, dtype=dtype)
     assert re.search("off by|does not take packed rows", policy.unpacked)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3-MoE", "Gemma 3", "gpt-oss", "GPT-2"])
 def test_rounding_to_bfloat16_does_not_make_a_model_unpackable(name: str, tmp_path: Path, world: World) -> None:
-    assert not load_policy(save_family(name, tmp_path), world.mesh, dtype=torch.bfloat16).unpacked
+    assert not load_sharded(Policy, save_family(name, tmp_path), world.mesh, dtype=torch.bfloat16).unpacked
 
 
 def test_a_model_that_looks_ahead_is_refused(tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,13 +137,13 @@ def test_a_model_that_looks_ahead_is_refused(tiny_model: Path, world: World, mon
 
     monkeypatch.setattr(Qwen2Attention, "forward", looks_ahead)
     with pytest.raises(ModelFolderError, match="Qwen2ForCausalLM is not causal"):
-        load_policy(tiny_model, world.mesh)
+        load_sharded(Policy, tiny_model, world.mesh)
 
 
 def test_a_model_with_other_logits_is_refused(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mechanisms, "DIVIDED", ())
     with pytest.raises(ModelFolderError, match="GraniteForCausalLM: its logits are not hidden"):
-        load_policy(save_family("Granite", tmp_path), world.mesh)
+        load_sharded(Policy, save_family("Granite", tmp_path), world.mesh)
 
 
 def test_a_model_whose_forward_fails_is_refused(
@@ -156,7 +156,7 @@ def test_a_model_whose_forward_fails_is_refused(
 
     monkeypatch.setattr(Qwen2MLP, "forward", needs_a_kernel)
     with pytest.raises(ModelFolderError, match=r"Qwen2ForCausalLM fails .* forward: install causal-conv1d$"):
-        load_policy(tiny_model, world.mesh)
+        load_sharded(Policy, tiny_model, world.mesh)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -168,7 +168,7 @@ def test_a_model_with_nonfinite_packed_states_is_not_packed(
 
     packed = Policy.packed
     monkeypatch.setattr(Policy, "packed", overflows)
-    assert load_policy(tiny_model, world.mesh, dtype=dtype).unpacked.endswith("off by inf of their size")
+    assert load_sharded(Policy, tiny_model, world.mesh, dtype=dtype).unpacked.endswith("off by inf of their size")
 
 
 def test_a_model_with_nonfinite_states_is_refused(
@@ -178,7 +178,7 @@ def test_a_model_with_nonfinite_states_is_refused(
 
     monkeypatch.setattr(Qwen2MLP, "forward", lambda _, hidden: hidden * torch.inf)
     with pytest.raises(ModelFolderError, match="Qwen2ForCausalLM: its hidden states are not finite numbers"):
-        load_policy(tiny_model, world.mesh)
+        load_sharded(Policy, tiny_model, world.mesh)
 
 
 # -- attention -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.reference import Reference
 from agentrl.trainer.models.run_models import Models
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Microbatch, collate, make_units
 from agentrl.trainer.scoring import make_samples
@@ -54,7 +54,7 @@ def step(policy: Policy, world: World, **settings: Any) -> dict[str, float]:
 def test_the_reference_is_the_initial_policy_and_does_not_change_the_policy(
     tiny_model: Path, world: World, how: str
 ) -> None:
-    policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
+    policy = load_sharded(Policy, tiny_model, world.mesh, **TRAINED[how])
     before, reference = logprobs(policy), Reference(policy)
     step(policy, world)
     moved = logprobs(policy)
@@ -70,17 +70,17 @@ def test_the_reference_is_the_initial_policy_and_does_not_change_the_policy(
 
 
 def test_with_frozen_layers_the_reference_holds_only_trained_ones(tiny_model: Path, world: World) -> None:
-    policy = load_policy(tiny_model, world.mesh, train_layers=1)
+    policy = load_sharded(Policy, tiny_model, world.mesh, train_layers=1)
     assert Reference(policy).tensors.keys() == {name for name, _ in policy.trainable()}
 
 
 @pytest.mark.parametrize("how", TRAINED)
 def test_a_reference_of_another_models_folder(tiny_model: Path, other_model: Path, world: World, how: str) -> None:
-    policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
+    policy = load_sharded(Policy, tiny_model, world.mesh, **TRAINED[how])
     before, reference = logprobs(policy), Reference(policy)
     reference.overlay(other_model, world)
     with reference.in_place():
-        assert torch.equal(logprobs(policy), logprobs(load_policy(other_model, world.mesh)))
+        assert torch.equal(logprobs(policy), logprobs(load_sharded(Policy, other_model, world.mesh)))
     assert torch.equal(logprobs(policy), before)
 
 
@@ -89,7 +89,7 @@ def test_a_folder_with_some_tensors_overlays_the_base(
 ) -> None:
     name = "model.norm.weight"
     save_file({name: load_file(other_model / "model.safetensors")[name] * 2}, tmp_path / "model.safetensors")
-    policy = load_policy(tiny_model, world.mesh)
+    policy = load_sharded(Policy, tiny_model, world.mesh)
     reference = Reference(policy)
     reference.overlay(tmp_path, world)
     with reference.in_place():
@@ -100,13 +100,13 @@ def test_a_folder_with_some_tensors_overlays_the_base(
 
 @pytest.mark.parametrize("how", TRAINED)
 def test_the_reference_can_be_a_checkpoint(tiny_model: Path, world: World, tmp_path: Path, how: str) -> None:
-    policy = load_policy(tiny_model, world.mesh, **TRAINED[how])
+    policy = load_sharded(Policy, tiny_model, world.mesh, **TRAINED[how])
     step(policy, world)
     parts = checkpoint_writer.state_of("policy", policy, make_optimizer(policy, TrainerConfig()))
     batch = TrainedBatch(step_id="s", digest="d", estimator="grpo", wasted_tokens=0, trained=[])
     record = StepRecord(step=1, version=1, batch=batch, metrics={})
     saved = checkpoint_writer.begin(tmp_path, record, parts, world, wait=True).finish()
-    fresh = load_policy(tiny_model, world.mesh, **TRAINED[how])
+    fresh = load_sharded(Policy, tiny_model, world.mesh, **TRAINED[how])
     reference = Reference(fresh)
     assert not torch.equal(logprobs(fresh), logprobs(policy))
     reference.overlay(saved.folder, world)
@@ -115,7 +115,7 @@ def test_the_reference_can_be_a_checkpoint(tiny_model: Path, world: World, tmp_p
 
 
 def test_a_folder_that_does_not_fit_is_refused(tiny_model: Path, world: World, tmp_path: Path) -> None:
-    reference = Reference(load_policy(tiny_model, world.mesh))
+    reference = Reference(load_sharded(Policy, tiny_model, world.mesh))
     with pytest.raises(ModelFolderError, match="none of the model's tensors"):
         reference.overlay(tmp_path, world)
     save_file({"model.norm.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
@@ -129,7 +129,7 @@ def test_a_folder_that_does_not_fit_is_refused(tiny_model: Path, world: World, t
 def judged(
     model: Path, other: Path, world: World, algorithm: Algorithm, budget: int = 4096
 ) -> tuple[Policy, list[Any]]:
-    policy = load_policy(model, world.mesh)
+    policy = load_sharded(Policy, model, world.mesh)
     reference = Reference(policy)
     reference.overlay(other, world)
     return policy, make_samples(TRAJECTORIES, algorithm, Models(policy=policy, reference=reference), budget, world)
@@ -150,7 +150,7 @@ def test_scores_do_not_depend_on_microbatches(tiny_model: Path, other_model: Pat
 
 def test_scores_are_placed_at_their_own_tokens(tiny_model: Path, other_model: Path, world: World) -> None:
     _, samples = judged(tiny_model, other_model, world, Algorithm(kl_coef=0.1))
-    other = load_policy(other_model, world.mesh)
+    other = load_sharded(Policy, other_model, world.mesh)
     for sample in samples:
         alone = collate([make_units([sample], 4096)])
         with torch.no_grad():
@@ -173,7 +173,7 @@ def test_the_kl_loss_moves_the_policy_to_its_reference(
 
 
 def test_a_policy_equal_to_its_reference_has_no_divergence(tiny_model: Path, world: World) -> None:
-    policy = load_policy(tiny_model, world.mesh)
+    policy = load_sharded(Policy, tiny_model, world.mesh)
     algorithm = Algorithm(preset="rloo", kl_coef=0.1)
     models = Models(policy=policy, reference=Reference(policy))
     with_kl = make_samples(TRAJECTORIES, algorithm, models, 4096, world)

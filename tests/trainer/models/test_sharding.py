@@ -11,7 +11,7 @@ from support import random_samples
 from agentrl.errors import UserError
 from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.packing import Microbatch, collate, make_units
 
 
@@ -35,11 +35,11 @@ def kept_bytes(policy: Policy, batch: Microbatch) -> int:
 
 
 def test_activation_checkpointing_keeps_fewer_activations(tiny_model: Path, world: World) -> None:
-    plain = load_policy(tiny_model, world.mesh)
-    again = load_policy(tiny_model, world.mesh, activation_checkpointing=True)
+    plain = load_sharded(Policy, tiny_model, world.mesh)
+    again = load_sharded(Policy, tiny_model, world.mesh, activation_checkpointing=True)
     assert kept_bytes(again, microbatch()) < kept_bytes(plain, microbatch()) / 2
 
 
 def test_cpu_offload_needs_a_gpu(tiny_model: Path, world: World) -> None:
     with pytest.raises(UserError, match=r"trainer\.cpu_offload"):
-        load_policy(tiny_model, world.mesh, cpu_offload=True)
+        load_sharded(Policy, tiny_model, world.mesh, cpu_offload=True)

@@ -16,7 +16,7 @@ from agentrl.errors import ModelFolderError
 from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.reference import Reference
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import collate, make_units
 from agentrl.trainer.publish import weights
@@ -31,7 +31,7 @@ EXPERT = {
 
 
 def trained(folder: Path, world: World, adapter: LoraConfig | None = None) -> Policy:
-    policy = load_policy(folder, world.mesh, adapter=adapter)
+    policy = load_sharded(Policy, folder, world.mesh, adapter=adapter)
     config = TrainerConfig(lr=1e-2)
     update_policy(policy, make_optimizer(policy, config), random_samples(), 1, AGES, config, world)
     return policy
@@ -60,7 +60,7 @@ def theirs(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logprobs_equal_those_of_transformers(kind: str, tmp_path: Path, world: World) -> None:
     folder = save_kind(kind, tmp_path, shard="20KB")
-    torch.testing.assert_close(ours(load_policy(folder, world.mesh)), theirs(folder), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours(load_sharded(Policy, folder, world.mesh)), theirs(folder), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,7 +80,7 @@ def test_exports_and_versions_have_the_base_models_tensor_names(kind: str, tmp_p
     assert checksum(rounded / "model.safetensors") == digest
     assert {(t.dtype, t.ndim > 1) for t in sent.values()} == {(torch.bfloat16, True), (torch.float32, False)}
     assert all(torch.equal(t.to(sent[name].dtype), sent[name]) for name, t in load_file(folder / TENSORS).items())
-    reference = Reference(load_policy(base, world.mesh))
+    reference = Reference(load_sharded(Policy, base, world.mesh))
     reference.overlay(folder, world)
     assert reference.tensors.keys() == whole.keys()
     assert all(torch.equal(full(reference.tensors[name]), whole[name]) for name in whole)
@@ -101,4 +101,4 @@ def test_a_missing_expert_is_named(kind: str, tmp_path: Path, world: World) -> N
     del tensors[EXPERT[kind]]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelFolderError, match=r"model\.layers\.2\.mlp\.experts\.down_proj is 4 tensors, not 3"):
-        load_policy(tmp_path, world.mesh)
+        load_sharded(Policy, tmp_path, world.mesh)

@@ -111,8 +111,8 @@ def norm(tensors: Found, prefix: str) -> float:
 @pytest.mark.parametrize(
     ("family", "ranks", "says"),
     [
-        ("Llama", 4, "trainer.tensor_parallel 4 does not divide the model's num_key_value_heads 2; 2 would"),
-        ("Llama", 3, "trainer.tensor_parallel 3 does not divide the model's num_attention_heads 4; 2 would"),
+        ("Llama", 4, "resources.trainer.tensor 4 does not divide the model's num_key_value_heads 2; 2 would"),
+        ("Llama", 3, "resources.trainer.tensor 3 does not divide the model's num_attention_heads 4; 2 would"),
         ("GPT2", 2, "transformers has no tensor parallel plan for GPT2LMHeadModel; it must be 1"),
         ("Mixtral", 2, r"the plan of MixtralForCausalLM has layers\.0\.mlp\.experts as 'moe_tp_experts', which"),
     ],

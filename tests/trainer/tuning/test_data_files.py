@@ -157,7 +157,7 @@ def test_a_bad_pair_is_named(renderer: Renderer, tmp_path: Path, row: Any, says:
         ("none.jsonl", None, "does not exist"),
         ("rows.csv", "a,b", "ends neither in .jsonl nor in .parquet"),
         ("rows.jsonl", '{"messages": ', "line 1 is not valid JSON"),
-        ("rows.parquet", "no parquet", "is no Parquet file"),
+        ("rows.parquet", "no parquet", "is not a Parquet file"),
     ],
 )
 def test_a_bad_file_is_refused(renderer: Renderer, tmp_path: Path, name: str, text: str | None, says: str) -> None:
