@@ -1,4 +1,4 @@
-"""An agent that asks a calculator: question → tool call → result → answer, and the tasks it learns from."""
+"""An agent that uses a calculator as a tool (question → tool call → result → answer), and its training tasks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CalculatorAgent:
         self.call_tokens, self.answer_tokens = call_tokens, answer_tokens
 
     async def run(self, data: dict[str, Any], **extra: Any) -> float:
-        """Answer `data["question"]`; the reward is `score`'s."""
+        """Answer `data["question"]`; returns the reward, as `score` computes it."""
         client = AsyncOpenAI(base_url=extra["base_url"], api_key=extra["api_key"], http_client=extra["http_client"])
         messages: list[Any] = [*EXAMPLE, {"role": "user", "content": data["question"]}]
         request: Any = {"model": "default", "messages": messages, "tools": [TOOL]}
@@ -84,7 +84,7 @@ class CalculatorAgent:
 
 
 def score(data: dict[str, Any], expression: str, result: int | None, answer: str) -> float:
-    """1 for the exact answer, 0.6 for it in other words, 0.4 for the right call, 0.1 for the right numbers, else 0."""
+    """1 for the exact answer, 0.6 for another wording, 0.4 for the right call, 0.1 for the right numbers, else 0."""
     if result is None or result != data["answer"]:
         return 0.1 if [int(n) for n in re.findall(r"\d+", expression)] == [data["x"], data["y"]] else 0.0
     if answer.strip() == f"Answer: {result}":
@@ -129,7 +129,7 @@ def _value(node: ast.expr) -> int | None:
 
 
 def train_tasks(seed: int = 0, count: int = 4096) -> Iterator[dict[str, Any]]:
-    """Plain questions over the number pairs that are not held out."""
+    """`count` random questions, in plain wording, over the number pairs that are not held out."""
     return _tasks(random.Random(f"train-{seed}"), PLAIN, count, held_out=False)
 
 
@@ -139,12 +139,12 @@ def heldout_tasks() -> list[dict[str, Any]]:
 
 
 def unseen_tasks() -> list[dict[str, Any]]:
-    """64 fixed questions over held-out number pairs, worded as training never words them."""
+    """64 fixed questions over held-out number pairs, in wordings that training does not use."""
     return list(_tasks(random.Random("unseen"), UNSEEN, 64, held_out=True))
 
 
 def is_held_out(x: int, y: int) -> bool:
-    """A fifth of all unordered pairs of two-digit numbers."""
+    """Whether a pair is held out: a fifth of all unordered pairs of two-digit numbers is."""
     low, high = sorted((x, y))
     return random.Random(low * 100 + high).random() < 0.2
 

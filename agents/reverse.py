@@ -1,4 +1,4 @@
-"""An agent for the tiny model: say four letters backwards. One turn, or several on one conversation."""
+"""An agent for the tiny model: it reverses words of four letters, in one turn or several turns of one conversation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReverseAgent:
         self.turns = turns
 
     async def run(self, data: dict[str, Any], **extra: Any) -> float:
-        """Ask, keep the answer in the conversation, ask again."""
+        """Ask for each word in turn, in one conversation; returns the mean score."""
         client = AsyncOpenAI(base_url=extra["base_url"], api_key=extra["api_key"], http_client=extra["http_client"])
         messages: list[Any] = []
         scores: list[float] = []
@@ -33,13 +33,13 @@ class ReverseAgent:
 
 
 def score(word: str, answer: str) -> float:
-    """1 for the word backwards; else half the share of letters in their right place, letters too many counted."""
+    """1 for the reversed word; else half the share of correct letters, relative to the longer of word and answer."""
     right = sum(a == b for a, b in zip(word[::-1], answer, strict=False))
     return 1.0 if answer == word[::-1] else 0.5 * right / max(len(word), len(answer))
 
 
 def train_tasks(seed: int = 0, count: int = 4096) -> Iterator[dict[str, Any]]:
-    """Random words."""
+    """`count` tasks with random words that are not held out."""
     return _tasks(random.Random(f"train-{seed}"), count, held_out=False)
 
 
@@ -49,7 +49,7 @@ def heldout_tasks() -> list[dict[str, Any]]:
 
 
 def is_held_out(word: str) -> bool:
-    """A fifth of all words."""
+    """Whether a word is held out: a fifth of all words is."""
     return random.Random(word).random() < 0.2
 
 

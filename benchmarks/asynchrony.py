@@ -1,22 +1,22 @@
-"""What `trainer.max_staleness` buys under long-tailed tool latency, and what it costs in reward.
+"""Measures the speed and the reward of each `trainer.max_staleness`, with tools of long-tailed latency.
 
     python benchmarks/asynchrony.py --out benchmarks/results/asynchrony.json
     python benchmarks/asynchrony.py --steps 10 --seeds 1
 
 Whole runs of `agentrl train`: real SGLang, the tiny model, and an agent that calls the model, waits for a tool, and
-calls it again. The tool takes a lognormal while, median 2 s and σ 1.2, seeded. All variants train the same number of
-steps of 16 groups of 4 sessions; groups in flight are as many as admission allows. First the seeds of `max_staleness`
-0, at once, because they wait most of the time; then every other bound alone, for its speed; then their other seeds and
-the runs without correction, a few at once, for their reward only.
+calls it again. The tool's duration is lognormal (median 2 s, σ 1.2), from a seed. All variants train the same number of
+steps of 16 groups of 4 sessions; admission limits the groups in flight. The seeds of `max_staleness` 0 run first, all
+at once, because they mostly wait. Then every other bound runs alone, for its speed. Their other seeds and the runs
+without correction follow, a few at once, for their reward only.
 
-- `steps_per_hour/S`: at `max_staleness` S, from the first step's publish to the last one's.
-- `seconds/S/PART`: where those of a step go: `wait_for_batch` (agents), `wait_for_policy` (engines take the weights),
+- `steps_per_hour/S`: at `max_staleness` S, between the publishes of the first and the last step.
+- `seconds/S/PART`: the seconds of a step by part: `wait_for_batch` (agents), `wait_for_policy` (engines take weights),
   `train`, `checkpoint` (and the engines' folder), `rest`.
 - `age/S`, `dropped/S`: mean age of trained tokens in versions; the share of sampled tokens that were too old to train.
 - `reward/VARIANT`: held-out reward after the last step, mean over the seeds (64 tasks, 4 samples each).
-  `S_uncorrected`: with `algorithm.correction: none`, so that nothing knows how old a token is. `reward/before`: of the
-  base weights.
-- `reward_gap/VARIANT`: the same minus that at 0 with the same seed, mean over the seeds.
+  `S_uncorrected`: with `algorithm.correction: none`, so the age of a token has no effect. `reward/before`: of the base
+  weights.
+- `reward_gap/VARIANT`: this reward minus the one at `max_staleness` 0 with the same seed, mean over the seeds.
 - `weights_ess/VARIANT`: effective sample size of the importance ratios, as a share of the tokens.
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(key: Key, *, steps: int, lr: float) -> Result:
-    """One run, with a line about it."""
+    """Run one variant with one seed, and print a line about it."""
     variant, seed = key
     with tempfile.TemporaryDirectory(prefix="agentrl-asynchrony-") as folder:
         result = play(Path(folder), variant, seed, steps, lr)
@@ -77,7 +77,7 @@ def measure(key: Key, *, steps: int, lr: float) -> Result:
 
 
 def report(results: dict[Key, Result], seeds: range) -> harness.Report:
-    """The figures."""
+    """The figures of all runs."""
     timed = {bound: [results[Variant(bound), seed] for seed in (seeds if bound == 0 else [0])] for bound in BOUNDS}
     made = harness.Report("asynchrony")
     made.notes |= {"groups_per_step": GROUPS_PER_STEP, "group_size": GROUP_SIZE, "median_s": MEDIAN_S, "sigma": SIGMA}

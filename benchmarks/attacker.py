@@ -1,9 +1,9 @@
-"""Sends a slice of the requests of extremes.py from one session, some at a time; prints what came back as JSON.
+"""Sends a slice of the requests of extremes.py from one session, AT_ONCE at a time; prints a summary as JSON.
 
     AGENTRL_SESSION_KEY=… python benchmarks/attacker.py BASE_URL SEED FIRST COUNT AT_ONCE
 
-A process of its own for benchmarks/hostile.py: making and sending large bodies must not slow those whose latency is
-measured.
+benchmarks/hostile.py runs this in a separate process, so that making and sending large bodies does not slow the calls
+whose latency it measures.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import extremes
 
 TIMEOUT_S = 120.0
 OWN = (429, 500, 502, 503, 504)
-"""Statuses that are counted by themselves."""
+"""Statuses that are counted separately; the others are counted by class."""
 SLOWEST = 10
 
 
 async def main(where: str, seed: int, first: int, count: int, at_once: int) -> None:
-    """Send requests `first` … of the seed."""
+    """Send `count` requests of the seed, from number `first` on."""
     asked = list(islice(extremes.requests(seed, first + count), first, None))
     headers = {"Authorization": f"Bearer {os.environ['AGENTRL_SESSION_KEY']}", "Content-Type": "application/json"}
     statuses: Counter[str] = Counter()

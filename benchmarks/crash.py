@@ -1,11 +1,11 @@
-"""kill -9 to random processes of real training runs, on both databases: nothing may be lost, nothing trained twice.
+"""Kills random processes of real training runs, on both databases: nothing may be lost, nothing may be trained twice.
 
     python benchmarks/crash.py --database both --seeds 0,1,2 --kills 15 --out benchmarks/results/crash.json
 
-For each database and seed one `agentrl train` (real SGLang, proxy, rollout worker, trainer; the tiny model) is killed
-`--kills` times at random moments: mostly proxy, rollout worker and trainer, some engine, some the supervisor itself,
-which is then started again. Then the run goes to its last step, and `chaos.losses` compares the database with what the
-agents had noted on their own side. PostgreSQL is the server of AGENTRL_TEST_POSTGRES_URL, else the local one.
+For each database and seed, one `agentrl train` (real SGLang, proxy, rollout worker, trainer; the tiny model) gets
+`--kills` SIGKILLs at random moments: mostly to proxy, rollout worker and trainer, seldom to the engine or to the
+supervisor, which is then started again. Then the run continues to its last step, and `chaos.losses` compares the
+database with the agents' own ledger. PostgreSQL is the server of AGENTRL_TEST_POSTGRES_URL, else the local one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LOG_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run: what was done to it and what was found. `failure` says why it did not get to its end."""
+    """One run: its kills and its findings. `failure` says why it did not reach its last step."""
 
     database: str
     seed: int
@@ -58,7 +58,7 @@ class Result:
 
     @property
     def clean(self) -> bool:
-        """The run reached its last step and kept every promise."""
+        """Whether the run reached its last step and lost nothing."""
         return self.failure is None and self.findings is not None and self.findings.clean
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help=f"steps of one run (default {STEPS_PER_KILL} per kill)")
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit ends the processes that this one started
     databases = DATABASES if options.database == "both" else (options.database,)
     seeds = [int(seed) for seed in options.seeds.split(",")]
     steps = options.steps or STEPS_PER_KILL * options.kills
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def one_run(kind: str, seed: int, kills: int, steps: int, console: Console) -> Result:
-    """A whole run in a temporary folder, which is kept when anything is wrong."""
+    """A whole run in a temporary folder, which is kept if the run failed or lost anything."""
     folder = Path(tempfile.mkdtemp(prefix=f"agentrl-crash-{kind}-{seed}-")).resolve()
     started = time.monotonic()
 
@@ -121,7 +121,7 @@ def one_run(kind: str, seed: int, kills: int, steps: int, console: Console) -> R
 
 
 def verdict(result: Result) -> str:
-    """One line about a run that is over."""
+    """One line about an ended run."""
     if result.findings is None:
         return f"FAILED: {result.failure}"
     found = result.findings
@@ -145,7 +145,7 @@ def log_tail(run: Run) -> list[str]:
 
 @contextmanager
 def new_database(kind: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """URL of an empty database, and a list of those to keep; any other is dropped at the end."""
+    """The URL of an empty database, and a list. The database is dropped unless its URL is in the list at the end."""
     keep: list[str] = []
     if kind == "sqlite":
         yield f"sqlite:///{folder / 'store.db'}", keep
@@ -163,7 +163,7 @@ def new_database(kind: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def admin_url() -> str:
-    """Where databases may be made."""
+    """The URL of the server's database for administration, to create databases from."""
     return os.environ.get("AGENTRL_TEST_POSTGRES_URL") or POSTGRES
 
 
@@ -182,7 +182,7 @@ def postgres_version() -> str:
 
 
 def make_report(results: Sequence[Result], server: str | None) -> Report:
-    """Everything that is written: the databases' summaries as notes, counts and recovery times as figures."""
+    """The report: a summary of each database as notes, counts and recovery times as figures."""
     by_database = {kind: [r for r in results if r.database == kind] for kind in DATABASES}
     databases = {kind: summary(of_kind) for kind, of_kind in by_database.items() if of_kind}
     notes: dict[str, object] = {"sqlite": sqlite3.sqlite_version, "postgresql": server, "databases": databases}

@@ -1,4 +1,4 @@
-"""Seeded requests at the edges of every dialect: numbers, schemas, stop strings, biases, bodies; pure."""
+"""Makes seeded requests at the limits of every dialect: numbers, schemas, stop strings, biases, bodies. Pure."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ LONG = 10_000
 SHORT = ["\0", "\ufffd", "\U0010ffff", "é" * 1000, "<|im_end|>", "\u202e", " ", "a" * 1024, "\\", '"', "\n"]
 TEXTS = [*SHORT, "x" * 200_000]
 MAX_BYTES = 2 * 1024 * 1024
-"""Of a body."""
+"""Largest size of a body."""
 
 
 def requests(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
-    """Path and body of each; the same for the same seed."""
+    """The path and body of `count` requests, equal for equal seeds."""
     pick = random.Random(seed)
     for _ in range(count):
         path = pick.choice([*BASES])

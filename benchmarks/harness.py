@@ -1,9 +1,9 @@
-"""What every benchmark shares: interleaved rounds, medians, ratios inside one run, one JSON shape.
+"""The parts that all benchmarks share: interleaved rounds, medians, ratios within a run, the JSON report.
 
     python benchmarks/NAME.py --out FILE.json
 
-A machine is noisy; its ratios are not. So the variants of a comparison take turns, round by round, and a figure is the
-median over the rounds, with its ratio to another figure of the same run where one is named.
+Times on a busy machine vary, but ratios of times vary little. So the variants of a comparison take turns, round by
+round. A figure is the median over the rounds, with its ratio to another figure of the same run where one is named.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Figure:
 
 @dataclass
 class Report:
-    """The figures of a benchmark as they come, and what they were measured on."""
+    """The figures of a benchmark so far, and notes about the measurement."""
 
     benchmark: str
     figures: list[Figure] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Report:
         Console(width=160).print(table)
 
     def write(self, path: Path) -> None:
-        """Write machine, versions, date, notes and figures, whole or not at all."""
+        """Write machine, versions, date, notes and figures, atomically."""
         report = {
             "benchmark": self.benchmark,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -108,7 +108,7 @@ class Report:
 
 
 def interleave(variants: Mapping[str, Callable[[], float]], rounds: int, warmups: int = 1) -> dict[str, list[float]]:
-    """Run every variant once per round, in turn; what each returned, without the warm-up rounds."""
+    """Run every variant once per round, in turn; returns the results of each, without the warm-up rounds."""
     samples: dict[str, list[float]] = {name: [] for name in variants}
     for round_ in range(-warmups, rounds):
         for name, variant in variants.items():
@@ -119,7 +119,7 @@ def interleave(variants: Mapping[str, Callable[[], float]], rounds: int, warmups
 
 
 def arguments(doc: str | None, **extra: tuple[type, object, str]) -> argparse.Namespace:
-    """`--out` and `--rounds`, and more as `name=(type, default, help)`."""
+    """Parse `--out`, `--rounds` and further options, given as `name=(type, default, help)`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     for name, (kind, default, text) in extra.items():

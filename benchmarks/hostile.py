@@ -1,14 +1,14 @@
-"""Real SGLang under extreme requests from one session's key, and what other sessions notice of them.
+"""Sends extreme requests to real SGLang with one session's key, and measures the effect on other sessions.
 
     python benchmarks/hostile.py --out benchmarks/results/hostile.json
 
-A seeded stream of requests (extremes.py) at the edges of every dialect goes to a real proxy before a real SGLang of the
-tiny model, while other sessions make ordinary calls. Rounds without the hostile session take turns with others.
+A seeded stream of requests (extremes.py) at the limits of every dialect goes to a real proxy in front of real SGLang
+with the tiny model, while other sessions make ordinary calls. Rounds with and without the hostile session alternate.
 
-- `engine_deaths`, `statuses/500`: of the server, and answers that nobody foresaw; 0 is what is asked for.
+- `engine_deaths`, `statuses/500`: deaths of the server, and unexpected errors; both must be 0.
 - `statuses/CLASS`: how the hostile requests were answered. 2xx: within the bounds, sampled. 4xx: refused by name.
-- `latency_p95/quiet`, `latency_p95/hostile`: of the other sessions' calls; at most twice as much under fire.
-- `hostile_rate`: requests a second that the hostile session sent.
+- `latency_p95/quiet`, `latency_p95/hostile`: of the other sessions' calls; `hostile` may be at most twice `quiet`.
+- `hostile_rate`: requests per second of the hostile session.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def p95(seconds: list[float]) -> float:
 
 @dataclass
 class Seen:
-    """What happened."""
+    """The results of all rounds."""
 
     deaths: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ class Seen:
 
 
 async def measure(folder: Path, options: Any) -> Seen:
-    """All rounds."""
+    """Run all rounds."""
     model, port, key = resolve_model("tiny"), free_port(), new_key()
     engine = launch(EngineSpec(model=model, port=free_port(), log_file=folder / "engine.log", key=key))
     proxy = start_proxy(folder, [engine.url], port, model, more={ENGINE_KEY: key})
@@ -112,7 +112,7 @@ async def measure(folder: Path, options: Any) -> Seen:
 
 
 async def session(http: aiohttp.ClientSession, url: str) -> tuple[str, dict[str, str]]:
-    """A session that samples as it asks: its address and its key's header."""
+    """Open a session whose sampling parameters are not forced; returns its address and the header with its key."""
     asked = {"is_eval": True, "task": {}, "sampling": {}}
     async with http.post(f"{url}/groups", json=asked, headers=RUN) as answer:
         opened = (await answer.json())["sessions"][0]
@@ -122,7 +122,7 @@ async def session(http: aiohttp.ClientSession, url: str) -> tuple[str, dict[str,
 async def ordinary(
     http: aiohttp.ClientSession, sessions: list[tuple[str, dict[str, str]]], until: asyncio.Task[None]
 ) -> list[float]:
-    """Every session makes a call after another until the task is done; the seconds that each took."""
+    """Every session makes one call after another until the task is done; returns the seconds of each call."""
     seconds: list[float] = []
 
     async def one(where: str, headers: dict[str, str]) -> None:
@@ -138,7 +138,7 @@ async def ordinary(
 
 
 async def attack(mine: tuple[str, dict[str, str]], first: int, count: int, options: Any, seen: Seen) -> None:
-    """Have the next requests sent, by a process of its own."""
+    """Send the next `count` requests, from number `first` on, by attacker.py in a separate process."""
     where, headers = mine
     env = os.environ | {"AGENTRL_SESSION_KEY": headers["Authorization"].removeprefix("Bearer ")}
     words = [where, *map(str, (options.seed, first, count, options.at_once))]

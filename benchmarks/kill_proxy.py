@@ -1,12 +1,13 @@
-"""kill -9 to the proxy's workers under load, on both databases: no delivered answer may be missing, none sampled twice.
+"""Kills the proxy's workers under load, on both databases: no delivered answer may be missing, none sampled twice.
 
     python benchmarks/kill_proxy.py --kills 20 --out benchmarks/results/kill_proxy.json
 
-For each database a real `agentrl proxy --workers N` serves agents that talk through the real openai SDK with its own
-retries: half of them whole answers, half streams, which the SDK does not retry, so the agent asks again under the same
-`Idempotency-Key`. Every answer of the fake engine is random, so an answer that was sampled twice reads otherwise. A
-random worker is killed `--kills` times, each time once every agent has gone on after the last kill. Then what the
-agents had noted is compared with the store. PostgreSQL is the server of AGENTRL_TEST_POSTGRES_URL, else the local one.
+For each database, a real `agentrl proxy --workers N` serves agents that use the openai SDK with its own retries. Half
+of the agents ask for whole answers. The other half stream; the SDK does not retry streams, so these agents ask again
+with the same `Idempotency-Key`. Every answer of the fake engine is random, so an answer that is sampled twice differs.
+A random worker is killed `--kills` times, each time after every agent has made progress since the last kill. Then the
+answers that the agents noted are compared with the store. PostgreSQL is the server of AGENTRL_TEST_POSTGRES_URL, else
+the local one.
 """
 
 from __future__ import annotations
@@ -47,22 +48,22 @@ from agentrl.testing import FakeEngine
 TOKENS = 24
 TOKEN_DELAY_S = 0.01
 LONGEST = 24
-"""Messages after which an agent begins a new conversation."""
+"""Number of messages after which an agent begins a new conversation."""
 MAX_RETRIES = 8
 STUCK_S = 90.0
 LOST = ("missing", "changed", "twice", "failed_turns", "violations")
-"""What must be nothing."""
+"""The counts that must be 0."""
 
 
 @dataclass
 class Agent:
-    """One session and what its owner noted."""
+    """One session and the notes of its agent."""
 
     index: int
     session: dict[str, Any]
     stream: bool
-    delivered: dict[str, str] = field(default_factory=dict)  # call id → text, whose end was received
-    retried: set[str] = field(default_factory=set)  # calls whose answer came to a retry
+    delivered: dict[str, str] = field(default_factory=dict)  # call id → text of an answer that was received to its end
+    retried: set[str] = field(default_factory=set)  # calls whose answer a retry received
     breaks: int = 0  # streams that broke off
     failures: list[str] = field(default_factory=list)
     last_was_retry: bool = False
@@ -98,7 +99,7 @@ def main() -> None:
 
 
 async def one_run(folder: Path, url: str, options: Any) -> tuple[dict[str, int], list[float]]:
-    """The counts of one database, and for each kill the seconds until the worker served again."""
+    """Run one database; returns its counts, and for each kill the seconds until the worker served again."""
     model = resolve_model("tiny")
     renderer = load_renderer(model)
     rng = random.Random(options.seed)
@@ -122,7 +123,7 @@ async def one_run(folder: Path, url: str, options: Any) -> tuple[dict[str, int],
 
 
 def answers(renderer: Renderer) -> Callable[[list[int], Any], list[int]]:
-    """Another answer each time, whatever is asked."""
+    """A function that answers any prompt with new random tokens."""
     words = ["red", "green", "blue", "one", "two", "three", "four", "five", "north", "south", "east", "west"]
 
     def respond(_: list[int], __: Any) -> list[int]:
@@ -132,7 +133,7 @@ def answers(renderer: Renderer) -> Callable[[list[int], Any], list[int]]:
 
 
 def start(folder: Path, url: str, engine_url: str, port: int, workers: int) -> subprocess.Popen[bytes]:
-    """The real command."""
+    """Start `agentrl proxy`."""
     argv = ["proxy", "--run", "bench", "--engine", engine_url, "--port", str(port), "--workers", str(workers)]
     env = os.environ | {"AGENTRL_DATABASE_URL": url, "AGENTRL_ADMIN_KEY": "admin-key"}
     with (folder / "proxy.log").open("ab") as log:
@@ -142,7 +143,7 @@ def start(folder: Path, url: str, engine_url: str, port: int, workers: int) -> s
 async def disturbed(
     proxy: subprocess.Popen[bytes], url: str, folder: Path, options: Any, rng: random.Random
 ) -> tuple[list[Agent], list[float]]:
-    """Kill workers while agents talk; what the agents noted, and how long each worker was away."""
+    """Kill workers while agents make calls; returns the agents with their notes, and how long each worker was away."""
     agents: list[Agent] = []
     recovery_s: list[float] = []
     async with aiohttp.ClientSession() as http:
@@ -159,7 +160,7 @@ async def disturbed(
         for kill in range(options.kills):
             before = [len(agent.delivered) for agent in agents]
             await until(lambda b=before: all(len(a.delivered) > n for a, n in zip(agents, b, strict=True)), log)
-            await asyncio.sleep(rng.uniform(0, 2 * TOKENS * TOKEN_DELAY_S))  # anywhere in a call
+            await asyncio.sleep(rng.uniform(0, 2 * TOKENS * TOKEN_DELAY_S))  # a random moment within a call
             victim = rng.choice(worker_pids(proxy.pid))
             os.kill(victim, signal.SIGKILL)
             killed = time.monotonic()
@@ -174,7 +175,7 @@ async def disturbed(
 
 
 async def until(condition: Callable[[], bool], log: Path) -> None:
-    """Wait for it; ends the benchmark when it does not come."""
+    """Wait until `condition` holds; ends the benchmark when it does not come to hold in time."""
     deadline = time.monotonic() + STUCK_S
     while not condition():
         if time.monotonic() > deadline:
@@ -187,12 +188,12 @@ def _tail(log: Path) -> str:
 
 
 def worker_pids(parent: int) -> list[int]:
-    """The workers that are there."""
+    """The process ids of the running workers."""
     return [c.pid for c in psutil.Process(parent).children() if "agentrl.proxy.serving.replica" in c.cmdline()]
 
 
 async def talk(agent: Agent, ended: asyncio.Event) -> None:
-    """Conversation after conversation."""
+    """Hold one conversation after another until `ended` is set."""
 
     async def sent(request: httpx.Request) -> None:
         agent.last_was_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
@@ -217,13 +218,13 @@ async def talk(agent: Agent, ended: asyncio.Event) -> None:
 
 
 async def whole(agent: Agent, client: openai.AsyncOpenAI, messages: list[Any]) -> str:
-    """One answer; the SDK retries by itself."""
+    """Get one whole answer; the SDK retries by itself."""
     answer = await client.chat.completions.create(model="default", messages=messages)
     return note(agent, answer.id, answer.choices[0].message.content or "", agent.last_was_retry)
 
 
 async def streamed(agent: Agent, client: openai.AsyncOpenAI, messages: list[Any], turn: int) -> str:
-    """One answer in pieces; asked for again, from its start, until its end has come."""
+    """Get one streamed answer; asks again, from the start, until the end of the stream has arrived."""
     key = {"Idempotency-Key": f"{agent.index}-{turn}"}
     for attempt in range(MAX_RETRIES + 1):
         text, reason, call_id = "", None, ""
@@ -245,7 +246,7 @@ async def streamed(agent: Agent, client: openai.AsyncOpenAI, messages: list[Any]
 
 
 def note(agent: Agent, completion_id: str, text: str, retried: bool) -> str:
-    """An answer has arrived to its end."""
+    """Note an answer that has arrived to its end."""
     call_id = completion_id.removeprefix("chatcmpl-")
     agent.delivered[call_id] = text
     if retried:
@@ -254,7 +255,7 @@ def note(agent: Agent, completion_id: str, text: str, retried: bool) -> str:
 
 
 def compare(database: Database, run_id: str, agents: list[Agent], kills: int) -> dict[str, int]:
-    """The agents' notes against the store."""
+    """Compare the agents' notes with the store; returns counts."""
     counts: Counter[str] = Counter()
     for agent in agents:
         with database.read() as conn:
@@ -281,13 +282,13 @@ def compare(database: Database, run_id: str, agents: list[Agent], kills: int) ->
             asked[row.digest].append(row)
         for calls in asked.values():
             first = next((row for row in calls if row.status == "complete"), None)
-            # One that began before the first was complete is a retry that could not know of its answer.
+            # A call that began before the first was complete could not get its answer: only later calls count.
             later = [row for row in calls if first is not None and row.created_at > first.finished_at]
             counts["twice"] += len(later)
             counts["sampled_again"] += len(calls) - 1
             counts["claimed"] += sum(row.id in agent.retried for row in calls[:1])
     with database.read() as conn:
-        violations = run_audit.violations(conn, run_id)
+        violations = list(run_audit.scan(conn, run_id))
     for line in [*violations, *(f"agent {agent.index}, {line}" for agent in agents for line in agent.failures)]:
         print(line, file=sys.stderr)
     names = (*LOST, "delivered", "answers_to_retries", "claimed", "sampled_again", "calls_lost", "broken_streams")

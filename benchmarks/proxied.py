@@ -43,7 +43,7 @@ def start_proxy(
     program: tuple[str, ...] = ("-m", "agentrl"),
     more: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """The real command, or a `program` that takes its arguments, on a database of its own; with `more` variables."""
+    """Start `agentrl proxy`, or a `program` with its arguments, on a database of its own and with `more` variables."""
     database = Database(f"sqlite:///{folder}/bench.db")
     database.upgrade()
     create_run(database, model)

@@ -1,22 +1,22 @@
-"""What a call through the proxy costs, beside other gateways, in front of the same fake engine.
+"""Measures the cost of a call through the proxy and through other gateways, in front of the same fake engine.
 
     python benchmarks/proxy.py --out benchmarks/results/proxy.json
     python benchmarks/proxy.py --quick
     python benchmarks/proxy.py --variants agentrl,starlette_httpx --concurrency 32
 
-What is counted: CPU time (user and system) of the variant's process and its children while a round of calls runs,
-divided by the calls. The engine and the load generator are processes of their own and not counted; nor is the opening
-of sessions, which comes before. A call is a turn of an agent: five turns to a session, whose prompts average 2,000
-tokens, 300 sampled tokens with logprobs (`peers/payload.py`). The whole conversation is sent each time, the reply
-echoed as it was delivered. Every variant gets the same bodies. From 128 calls in flight on, one turn of each session is
-counted, each of the five equally often; the turns before it come before.
+The measured cost is the CPU time (user and system) of the variant's process and its children during a round of calls,
+divided by the number of calls. The engine and the load generator run in other processes and are not counted. Opening
+the sessions is not counted either. A call is a turn of an agent. A session has five turns, whose prompts average 2,000
+tokens; each turn has 300 sampled tokens with logprobs (`peers/payload.py`). Each call sends the whole conversation,
+with the replies as they were delivered. Every variant gets the same bodies. With 128 or more calls in flight, one turn
+of each session is counted, each of the five equally often; the turns before it are made before the measurement.
 
 - `cpu_per_call/VARIANT/cN[/stream]`: with N calls in flight.
-- `cpu_per_call_first/VARIANT/c32`: every call is the first of its session and shares nothing of its 2,000 tokens.
-- `cpu_per_call_logprobs/VARIANT/c32`: the agent asks for logprobs, which else only gateways that record ask for, and
-  which the engine's chat route gives all the same, because without them there is nothing to train on.
-- `cpu_per_call_text/VARIANT/c32`: nobody asks for logprobs, and the engine's chat route gives none.
-- `throughput/VARIANT/c128`: calls a second with an engine that takes 1 s for each.
+- `cpu_per_call_first/VARIANT/c32`: every call is the first of its session and shares none of its 2,000 tokens.
+- `cpu_per_call_logprobs/VARIANT/c32`: the agent requests logprobs. In the other figures only gateways that record
+  request them; the engine's chat route sends them in any case, because training needs them.
+- `cpu_per_call_text/VARIANT/c32`: agent and gateway request no logprobs, and the engine's chat route sends none.
+- `throughput/VARIANT/c128`: calls per second with an engine that takes 1 s for each call.
 - `bytes_per_turn`: the bulk columns of a call; `bytes_per_turn/file`: the database file over its calls.
 
 docs/proxy-benchmark.md says how each variant is set up.
@@ -63,15 +63,15 @@ BASE = "starlette_httpx"
 ALL = (1, 32, 128, 512)
 ONLY_OURS = (8, 256)
 ONE_TURN_FROM = 128
-ENOUGH_S = 12.0  # a figure whose rounds took so long gets no more of them
-TOO_LONG_S = 45.0  # a round that must take so long, by what its calls cost at 32 in flight, is left out, and noted
+ENOUGH_S = 12.0  # a figure whose rounds took this long together gets no further round
+TOO_LONG_S = 45.0  # a round that would take longer, judged by the cost at 32 in flight, is skipped and noted
 
 
 @dataclass(frozen=True)
 class Case:
     """One figure of a variant."""
 
-    figure: str  # before the variant
+    figure: str  # the part of its name before the variant
     in_flight: int
     stream: bool = False
     first: bool = False
@@ -86,7 +86,7 @@ class Case:
 def main() -> None:
     """Measure, print a table, write JSON."""
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so ends what it started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit ends the processes that this one started
     report = harness.Report("proxy")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What to measure, and how often."""
+    """Parse the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each figure, after one that warms up (3)")
@@ -172,7 +172,10 @@ class Bench:
             yield
 
     def round(self, variant: Variant, case: Case, sessions: int, turns: int) -> tuple[float, dict[str, Any]]:
-        """(CPU seconds a call, what the load generator says). Raises SystemExit where a call failed."""
+        """Run one round; returns (CPU seconds per call, the load generator's result).
+
+        Raises SystemExit when a call failed.
+        """
         self._post_delay(case.delay_s)
         self._seed += 1
         order = {
@@ -216,11 +219,11 @@ class Bench:
 
 
 def measure(report: harness.Report, bench: Bench, found: list[Case], options: argparse.Namespace) -> None:
-    """All figures: every case in turn, its variants taking turns round by round."""
+    """Measure all figures: one case after another, and its variants in turn, round by round."""
     for stream in (False, True):
         for variant in bench.variants:  # warm up
             bench.round(variant, Case("", 8, stream), 8, payload.TURNS)
-    known: dict[tuple[str, bool], float] = {}  # seconds a call, when there is work enough
+    known: dict[tuple[str, bool], float] = {}  # seconds per call under full load
     for case in found:
         variants = [variant for variant in bench.variants if is_for(case, variant.name)]
         samples: dict[str, list[float]] = {variant.name: [] for variant in variants}
@@ -249,7 +252,7 @@ def measure(report: harness.Report, bench: Bench, found: list[Case], options: ar
 
 
 def add(report: harness.Report, case: Case, samples: dict[str, list[float]]) -> None:
-    """The figures of a case, the one that others are compared with first."""
+    """Add the figures of a case; the one that the others are compared with comes first."""
     unit, base = ("calls/s", "direct") if case.figure == "throughput" else ("ms", BASE)
     for name in sorted(samples, key=lambda name: name != base):
         is_compared = base in samples and name != base
@@ -262,12 +265,12 @@ def size(case: Case, quick: bool) -> tuple[int, int]:
         return (64 if quick else 128), 1
     if case.in_flight >= ONE_TURN_FROM and not case.delay_s:
         return max(256 if not case.stream else 0, case.in_flight), 1
-    fewest = 2 if quick or case.stream else 8  # streams take their time
+    fewest = 2 if quick or case.stream else 8  # streams take longer
     return max(fewest, case.in_flight), payload.TURNS
 
 
 def stored(report: harness.Report, folder: Path) -> None:
-    """What a call took in the store. Every call but a session's first must have extended another."""
+    """Add the bytes that a call takes in the store. Each call but a session's first must have extended another."""
     database = Database(f"sqlite:///{folder}/bench.db")
     data = interaction_data.c
     sizes = [

@@ -1,17 +1,17 @@
-"""What a publish takes, by transport and size: until it is done, and how long the engine stands still.
+"""Measures publishes by transport and size: their duration, and how long an engine is paused.
 
     python benchmarks/publish.py --out benchmarks/results/publish.json
     python benchmarks/publish.py --fleets tiny
 
-Real SGLang engines behind the real proxy; the trainer's own publisher, in this process, publishes version after version
-of all of the model's weights, each with other values. The transports take turns. A folder is written before its publish
-is timed, as the trainer writes it in any case: `write_s` is what that takes. A FLEET is an engine of a model; one that
-keeps another type, as in `tiny-bfloat16`; or several, as in `tiny-x2`.
+The engines are real SGLang behind the real proxy. The trainer's own publisher, in this process, publishes one version
+after another, each with new values for all weights of the model. The transports take turns. The folder of a version is
+written before its publish is timed, since the trainer always writes it; `write_s` is the time for that. A FLEET is one
+engine of a model, one engine with another type (`tiny-bfloat16`), or several engines (`tiny-x2`).
 
 - `publish_s/FLEET/TRANSPORT`: from the trainer's request to its answer. `disk_unverified`: without comparing digests.
-- `stall_s/FLEET/TRANSPORT`: the part of it that an engine was paused; the one that was for longest.
+- `stall_s/FLEET/TRANSPORT`: the longest pause of an engine during the publish.
 - `bytes_per_s/FLEET/TRANSPORT`: the version's bytes over the seconds of its publish.
-- `write_s/FLEET`: the folder, its checksum included.
+- `write_s/FLEET`: the time to write the folder and compute its checksum.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agentrl.store import Database, events, runs
 from agentrl.store.tables import weight_versions
 from agentrl.trainer.distributed import World, join_world
 from agentrl.trainer.models.policy import Policy
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.publish import weights
 from agentrl.trainer.publish.publish_client import Publisher
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def measure(report: harness.Report, name: str, rounds: int, world: World) -> None:
-    """All transports with one fleet."""
+    """Measure all transports with one fleet."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), Fleet.named(name), world) as run:
         seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         stalls: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
@@ -105,7 +105,7 @@ class Fleet:
 
     @classmethod
     def named(cls, name: str) -> Fleet:
-        """As in FLEETS."""
+        """The fleet that has this name in FLEETS."""
         model, _, kind = name.partition("-")
         folder = resolve_model(model)
         if kind.startswith("x"):
@@ -115,7 +115,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Took:
-    """One publish."""
+    """The durations and the size of one publish."""
 
     write_s: float
     publish_s: float
@@ -125,7 +125,7 @@ class Took:
 
 @dataclass
 class Run:
-    """A trainer's view of a run."""
+    """A run that versions are published to, as the trainer does."""
 
     url: str
     database: Database
@@ -137,7 +137,7 @@ class Run:
     version: int = 0
 
     def publish(self, variant: str) -> Took:
-        """The next version, by one transport. Raises SystemExit when it came otherwise."""
+        """Publish the next version by one transport. Raises SystemExit when another transport was used."""
         self.version += 1
         with torch.no_grad():
             for _, p in self.policy.trainable():
@@ -177,7 +177,9 @@ def served(folder: Path, fleet: Fleet, world: World) -> Iterator[Run]:
         asyncio.run(_healthy(f"http://127.0.0.1:{port}", proxy))
         database = Database(f"sqlite:///{folder}/bench.db")
         run_id = database.query(runs.by_name, "bench").id
-        yield Run(f"http://127.0.0.1:{port}", database, run_id, fleet, folder, load_policy(model, world.mesh), world)
+        yield Run(
+            f"http://127.0.0.1:{port}", database, run_id, fleet, folder, load_sharded(Policy, model, world.mesh), world
+        )
         database.close()
     finally:
         proxy.terminate()

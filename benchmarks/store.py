@@ -1,4 +1,4 @@
-"""What the store costs, on SQLite and PostgreSQL: recording, leases and dashboards at scale, batches, bytes.
+"""Measures the cost of the store, on SQLite and PostgreSQL: recording, leases and dashboards at scale, batches, bytes.
 
     python benchmarks/store.py --out benchmarks/results/store.json
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 @contextmanager
 def filled_stores(backend: str, sizes: list[int]) -> Iterator[dict[int, tuple[Database, str]]]:
-    """One store per size, all at once, smallest first."""
+    """Open one store per size, smallest first, until the block ends."""
     if not sizes:
         yield {}
         return

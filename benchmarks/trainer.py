@@ -1,24 +1,24 @@
-"""What a training step costs, beside TRL's GRPO trainer and a plain padded loop, on the same trajectories.
+"""Measures a training step against TRL's GRPO trainer and a plain padded loop, on the same trajectories.
 
     python benchmarks/trainer.py --out benchmarks/results/trainer.json
     python benchmarks/trainer.py --quick
     python benchmarks/trainer.py --device cuda --model FOLDER
 
 A step takes a batch of 8 or 16 trajectories (64 on a GPU) in two minibatches: it recomputes all logprobs without
-gradient, then for each minibatch goes forward, backward, and steps AdamW. Every variant has the same trajectories,
-minibatches, objective, parameters (all are trained), numeric type and threads, a process of its own, and a token budget
-for one forward pass; the weights are random, of SmolLM2-135M's shape, unless a model folder is given.
+gradient. Then it runs forward, backward and an AdamW step for each minibatch. Every variant has the same trajectories,
+minibatches, objective, parameters (all are trained), numeric type, threads and token budget of a forward pass. Each
+variant runs in its own process. The weights are random, in SmolLM2-135M's shape, unless a model folder is given.
 
 - `tokens_per_s/SHAPE/VARIANT`: tokens of the trajectories, padding not counted, over the seconds of a step. Shapes:
-  `even` lengths; `tails`, outputs of log-normal lengths; `shared`, groups that share a long prompt (nobody shares
-  anything in the others).
-- `theory/SHAPE`: the tokens of TRL's padded batch over those that must be computed: a shared prompt once, nothing
-  behind the last prediction. `of_theory/SHAPE/VARIANT`: our speed over that variant's, over this ratio.
+  `even` lengths; `tails`, outputs of log-normal lengths; `shared`, groups that share a long prompt (the other shapes
+  share none).
+- `theory/SHAPE`: the tokens of TRL's padded batch over the necessary tokens (a shared prompt once, none after the last
+  prediction). `of_theory/SHAPE/VARIANT`: our speed over the variant's speed, divided by this ratio.
 - `peak_memory/SHAPE/VARIANT`: of the whole process (resident), on a GPU what torch allocated.
-- `time/SHAPE/VARIANT/PHASE`: where the seconds of a step go, of wall time.
+- `time/SHAPE/VARIANT/PHASE`: the wall time of a step by phase.
 - `ranks/N`: tokens per second of N ranks of one thread each (of one GPU each), shape `even`; `2_kept`: with
   `trainer.keep_gathered`.
-- `mfu/SHAPE/VARIANT`, on a GPU: matrix products of what must be computed over what the device could do in the time.
+- `mfu/SHAPE/VARIANT`, on a GPU: operations of the necessary matrix products over the device's peak in the same time.
 
 docs/trainer-benchmark.md says how each variant is set up.
 """
@@ -50,12 +50,12 @@ from agentrl.trainer.metrics.flops import matmul_flops, peak_flops
 HERE = Path(__file__).parent
 BASE = "trl"
 RANKS = "ranks"
-"""Among the shapes: the scaling over them."""
+"""The name among the shapes that measures the scaling over ranks."""
 TIMED = ("agentrl", "trl")
-"""Whose seconds are told apart."""
+"""The variants whose time is measured by phase."""
 MINIBATCHES = 2
 ENOUGH_S = 150.0
-"""A shape whose rounds took so long gets no more of them."""
+"""Seconds of a shape's rounds after which no further round is run."""
 MIB = 2**20
 
 
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What to measure, and how often."""
+    """Parse the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each figure, after one that warms up (3)")
@@ -108,13 +108,13 @@ def arguments() -> argparse.Namespace:
     if options.cpu_time and (options.threads != 1 or options.device != "cpu"):
         parser.error("--cpu-time: threads that wait for each other take CPU time too: --threads 1, on a CPU")
     if options.device == "cuda":
-        options.variants = [v for v in options.variants if not v.endswith("_tuned")]  # for a CPU
+        options.variants = [v for v in options.variants if not v.endswith("_tuned")]  # tuned for a CPU
     options.budget = options.budget or (16384 if options.device == "cuda" else 128 if options.quick else 1024)
     return options
 
 
 def about(order: Order, config: dict[str, Any], options: argparse.Namespace) -> dict[str, object]:
-    """For the notes."""
+    """The notes of the report."""
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     shape = {key: config[key] for key in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")}
     return {
@@ -131,7 +131,7 @@ def about(order: Order, config: dict[str, Any], options: argparse.Namespace) -> 
 def measure(
     report: harness.Report, name: str, order: Order, config: dict[str, Any], options: argparse.Namespace
 ) -> None:
-    """All figures of one shape, its variants taking turns round by round."""
+    """Measure all figures of one shape; its variants take turns, round by round."""
     counts = count(make_samples(order.shape, config["vocab_size"]), order.minibatches, order.budget)
     with ExitStack() as stack:
         workers = {v: stack.enter_context(running(replace(order, variant=v))) for v in options.variants}
@@ -164,7 +164,7 @@ def measure(
 def take_turns(
     name: str, workers: dict[str, Worker], rounds: int, small_warm_up: bool
 ) -> dict[str, list[dict[str, Any]]]:
-    """What each variant's steps took, the first one, which warms up, left out."""
+    """Run the rounds; returns the answers of each variant without the first, which is a warm-up."""
     answers: dict[str, list[dict[str, Any]]] = {v: [] for v in workers}
     spent = 0.0
     for round_ in range(-1, rounds):
@@ -181,7 +181,7 @@ def take_turns(
 
 
 def scale(report: harness.Report, order: Order, config: dict[str, Any], options: argparse.Namespace) -> None:
-    """One rank against two, which shard the weights, or also keep them gathered during an update."""
+    """Measure one rank, two ranks that shard the weights, and two ranks that keep them gathered during an update."""
     order = replace(order, variant="agentrl", threads=1 if options.device == "cpu" else order.threads)
     counts = count(make_samples(order.shape, config["vocab_size"]), order.minibatches, order.budget)
     with ExitStack() as stack:
@@ -204,7 +204,7 @@ def add_mfu(
     config: dict[str, Any],
     options: argparse.Namespace,
 ) -> None:
-    """Model FLOP utilisation, where the device's peak is known."""
+    """Add the model FLOP utilisation, if the device's peak is known."""
     known = peak_flops(torch.device("cuda"))
     peak = options.peak_tflops * 1e12 if options.peak_tflops else known
     if peak is None:
@@ -217,12 +217,12 @@ def add_mfu(
 
 @dataclass
 class Worker:
-    """The processes of a variant: one, or its ranks. The first thing to hear of them is that they are ready."""
+    """The processes of a variant: one, or one per rank. Their first line says that they are ready."""
 
     processes: list[subprocess.Popen[str]]
 
     def step(self, line: str) -> dict[str, Any]:
-        """Rank 0's answer to the line, once all ranks have answered."""
+        """Send a line to all processes; returns rank 0's answer once all have answered."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(f"{line}\n")
@@ -230,7 +230,7 @@ class Worker:
         return self.hear()
 
     def hear(self) -> dict[str, Any]:
-        """A line of each. Raises SystemExit where a process ended instead."""
+        """Read a line of each process; returns rank 0's. Raises SystemExit if a process has ended."""
         lines = []
         for process in self.processes:
             assert process.stdout is not None
@@ -243,7 +243,7 @@ class Worker:
 
 @contextmanager
 def running(order: Order, ranks: int = 1) -> Iterator[Worker]:
-    """The variant's processes, starting; they end when their input does."""
+    """Start the variant's processes; close their input, which ends them, when the block ends."""
     processes = [start(order, rank, ranks, port) for port in [free_port()] for rank in range(ranks)]
     try:
         yield Worker(processes)
@@ -260,7 +260,7 @@ def running(order: Order, ranks: int = 1) -> Iterator[Worker]:
 
 
 def start(order: Order, rank: int, ranks: int, port: int) -> subprocess.Popen[str]:
-    """One process."""
+    """Start one process of a variant."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     if ranks > 1:
@@ -276,7 +276,7 @@ def start(order: Order, rank: int, ranks: int, port: int) -> subprocess.Popen[st
 
 
 def free_port() -> int:
-    """Of this machine."""
+    """A free port of this machine."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

@@ -1,12 +1,12 @@
-"""What a turn costs as its conversation grows: CPU of the proxy and bytes in the store, turn by turn.
+"""Measures the cost of each turn as a conversation grows: CPU of the proxy and bytes in the store.
 
     python benchmarks/turns.py --out benchmarks/results/turns.json
 
-Agents talk in lockstep with a proxy before a fake engine that answers at once. Every turn adds 1,600 tokens of
-SmolLM2's vocabulary, 64 of them sampled; the 20th stands at 32,000. A figure is the proxy's CPU time for one turn of
-all agents, divided by the agents; the median over conversations. `chatml` renders with our ChatML, `template` bridges
-over the model's own chat template. With `chat`, whole or streamed, an agent sends its whole conversation each time;
-with `responses` only what is new, after `previous_response_id`.
+Agents make calls in lockstep to a proxy in front of a fake engine that answers at once. Every turn adds 1,600 tokens of
+SmolLM2's vocabulary, 64 of them sampled; the conversation has 32,000 tokens at the 20th turn. A figure is the proxy's
+CPU time for one turn of all agents, divided by the number of agents: the median over conversations. `chatml` renders
+with our ChatML, `template` bridges over the model's own chat template. With `chat`, whole or streamed, an agent sends
+its whole conversation each time; with `responses` it sends only the new messages, with `previous_response_id`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def long_model(path: Path, renderer: str) -> Path:
-    """SmolLM2's tokenizer and template under a longer context; its weights are not needed."""
+    """Make a folder with SmolLM2's tokenizer and template and a longer context, without weights."""
     source = resolve_model("smollm2")
     path.mkdir()
     for file in source.iterdir():
@@ -68,9 +68,9 @@ def long_model(path: Path, renderer: str) -> Path:
 
 
 async def measure(report: harness.Report, folder: Path, model: Path, name: str, options: Any) -> None:
-    """CPU of each turn, whole and streamed, and the bytes that its rows take."""
+    """Measure the CPU of each turn, whole and streamed, and the bytes of its rows."""
     written = load_renderer(model)
-    words = len(written.encode(" ".join(WORDS * 100))) / len(WORDS * 100)  # tokens a word
+    words = len(written.encode(" ".join(WORDS * 100))) / len(WORDS * 100)  # tokens per word
     answer = written.encode(" " + " ".join(WORDS * 10))[: SAMPLED - 1] + written.stop_token_ids[:1]
     per_turn = round((TOKENS_A_TURN - SAMPLED) / words)
     samples: dict[str, dict[int, list[float]]] = {api: {} for api in ("chat", "chat_stream", "responses")}
@@ -101,7 +101,7 @@ async def measure(report: harness.Report, folder: Path, model: Path, name: str, 
 async def conversation(
     http: aiohttp.ClientSession, url: str, proxy: subprocess.Popen[bytes], agents: int, words: int, api: str
 ) -> list[float]:
-    """CPU milliseconds of the proxy per agent, for every turn."""
+    """Hold one conversation per agent; returns the proxy's CPU milliseconds per agent, for every turn."""
     opened = []
     for _ in range(agents):
         async with http.post(f"{url}/groups", json={"is_eval": True, "task": {}}, headers=RUN) as answer:
@@ -134,7 +134,7 @@ async def conversation(
 
 
 def text_of(raw: bytes, stream: bool) -> str:
-    """The answer's text."""
+    """The text of an answer."""
     if not stream:
         return str(json.loads(raw)["choices"][0]["message"]["content"])
     chunks = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith(b"data: {")]

@@ -1,14 +1,14 @@
-"""CPU of a call to the engine, by the client library that carries it.
+"""Measures the CPU of a call to the engine with each client library.
 
     python benchmarks/wire.py --out benchmarks/results/wire.json
 
 A program stands in for the engine: it answers each `POST /generate` with 300 tokens, in one event or in 300 events a
-millisecond apart. This process sends the calls, 32 at a time, over connections that are kept, reads each answer to its
-end and parses nothing. Variants take turns: `agentrl.engine.wire`, httpcore and aiohttp, each as its documentation
-streams an answer, on uvloop. A figure is this process's CPU time over the number of calls.
+millisecond apart. This process sends the calls, 32 at a time, over kept connections, and reads each answer to its end
+without parsing it. The variants take turns: `agentrl.engine.wire`, httpcore and aiohttp. Each streams an answer on
+uvloop, as its documentation says. A figure is this process's CPU time over the number of calls.
 
-- `whole/VARIANT`: the answer is one event, as where the agent does not stream.
-- `stream/VARIANT`: the answer is an event a token.
+- `whole/VARIANT`: the answer is one event, as for an agent that does not stream.
+- `stream/VARIANT`: the answer is one event per token.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ TIMEOUT_S = 60.0
 TOKENS_PER_EVENT = {"whole": 1_000_000, "stream": 1}
 JSON = {"Content-Type": "application/json"}
 Call = Callable[[bytes], Awaitable[int]]
-"""Sends a body and reads the answer; its size in bytes."""
+"""Sends a body and reads the answer; returns its size in bytes."""
 
 
 @asynccontextmanager
 async def wire(url: str) -> AsyncIterator[Call]:
-    """Our own."""
+    """Calls by `agentrl.engine.wire`."""
     connections = Wire(url)
 
     async def call(body: bytes) -> int:
@@ -62,7 +62,7 @@ async def wire(url: str) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def over_httpcore(url: str) -> AsyncIterator[Call]:
-    """httpcore's pool."""
+    """Calls by httpcore's connection pool."""
     async with httpcore.AsyncConnectionPool(max_connections=IN_FLIGHT) as pool:
 
         async def call(body: bytes) -> int:
@@ -77,7 +77,7 @@ async def over_httpcore(url: str) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def over_aiohttp(url: str) -> AsyncIterator[Call]:
-    """aiohttp's session."""
+    """Calls by aiohttp's client session."""
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as http:
 
@@ -92,7 +92,7 @@ VARIANTS = {"wire": wire, "httpcore": over_httpcore, "aiohttp": over_aiohttp}
 
 
 async def round_of(variant: str, url: str, body: bytes, calls: int) -> float:
-    """Milliseconds of CPU a call."""
+    """Run one round; returns milliseconds of CPU per call."""
     async with VARIANTS[variant](url) as call:
         await asyncio.gather(*[call(body) for _ in range(IN_FLIGHT)])  # connects
         started = time.process_time()
@@ -104,12 +104,12 @@ async def round_of(variant: str, url: str, body: bytes, calls: int) -> float:
 
 
 async def _shortest(call: Call, body: bytes, count: int) -> int:
-    """Calls one after another; the size of the shortest answer."""
+    """Make `count` calls one after another; returns the size of the shortest answer."""
     return min([await call(body) for _ in range(count)])
 
 
 def measure(report: harness.Report, url: str, options: argparse.Namespace) -> None:
-    """Both kinds of answers, over every variant."""
+    """Measure both kinds of answers with every variant."""
     for kind, interval in TOKENS_PER_EVENT.items():
         body = orjson.dumps(
             {

@@ -59,9 +59,9 @@ keeps each token's weight, so a batch with few tokens left changes the policy le
 theirs is ours divided by f. For M2PO, f is 1 − `masked_fraction`; for corrections it is 1 − `behavior_weight_capped`.
 AdamW and `grad_clip` undo part of the difference.
 
-Ratios of a turn or a sequence are geometric means, in GSPO's token form: where all tokens of a trajectory have the same
-advantage, value and gradient are GSPO's, and where turns differ, each token's gradient carries its own turn's.
-`product` is the ratio of the whole trajectory as one action.
+Ratios of a turn or a sequence are geometric means, in GSPO's token form. If all tokens of a trajectory have the same
+advantage, value and gradient equal GSPO's. If turns have different advantages, each token's gradient uses the
+advantage of its own turn. `product` is the ratio of the whole trajectory as one action.
 
 Differences of log probabilities are clamped before the exponential: to ±20 for ρ and w (as in verl). The estimator k3
 is clamped to at most 10 (as in verl and AReaL). Within these bounds the formulas are exact; at a bound the token has
@@ -82,18 +82,19 @@ With `dynamic_sampling` a tied group, or a group of one session, is never leased
 `tied`, its place in admission is released, and the step waits for another group instead. The comparison uses the
 recorded returns, before overlong shaping.
 
-**Discounted turns.** With `rollout.turn_discount` γ below 1 and `credit: turn`, a turn's advantage is its own return,
-R_i = r_i + γ R_{i+1}, against a baseline of first turns' returns, γ^(n−1) r for an episode of n turns that ends with
-reward r. Where the episodes of a group differ in n, the last turns are therefore far above the baseline on every path,
-even in the longest episode: of two that both earn 1, in one turn and in six at γ = 0.9, the baseline is 0.80,
-the long one's first turn has 0.59 and its last 1. With equal numbers of turns and equal rewards the group is tied and
-nothing is learned from it. `turn_discount: 1`, `credit: trajectory` (the discounted return of the episode for all its
-turns: shorter is better) and a critic (`ppo`, which expects each turn's return) do not have this; `agentrl train`,
-`agentrl trainer` and `agentrl run create` say so once where it applies.
+**Discounted turns.** With `rollout.turn_discount` γ below 1 and `credit: turn`, a turn's advantage is its own
+return, R_i = r_i + γ R_{i+1}, against a baseline of first turns' returns, γ^(n−1) r for an episode of n turns that
+ends with reward r. If the episodes of a group differ in n, the last turns are far above the baseline, even in the
+longest episode. For example, two episodes have reward 1, one with one turn and one with six turns, and γ is 0.9. The
+baseline is 0.80; the long episode's first turn has the return 0.59 and its last turn has 1. If numbers of turns and
+rewards are equal, the group is tied and has no effect. Three settings avoid this bias: `turn_discount: 1`; `credit:
+trajectory`, in which all turns have the discounted return of the episode, so shorter episodes are better; and a
+critic (`ppo`), which predicts each turn's return. `agentrl train`, `agentrl trainer` and `agentrl run create` print
+a warning once if the bias applies.
 
-Overlong shaping lowers the return of an episode by its longest path's sampled tokens n: by 0 up to L − B, by
-`p (n − (L − B)) / B` after that, by p from L on (`overlong_tokens` L, `overlong_buffer` B, `overlong_penalty` p).
-Recorded rewards and returns stay as they were.
+Overlong shaping reduces the return of an episode by the number n of sampled tokens of its longest path: by 0 up to
+L − B, by `p (n − (L − B)) / B` between L − B and L, and by p from L on (`overlong_tokens` L, `overlong_buffer` B,
+`overlong_penalty` p). Recorded rewards and returns do not change.
 
 ## The critic
 
@@ -149,7 +150,7 @@ def main() -> None:
 
 
 def formulas() -> str:
-    """One row a preset: what it computes, and where that is from."""
+    """One row per preset: its formula and its paper."""
     rows = []
     for name, preset in PRESETS.items():
         differs = f"; {preset.differs}" if preset.differs else ""
@@ -160,7 +161,7 @@ def formulas() -> str:
 
 
 def parts() -> str:
-    """One row a preset: its parts, and its settings that are not GRPO's."""
+    """One row per preset: its parts, and its settings that differ from GRPO's."""
     rows = []
     for name, preset in PRESETS.items():
         algorithm = Algorithm(preset=name)

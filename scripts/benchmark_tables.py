@@ -17,7 +17,7 @@ figures of one run. This page is made from `benchmarks/results/`:
 
 
 def main() -> None:
-    """One table per result that has figures."""
+    """Print one table per result file that has figures."""
     print(HEAD)
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def section(name: str, result: dict[str, Any]) -> str:
-    """A heading, what it was measured on, and the figures."""
+    """A heading, the machine and versions, and the table of figures."""
     machine = result["machine"]
     versions = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
     lines = [
@@ -47,7 +47,7 @@ def section(name: str, result: dict[str, Any]) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands apart."""
+    """A number with three significant digits and thousands separators."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 LOADED = {("img", "src"), ("script", "src"), ("iframe", "src"), ("source", "src"), ("object", "data"), ("link", "href")}
-"""Elements whose target a browser fetches without a click."""
+"""(Element, attribute) pairs whose target a browser fetches without a click."""
 
 
 def main() -> int:
@@ -43,11 +43,11 @@ def unlisted(docs: Path, pages: set[str]) -> Iterator[str]:
 
 
 def broken(site: Path) -> Iterator[str]:
-    """Targets that do not exist, and what a page would load over a network."""
+    """Targets that do not exist, and files that a page would load over a network."""
     pages = {path.resolve(): Page(path.read_text()) for path in site.rglob("*.html")}
     for path, page in pages.items():
         name = path.relative_to(site.resolve())
-        if name.name == "404.html":  # its links are relative to wherever it is shown
+        if name.name == "404.html":  # its links are relative to the address at which it is shown
             continue
         for tag, attribute, url in page.targets:
             parts = urlsplit(url)
@@ -63,7 +63,7 @@ def broken(site: Path) -> Iterator[str]:
 
 
 class Page(HTMLParser):
-    """The ids of a page and the targets of its links and of what it loads, as (element, attribute, URL)."""
+    """The ids of a page, and the targets of its links and of the files that it loads, as (element, attribute, URL)."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

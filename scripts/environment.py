@@ -6,6 +6,7 @@
     .venv-agents, -docs, ...      requirements/agents.lock, ...: links, as nothing of ours is installed there
     .venv-coders                  requirements/coders.lock, and the npm packages of requirements/coders: a link too
 
+pip does this, since uv is not on every machine, gives each checkout files of its own, and installs no npm packages.
 A shared environment counts only with its stamp file, which is written last; without it, it is built anew.
 """
 
@@ -40,7 +41,7 @@ LOCKS = {
 }
 NPM_FOLDERS = {"coders": ROOT / "requirements" / "coders"}
 """Environments that hold npm packages too: their package.json and package-lock.json."""
-PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not that of a venv that happens to be active
+PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not the Python of an active venv
 CACHE = Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl")
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 STAMP = ".complete"
@@ -48,7 +49,7 @@ FREE_BYTES = 5 * 10**9
 
 
 def main() -> int:
-    """Make one environment of LOCKS ready; a line says so when there was something to do."""
+    """Make one environment of LOCKS ready; prints a line if it was not ready before."""
     started = time.monotonic()
     name = sys.argv[1] if len(sys.argv) > 1 else "main"
     npm = NPM_FOLDERS.get(name)
@@ -68,11 +69,11 @@ def main() -> int:
 
 
 class SetupError(Exception):
-    """One line for the user."""
+    """An error whose message is one line for the user."""
 
 
 def key(*lock_files: Path) -> str:
-    """Names the shared environment: another lock file, Python or machine gets another one."""
+    """The name of the shared environment: it differs between lock files, Pythons and machines."""
     version = ".".join(map(str, sys.version_info[:3]))
     parts = (*(file.read_text() for file in lock_files), version, sys.base_prefix, platform.machine())
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -87,7 +88,7 @@ def read_pins(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold an exclusive lock, on the descriptor that this yields; say so when another setup has it."""
+    """Hold an exclusive lock; yields its file descriptor. Prints a line while another setup holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         try:
@@ -111,7 +112,7 @@ def build_shared(shared: Path, pins: list[str], lock: int, npm: Path | None = No
     run([PYTHON, "-m", "venv", str(shared)])
     python = str(shared / "bin" / "python")
     torch = [pin for pin in pins if pin.startswith("torch==")]
-    for pin in torch:  # alone: no other package may come from its index
+    for pin in torch:  # in a separate call: no other package may come from PyTorch's index
         chosen, options = choose_torch(python, pin)
         install(python, [chosen, *options], shared, 1, lock)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -126,8 +127,9 @@ def build_shared(shared: Path, pins: list[str], lock: int, npm: Path | None = No
 
 
 def choose_torch(python: str, pin: str) -> tuple[str, list[str]]:
-    """The exact torch to install, with the options that find it: what pip itself would take where that is a CPU build,
-    else the build from PyTorch's CPU index. A CUDA build is never taken."""
+    """The exact torch requirement, and pip's options to find it. It is pip's own choice if that is a CPU build, else
+    the build from PyTorch's CPU index, so that a CUDA build is never installed.
+    """
     report = pip_report(python, pin)
     found = report["install"][0]["metadata"]["version"] if report else ""
     if found.endswith("+cpu") or (found and sys.platform == "darwin"):
@@ -138,7 +140,7 @@ def choose_torch(python: str, pin: str) -> tuple[str, list[str]]:
 
 
 def pip_report(python: str, pin: str) -> dict[str, Any] | None:
-    """What `pip install PIN` would take, without taking it; None where it finds nothing."""
+    """pip's report of what `pip install PIN` would install; None if pip finds nothing."""
     command = [python, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "--quiet"]
     done = subprocess.run([*command, "--report", "-", pin], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -148,14 +150,14 @@ def pip_report(python: str, pin: str) -> dict[str, Any] | None:
 
 
 def install(python: str, arguments: list[str], shared: Path, total: int, lock: int) -> None:
-    """pip install with one counter in place of its output, which is shown if it fails.
+    """Run `pip install` with a counter in place of its output; the output is shown if it fails.
 
-    pip inherits the lock, so that it still holds should we be killed: nobody starts over beside a running pip.
+    pip inherits the lock. If this process is killed, the lock is held until pip ends, so no other setup runs beside it.
     """
     command = [python, "-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check"]
     site_packages = next((shared / "lib").glob("python*/site-packages"))
     log = shared / "install.log"
-    n_before = sum(1 for _ in site_packages.glob("*.dist-info"))  # pip's own
+    n_before = sum(1 for _ in site_packages.glob("*.dist-info"))  # the packages of pip itself
     counter = Counter(total)
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -182,7 +184,7 @@ def install(python: str, arguments: list[str], shared: Path, total: int, lock: i
 def install_npm(folder: Path, shared: Path, lock: int) -> None:
     """Install the packages of a package-lock.json, and put their commands into the environment's `bin`.
 
-    Install scripts do not run, but for Claude Code's: it puts the machine's own program in the place of the command.
+    Install scripts do not run, except Claude Code's, which replaces its command by the program for this machine.
     """
     print("setup: npm packages", flush=True)
     packages = shared / "npm"
@@ -196,14 +198,14 @@ def install_npm(folder: Path, shared: Path, lock: int) -> None:
 
 
 def compile_all(python: str, shared: Path) -> None:
-    """Write byte code with all cores: pip would use one, and the first start of SGLang would take minutes without."""
+    """Compile byte code on all cores (pip would use one). Without byte code the first start of SGLang takes minutes."""
     print("setup: compiling", flush=True)
     command = [python, "-m", "compileall", "-q", "-j", "0", "-x", "/tests?/", str(shared / "lib")]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # a few packages ship files of other Pythons
 
 
 class Counter:
-    """`setup: downloading 45/127 jinja2`, in place on a terminal, else now and then on a new line."""
+    """Prints `setup: downloading 45/127 jinja2`: in place on a terminal, else on a new line every 10 s at most."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -237,7 +239,7 @@ def link(path: Path, shared: Path) -> bool:
 
 
 def link_checkout(shared: Path) -> bool:
-    """Point `.venv` at the shared environment and install this checkout into it; False if that was done before."""
+    """Point `.venv` at the shared environment, and install this checkout into it; False if that was done before."""
     venv = ROOT / ".venv"
     stamp = venv / ".agentrl-setup"
     state = f"{shared}\n{hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
@@ -258,7 +260,7 @@ def link_checkout(shared: Path) -> bool:
 
 
 def run(command: list[str], *inherited: int) -> None:
-    """Run quietly, with these descriptors open; what it printed is shown if it fails."""
+    """Run a command with these descriptors open; its output is shown only if it fails."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=inherited, check=False
     )

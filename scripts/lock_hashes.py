@@ -56,7 +56,7 @@ def fits(filename: str, version: str) -> bool:
         if filename.endswith((".tar.gz", ".zip")):
             return str(parse_sdist_filename(filename)[1]) == version
         _, found, _, tags = parse_wheel_filename(filename)
-    except ValueError:  # an egg, or a name of before the rules
+    except ValueError:  # an egg, or a name from before the naming rules
         return False
     return str(found) == version and any(
         (PYTHONS.fullmatch(tag.interpreter) or (tag.abi == "abi3" and LIMITED.fullmatch(tag.interpreter)))

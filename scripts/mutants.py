@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def run(name: str, group: dict[str, Any], processes: int) -> dict[str, Counter[str]]:
-    """By module, how many mutants ended in each status."""
+    """Run one group; returns the number of mutants in each status, by module."""
     folder = BUILD / name
     copy(folder)
     configure(folder, group)
@@ -61,7 +61,7 @@ def run(name: str, group: dict[str, Any], processes: int) -> dict[str, Counter[s
 
 
 def copy(folder: Path) -> None:
-    """A fresh copy of the tree, without symbolic links."""
+    """Make a fresh copy of the tree, without symbolic links."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in COPIED:
@@ -72,13 +72,14 @@ def copy(folder: Path) -> None:
 
 
 def configure(folder: Path, group: dict[str, Any]) -> None:
-    """mutmut reads its settings from pyproject.toml."""
+    """Write mutmut's settings into the copy's pyproject.toml."""
     settings = {
         "source_paths": ["agentrl"],
         "only_mutate": group["modules"],
         "pytest_add_cli_args": ["-k", "not postgresql", "-p", "no:cacheprovider", "-n", "0", "--tb=no"],
         "pytest_add_cli_args_test_selection": group["tests"],
         "process_isolation": "forkserver",  # torch is not safe to fork once it has computed
+        "timeout_multiplier": 40.0,  # of the tests' own time: on a busy machine too, only an endless test is stopped
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     with (folder / "pyproject.toml").open("a") as file:
@@ -91,7 +92,7 @@ def module_name(path: str) -> str:
 
 
 def mutmut(folder: Path, *arguments: str, stdout: Any = subprocess.PIPE) -> str:
-    """mutmut in a copy, with this interpreter and its packages; CI makes Hypothesis take the same examples always."""
+    """Run mutmut in a copy, with this interpreter and its packages. CI=1 fixes Hypothesis' examples."""
     environment = os.environ | {"PYTHONPATH": str(TOOL), "OMP_NUM_THREADS": "1", "CI": "1"}
     command = [sys.executable, "-m", "mutmut", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, stdout=stdout, text=True, check=True)

@@ -58,7 +58,7 @@ class Screen:
 
 
 def main() -> None:
-    """Play, and draw."""
+    """Run the tutorials' commands, and write the pictures."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     write_files(folder, "first-agent.md")
@@ -116,7 +116,7 @@ def play(command: Sequence[str], folder: Path, look: Callable[[Screen], None] = 
 
 
 def read(terminal: io.TextIOWrapper) -> str:
-    """Some output; nothing at its end, where Linux reports an error."""
+    """Read some output; empty at the end, where Linux reports an error."""
     try:
         return terminal.readline()
     except OSError:

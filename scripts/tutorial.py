@@ -40,7 +40,7 @@ def blocks(page: str, replaced: Mapping[str, str] | None = None) -> Iterator[Blo
 
 
 def shape(line: str) -> str:
-    """A line with `#` for every number and without extra spaces: what stays the same from run to run."""
+    """A line with `#` for every number and without extra spaces, which is the same in every run."""
     return " ".join(re.sub(r"[-+]?\d[\d.,]*", "#", line).replace("[", "[ ").split())
 
 

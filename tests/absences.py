@@ -16,8 +16,8 @@ NO_SKIPS = "AGENTRL_TEST_NO_SKIPS"
 DELIBERATE = {
     "TRL cannot be imported": "an environment of its own, for measurements alone (make setup-trl)",
     "this PyTorch has no oneDNN": "a matter of the processor",
+    "Slurm's daemons": "need packages of the system and root (docs/slurm.md)",
     "mounting a small file system is not permitted": "needs the right to mount",
-    "its tool calls cannot be parsed, so tools are refused": "a case that the template does not have",
 }
 """How the reason of a skip begins → why it is one in CI too."""
 

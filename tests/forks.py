@@ -63,7 +63,7 @@ def _reader(end: Connection) -> TextIO:
 
 
 def _command(arguments: list[str], env: dict[str, str], folder: str, out: Connection, err: Connection) -> None:
-    """What the process does."""
+    """Run in the forked process."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)

@@ -18,6 +18,7 @@ SHARED = {
         "tests/agentrl/engine/",
         "tests/e2e/test_crash.py",
         "tests/e2e/test_distribution.py",
+        "tests/e2e/test_placed_run.py",
         "tests/e2e/test_publish.py",
         "tests/frameworks/",
     ),
@@ -34,14 +35,16 @@ OWN_ENGINE = (
     "tests/coders/test_real_engine.py",
 )
 """Tests that start servers of their own."""
+RAY = "tests/agentrl/placement/ray/test_ray_placement.py"
 UNDIVIDED = (
+    RAY,
     "tests/agentrl/export/test_job.py",
     "tests/agentrl/rendering/",
     "tests/agentrl/store/audit/test_run_audit.py",
     "tests/agentrl/store/test_damage.py",
     "tests/trainer/",
 )
-FIRST = (ENGINE, *OWN_ENGINE, ADAPTER_ENGINE)
+FIRST = (ENGINE, *OWN_ENGINE, ADAPTER_ENGINE, RAY)
 """Groups that take minutes: they start first, so that the processes end together."""
 
 

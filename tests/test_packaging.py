@@ -46,6 +46,12 @@ def test_light_parts_do_not_import_torch(code: str) -> None:
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
+def test_the_help_imports_neither_fastapi_nor_sqlalchemy() -> None:
+    probe = "import sys, agentrl.cli.main; print([name for name in ('fastapi', 'sqlalchemy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 SERVICES = {"wandb", "trackio"}
 """Clients of services, and large: tests/trainer/metrics/test_metric_sinks.py has stand-ins for them."""
 

@@ -1,7 +1,9 @@
-"""Real training runs that are killed again and again, and what must be true of them afterwards.
+"""Kills processes of real training runs at random, and checks the invariants afterwards.
 
-agent       plays the episodes; writes down on its own side what it received and what was acknowledged
+agent       runs the episodes; records in a file of its own the answers and acknowledgements that it received
 run         `agentrl train` as a child process: start, find its parts, kill them, follow it, end it
-killer      which part dies when, from a seed
-losses      what the database owes the agent's notes, by plain SQL
+killer      plans from a seed which part is killed when, and kills it
+ray_nodes   a Ray cluster of simulated nodes
+cluster_run a training run on that cluster, and its faults
+losses      compares the database with the agent's file, by plain SQL
 """

@@ -1,7 +1,7 @@
-"""The agent of a chaos run. Copied into the run's folder, so it imports nothing from here.
+"""The agent of a chaos run. It is copied into the run's folder, so it imports nothing from this package.
 
-Whatever it was given or promised it writes to its own file, synced, *after* the answer arrived: those lines are what
-the database must still hold at the end.
+*After* an answer has arrived, it writes the delivered text or the acknowledged reward to a ledger, a synced file of its
+own. At the end the database must hold everything in the ledger.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from agentrl.agents.reverse import score
 
 
 class LedgerAgent:
-    """Says words backwards, in one turn or two, streamed or not, thinking for a random while between its calls."""
+    """Asks for reversed words, in one turn or two, streamed or not, with random pauses between the calls."""
 
     def __init__(self, ledger: str, think_s: float) -> None:
         self._file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._think_s = think_s
 
     async def run(self, data: dict[str, Any], **extra: Any) -> float:
-        """Each call gets a reward of its own over REST, the session the mean of them as the result."""
+        """Reward each call over REST; returns the mean of the rewards, as the session's reward."""
         client = AsyncOpenAI(base_url=extra["base_url"], api_key=extra["api_key"], http_client=extra["http_client"])
         messages: list[Any] = []
         scores: list[float] = []
@@ -43,7 +43,7 @@ class LedgerAgent:
         return sum(scores) / len(scores)
 
     async def _reward(self, call_id: str, value: float, extra: dict[str, Any]) -> None:
-        """Ask until it is acknowledged; the same key each time, so that it counts once."""
+        """Send a reward until it is acknowledged, with the same idempotency key each time, so that it counts once."""
         http: httpx.AsyncClient = extra["http_client"]
         session_url = str(extra["base_url"]).removesuffix("/v1")
         body = {"value": value, "name": "length", "interaction_id": call_id, "idempotency_key": f"{call_id}:length"}
@@ -68,13 +68,15 @@ class LedgerAgent:
 
 
 async def whole(client: AsyncOpenAI, messages: list[Any]) -> tuple[str, str]:
-    """Completion id and text of an answer in one piece."""
+    """Completion id and text of an answer that is not streamed."""
     reply = await client.chat.completions.create(model="default", messages=messages, max_tokens=6)
     return reply.id, reply.choices[0].message.content or ""
 
 
 async def streamed(client: AsyncOpenAI, messages: list[Any]) -> tuple[str, str]:
-    """The same, streamed. Raises RuntimeError when it breaks off before its last event: it was not delivered then."""
+    """Completion id and text of a streamed answer. Raises RuntimeError when the stream breaks off: it was not
+    delivered.
+    """
     stream = await client.chat.completions.create(model="default", messages=messages, max_tokens=6, stream=True)
     call_id, pieces, ended = "", [], False
     async for event in stream:
@@ -88,5 +90,5 @@ async def streamed(client: AsyncOpenAI, messages: list[Any]) -> tuple[str, str]:
 
 
 def digest(text: str) -> str:
-    """What the ledger keeps of an answer."""
+    """The digest of an answer's text that the ledger records."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

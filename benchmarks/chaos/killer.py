@@ -1,4 +1,4 @@
-"""Which part dies when: a plan from a seed, carried out on a run."""
+"""Plans from a seed which part of a run is killed when, and carries out the plan."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from chaos.run import SUPERVISOR, Position, Run
 
 FREQUENT = ("trainer", "proxy", "rollout")
 SELDOM = ("engine", SUPERVISOR)
-"""Their restart costs the start of an engine."""
+"""Parts that are killed seldom, because their restart includes the start of an engine."""
 SELDOM_SHARE = 0.2
 EARLY_SHARE = 0.3
-"""Kills that do not wait for the run to recover from the one before."""
+"""The share of kills that do not wait for the run to recover from the previous kill."""
 CALM_S, EARLY_S = 3.0, 1.5
 AIMS, AIM_WEIGHTS = (None, "started", "trained"), (5, 3, 2)
-"""Steps are short beside the waiting for agents: some kills wait for the newest step to be in such a state."""
+"""States of the newest step that a kill waits for, and their weights: steps are short, so random kills seldom hit one.
+"""
 MORE_STEPS = 10
 
 Say = Callable[[str], None]
@@ -25,7 +26,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A kill to come, `pause_s` after the run has recovered (when `early`: after the last kill) and in that state."""
+    """A planned kill: `pause_s` after the run has recovered (if `early`, after the last kill), once the step is in
+    `state`.
+    """
 
     part: str
     early: bool
@@ -35,12 +38,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A kill that was done."""
+    """An executed kill."""
 
     at_s: float  # since the start of the run
     part: str
     early: bool
-    step: int  # the last published one
+    step: int  # the last published step
     state: str  # of the newest optimizer step
 
     def __str__(self) -> str:
@@ -50,15 +53,15 @@ class Kill:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was done to a run. `recovery_s`: (part, seconds from its kill to the next published step)."""
+    """The kills of a run. `recovery_s`: (part, seconds from its kill to the next published step)."""
 
     kills: list[Kill] = field(default_factory=list)
     recovery_s: list[tuple[str, float]] = field(default_factory=list)
-    prolonged: int = 0  # how often the run had finished before all kills were done, and got more steps
+    prolonged: int = 0  # how often the run finished before all kills were done and was given more steps
 
 
 def plan(seed: int, count: int) -> list[Planned]:
-    """`count` kills: every frequent part about as often as the others, the seldom ones in a fifth of the kills."""
+    """Plan `count` kills: a fifth of them for the SELDOM parts, the others about evenly over the other parts."""
     rng = random.Random(f"kills/{seed}")
     n_seldom = int(count * SELDOM_SHARE)
     names = [SELDOM[(seed + i) % len(SELDOM)] for i in range(n_seldom)]
@@ -69,15 +72,16 @@ def plan(seed: int, count: int) -> list[Planned]:
 
 
 def planned(rng: random.Random, part: str) -> Planned:
-    """One kill at a random moment."""
+    """Plan one kill at a random moment."""
     early = rng.random() < EARLY_SHARE
     aim = rng.choices(AIMS, AIM_WEIGHTS)[0]
     return Planned(part, early, rng.expovariate(1 / (EARLY_S if early else CALM_S)), None if early else aim)
 
 
 def disturb(run: Run, kills: Sequence[Planned], outcome: Outcome, say: Say) -> None:
-    """Start the run, do the kills in turn, then let it go to its last step. Raises RunFailed; `outcome` holds what was
-    done until then."""
+    """Start the run, carry out the kills in turn, and let the run finish. Raises RunFailed; `outcome` then has the
+    kills so far.
+    """
     started = time.monotonic()
     run.start()
     for number, to_do in enumerate(kills, 1):
@@ -94,7 +98,7 @@ def disturb(run: Run, kills: Sequence[Planned], outcome: Outcome, say: Say) -> N
 
 
 def _going(run: Run, outcome: Outcome, say: Say) -> Iterator[Position]:
-    """The run's position, for ever: one that has finished goes on with more steps."""
+    """Yield the run's position forever: a finished run is given more steps."""
     while True:
         yield from run.follow()
         run.steps += MORE_STEPS

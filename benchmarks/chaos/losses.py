@@ -1,6 +1,6 @@
-"""What must be true after a run, found without the store's own code: plain SQL against the agent's notes.
+"""Checks a finished run without the store's own code: compares its rows, by plain SQL, with the agent's ledger.
 
-Only the unpacking of a stored answer (`codec.unpack_json`) is the store's.
+The one exception is `codec.unpack_json`, which unpacks stored answers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ KINDS = (
     "leftover_processes",
 )
 ENDING_S = 10.0
-"""How long processes of a run that has ended may take to disappear."""
+"""Seconds in which the processes of an ended run must disappear."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Losses by kind and one line about each, what the store's own check says, and how much there was to lose."""
+    """Losses by kind with a line for each, the violations that `agentrl store check` reports, and the counts of checked
+    items.
+    """
 
     losses: dict[str, int]
     details: list[str]
@@ -47,7 +49,7 @@ class Findings:
 
     @property
     def clean(self) -> bool:
-        """Nothing was lost and no invariant is violated."""
+        """Whether nothing was lost and no invariant is violated."""
         return not any(self.losses.values()) and not self.violations
 
 
@@ -73,7 +75,7 @@ def check(run: Run) -> Findings:
 
 
 def read_ledger(run: Run) -> tuple[dict[str, str], dict[tuple[str, str], dict[str, Any]]]:
-    """Call id → digest of its text, and (session, key) → acknowledged reward. A torn last line was never a promise."""
+    """Call id → digest of its text, and (session, key) → acknowledged reward. An incomplete last line is ignored."""
     calls: dict[str, str] = {}
     rewards: dict[tuple[str, str], dict[str, Any]] = {}
     for line in run.ledger.read_text().split("\n"):
@@ -89,7 +91,7 @@ def read_ledger(run: Run) -> tuple[dict[str, str], dict[tuple[str, str], dict[st
 
 
 def store_check(run: Run) -> list[str]:
-    """What `agentrl store check` says of violated invariants, one line each."""
+    """The violations that `agentrl store check` reports, one line each."""
     env = os.environ | {"AGENTRL_DATABASE_URL": run.database_url}
     argv = [sys.executable, "-m", "agentrl", "store", "check", "--run", NAME]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
@@ -130,7 +132,7 @@ def _rewards(conn: Connection, run_id: str, rewards: dict[tuple[str, str], dict[
 
 
 def _finished_sessions(conn: Connection, run_id: str) -> Found:
-    """A completed session was rewarded before it ended, and has trajectories, unless its group was rejected."""
+    """Completed sessions, of groups that were not rejected, that have no reward or no trajectory."""
     completed = (
         "SELECT s.id FROM sessions s JOIN groups g ON g.id = s.group_id WHERE s.run_id = :run "
         "AND s.status = 'completed' AND NOT s.is_eval AND g.state <> 'rejected' "

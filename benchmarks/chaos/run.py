@@ -1,4 +1,4 @@
-"""`agentrl train` as a child process: its configuration, its parts, SIGKILL to any of them, its end."""
+"""Runs `agentrl train` as a child process: configures it, finds its parts, kills them, and ends it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ NAME = "crash"
 SUPERVISOR = "supervisor"
 POLL_S = 0.03
 MAX_RESTARTS = 15
-"""Of one part in ten minutes: above what we do to it, low enough to end soon when it dies by itself again and again."""
+"""`max_restarts` of the run: more than our kills of one part in ten minutes, but few enough to end a part that keeps
+dying.
+"""
 STUCK_S = 300.0
 STOP_TIMEOUT_S = 60.0
 
 
 class RunFailed(Exception):
-    """The run ended, or stopped making progress, before it should have."""
+    """The run ended too early, or makes no progress."""
 
 
 class Position(NamedTuple):
-    """Where a run is: its last published step, and the state of the newest optimizer step."""
+    """The position of a run: its last published step, and the state of the newest optimizer step."""
 
     step: int
     state: str
@@ -42,7 +44,7 @@ class Position(NamedTuple):
 
 @dataclass
 class Run:
-    """One run in a folder of its own. With `engine_url` that server is used and none is started."""
+    """One run in a folder of its own. With `engine_url` it uses that server and starts none."""
 
     folder: Path
     database_url: str
@@ -69,7 +71,7 @@ class Run:
             "engine": {"urls": [self.engine_url] if self.engine_url else []},
             "proxy": {"session_timeout_s": 60},
             "rollout": {"group_size": 4, "max_concurrent_groups": 8},
-            # Every second seed loses a step that was published when its trainer dies before the next checkpoint.
+            # Every second seed writes a checkpoint every second step, so a killed trainer loses a published step.
             "trainer": {
                 "groups_per_step": 4,
                 "max_staleness": 2,
@@ -81,7 +83,7 @@ class Run:
 
     @property
     def ledger(self) -> Path:
-        """What the agent wrote down."""
+        """The agent's ledger."""
         return self.folder / "ledger.jsonl"
 
     @property
@@ -92,7 +94,7 @@ class Run:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start or resume it."""
+        """Start or resume the run."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRL_")}
         if "AGENTRL_CACHE" in os.environ:
             env["AGENTRL_CACHE"] = os.environ["AGENTRL_CACHE"]
@@ -109,7 +111,7 @@ class Run:
             )
 
     def finished(self) -> bool:
-        """Whether `agentrl train` has ended well. Raises RunFailed when it ended otherwise."""
+        """Whether `agentrl train` has ended with status 0. Raises RunFailed for another status."""
         assert self.process is not None
         status = self.process.poll()
         if status is not None and status != 0:
@@ -117,7 +119,7 @@ class Run:
         return status == 0
 
     def stop(self) -> None:
-        """End everything, whatever state it is in."""
+        """End all processes of the run, in any state."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -130,13 +132,13 @@ class Run:
                 process.kill()
 
     def leftovers(self) -> list[psutil.Process]:
-        """Processes of the run that are still there: all of them inherited its working directory."""
+        """Processes of the run that still exist, found by its working directory, which they inherit."""
         return [p for p in psutil.process_iter() if _cwd(p) == str(self.folder) and p.pid != os.getpid()]
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def parts(self) -> dict[str, psutil.Process]:
-        """The guard of every part that runs now, by the part's name."""
+        """Part → its guard process, for every part that runs now."""
         found = {}
         assert self.process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -165,7 +167,7 @@ class Run:
     # -- where it is -----------------------------------------------------------------------------------------------
 
     def position(self) -> Position:
-        """Read from the database; step 0 while there is none."""
+        """The run's position in the database; step 0 while there is no database."""
         try:
             with self.database.connect() as conn:
                 row = conn.execute(
@@ -179,7 +181,7 @@ class Run:
             return Position(0, "none")
 
     def follow(self) -> Iterator[Position]:
-        """The run's position again and again, until it has finished. Raises RunFailed when it fails or gets stuck."""
+        """Yield the run's position repeatedly until it has finished. Raises RunFailed when it fails or gets stuck."""
         last, since = self.position(), time.monotonic()
         while not self.finished():
             now = self.position()
@@ -197,7 +199,7 @@ class Run:
 
 
 def read_only(database_url: str) -> str:
-    """The URL for looking only: opening a SQLite file that is not there yet must not create it."""
+    """A read-only URL: opening a SQLite file that does not exist yet must not create it."""
     url = make_url(database_url)
     if url.get_backend_name() == "sqlite":
         return f"sqlite:///file:{url.database}?mode=ro&uri=true"

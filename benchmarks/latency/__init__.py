@@ -1,1 +1,1 @@
-"""What benchmarks/asynchrony.py measures with: an environment whose tools are slow, and runs in it."""
+"""The parts of benchmarks/asynchrony.py: an environment with slow tools, and training runs in it."""

@@ -1,4 +1,4 @@
-"""An agent between whose two turns a tool runs for a long-tailed while. Copied into a run's folder."""
+"""An agent with two turns, and a tool of long-tailed duration between them. It is copied into a run's folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from agentrl.agents.reverse import LENGTH, score
 
 
 class SlowToolAgent:
-    """Says two words backwards, and waits for a tool in between; in an evaluation the tool is quick.
+    """Asks for two reversed words, and waits for a tool in between; in an evaluation the tool is quick.
 
-    How long it takes is lognormal, and depends on the seed, the task and how often the task was played before alone.
+    The duration is lognormal. It depends only on the seed, the task, and how often the task was run before.
     """
 
     def __init__(self, seed: int, median_s: float, sigma: float) -> None:
@@ -24,7 +24,7 @@ class SlowToolAgent:
         self._played: Counter[str] = Counter()
 
     async def run(self, data: dict[str, Any], **extra: Any) -> float:
-        """The mean score of both answers. The second call has a context of its own."""
+        """Returns the mean score of both answers. The second call is a new conversation."""
         first, second = data["words"]
         client = AsyncOpenAI(base_url=extra["base_url"], api_key=extra["api_key"], http_client=extra["http_client"])
         before = await ask(client, first)

@@ -1,4 +1,4 @@
-"""One run of `agentrl train` in the environment, from its configuration to what its store and summary say."""
+"""One run of `agentrl train` in the environment, from its configuration to its results in store and summary."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ PARTS = ("wait_for_batch", "wait_for_policy", "train", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is compared: how old tokens may be, and whether their age is corrected for."""
+    """A variant of the comparison: how old tokens may be, and whether the loss corrects for their age."""
 
     max_staleness: int
     corrected: bool = True
 
     @property
     def name(self) -> str:
-        """As figures are called."""
+        """The name of the variant in figures."""
         return f"{self.max_staleness}" if self.corrected else f"{self.max_staleness}_uncorrected"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one run. `seconds`: where those of a step went; `metrics`: means over its steps, the first left out."""
+    """The results of one run. `seconds`: of a step, by part; `metrics`: means over the steps after the first."""
 
     steps_per_hour: float
     reward_before: float
@@ -47,7 +47,7 @@ class Result:
 
 
 def play(folder: Path, variant: Variant, seed: int, steps: int, lr: float) -> Result:
-    """Run it to its end in an empty folder. Raises SystemExit with the end of its log when it fails."""
+    """Run `agentrl train` to its end in an empty folder. Raises SystemExit with the end of its log when it fails."""
     shutil.copyfile(Path(__file__).with_name("agent.py"), folder / "slow_tool.py")
     (folder / "config.yaml").write_text(yaml.safe_dump(config(variant, seed, steps, lr)))
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]

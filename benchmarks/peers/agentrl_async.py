@@ -1,4 +1,4 @@
-"""A program: `agentrl proxy` whose replies do not wait for the commit, to measure what waiting costs.
+"""A program: `agentrl proxy` whose replies do not wait for the commit, to measure the cost of waiting.
 
     python agentrl_async.py proxy --run …
 
@@ -24,7 +24,7 @@ add = TreeCache.commit
 
 
 async def write(self: RunStore, unit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Queue the rows of a call and go on; all other writes wait as ever."""
+    """Queue the rows of a call without waiting for the commit; all other writes wait."""
     if unit is call_intents.begin:
         self.database.submit(unit, *args).add_done_callback(_stop_on_failure)
         return None
@@ -35,7 +35,7 @@ async def write(self: RunStore, unit: Callable[..., Any], *args: Any, **kwargs: 
 
 
 def commit(self: TreeCache, session_id: str, seq: int | None, node: Node | None) -> None:
-    """Without a number from the store, the call gets the next one: agents here make one call at a time."""
+    """A call without a number from the store gets the next number: agents here make one call at a time."""
     tree = self._trees.get(session_id)
     if tree is not None:
         add(self, session_id, tree.seq + 1 if seq is None else seq, node)

@@ -3,10 +3,10 @@
     python -m peers.fake_sglang PAYLOAD.json PORT
 
 Every reply is prepared: whole, or as server-sent events of `stream_interval` tokens (1 unless the request says
-otherwise, as in SGLang). Events leave one by one, a millisecond apart, because tokens do. `POST /delay {"s": 1}` makes
-every later reply take so long: a whole one comes then, the events of a stream are spread over it. The chat route gives
-logprobs, which is what training is after, unless the request says `"logprobs": false`; token ids, of the prompt too,
-with `return_token_ids`.
+otherwise, as in SGLang). Events are sent one by one, a millisecond apart, as an engine sends tokens. After
+`POST /delay {"s": 1}` every reply takes 1 s: a whole reply is sent at its end, the events of a stream are spread over
+it. The chat route gives logprobs, which training needs, unless the request says `"logprobs": false`. With
+`return_token_ids` it gives the token ids of prompt and reply.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INFO = {"model_path": "default", "weight_version": "0", "object": "list", "data"
 
 
 class Replies:
-    """The prepared bytes of every reply, in each of the forms that were asked for."""
+    """The prepared bytes of every reply, in each form that was requested so far."""
 
     def __init__(self, replies: list[dict[str, Any]]) -> None:
         self._replies = replies
@@ -42,7 +42,7 @@ class Replies:
         self.chat = cache(self._chat)
 
     def turn(self) -> int:
-        """Which reply comes next."""
+        """The number of the next reply."""
         return next(self._next) % len(self._replies)
 
     def _generated(self, which: int, interval: int | None) -> list[bytes]:
@@ -102,7 +102,7 @@ class Replies:
 
 
 def _logprob(i: int) -> float:
-    return -((i * 7919) % 4001) / 1709  # as many digits as real ones have
+    return -((i * 7919) % 4001) / 1709  # with as many digits as real logprobs
 
 
 def _whole(body: bytes) -> bytes:
@@ -120,7 +120,7 @@ def _stream(events: list[bytes]) -> list[bytes]:
 
 
 class Engine:
-    """What all connections share: the replies, the delay, and one clock for all streams."""
+    """The state that all connections share: the replies, the delay, and one clock for all streams."""
 
     def __init__(self, replies: Replies) -> None:
         self.replies = replies
@@ -130,7 +130,7 @@ class Engine:
         self._due: list[float] = []
 
     def send(self, transport: asyncio.Transport, chunks: list[bytes]) -> None:
-        """Begin a reply."""
+        """Begin to send a reply."""
         if len(chunks) == 1:
             if self.delay_s:
                 self.loop.call_later(self.delay_s, transport.write, chunks[0])
@@ -144,7 +144,7 @@ class Engine:
         self._due.append(self.loop.time() + every)
 
     def _tick(self) -> None:
-        """One event of every stream that is due; a stream whose reader is slow or gone is not waited for."""
+        """Send one event of every stream that is due, without waiting for readers that are slow or gone."""
         now = self.loop.time()
         ended = []
         for i, (transport, chunks, every) in enumerate(self._streams):
@@ -163,7 +163,7 @@ class Engine:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection; requests follow one another."""
+    """One keep-alive connection, with one request at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(payload: dict[str, Any], port: int) -> None:
-    """Until killed."""
+    """Serve until killed."""
     engine = Engine(Replies(payload["replies"]))
     server = await engine.loop.create_server(lambda: Connection(engine), "127.0.0.1", port, backlog=2048)
     await server.serve_forever()

@@ -1,4 +1,4 @@
-"""A program: the same pass-through with FastAPI in front and aiohttp behind.
+"""A program: a pass-through with FastAPI as the server and aiohttp as the client.
 
 python fastapi_aiohttp.py ENGINE_URL PORT
 """
@@ -20,7 +20,7 @@ HEADERS = {"content-type": "application/json"}
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """One client for all calls."""
+    """Open one client for all calls."""
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=False) as app.state.http:
         yield
@@ -31,7 +31,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/v1/chat/completions")
 async def pass_on(request: Request) -> Response:
-    """The engine's answer as it comes."""
+    """Pass on the engine's answer as it arrives."""
     http: aiohttp.ClientSession = request.app.state.http
     answer = await http.post(ENGINE + request.url.path, data=await request.body(), headers=HEADERS)
     kind = answer.headers["content-type"]
@@ -41,7 +41,7 @@ async def pass_on(request: Request) -> Response:
 
 
 async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """What arrives, as it arrives."""
+    """The parts of the answer as they arrive."""
     async with answer:
         async for piece in answer.content.iter_any():
             yield piece

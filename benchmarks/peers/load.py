@@ -1,9 +1,10 @@
-"""A program: agents that talk. One line of JSON in says what to do, one line out what came of it.
+"""A program: agents that make calls. It reads orders and writes results, each as one line of JSON.
 
     python -m peers.load PAYLOAD.json
 
-For each round: the order comes in; sessions are opened; `{"ready": true}` goes out; any line in starts the calls; the
-result goes out. A worker is a connection of its own with one call at a time; sessions are dealt out among them.
+For each round it reads the order, opens the sessions and writes `{"ready": true}`. The next input line starts the
+calls; then it writes the result. A worker has its own connection and makes one call at a time. Workers share the
+sessions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RUN_HEADERS = {"authorization": "Bearer run-key"}
 
 @dataclass
 class Order:
-    """One round."""
+    """The order for one round."""
 
     host: str
     port: int
@@ -39,7 +40,7 @@ class Order:
     sessions: int
     turns: int  # calls in each session
     stream: bool
-    first: bool  # every call has a prompt of its own and shares nothing
+    first: bool  # every call is the first of its session and shares no prefix
     logprobs: bool | None
     ramp_s: float
     seed: int
@@ -49,7 +50,7 @@ class Client(asyncio.Protocol):
     """One connection, one call at a time."""
 
     async def connect(self, host: str, port: int) -> Client:
-        """Open it."""
+        """Open the connection."""
         self._loop = asyncio.get_running_loop()
         self._host = f"{host}:{port}"
         await self._loop.create_connection(lambda: self, host, port)
@@ -59,7 +60,7 @@ class Client(asyncio.Protocol):
         self._transport: asyncio.Transport = transport
 
     async def post(self, path: str, headers: dict[str, str], body: bytes) -> bytes:
-        """The body of the answer. Raises RuntimeError unless the answer is a 200 or 201."""
+        """Send a request; returns the answer's body. Raises RuntimeError unless the status is 200 or 201."""
         lines = [f"POST {path} HTTP/1.1", f"host: {self._host}", "content-type: application/json"]
         lines += [f"content-length: {len(body)}", *(f"{name}: {value}" for name, value in headers.items())]
         self._parts: list[bytes] = []
@@ -73,7 +74,7 @@ class Client(asyncio.Protocol):
         return answer
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -109,19 +110,19 @@ class Agents:
         return [{"role": "system", "content": system}, {"role": "user", "content": self._text(FIRST // 2)}]
 
     def history(self, turn: int) -> list[dict[str, Any]]:
-        """The messages of call number `turn` (0 is the first) as the engine's replies would have made them."""
+        """The messages of call number `turn` (0 is the first), with the replies that the engine would have sent."""
         messages = self.opening()
         for _ in range(turn):
             self.go_on(messages, self._rng.choice(self._payload["replies"])["content"])
         return messages
 
     def go_on(self, messages: list[dict[str, Any]], reply: str) -> None:
-        """A reply came; add it and what the agent's tool found."""
+        """Add a reply, and the tool's result for it, to the messages."""
         messages.append({"role": "assistant", "content": reply})
         messages.append({"role": "user", "content": self._text(OBSERVATION)})
 
     def body(self, messages: list[dict[str, Any]], stream: bool) -> bytes:
-        """A call with these messages."""
+        """The body of a call with these messages."""
         body = {"model": "default", "messages": messages, "tools": self._payload["tools"], "max_tokens": 2 * SAMPLED}
         body |= {"stream": True} if stream else {}
         return orjson.dumps(body if self._order.logprobs is None else body | {"logprobs": self._order.logprobs})
@@ -133,7 +134,7 @@ class Agents:
 
 @dataclass
 class Session:
-    """One conversation: where it is called, and what is said so far."""
+    """One conversation: its address, and its messages so far."""
 
     path: str
     headers: dict[str, str]
@@ -141,7 +142,7 @@ class Session:
 
 
 async def one_round(payload: dict[str, Any], order: Order, commands: asyncio.StreamReader) -> dict[str, Any]:
-    """Open, wait for the word, call."""
+    """Open the sessions, wait for the next input line, make the calls; returns the result."""
     agents = Agents(payload, order)
     clients = [await Client().connect(order.host, order.port) for _ in range(order.in_flight)]
     sessions: list[Session] = []
@@ -183,16 +184,19 @@ async def one_round(payload: dict[str, Any], order: Order, commands: asyncio.Str
     return {
         "calls": len(took),
         "seconds": seconds,
-        "rate": sum(rates),  # of the workers, each over its own time
+        "rate": sum(rates),  # sum over workers, each measured over its own time
         "latency_s": took[len(took) // 2],
         "bytes": sum(sizes) / len(sizes),
     }
 
 
 async def opened(client: Client, order: Order, agents: Agents, number: int) -> Session:
-    """A session at the turn before its first call here: that turn goes round, so that all turns are called equally."""
+    """Open a session and make the calls before its measured turns.
+
+    The number of these calls varies by session, so that all turns are measured equally often.
+    """
     before = 0 if order.first else number % (TURNS - order.turns + 1)
-    if not order.opens:  # and so knows no earlier turns
+    if not order.opens:  # the variant has no sessions, so earlier turns need no calls
         path = order.path.format(session=f"{order.seed}-{number}")
         return Session(path, {"authorization": f"Bearer {order.key}"}, agents.history(before))
     answer = await client.post("/groups", RUN_HEADERS, b'{"is_eval": true, "task": {}}')
@@ -206,7 +210,7 @@ async def opened(client: Client, order: Order, agents: Agents, number: int) -> S
 
 
 def text_of(raw: bytes, stream: bool) -> str:
-    """The answer's text."""
+    """The text of an answer."""
     if not stream:
         return str(orjson.loads(raw)["choices"][0]["message"]["content"])
     text = []
@@ -217,12 +221,12 @@ def text_of(raw: bytes, stream: bool) -> str:
 
 
 def say(line: dict[str, Any]) -> None:
-    """One line out."""
+    """Write one line of JSON."""
     print(json.dumps(line), flush=True)
 
 
 async def serve(payload: dict[str, Any]) -> None:
-    """Until the input ends."""
+    """Run rounds until the input ends."""
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     while line := await commands.readline():

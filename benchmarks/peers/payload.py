@@ -1,6 +1,7 @@
-"""What agents and engine say in `benchmarks/proxy.py`: made once with the model's tokenizer, read by both programs.
+"""The texts of agents and engine in `benchmarks/proxy.py`, made once with the model's tokenizer and read by both
+programs.
 
-    turn 1   system + tools (800 tokens, the same in all sessions) + task (400, of the session's own)
+    turn 1   system + tools (800 tokens, the same in all sessions) + task (400, different in each session)
     turn n   all of turn n - 1, the reply as it was delivered (300), an observation (100)
 
 Over the five turns of a session prompts average 2,000 tokens.
@@ -17,7 +18,7 @@ from agentrl.rendering import load_renderer
 
 TURNS = 5
 SYSTEM, TASK, SAMPLED, OBSERVATION = 800, 400, 300, 100
-FIRST = 2000  # the prompt of a call that has no turn before it and shares nothing
+FIRST = 2000  # tokens of the prompt of a session's first call that shares no prefix
 REPLIES = 16
 TOOLS = [
     (
@@ -32,7 +33,7 @@ TOOLS = [
 
 
 def build(model: Path) -> dict[str, Any]:
-    """Texts of the right sizes in tokens of `model`; words are drawn from all of its vocabulary."""
+    """Texts of these sizes in tokens of `model`, with words drawn from its whole vocabulary."""
     renderer = load_renderer(model)
     rng = random.Random(0)
     words = _words(renderer.decode, renderer.vocab_size, rng)
@@ -54,19 +55,19 @@ def build(model: Path) -> dict[str, Any]:
 
 
 def write(model: Path, path: Path) -> None:
-    """`build` into a JSON file."""
+    """Write the result of `build` to a JSON file."""
     path.write_text(json.dumps(build(model)))
 
 
 def _reply(renderer: Any, text: Any) -> dict[str, Any]:
-    """SAMPLED tokens, the end of the turn among them, and the text of each."""
+    """A reply of SAMPLED tokens, the end of the turn included, and the text of each token."""
     ids = renderer.encode(text(2 * SAMPLED))[: SAMPLED - 1]
     pieces = [renderer.decode([token]) for token in ids]
     return {"ids": [*ids, renderer.stop_token_ids[0]], "pieces": [*pieces, ""], "content": "".join(pieces)}
 
 
 def _words(decode: Any, vocab_size: int, rng: random.Random) -> list[str]:
-    """Plain words, numbers and pieces of code, as the vocabulary has them."""
+    """The vocabulary's plain words, numbers and pieces of code."""
     tokens = (decode([i]) for i in rng.sample(range(1000, vocab_size), 6000))
     found = [token.strip() for token in tokens if token.isascii() and token.startswith(" ") and token.strip()]
     return [word for word in found if word.isprintable()]

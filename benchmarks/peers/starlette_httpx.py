@@ -1,8 +1,8 @@
-"""A program: the bare pass-through that people write first, Starlette in front and httpx behind.
+"""A program: the simplest pass-through, with Starlette as the server and httpx as the client.
 
     python starlette_httpx.py ENGINE_URL PORT
 
-It reads nothing and records nothing. uvloop, httptools, sniffio and no limit on connections are what it can have.
+It parses nothing and records nothing. For speed it has uvloop, httptools, sniffio and no limit on connections.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ HEADERS = {"content-type": "application/json"}
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """One client for all calls."""
+    """Open one client for all calls."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=ENGINE, timeout=None, limits=limits) as app.state.http:
         yield
 
 
 async def pass_on(request: Request) -> Response:
-    """The engine's answer as it comes."""
+    """Pass on the engine's answer as it arrives."""
     http: httpx.AsyncClient = request.app.state.http
     asked = http.build_request("POST", request.url.path, content=await request.body(), headers=HEADERS)
     answer = await http.send(asked, stream=True)

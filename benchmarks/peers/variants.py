@@ -1,4 +1,4 @@
-"""How each variant of `benchmarks/proxy.py` is started and called. docs/proxy-benchmark.md says why so."""
+"""How each variant of `benchmarks/proxy.py` is started and called. docs/proxy-benchmark.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_S = 120.0
 
 @dataclass
 class Variant:
-    """One way to the engine."""
+    """One gateway to the engine, started."""
 
     name: str
     port: int
@@ -36,7 +36,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Place:
-    """What a variant is started with."""
+    """The arguments with which a variant is started."""
 
     folder: Path
     engine: str
@@ -45,20 +45,20 @@ class Place:
 
 
 def agentrl(place: Place) -> Variant:
-    """The proxy as it is: every reply after its commit."""
+    """The proxy itself: it sends every reply after its commit."""
     process = start_proxy(place.folder, [place.engine], place.port, place.model)
     return Variant("agentrl", place.port, process, opens=True)
 
 
 def agentrl_async(place: Place) -> Variant:
-    """The proxy, its replies not waiting for their commit."""
+    """The proxy with replies that do not wait for their commit."""
     program = (str(HERE / "agentrl_async.py"),)
     process = start_proxy(place.folder, [place.engine], place.port, place.model, program)
     return Variant("agentrl_async", place.port, process, opens=True)
 
 
 def starlette_httpx(place: Place) -> Variant:
-    """The bare pass-through."""
+    """The simplest pass-through."""
     process = _start(place, "python", str(HERE / "starlette_httpx.py"), place.engine, str(place.port))
     return Variant("starlette_httpx", place.port, process)
 
@@ -87,7 +87,7 @@ def litellm(place: Place) -> Variant:
         },
         "general_settings": {"master_key": KEY, "disable_error_logs": True, "disable_spend_logs": True},
     }
-    (place.folder / "litellm.yaml").write_text(json.dumps(config))  # which is YAML
+    (place.folder / "litellm.yaml").write_text(json.dumps(config))  # JSON is YAML
     argv = ["--config", str(place.folder / "litellm.yaml"), "--host", "127.0.0.1", "--port", str(place.port)]
     env = {"LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     process = _start(place, "litellm", *argv, "--num_workers", "1", "--telemetry", "False", **env)
@@ -115,19 +115,19 @@ OF_PEERS = frozenset({"starlette_httpx", "fastapi_aiohttp", "litellm", "rllm"})
 
 
 def start_engine(payload: Path, port: int) -> subprocess.Popen[bytes]:
-    """The fake engine, a program of its own."""
+    """Start the fake engine in a separate process."""
     return subprocess.Popen([sys.executable, "-m", "peers.fake_sglang", str(payload), str(port)], cwd=HERE.parent)
 
 
 def start_load(payload: Path) -> subprocess.Popen[bytes]:
-    """The load generator, which takes orders on its input."""
+    """Start the load generator, which reads orders from its input."""
     argv = [sys.executable, "-m", "peers.load", str(payload)]
     return subprocess.Popen(argv, cwd=HERE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 @contextmanager
 def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, which is asked to end afterwards, and made to."""
+    """Yield the process; send it SIGTERM when the block ends, and SIGKILL if it does not end."""
     try:
         yield process
     finally:
@@ -140,7 +140,7 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
 
 
 def until_answering(port: int, process: subprocess.Popen[bytes] | None) -> None:
-    """Wait for the first answer, whatever it is (the path is LiteLLM's). Raises SystemExit when there is none."""
+    """Wait for the first answer of any status (the path is LiteLLM's). Raises SystemExit when there is none."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and (process is None or process.poll() is None):
         try:
@@ -154,7 +154,7 @@ def until_answering(port: int, process: subprocess.Popen[bytes] | None) -> None:
 
 
 def _start(place: Place, program: str, *argv: str, **env: str) -> subprocess.Popen[bytes]:
-    """A program of the peers' environment; what it says goes to a file."""
+    """Start a program in the peers' environment; its output goes to a file."""
     with (place.folder / "peer.log").open("ab") as log:
         command = [str(PEERS / program), *argv]
         return subprocess.Popen(command, env=os.environ | env, stdout=log, stderr=log, cwd=place.folder)

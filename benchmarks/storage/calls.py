@@ -1,4 +1,4 @@
-"""Calls to record: realistic sizes, fixed seed."""
+"""Makes calls to record, with realistic sizes and a fixed seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOCABULARY = 32_000
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a session: what the proxy hands to the recorder before and after sampling."""
+    """One call of a session, with the records that the proxy writes before and after sampling."""
 
     intent: Intent
     outcome: Outcome
@@ -82,7 +82,7 @@ def packed(call: Call) -> Json:
 
 
 def as_json(call: Call) -> Json:
-    """The same columns as JSON text, as a store without packing keeps them."""
+    """The same columns as JSON text, for comparison with a store without packing."""
     outcome = call.outcome
     return {
         "interaction_id": call.intent.id,

@@ -1,4 +1,4 @@
-"""A store that holds the past of a long run: N trajectories, nearly all trained, the last ones ready to be leased."""
+"""Fills a store with the past of a long run: N trajectories, nearly all trained, the last ones ready for a lease."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHUNK = 500  # groups
 
 
 def fill(database: Database, n: int, *, prompt_tokens: int = 512, output_tokens: int = 256) -> str:
-    """Insert a run of `n` trajectories; returns its id. Only the ready ones have whole token arrays."""
+    """Insert a run of `n` trajectories; returns its id. Only ready trajectories have complete token arrays."""
     n_steps = (n - READY) // PER_STEP
     with database.write() as conn:
         run_id = runs.create(
@@ -129,7 +129,7 @@ def _past_steps(conn: Connection, run_id: str, n_steps: int) -> list[str]:
 
 
 class _Past:
-    """Ids and times of a run that began a month ago: two ids a second."""
+    """Ids and times of a run that began a month ago, at two ids per second."""
 
     def __init__(self) -> None:
         self.now = time.time() - 30 * 86400
@@ -141,7 +141,7 @@ class _Past:
 
 
 class _Maker:
-    """Rows of groups in their order, a chunk at a time."""
+    """Makes the rows of groups, in order, in chunks."""
 
     def __init__(self, run_id: str, n: int, n_steps: int, step_ids: list[str], prompt: int, output: int) -> None:
         self.run_id, self.n, self.n_steps, self.step_ids = run_id, n, n_steps, step_ids
@@ -161,7 +161,7 @@ class _Maker:
         self.past = _Past()
 
     def chunks(self) -> Iterator[dict[str, list[dict[str, Any]]]]:
-        """Trained groups, some rejected among them, then the ready ones."""
+        """The rows of the trained groups, a few rejected ones among them, then those of the ready groups."""
         todo = [("trained", step) for step in range(self.n_steps) for _ in range(PER_STEP // GROUP)]
         todo += [("ready", self.n_steps)] * (READY // GROUP)
         todo += [("rejected", self.n_steps)] * int((self.n / GROUP) * REJECTED_SHARE)

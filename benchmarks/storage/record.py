@@ -1,4 +1,4 @@
-"""Recording calls: the recorder against the raw driver and against a commit per row; bytes per turn against JSON."""
+"""Measures recording against the raw driver and against a commit per row, and the bytes of a turn against JSON."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def measure(report: harness.Report, database: Database, *, rounds: int, batches:
 
 
 def measure_bytes(report: harness.Report) -> None:
-    """Bytes of a turn's messages, ids, logprobs and spans."""
+    """Measure the bytes of a turn's messages, ids, logprobs and spans."""
     made = calls.make_calls("run", ["session"], 256)
     packed = [float(sum(len(v) for v in calls.packed(c).values())) for c in made]
     text = [float(sum(len(v.encode()) for v in calls.as_json(c).values())) for c in made]
@@ -91,7 +91,9 @@ def measure_bytes(report: harness.Report) -> None:
 
 
 class _Raw:
-    """The statements of begin and finish by the driver itself: executemany, two transactions a batch, no lookups."""
+    """Runs the statements of begin and finish by the driver itself: executemany, two transactions per batch, no
+    lookups.
+    """
 
     def __init__(self, database: Database) -> None:
         self._sqlite = database.is_sqlite
@@ -116,7 +118,7 @@ class _Raw:
             self._conn = psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
 
     def closing(self, call: Call) -> Any:
-        """Parameters that close an intent: (session's, interaction's)."""
+        """The parameters that close an intent: (of the session's update, of the interaction's update)."""
         now = time.time()
         session = {"key": call.intent.session_id, "seq": 1, "last_seen_at": now}
         return session, {
@@ -135,7 +137,7 @@ class _Raw:
         }
 
     def write(self, rows: list[Any]) -> None:
-        """One batch: intents in one transaction, everything else in a second."""
+        """Write one batch: the intents in one transaction, everything else in a second one."""
         self._conn.execute("BEGIN IMMEDIATE" if self._sqlite else "BEGIN")
         self._many(0, [intent for intent, _, _ in rows])
         self._conn.execute("COMMIT")

@@ -1,4 +1,4 @@
-"""Leases and dashboards as the run grows; one batch to padded tensors; several leasers at once."""
+"""Measures leases and dashboard queries as a run grows, one batch to padded tensors, and concurrent leases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import orjson
 from sqlalchemy import Connection, insert, text
 
 from agentrl.export.tensors import pad_batch
-from agentrl.launch import snapshot
+from agentrl.launch.views import snapshot
 from agentrl.store import Database, runs
 from agentrl.store.db import codec
 from agentrl.store.tables import steps as steps_table
@@ -29,7 +29,7 @@ class _Undo(Exception):
 
 
 def _timed(database: Database, query: Callable[[Connection], Any]) -> float:
-    """Milliseconds of `query` in a write transaction that is rolled back, so that every round meets the same rows."""
+    """Milliseconds of `query` in a write transaction that is rolled back, so that every round reads the same rows."""
     elapsed = 0.0
     try:
         with database.write() as conn:
@@ -42,7 +42,7 @@ def _timed(database: Database, query: Callable[[Connection], Any]) -> float:
 
 
 def measure_growth(report: harness.Report, sizes: dict[int, tuple[Database, str]], *, rounds: int) -> None:
-    """The same queries on stores of different sizes, interleaved."""
+    """Measure the same queries on stores of different sizes, interleaved."""
     name = next(iter(sizes.values()))[0].engine.dialect.name
 
     def lease(conn: Connection, run_id: str, step: int) -> None:
@@ -67,7 +67,9 @@ def measure_growth(report: harness.Report, sizes: dict[int, tuple[Database, str]
 
 
 def measure_batch(report: harness.Report, database: Database, run_id: str, *, rounds: int) -> None:
-    """From rows to padded arrays: our packed columns, joined and credited, against ready documents of JSON."""
+    """Measure the way from rows to padded arrays: our packed columns, joined and credited, against complete JSON
+    documents.
+    """
     name = database.engine.dialect.name
     step = runs_step(database, run_id)
     step_id = database.transact(
@@ -126,7 +128,7 @@ def _step_id(conn: Connection, run_id: str, step: int) -> str:
 
 
 def measure_leasers(report: harness.Report, database: Database, run_id: str, *, n: int = 8) -> None:
-    """`n` processes claim the ready groups of one run; none twice, none forgotten."""
+    """`n` processes claim the ready groups of one run. Fails if a group is claimed twice or not at all."""
     name = database.engine.dialect.name
     version = runs_step(database, run_id) - 1
     with database.write() as conn:
@@ -153,7 +155,7 @@ def measure_leasers(report: harness.Report, database: Database, run_id: str, *, 
 
 
 def _drain(url: str, run_id: str, version: int, step: int) -> tuple[list[str], list[float]]:
-    """Claim one group after another until none is left: their ids, and the milliseconds of each claim."""
+    """Claim one group after another until none is left; returns their ids, and the milliseconds of each claim."""
     database, step_id = Database(url), codec.new_id()
     with database.write() as conn:
         conn.execute(
@@ -181,7 +183,7 @@ def _drain(url: str, run_id: str, version: int, step: int) -> tuple[list[str], l
             if claim is not None:
                 leases.assign(conn, claim, step_id, 1)
         if claim is None:
-            empty += 1  # another leaser may hold, and then give up, what we passed over
+            empty += 1  # another process may have locked a group that we skipped, and may release it
             time.sleep(0.05)
             continue
         taken += claim.groups

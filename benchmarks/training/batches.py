@@ -1,4 +1,4 @@
-"""The trajectories that every variant trains on: made from a seed, so that no process need send them to another."""
+"""Makes the trajectories that every variant trains on, from a seed, so that no process must send them to another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.domain.schemas import PROMPT_VERSION, Int32, TrajectoryTokens
 from agentrl.trainer.packing import Sample, Unit, make_units, plan
 
 FIRST_TOKEN = 3
-"""Below are padding, start and end."""
+"""The lowest id of ordinary tokens. The ids below are padding, start and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class Shape:
     group_size: int
     prompt: int
     output: int
-    sigma: float = 0.0  # of the outputs' logarithm: they are e^N(0, sigma), scaled so that the longest has `output`
+    sigma: float = 0.0  # lengths of outputs are e^N(0, sigma), scaled so that the longest is `output`
     shares_prompt: bool = False  # else every trajectory of a group has a prompt of its own
 
     @property
     def trajectories(self) -> int:
-        """In the batch."""
+        """The number of trajectories in the batch."""
         return self.groups * self.group_size
 
 
@@ -36,7 +36,7 @@ SHAPES = {
     "tails": Shape(2, 4, 16, 240, sigma=1.0),
     "shared": Shape(4, 4, 112, 16, shares_prompt=True),
 }
-"""What is measured on a CPU."""
+"""The shapes that are measured on a CPU."""
 QUICK = {
     "even": Shape(2, 4, 8, 16),
     "tails": Shape(2, 4, 8, 48, sigma=1.0),
@@ -50,7 +50,7 @@ ON_GPU = {
 
 
 def make_samples(shape: Shape, vocabulary: int, seed: int = 0) -> list[Sample]:
-    """Random tokens; a random advantage for each trajectory; the logprobs of a policy that is sure of nothing."""
+    """Samples with random tokens, a random advantage per trajectory, and the logprobs of a nearly uniform policy."""
     rng = np.random.default_rng(seed)
     outputs = lengths(shape, rng)
     samples = []
@@ -66,13 +66,13 @@ def make_samples(shape: Shape, vocabulary: int, seed: int = 0) -> list[Sample]:
 
 
 def lengths(shape: Shape, rng: np.random.Generator) -> list[int]:
-    """Of the outputs."""
+    """The lengths of the outputs."""
     drawn = np.exp(rng.normal(0, shape.sigma, shape.trajectories))
     return [int(n) for n in np.maximum(1, np.round(shape.output * drawn / drawn.max()))]
 
 
 def trajectory(group: str, name: str, prompt: Int32, output: Int32, vocabulary: int) -> TrajectoryTokens:
-    """One prompt, one output."""
+    """A trajectory of one prompt and one output."""
     sampled = np.arange(len(prompt) + len(output)) >= len(prompt)
     return TrajectoryTokens(
         trajectory_id=name,
@@ -91,29 +91,29 @@ def trajectory(group: str, name: str, prompt: Int32, output: Int32, vocabulary: 
 
 
 def split(samples: list[Sample], minibatches: int, budget: int) -> list[list[Sample]]:
-    """The samples of each minibatch, as our trainer chooses them: the same for every variant."""
+    """The samples of each minibatch, as our trainer chooses them. All variants use the same minibatches."""
     planned = plan(make_units(samples, budget), ranks=1, minibatches=minibatches, budget=budget)
     return [[s for grid in ranks[0] for row in grid for unit in row for s in unit.samples] for ranks in planned]
 
 
 def rows_within(count: int, width: int, budget: int) -> int:
-    """The most rows of `width` that the budget holds and that cut `count` rows evenly; at least 1."""
+    """The most rows of `width` that fit into the budget and divide `count` rows evenly; at least 1."""
     return max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * width <= budget))
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a batch, per pass over it."""
+    """Counts of tokens in a batch, for one pass."""
 
-    tokens: int  # of all trajectories, prompts too, padding not: what tokens per second counts
-    distinct: int  # that must be computed: what a group shares once, nothing behind the last prediction
-    places: int  # that our grids hold for attention
-    padded: int  # of a rectangle, prompts padded to the longest one and outputs too
+    tokens: int  # of all trajectories, with prompts and without padding; tokens per second count these
+    distinct: int  # tokens that must be computed: shared prompts once, none after the last prediction
+    places: int  # places of our attention grids
+    padded: int  # tokens of a rectangle, with prompts and outputs padded to the longest of each
     loss_tokens: int
 
 
 def count(samples: list[Sample], minibatches: int, budget: int) -> Counts:
-    """What there is to compute, and what padding makes of it."""
+    """Count the tokens to compute, with and without padding."""
     distinct = places = 0
     for part in split(samples, minibatches, budget):
         units = make_units(part, budget)

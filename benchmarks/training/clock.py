@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and how much memory it took."""
+"""Measures the time of a step by phase, and its peak memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 PHASES = ("recompute", "forward", "backward", "step", "other")
-"""Passes without and with gradient, the backward pass, the optimizer; packing, the loss, clipping and the rest."""
+"""Forward passes without and with gradient, the backward pass, the optimizer, and the rest (packing, loss, clipping).
+"""
 
 
 class Clock:
@@ -25,19 +26,19 @@ class Clock:
 
     @contextlib.contextmanager
     def reading(self, phase: str) -> Iterator[None]:
-        """Count what is inside."""
+        """Add the seconds of the block to a phase."""
         start = self.now()
         yield
         self.seconds[phase] += self.now() - start
 
     def now(self) -> float:
-        """Seconds, with nothing left to do on the device."""
+        """The time in seconds, after the device has finished its work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
     def watch(self, model: nn.Module) -> None:
-        """Count every forward of the model: without gradient it is the recomputation."""
+        """Time every forward pass of the model; a pass without gradient is the recomputation."""
         starts: list[float] = []
 
         def before(*_: Any) -> None:
@@ -52,7 +53,7 @@ class Clock:
 
     @contextlib.contextmanager
     def watching(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Count backward passes and the optimizer's steps."""
+        """Time backward passes and the optimizer's steps."""
         backward = Tensor.backward
         with contextlib.ExitStack() as stack:
             start: list[float] = []
@@ -77,16 +78,16 @@ class Clock:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget what was needed before."""
+    """Reset the peak of memory."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with contextlib.suppress(OSError):  # not every container may: then the peak is the process's since its start
+        with contextlib.suppress(OSError):  # some containers forbid it: then the peak counts from the process's start
             Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory held since `reset_peak`: of the allocator on a GPU, else resident, of the whole process."""
+    """The peak of memory since `reset_peak`, in bytes: of the allocator on a GPU, else the resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     status = Path("/proc/self/status").read_text()

@@ -1,4 +1,4 @@
-"""The model that is trained."""
+"""Makes the model that the benchmark trains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def save_random_model(folder: Path, *, tiny: bool = False) -> Path:
-    """A Llama with random weights: of SmolLM2-135M's shape, or of nobody's."""
+    """Save a Llama with random weights, in the shape of SmolLM2-135M or in a tiny one."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     smollm2 = {

@@ -1,9 +1,9 @@
-"""TRL's GRPO trainer on given trajectories: its tensors, its forward, its loss, its optimizer; nothing is sampled.
+"""Runs TRL's GRPO trainer on given trajectories: its tensors, forward pass, loss and optimizer, without sampling.
 
 TRL samples a batch, pads it to one rectangle (prompts on the left, outputs on the right), recomputes its logprobs and
-cuts it into microbatches of rows. That rectangle is built here, and then goes the way of `_prepare_inputs`,
-`compute_loss` and `Trainer`'s inner loop. Its GRPO has no packing.
-Tuned, it has our allocator settings and our matrix products. `.venv-trl` holds what it needs beside `.venv`.
+cuts it into microbatches of rows. This module builds that rectangle, and then does the same as `_prepare_inputs`,
+`compute_loss` and `Trainer`'s inner loop. TRL's GRPO has no packing. The variant `trl_tuned` uses our allocator
+settings and our matrix products. `.venv-trl` holds the packages that TRL needs in addition to `.venv`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEMPERATURE = 1.0
 
 
 def is_available() -> bool:
-    """Whether TRL's trainer can be imported; adds `.venv-trl` to the path where it is there."""
+    """Whether TRL's trainer can be imported; adds `.venv-trl` to the path if it exists."""
     for folder in (PACKAGES / "lib").glob("python*/site-packages"):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
@@ -39,7 +39,7 @@ def is_available() -> bool:
 
 
 class TRL:
-    """One trainer; a step is what `Trainer.train` does between two samplings."""
+    """One trainer of TRL. A step does the same as `Trainer.train` between two samplings."""
 
     def __init__(self, setting: Setting, samples: list[Sample], device: torch.device, *, tuned: bool = False) -> None:
         from datasets import Dataset

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.distributed import World, full
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.update import update_policy
@@ -33,19 +34,19 @@ MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all variants have in common."""
+    """The settings that all variants share."""
 
     model: Path
     minibatches: int = 2
     budget: int = 1024  # tokens of one forward pass
     group_size: int = 4
     bfloat16: bool = False
-    keep_gathered: bool = False  # by several ranks
+    keep_gathered: bool = False  # with several ranks
     make_optimizer: MakeOptimizer | None = None  # None: AdamW, as each variant makes it
 
     @property
     def trainer(self) -> TrainerConfig:
-        """As our trainer is told."""
+        """The settings as a configuration of our trainer."""
         return TrainerConfig(
             minibatches=self.minibatches,
             tokens_per_microbatch=self.budget,
@@ -62,13 +63,13 @@ class Variant(Protocol):
     optimizer: torch.optim.Optimizer
 
     def update(self, samples: list[Sample]) -> float:
-        """A whole step; its loss, as a mean over the minibatches."""
+        """Make one step; returns its loss, the mean over the minibatches."""
 
     def weights(self) -> dict[str, Tensor]:
         """The trained parameters."""
 
     def settings(self) -> dict[str, object]:
-        """For the notes."""
+        """The variant's settings, for the notes of the report."""
 
 
 class Ours:
@@ -78,7 +79,7 @@ class Ours:
         self._config = setting.trainer
         self._world = world
         dtype = torch.bfloat16 if setting.bfloat16 else torch.float32
-        self.model = load_policy(setting.model, world.mesh, dtype=dtype, keep_gathered=setting.keep_gathered)
+        self.model = load_sharded(Policy, setting.model, world.mesh, dtype=dtype, keep_gathered=setting.keep_gathered)
         self.optimizer = (
             setting.make_optimizer([p for _, p in self.model.trainable()])
             if setting.make_optimizer
@@ -99,9 +100,9 @@ class Ours:
 
 
 class Padded:
-    """What a page of transformers code does: rows padded on the right, the longest of each microbatch sets its width.
+    """A plain loop in transformers: rows are padded on the right, and the longest row sets the width of its microbatch.
 
-    The head is asked for the outputs' logits only, from the first output place of the microbatch on.
+    The head computes logits of outputs only, from the first output place of the microbatch on.
     """
 
     def __init__(self, setting: Setting, device: torch.device) -> None:
@@ -152,7 +153,7 @@ class Padded:
         return [rectangle(samples[i : i + rows], self._device) for i in range(0, len(samples), rows)]
 
     def _logprobs(self, m: Rectangle) -> Tensor:
-        """(B, K) of the last K places' tokens."""
+        """(B, K) logprobs of the tokens at the last K places."""
         keep = m.loss_BK.shape[1]
         autocast: AbstractContextManager[object] = (
             torch.autocast(self._device.type, torch.bfloat16) if self._setting.bfloat16 else nullcontext()

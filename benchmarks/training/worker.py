@@ -1,7 +1,8 @@
-"""One variant in a process of its own: `python -m training.worker ORDER`, ORDER being JSON.
+"""Runs one variant in a process of its own: `python -m training.worker ORDER`. ORDER is JSON.
 
-Says a line when it is ready, then takes a step for each line that it hears and says what the step took; WARM_UP asks
-for a small one. Under RANK and WORLD_SIZE it is one rank of several; all hear the same lines, all answer.
+It writes a line when it is ready. Then it makes a step for each input line, and writes the step's measurements; the
+line WARM_UP requests a small step. Under RANK and WORLD_SIZE it is one rank of several; all read the same lines and
+answer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WARM_UP = "warm up"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to measure."""
+    """The variant and the batch to measure."""
 
     variant: str
     model: str
@@ -45,27 +46,27 @@ class Order:
 
     @classmethod
     def parse(cls, text: str) -> Order:
-        """From JSON."""
+        """Parse an order from JSON."""
         fields = json.loads(text)
         return cls(**fields | {"shape": Shape(**fields["shape"])})
 
     def dump(self) -> str:
-        """To JSON."""
+        """The order as JSON."""
         return json.dumps(asdict(self))
 
     @property
     def setting(self) -> Setting:
-        """What all variants share."""
+        """The settings that all variants share."""
         return Setting(
             Path(self.model), self.minibatches, self.budget, self.shape.group_size, self.bfloat16, self.keep_gathered
         )
 
 
 def main() -> None:
-    """Until there are no more lines."""
+    """Make steps until the input ends."""
     order = Order.parse(sys.argv[1])
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # output of libraries goes to stderr, since stdout is for answers
     vocabulary = json.loads((Path(order.model) / "config.json").read_text())["vocab_size"]
     samples = make_samples(order.shape, vocabulary)
     with contextlib.ExitStack() as stack:
@@ -89,12 +90,12 @@ def main() -> None:
 
 
 def one_of_each_group(samples: list[Sample]) -> list[Sample]:
-    """Enough to have every buffer that outlives a step."""
+    """One sample of each group: enough to allocate every buffer that outlives a step."""
     return list({s.tokens.group_id: s for s in samples}.values())
 
 
 def make(order: Order, samples: list[Sample], device: torch.device, stack: contextlib.ExitStack) -> Variant:
-    """The variant that is asked for. Only ours joins a process group, until the stack is unwound."""
+    """The variant of an order. Only ours joins a process group, until the stack is closed."""
     torch.manual_seed(0)
     if order.variant == "agentrl":
         device_type: Literal["cuda", "cpu"] = "cuda" if device.type == "cuda" else "cpu"

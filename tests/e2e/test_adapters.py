@@ -190,7 +190,7 @@ def test_a_run_publishes_its_adapters_and_resumes(sglang_for_adapters: Server, t
     database = Database(f"sqlite:///{folder}/agentrl.db")
     with database.read() as conn:
         run = runs.by_name(conn, "adapters")
-        assert run_audit.violations(conn, run.id) == []
+        assert list(run_audit.scan(conn, run.id)) == []
         published = [event.data["version"] for event in events.of_run(conn, run.id, "publish")]
     database.close()
     assert {1, 2, 3, 4, 5} <= set(published)

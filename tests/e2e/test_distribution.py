@@ -24,7 +24,8 @@ from agentrl.store import Database
 from agentrl.store.tables import trajectories as trajectory_rows
 from agentrl.store.training import trajectories
 from agentrl.trainer.distributed import Mesh, World
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_sharded
 
 pytestmark = pytest.mark.engine
 proxy = proxy_fixtures("proxy_fixtures_of_distribution")
@@ -88,11 +89,11 @@ async def test_the_temperature_is_honoured_and_another_distribution_kept_out_of_
     for t in found:
         np.testing.assert_array_equal(t.loss_mask, t.turn_ids == 0)
         np.testing.assert_array_equal(t.temperatures[t.turn_ids >= 0], np.float32(TEMPERATURE))
-    assert gaps(load_policy(tiny_model, mesh), found).mean() <= CLOSE
+    assert gaps(load_sharded(Policy, tiny_model, mesh), found).mean() <= CLOSE
     at_one = [replace(t, temperatures=np.ones_like(t.temperatures)) for t in found]
-    assert gaps(load_policy(tiny_model, mesh), at_one).mean() > 100 * CLOSE
+    assert gaps(load_sharded(Policy, tiny_model, mesh), at_one).mean() > 100 * CLOSE
     second = [replace(t, loss_mask=t.turn_ids == 1) for t in found]  # recorded before top-p: no ratio of 1 / 0.9
-    assert gaps(load_policy(tiny_model, mesh), second).mean() <= CLOSE
+    assert gaps(load_sharded(Policy, tiny_model, mesh), second).mean() <= CLOSE
 
 
 @pytest.mark.slow
@@ -101,7 +102,7 @@ async def test_logprobs_of_the_demo_model(
     demo_server: Server, smollm2_model: Path, mesh: Mesh, temperature: float
 ) -> None:
     found = await sampled(demo_server.url, smollm2_model, temperature)
-    assert gaps(load_policy(smollm2_model, mesh), found).mean() <= CLOSE
+    assert gaps(load_sharded(Policy, smollm2_model, mesh), found).mean() <= CLOSE
 
 
 @pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
@@ -109,7 +110,7 @@ async def test_logprobs_of_the_tiny_model(
     sglang_engine: Server, tiny_model: Path, mesh: Mesh, temperature: float
 ) -> None:
     found = await sampled(sglang_engine.url, tiny_model, temperature)
-    assert gaps(load_policy(tiny_model, mesh), found).mean() <= CLOSE
+    assert gaps(load_sharded(Policy, tiny_model, mesh), found).mean() <= CLOSE
 
 
 @pytest.fixture(scope="module")

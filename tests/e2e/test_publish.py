@@ -28,7 +28,7 @@ from agentrl.engine.sglang_client import EngineClient
 from agentrl.store import Database, events
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Policy
-from agentrl.trainer.models.sharding import load_policy
+from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.publish import publish_client, tensor_broadcast, tensor_buckets, weights
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.publish.weights import Published
@@ -60,7 +60,7 @@ class Run:
 
     def policy(self, seed: int) -> Policy:
         """The base model, moved."""
-        policy = load_policy(self.base, self.world.mesh)
+        policy = load_sharded(Policy, self.base, self.world.mesh)
         torch.manual_seed(seed)
         with torch.no_grad():
             for _, p in policy.trainable():
@@ -289,7 +289,7 @@ async def test_weights_that_differ_from_the_trainers_do_not_serve(run: Run, monk
     async with httpx.AsyncClient(base_url=run.url, headers=proxy.RUN) as http:
         assert (await http.get("/api/run")).json()["current_version"] == 0
     await all_serve(run)
-    await serves(run, 0, load_policy(run.base, run.world.mesh))
+    await serves(run, 0, load_sharded(Policy, run.base, run.world.mesh))
     assert await digests(run) == before
 
 

@@ -209,7 +209,7 @@ async def test_no_trained_token_is_older_than_the_bound(
     with database.read() as conn:
         check_ages(conn, run_id, config)
         check_counters(conn, run_id)
-        assert run_audit.violations(conn, run_id) == []
+        assert list(run_audit.scan(conn, run_id)) == []
     database.close()
 
 

@@ -156,4 +156,4 @@ def test_smolagents_writes_its_history_anew(arena: Arena, choice: str) -> None:
 
 def test_the_store_holds_together(arena: Arena) -> None:
     with arena.database.read() as conn:
-        assert run_audit.violations(conn, arena.run_id) == []
+        assert list(run_audit.scan(conn, arena.run_id)) == []
