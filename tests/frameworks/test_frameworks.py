@@ -17,9 +17,12 @@ from agentrl.domain.schemas import PROMPT_VERSION, ForkReason, Role
 from agentrl.rendering import load_renderer
 from agentrl.store.audit import run_audit
 
+ToolCalls = list[tuple[str, str]]
+
 pytestmark = pytest.mark.engine
 ATTEMPTS = 4
 EXPECTED = ["Answer: 47", "Answer: 94"]
+CALLS = [("calc", '{"expression": "12+35"}'), ("calc", '{"expression": "47*2"}')]
 PROGRAMS = [
     "openai_chat sdk",
     "openai_responses stateful",
@@ -37,22 +40,24 @@ PROGRAMS = [
 ]
 
 
-def played(arena: Arena, program: str, answers: list[str]) -> list[Episode]:
+def played(arena: Arena, program: str, answers: list[str], calls: ToolCalls | None = None) -> list[Episode]:
     """The program, whole and streamed, at the same time."""
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda stream: succeeding(arena, program, stream, answers), (False, True)))
+        return list(pool.map(lambda stream: succeeding(arena, program, stream, answers, calls), (False, True)))
 
 
-def succeeding(arena: Arena, program: str, stream: bool, answers: list[str]) -> Episode:
-    """Play until the agent answered both questions as expected; every episode is checked."""
+def succeeding(arena: Arena, program: str, stream: bool, answers: list[str], calls: ToolCalls | None) -> Episode:
+    """Play until the agent answered both questions as expected, by the expected calls; every episode is checked."""
     for _ in range(ATTEMPTS):
         episode = arena.play(program, stream)
         check_exact(episode)
-        if episode.answers == answers:
+        if episode.answers == answers and calls in (None, tool_calls(episode)):
             # Text comes in pieces when it is streamed, each of the answers in more than one.
             assert episode.pieces > len(answers) if stream else episode.pieces == 0
             return episode
-    raise AssertionError(f"{program} answered {episode.answers} in {ATTEMPTS} attempts: {episode.error}")
+    raise AssertionError(
+        f"{program} answered {episode.answers} by {tool_calls(episode)} in {ATTEMPTS} attempts: {episode.error}"
+    )
 
 
 def check_exact(episode: Episode) -> None:
@@ -98,7 +103,7 @@ def sequence(by_id: dict, call: dict) -> list[tuple[int, float, int]]:
     return before + prompt + sampled
 
 
-def tool_calls(episode: Episode) -> list[tuple[str, str]]:
+def tool_calls(episode: Episode) -> ToolCalls:
     """(name, arguments) of every tool call that the model made."""
     return [
         (made["function"]["name"], made["function"]["arguments"])
@@ -110,8 +115,7 @@ def tool_calls(episode: Episode) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_an_agent_leaves_one_exact_trajectory(arena: Arena, caller_model: Path, program: str) -> None:
     renderer = load_renderer(caller_model)
-    for episode in played(arena, program, EXPECTED):
-        assert tool_calls(episode) == [("calc", '{"expression": "12+35"}'), ("calc", '{"expression": "47*2"}')]
+    for episode in played(arena, program, EXPECTED, CALLS):
         prompts = [renderer.decode(call["prompt_delta_ids"]) for call in episode.calls]
         assert len(prompts) == 4
         assert "tool\n47<|im_end|>" in prompts[1]
