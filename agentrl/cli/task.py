@@ -25,10 +25,12 @@ def task(
     scheduler starts the task again.
     """
     import asyncio
+    import logging
     import signal
 
     from agentrl.environment import DATABASE_URL
     from agentrl.location import run_name
+    from agentrl.placement.folder_proof import check_token
     from agentrl.placement.local_address import local_address
     from agentrl.placement.part_spec import PartSpec
     from agentrl.placement.run_secrets import read_secrets
@@ -47,6 +49,12 @@ def task(
     spec = PartSpec.model_validate(row.spec)
     if rank >= spec.ranks:
         raise UserError(f"--rank {rank}: {part} has {spec.ranks} processes, numbered from 0")
+    try:
+        check_token(folder, spec.folder_token)
+    except UserError as error:
+        database.transact(part_ranks.give_up, run_id, part, str(error))
+        logging.getLogger(__name__).error("%s", error)
+        raise typer.Exit(0) from None
     runner = TaskRunner(
         database,
         run_id,

@@ -25,6 +25,7 @@ from agentrl.launch.placed_parts import placed_parts
 from agentrl.launch.run_lifecycle import POLL_S, Stopped
 from agentrl.launch.views.live_panel import Display
 from agentrl.models import resolve_model
+from agentrl.placement.folder_proof import add_token
 from agentrl.placement.part_spec import PartSpec
 from agentrl.placement.run_secrets import SECRETS_FILE, read_secrets, write_secrets
 from agentrl.placement.scheduler import Placement
@@ -97,7 +98,9 @@ def _supervised(
     """Place the parts, follow the run to its end, and record the duration and the outcome."""
     started = time.monotonic()
     outcome, error = "paused", None
-    database.transact(part_ranks.declare, run_id, {spec.name: spec.model_dump(mode="json") for spec in specs})
+    proof = {"folder_token": add_token(config.run_dir)}
+    declared = {spec.name: spec.model_dump(mode="json") | proof for spec in specs}
+    database.transact(part_ranks.declare, run_id, declared)
     placement.apply(specs)
     try:
         asyncio.run(_main(config, database, run_id, placement, display))

@@ -63,6 +63,8 @@ class PartSpec(BaseModel):
     """Deaths in ten minutes before the part is given up."""
     grace_s: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """Seconds from SIGTERM to SIGKILL."""
+    folder_token: str | None = None
+    """Proves that a host sees the run's folder; null: no proof is asked for."""
 
     @property
     def uses_proxy(self) -> bool:

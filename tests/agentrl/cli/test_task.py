@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -10,8 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 from run_records import create_run
+from typer.testing import CliRunner
 
+from agentrl.cli.main import app
 from agentrl.environment import DATABASE_URL
+from agentrl.placement import folder_proof
+from agentrl.placement.folder_proof import add_token
 from agentrl.placement.part_spec import PartSpec
 from agentrl.placement.run_secrets import write_secrets
 from agentrl.store import Database, part_ranks
@@ -86,3 +92,30 @@ def test_an_unknown_process_is_refused(db, tmp_path, args, said):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert said in output
+
+
+def test_a_host_with_another_folder_gives_the_part_up(db, tmp_path, monkeypatch):
+    database, run_id = db
+    token = add_token(tmp_path)
+    spec = PartSpec(name="engine-0", argv=("{python}", "-c", SLEEP), folder_token=token)
+    database.transact(part_ranks.declare, run_id, {"engine-0": spec.model_dump(mode="json")})
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(tmp_path / "config.yaml", tmp_path / "elsewhere")
+    write_secrets(tmp_path / "elsewhere", {DATABASE_URL: database.url})
+    monkeypatch.setattr(folder_proof, "SEEN_AFTER_S", 0.0)
+    done = CliRunner().invoke(app, ["task", "--folder", f"{tmp_path}/elsewhere", "--part", "engine-0"])
+    assert done.exit_code == 0, done.output  # the scheduler starts it no more
+    failure = database.query(part_ranks.failures, run_id)["engine-0"]
+    assert failure.startswith(f"host {socket.gethostname()} has another folder at {tmp_path}/elsewhere")
+    assert database.query(part_ranks.ranks, run_id) == []
+
+
+def test_a_host_with_the_supervisors_folder_starts_the_command(db, tmp_path):
+    database, run_id = db
+    spec = PartSpec(name="engine-0", argv=("{python}", "-c", SLEEP), folder_token=add_token(tmp_path))
+    database.transact(part_ranks.declare, run_id, {"engine-0": spec.model_dump(mode="json")})
+    process = task(tmp_path)
+    running(database, run_id)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143
