@@ -2,30 +2,75 @@
 
 Each new connection goes to one of the proxies that are alive, at random; if it does not accept, to another. A
 connection that breaks is the client's to repeat, as with any proxy that dies: sessions need no fixed proxy.
+
+A new connection reads which proxies are alive, unless that was read in the last FRESH_S. Without connections nothing is
+read. While the database is away, the last known proxies are used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
+from agentrl.errors import StoreUnavailable
+
+log = logging.getLogger(__name__)
 CHUNK = 65536
 CONNECT_S = 2.0
 WAIT_S = 30.0
 """How long a new connection waits while no proxy is alive."""
 POLL_S = 0.2
+FRESH_S = 1.0
+"""How long new connections use the proxies that were read, or the last known ones after a read failed."""
+READ_S = 1.0
+"""How long new connections wait for a read. The database may be away for longer: the last known proxies are used."""
 
 Address = tuple[str, int]
 
 
-class ProxyRelay:
-    """A TCP server on `host`. Its owner keeps `targets` current: the addresses of the proxies that are alive."""
+class LiveProxies:
+    """The proxies that are alive, as of the last read. `read` may raise StoreUnavailable."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, read: Callable[[], Awaitable[Sequence[Address]]]) -> None:
+        self._read = read
+        self._known: Sequence[Address] = ()
+        self._reading: asyncio.Task[None] | None = None
+        self._began_at = self._ended_at = 0.0
+
+    async def addresses(self) -> Sequence[Address]:
+        """Their addresses. Reads at most once in FRESH_S, for all callers; a read is waited for until READ_S."""
+        now = asyncio.get_running_loop().time()
+        if self._reading is None or (self._reading.done() and now >= self._ended_at + FRESH_S):
+            self._began_at = now
+            self._reading = asyncio.create_task(self._renew())
+        await asyncio.wait({self._reading}, timeout=max(0.0, self._began_at + READ_S - now))
+        if self._reading.done():
+            self._reading.result()  # raises what is not an outage
+        return self._known
+
+    async def _renew(self) -> None:
+        try:
+            self._known = await self._read()
+        except StoreUnavailable as error:
+            log.warning("using the last known proxies: %s", error)
+        finally:
+            self._ended_at = asyncio.get_running_loop().time()
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+class ProxyRelay:
+    """A TCP server on `host`. `read` returns the addresses of the proxies that are alive."""
+
+    def __init__(self, read: Callable[[], Awaitable[Sequence[Address]]], host: str = "127.0.0.1") -> None:
         self._host = host
-        self.targets: Sequence[Address] = ()
+        self._proxies = LiveProxies(read)
         self._server: asyncio.Server | None = None
 
     @property
@@ -40,14 +85,18 @@ class ProxyRelay:
 
     async def close(self) -> None:
         """Stop listening; connections end with the process."""
+        self._proxies.close()
         if self._server is not None:
             self._server.close()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connected = await self._connect()
-        if connected is None:
+        try:
+            connected = await self._connect()
+        except BaseException:
             writer.close()
-            return
+            raise
+        if connected is None:
+            return writer.close()
         back, forth = connected
         async with asyncio.TaskGroup() as group:
             group.create_task(_copy(reader, forth))
@@ -58,7 +107,8 @@ class ProxyRelay:
         loop = asyncio.get_running_loop()
         until = loop.time() + WAIT_S
         while True:
-            for host, port in random.sample(self.targets, len(self.targets)):
+            targets = await self._proxies.addresses()
+            for host, port in random.sample(targets, len(targets)):
                 with contextlib.suppress(OSError, TimeoutError):
                     return await asyncio.wait_for(asyncio.open_connection(host, port), CONNECT_S)
             if loop.time() > until:

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.environment import without_secrets
-from agentrl.errors import StoreUnavailable, root_cause
+from agentrl.errors import root_cause
 from agentrl.files import last_lines
 from agentrl.placement.local_address import interface_of, local_port
 from agentrl.placement.part_spec import PROXY, PartSpec, filled
-from agentrl.placement.proxy_relay import ProxyRelay
+from agentrl.placement.proxy_relay import Address, ProxyRelay
 from agentrl.placement.rank_lease import RankLease
 from agentrl.processes import children
 from agentrl.processes.restarts import Backoff
@@ -70,7 +70,7 @@ class TaskRunner:
         self._secrets = secrets
         here = socket.gethostname()
         self._lease = RankLease(database, run_id, spec.name, rank, host=here, address=address, fenced=spec.fenced)
-        self._relay = ProxyRelay()
+        self._relay = ProxyRelay(self._live_proxies)
         self._backoff = Backoff()
         stem = spec.name if spec.ranks == 1 else f"{spec.name}-{rank}"
         self._log_file = run_dir / "logs" / f"{stem}.log"
@@ -94,13 +94,10 @@ class TaskRunner:
         """Run the command while the lease is held; returns whether the rank is over, False when the lease was lost."""
         try:
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(self._lease.keep())]
-                if self._spec.uses_proxy:
-                    background.append(group.create_task(self._follow_proxies()))
+                renewal = group.create_task(self._lease.keep())
                 await self._take_over(before)
                 status = await self._work()
-                for task in background:
-                    task.cancel()
+                renewal.cancel()
         except ExceptionGroup as problem:
             if not self._lease.lost:
                 raise
@@ -230,17 +227,11 @@ class TaskRunner:
         if not self._lease.over:
             await asyncio.sleep(self._backoff.after(ended.lived_s))
 
-    async def _follow_proxies(self) -> None:
-        """Keep the relay's targets current."""
-        while True:
-            try:
-                proxies = await self._lease.ranks(PROXY)
-            except StoreUnavailable as error:
-                log.warning("cannot read the proxies' addresses: %s", error)
-                continue
-            live = [rank for rank in proxies if rank.live and rank.state == "running" and "http" in rank.ports]
-            self._relay.targets = [(rank.address, rank.ports["http"]) for rank in live]
-            await asyncio.sleep(1.0)
+    async def _live_proxies(self) -> list[Address]:
+        """The addresses of the run's proxies that are alive."""
+        ranks = await self._lease.ranks(PROXY)
+        live = [rank for rank in ranks if rank.live and rank.state == "running" and "http" in rank.ports]
+        return [(rank.address, rank.ports["http"]) for rank in live]
 
     async def _run_is_finished(self) -> bool:
         run = await asyncio.to_thread(self._database.query, runs.get, self._run_id)

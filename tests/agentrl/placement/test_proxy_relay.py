@@ -1,4 +1,4 @@
-"""The relay sends each connection to a live proxy, skips dead ones, and waits while there is none."""
+"""The relay sends each connection to a live proxy, and reads which are alive only when a connection needs it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl.engine.server_process import free_port
+from agentrl.errors import StoreError, StoreUnavailable
+from agentrl.placement import proxy_relay
 from agentrl.placement.proxy_relay import ProxyRelay
 
 
@@ -27,12 +29,44 @@ class Echo:
         writer.close()
 
 
+class Registry:
+    """The database's list of live proxies, and how often it was read. It answers while `answers` is set."""
+
+    def __init__(self) -> None:
+        self.proxies: list[tuple[str, int]] = []
+        self.reads = 0
+        self.was_read = asyncio.Event()
+        self.error: StoreError | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def read(self) -> list[tuple[str, int]]:
+        self.reads += 1
+        await self.answers.wait()
+        self.was_read.set()
+        if self.error is not None:
+            raise self.error
+        return list(self.proxies)
+
+
 @pytest.fixture
-async def relay() -> AsyncIterator[ProxyRelay]:
-    relay = ProxyRelay()
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+async def relay(registry: Registry) -> AsyncIterator[ProxyRelay]:
+    relay = ProxyRelay(registry.read)
     await relay.start()
     yield relay
     await relay.close()
+
+
+@pytest.fixture
+def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every connection reads the live proxies."""
+    monkeypatch.setattr(proxy_relay, "FRESH_S", 0.0)
+    monkeypatch.setattr(proxy_relay, "POLL_S", 0.0)
 
 
 async def asked(relay: ProxyRelay, data: bytes) -> bytes:
@@ -44,20 +78,62 @@ async def asked(relay: ProxyRelay, data: bytes) -> bytes:
     return answer
 
 
-async def test_connections_reach_live_proxies_only(relay):
-    first, second = Echo(b"1"), Echo(b"2")
-    relay.targets = [await first.start(), ("127.0.0.1", free_port()), await second.start()]
+async def test_connections_reach_live_proxies_only(relay, registry):
+    registry.proxies = [await Echo(b"1").start(), ("127.0.0.1", free_port()), await Echo(b"2").start()]
     answers = {await asked(relay, b"x" * 200_000) for _ in range(20)}
     assert answers == {b"1" + b"x" * 200_000, b"2" + b"x" * 200_000}
 
 
-async def test_a_connection_waits_for_the_first_proxy(relay):
+async def test_many_connections_share_a_read_and_none_reads_without_one(relay, registry, monkeypatch):
+    monkeypatch.setattr(proxy_relay, "FRESH_S", 3600.0)
+    registry.proxies = [await Echo(b"1").start()]
+    assert registry.reads == 0
+    await asyncio.gather(*(asked(relay, b"") for _ in range(20)))
+    assert await asked(relay, b"later") == b"1later"
+    assert registry.reads == 1
+
+
+async def test_a_dead_proxy_is_skipped_and_a_new_one_is_used(relay, registry, always_read):
+    first = Echo(b"1")
+    registry.proxies = [await first.start()]
+    assert await asked(relay, b"") == b"1"
+    first.server.close()
+    registry.was_read.clear()
+    waiting = asyncio.create_task(asked(relay, b""))
+    await registry.was_read.wait()  # no proxy of this read accepts
+    registry.proxies.append(await Echo(b"2").start())
+    assert await waiting == b"2"
+
+
+@pytest.mark.parametrize("outage", ["fails", "hangs"])
+async def test_the_last_known_proxies_are_used_while_the_database_is_away(
+    relay, registry, always_read, monkeypatch, outage
+):
+    monkeypatch.setattr(proxy_relay, "READ_S", 3600.0)
+    registry.proxies = [await Echo(b"1").start()]
+    assert await asked(relay, b"") == b"1"
+    if outage == "fails":
+        registry.error = StoreUnavailable("away")
+    else:
+        registry.answers.clear()
+        monkeypatch.setattr(proxy_relay, "READ_S", 0.0)
+    assert await asked(relay, b"") == b"1"
+    assert await asked(relay, b"") == b"1"
+    if outage == "hangs":
+        assert registry.reads == 2  # nobody asks again while a read is under way
+    registry.error, registry.proxies = None, [await Echo(b"2").start()]
+    registry.answers.set()
+    monkeypatch.setattr(proxy_relay, "READ_S", 3600.0)
+    assert await asked(relay, b"") == b"2"
+
+
+async def test_a_connection_waits_for_the_first_proxy(relay, registry, always_read):
     waiting = asyncio.create_task(asked(relay, b"hello"))
-    await asyncio.sleep(0)
-    relay.targets = [await Echo(b"late ").start()]
+    await registry.was_read.wait()
+    registry.proxies = [await Echo(b"late ").start()]
     assert await waiting == b"late hello"
 
 
 async def test_a_connection_is_closed_when_no_proxy_comes(relay, monkeypatch):
-    monkeypatch.setattr("agentrl.placement.proxy_relay.WAIT_S", 0.0)
+    monkeypatch.setattr(proxy_relay, "WAIT_S", 0.0)
     assert await asked(relay, b"") == b""

@@ -15,7 +15,7 @@ import pytest
 
 from agentrl.errors import StoreUnavailable
 from agentrl.placement import rank_lease, task_runner
-from agentrl.placement.part_spec import PartSpec
+from agentrl.placement.part_spec import PROXY, PartSpec
 from agentrl.placement.task_runner import TaskRunner
 from agentrl.processes.restarts import Backoff
 from agentrl.store import Database, events, part_ranks, runs
@@ -108,6 +108,55 @@ async def test_a_command_gets_its_ports_address_and_named_secrets(host, monkeypa
     assert words == ["0/1", place]
     assert env == {"URL": f"http://{place}", "AGENTRL_ADMIN_KEY": "s3cret", "AGENTRL_RUN_KEY": None}
     assert (rank.state, rank.status, rank.starts, rank.live) == ("ended", 0, 1, False)
+
+
+class Counting:
+    """A database that counts the reads of the proxies' ranks."""
+
+    def __init__(self, database: Database) -> None:
+        self.transact = database.transact
+        self._query = database.query
+        self.proxies_read = 0
+
+    def query(self, unit: Any, *args: Any) -> Any:
+        self.proxies_read += unit is part_ranks.ranks and PROXY in args
+        return self._query(unit, *args)
+
+
+async def test_a_command_reaches_a_live_proxy_and_only_its_connection_reads_which_are_live(host):
+    proxy = await asyncio.start_server(_greet, "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    spec = host.declare(
+        "import os, socket, sys, time; port = int(sys.argv[1].rpartition(':')[2])\n"
+        "while not os.path.exists(sys.argv[2]): time.sleep(0.02)\n"
+        "print(socket.create_connection(('127.0.0.1', port)).recv(9).decode())",
+        words=("{proxy}", str(host.folder / "go")),
+        ends=True,
+    )
+    for rank, lease_s in enumerate((3600.0, -1.0)):
+        place = {"host": "h", "address": "127.0.0.1", "lease_s": lease_s}
+        host.db.transact(part_ranks.claim, host.run_id, PROXY, rank, f"r{rank}", **place)
+        host.db.transact(
+            part_ranks.announce, host.run_id, PROXY, rank, f"r{rank}", 1, {"http": port if rank == 0 else 9}
+        )
+        host.db.transact(part_ranks.started, host.run_id, PROXY, rank, f"r{rank}", 1)
+    host.finish_run()
+    database = Counting(host.db)
+    work = asyncio.create_task(host.runner(spec, database=database).run())
+    await host.until(host.running)
+    lease_s = host.ranks()[0].lease_s
+    await host.until(lambda: host.ranks()[0].lease_s > lease_s)  # the runner goes on
+    assert database.proxies_read == 0
+    (host.folder / "go").touch()
+    await work
+    assert host.log() == "hello\n"
+    assert database.proxies_read == 1
+    proxy.close()
+
+
+async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"hello")
+    writer.close()
 
 
 async def test_a_command_that_dies_is_started_again_until_the_part_is_given_up(host):
