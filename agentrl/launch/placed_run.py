@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
@@ -98,10 +99,7 @@ def _supervised(
     """Place the parts, follow the run to its end, and record the duration and the outcome."""
     started = time.monotonic()
     outcome, error = "paused", None
-    proof = {"folder_token": add_token(config.run_dir)}
-    declared = {spec.name: spec.model_dump(mode="json") | proof for spec in specs}
-    database.transact(part_ranks.declare, run_id, declared)
-    placement.apply(specs)
+    begin(database, run_id, placement, specs, config.run_dir)
     try:
         asyncio.run(_main(config, database, run_id, placement, display))
         outcome = "finished"
@@ -111,6 +109,20 @@ def _supervised(
         raise
     finally:
         database.transact(run_lifecycle.close_run, run_id, outcome, error, time.monotonic() - started, new_id())
+
+
+def begin(database: Database, run_id: str, placement: Placement, specs: list[PartSpec], run_dir: Path) -> None:
+    """Declare and place the parts, or attach to those that run.
+
+    When an earlier supervisor died while it stopped them, its stop is finished first: schedulers do not start a task
+    runner again that has ended because it was to stop.
+    """
+    if database.query(part_ranks.are_over, run_id, [spec.name for spec in specs]):
+        asyncio.run(_stop(database, run_id, placement))
+    proof = {"folder_token": add_token(run_dir)}
+    declared = {spec.name: spec.model_dump(mode="json") | proof for spec in specs}
+    database.transact(part_ranks.declare, run_id, declared)
+    placement.apply(specs)
 
 
 async def _main(config: RunConfig, database: Database, run_id: str, placement: Placement, display: Display) -> None:

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, delete, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, or_, select, update
 
 from agentrl.domain.schemas import Json
 from agentrl.store import events
 from agentrl.store.db import codec, upsert
 from agentrl.store.db.clock import database_time
-from agentrl.store.tables import part_ranks, parts
+from agentrl.store.tables import part_ranks, parts, runs
 
 DEATHS_KEPT = 100
 """Times of deaths kept in a part's row."""
@@ -222,10 +222,20 @@ def ended_by_themselves(conn: Connection, run_id: str) -> bool:
     return expected <= {(rank.part, rank.rank, rank.attempt) for rank in over}
 
 
-def forget(conn: Connection, run_id: str) -> None:
-    """Delete the parts of a run and their ranks, when all runners have ended."""
-    conn.execute(delete(part_ranks).where(part_ranks.c.run_id == run_id))
-    conn.execute(delete(parts).where(parts.c.run_id == run_id))
+def are_over(conn: Connection, run_id: str, names: Sequence[str]) -> bool:
+    """Whether some of these parts were stopped, given up, or done in a run that is to go on.
+
+    Their runners have ended, or are ending.
+    """
+    ours = conn.execute(select(parts).where(parts.c.run_id == run_id, parts.c.name.in_(names))).all()
+    if any(part.wanted == "stopped" or part.failure is not None for part in ours):
+        return True
+    attempts = {part.name: part.attempt for part in ours}
+    done = [rank for rank in ranks(conn, run_id) if rank.state == "ended" and rank.status is not None]
+    goes_on = runs.c.published_step < runs.c.target_steps
+    return any(rank.attempt == attempts.get(rank.part) for rank in done) and bool(
+        conn.execute(select(runs.c.id).where(runs.c.id == run_id, goes_on)).first()
+    )
 
 
 def _size(part: Row[Any]) -> int:
