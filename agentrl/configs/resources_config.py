@@ -88,7 +88,7 @@ class Resources(Section):
     """Processes that run agents. A placement other than local puts them on any hosts."""
     colocated: bool | None = None
     """Run engines and trainer on the same GPUs; null: only if the GPUs are too few for both. They take turns: engines
-    release their memory while the trainer computes a step.
+    release their memory while the trainer computes a step. True needs `placement: local`.
     """
     divide_memory: bool = False
     """On the same GPUs, divide the memory instead of taking turns: engines sample while the trainer computes. An engine

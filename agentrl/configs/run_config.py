@@ -78,6 +78,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _schedulers_give_parts_gpus_of_their_own(self) -> RunConfig:
+        if self.placement != "local" and self.resources.colocated:
+            raise ValueError(
+                f"resources.colocated: true is not possible with placement {self.placement}, which gives each part "
+                "GPUs of its own: write false, or + instead of | in resources.allocation"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _upstreams_do_not_hide_the_policy(self) -> RunConfig:
         for name in self.proxy.upstreams:
             if name in (self.name, "default"):

@@ -75,3 +75,15 @@ def test_configured_engines_are_not_placed():
 def test_one_machine_refuses_what_needs_several(resources):
     with pytest.raises(ConfigError, match=r"resources\.\S+: 2 needs a placement other than local"):
         parts(placement="local", resources=resources)
+
+
+@pytest.mark.parametrize("placement", ["ray", "slurm", "kubernetes"])
+@pytest.mark.parametrize("resources", [{"colocated": True}, "sglang:d1|fsdp:d1"])
+def test_a_scheduler_refuses_engines_and_a_trainer_on_the_same_gpus(placement, resources):
+    with pytest.raises(ConfigError) as error:
+        parts(placement=placement, resources=resources)
+    assert str(error.value).endswith(
+        f"resources.colocated: true is not possible with placement {placement}, which gives each part GPUs of its own: "
+        "write false, or + instead of | in resources.allocation"
+    )
+    assert "engine-0" in parts(placement=placement, resources={"colocated": False})
