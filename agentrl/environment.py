@@ -30,6 +30,12 @@ def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in SECRETS}
 
 
+def for_child(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a run's process: `env` without secrets, its output not buffered."""
+    # Trainer and engine share the cores, so idle threads sleep instead of spinning.
+    return {"OMP_WAIT_POLICY": "PASSIVE"} | without_secrets(env) | {"PYTHONUNBUFFERED": "1"}
+
+
 def drop_secrets() -> None:
     """Remove the secrets from this process's environment, before it runs user code."""
     for name in SECRETS:

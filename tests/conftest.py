@@ -27,6 +27,7 @@ from agentrl.engine.server_process import Server
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineRejected
 from agentrl.models import resolve_model
+from agentrl.store import Database
 from agentrl.testing import FakeEngine
 
 if TYPE_CHECKING:
@@ -93,6 +94,14 @@ def database_url(databases: Databases, database_kind: str) -> Iterator[str]:
     """URL of a database at the newest revision."""
     with databases.lent(database_kind) as url:
         yield url
+
+
+@pytest.fixture
+def db(database_url: str) -> Iterator[Database]:
+    """A store at the newest revision, opened."""
+    database = Database(database_url)
+    yield database
+    database.close()
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,7 @@ class EngineInfo:
 
     @property
     def memory(self) -> Memory:
-        """What the server has in its GPU memory. The label says so, because a restarted server has its first label."""
+        """Whether weights are in GPU memory, read from the label: a restarted server has its first label."""
         return Memory(self.version) if self.version in WITHOUT_WEIGHTS else Memory.HELD
 
     @property

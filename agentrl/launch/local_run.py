@@ -23,17 +23,17 @@ from functools import partial
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.domain.schemas import Json
-from agentrl.errors import AgentRLError, EngineUnavailable, root_cause
+from agentrl.errors import EngineUnavailable
 from agentrl.launch import connect, parts, run_folder
 from agentrl.launch.part_process import Part, keep_running
 from agentrl.launch.parts import Plan
 from agentrl.launch.run_lifecycle import (
     POLL_S,
-    Stopped,
     check_agent,
+    check_ended,
     check_trainable,
-    close_run,
     open_run,
+    outcome_recorded,
     report,
     watch,
 )
@@ -90,25 +90,11 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
                     for caution in config.cautions:
                         display.note(caution)
                     display.note(f"proxy: {plan.proxy_url}; other programs: . {env_file}")
-                    _supervised(plan, database, run_id, display)
+                    with outcome_recorded(database, run_id):
+                        asyncio.run(_main(plan, database, run_id, display))
             return report(config, database, run_id)
         finally:
             database.close()
-
-
-def _supervised(plan: Plan, database: Database, run_id: str, display: Display) -> None:
-    """Run the parts to their end, and record the duration and the outcome."""
-    started = time.monotonic()
-    outcome, error = "paused", None
-    try:
-        asyncio.run(_main(plan, database, run_id, display))
-        outcome = "finished"
-    except AgentRLError as problem:
-        if not isinstance(problem, Stopped):
-            outcome, error = "failed", str(problem)
-        raise
-    finally:
-        database.transact(close_run, run_id, outcome, error, time.monotonic() - started, new_id())
 
 
 async def _main(plan: Plan, database: Database, run_id: str, display: Display) -> None:
@@ -116,10 +102,7 @@ async def _main(plan: Plan, database: Database, run_id: str, display: Display) -
     work = asyncio.ensure_future(_run_parts(plan, database, run_id, display, pids))
     with _signals(work, display, pids):
         await asyncio.wait([work])
-    if work.cancelled():
-        raise Stopped(f"stopped; the same command resumes {plan.config.run_dir}")
-    if (problem := work.exception()) is not None:
-        raise root_cause(problem)
+    check_ended(work, plan.config.run_dir)
 
 
 async def _run_parts(plan: Plan, database: Database, run_id: str, display: Display, pids: dict[str, int]) -> None:

@@ -10,14 +10,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.environment import without_secrets
+from agentrl.environment import for_child
 from agentrl.errors import AgentRLError, UserError
 from agentrl.files import last_lines
 from agentrl.processes import children, guard
-from agentrl.processes.restarts import Backoff
-
-RESTART_WINDOW_S = 600.0
-USER_ERROR_STATUS = 2
+from agentrl.processes.restarts import DEATHS_WINDOW_S, USER_ERROR_STATUS, Backoff, gave_up
 
 
 class PartFailed(AgentRLError):
@@ -59,7 +56,7 @@ async def keep_running(
 
     `before_start` returns when the process may start. `on_start` receives the guard's process id; `on_death` receives
     the exit status, before the restart. Quick successive deaths delay the restart. Raises PartFailed after more than
-    `max_restarts` deaths in RESTART_WINDOW_S, and UserError on exit status USER_ERROR_STATUS.
+    `max_restarts` deaths in DEATHS_WINDOW_S, and UserError on exit status USER_ERROR_STATUS.
     """
     deaths: deque[float] = deque(maxlen=max_restarts + 1)
     backoff = Backoff()
@@ -74,10 +71,8 @@ async def keep_running(
         if status == USER_ERROR_STATUS:
             raise UserError(last_line.removeprefix("agentrl: "))
         deaths.append(time.monotonic())
-        if len(deaths) > max_restarts and deaths[-1] - deaths[0] < RESTART_WINDOW_S:
-            raise PartFailed(
-                f"{part.name} died {len(deaths)} times, last with status {status}: {last_line} (see {part.log_file})"
-            )
+        if len(deaths) > max_restarts and deaths[-1] - deaths[0] < DEATHS_WINDOW_S:
+            raise PartFailed(gave_up(part.name, len(deaths), status, last_line, part.log_file))
         await on_death(status)
         await asyncio.sleep(backoff.after(deaths[-1] - started))
 
@@ -85,7 +80,7 @@ async def keep_running(
 async def _run_once(part: Part, on_start: Callable[[int], Awaitable[None]]) -> int:
     part.log_file.parent.mkdir(parents=True, exist_ok=True)
     with part.log_file.open("ab") as log:
-        env = without_secrets(os.environ) | part.env
+        env = for_child(os.environ) | part.env
         process = await children.start(part.argv, env=env, stdout=log, stderr=log)
     try:
         await on_start(process.pid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -189,11 +188,6 @@ def _part(
     plan: Plan, name: str, argv: list[str], env: dict[str, str], done: Callable[[], bool] = lambda: False
 ) -> Part:
     """An agentrl process. `env` holds the variables for this process only, including its secrets."""
-    env = env | {
-        "PYTHONUNBUFFERED": "1",
-        # Trainer and engine share the cores, so idle threads sleep instead of spinning.
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
-    }
     return Part(name=name, argv=[sys.executable, "-m", "agentrl", *argv], env=env, log_file=_log(plan, name), done=done)
 
 

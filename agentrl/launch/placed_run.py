@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,10 +19,10 @@ from agentrl.console import Console
 from agentrl.domain.schemas import Json
 from agentrl.engine.engine_keys import new_key as new_engine_key
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, RUN_KEY
-from agentrl.errors import AgentRLError, ConfigError, root_cause
+from agentrl.errors import AgentRLError
 from agentrl.launch import connect, run_folder, run_lifecycle
 from agentrl.launch.placed_parts import placed_parts
-from agentrl.launch.run_lifecycle import POLL_S, Stopped
+from agentrl.launch.run_lifecycle import POLL_S
 from agentrl.launch.views.live_panel import Display
 from agentrl.models import resolve_model
 from agentrl.placement.folder_proof import add_token
@@ -31,7 +30,6 @@ from agentrl.placement.part_spec import PartSpec
 from agentrl.placement.run_secrets import SECRETS_FILE, read_secrets, write_secrets
 from agentrl.placement.scheduler import Placement
 from agentrl.store import Connection, Database, part_ranks
-from agentrl.store.db.codec import new_id
 
 
 def train(config: RunConfig, console: Console, placement: Placement, *, from_base: bool = False) -> Json:
@@ -44,8 +42,7 @@ def train(config: RunConfig, console: Console, placement: Placement, *, from_bas
         run_lifecycle.check_agent(config)
         database_url = run_folder.database_url(config)
         database = Database(database_url)
-        if database.is_sqlite:
-            raise ConfigError(f"placement: {config.placement} needs PostgreSQL, for hosts cannot share a SQLite file")
+        run_lifecycle.check_database(config, database)
         specs = parts_of(config, from_base)
         placement.check(specs)
         with console.status(f"preparing model {config.model}"):
@@ -60,8 +57,9 @@ def train(config: RunConfig, console: Console, placement: Placement, *, from_bas
             if status == "finished" and (config.run_dir / "summary.json").exists():
                 console.print(f"run {config.name} is finished; give more steps, or another name")
             else:
-                with Display(config, console) as display:
-                    _supervised(config, database, run_id, placement, specs, display)
+                begin(database, run_id, placement, specs, config.run_dir)
+                with Display(config, console) as display, run_lifecycle.outcome_recorded(database, run_id):
+                    asyncio.run(_main(config, database, run_id, placement, display))
             return run_lifecycle.report(config, database, run_id)
         finally:
             database.close()
@@ -86,29 +84,6 @@ def secrets_of(config: RunConfig, database_url: str) -> dict[str, str]:
     admin_key, run_key = connect.choose_keys({**before, **os.environ})
     engine_key = os.environ.get(ENGINE_KEY) or before.get(ENGINE_KEY) or new_engine_key()
     return {DATABASE_URL: database_url, ADMIN_KEY: admin_key, RUN_KEY: run_key, ENGINE_KEY: engine_key}
-
-
-def _supervised(
-    config: RunConfig,
-    database: Database,
-    run_id: str,
-    placement: Placement,
-    specs: list[PartSpec],
-    display: Display,
-) -> None:
-    """Place the parts, follow the run to its end, and record the duration and the outcome."""
-    started = time.monotonic()
-    outcome, error = "paused", None
-    begin(database, run_id, placement, specs, config.run_dir)
-    try:
-        asyncio.run(_main(config, database, run_id, placement, display))
-        outcome = "finished"
-    except AgentRLError as problem:
-        if not isinstance(problem, Stopped):
-            outcome, error = "failed", str(problem)
-        raise
-    finally:
-        database.transact(run_lifecycle.close_run, run_id, outcome, error, time.monotonic() - started, new_id())
 
 
 def begin(database: Database, run_id: str, placement: Placement, specs: list[PartSpec], run_dir: Path) -> None:
@@ -144,10 +119,7 @@ async def _main(config: RunConfig, database: Database, run_id: str, placement: P
         loop.add_signal_handler(number, stop)
     await asyncio.wait([work])
     await _stop(database, run_id, placement)
-    if work.cancelled():
-        raise Stopped(f"stopped; the same command resumes {config.run_dir}")
-    if (problem := work.exception()) is not None:
-        raise root_cause(problem)
+    run_lifecycle.check_ended(work, config.run_dir)
 
 
 async def _follow(database: Database, run_id: str, display: Display) -> None:

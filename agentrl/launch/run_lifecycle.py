@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, root_cause
 from agentrl.launch import create, run_folder
 from agentrl.launch.views import curve, snapshot, summary
 from agentrl.launch.views.live_panel import Display
@@ -16,6 +18,7 @@ from agentrl.launch.views.snapshot import Snapshot
 from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.held_out import settings_of
 from agentrl.store import Connection, Database, activity, engine_claims, events, runs
+from agentrl.store.db.codec import new_id
 from agentrl.store.training import memory_leases
 from agentrl.trainer.metrics import metric_sinks
 
@@ -99,7 +102,37 @@ async def watch(database: Database, run_id: str, display: Display, check: Callab
         await asyncio.sleep(POLL_S)
 
 
-def close_run(conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float, event_id: str) -> None:
+@contextmanager
+def outcome_recorded(database: Database, run_id: str) -> Iterator[None]:
+    """Record how the block ended, and its duration: `finished`, `failed` with the error, or `paused` when stopped."""
+    started = time.monotonic()
+    outcome, error = "paused", None
+    try:
+        yield
+        outcome = "finished"
+    except AgentRLError as problem:
+        if not isinstance(problem, Stopped):
+            outcome, error = "failed", str(problem)
+        raise
+    finally:
+        database.transact(_close_run, run_id, outcome, error, time.monotonic() - started, new_id())
+
+
+def check_ended(work: asyncio.Future[None], run_dir: Path) -> None:
+    """Raise Stopped when the run's work was cancelled, and the first cause when it failed."""
+    if work.cancelled():
+        raise Stopped(f"stopped; the same command resumes {run_dir}")
+    if (problem := work.exception()) is not None:
+        raise root_cause(problem)
+
+
+def check_database(config: RunConfig, database: Database) -> None:
+    """Raise ConfigError for a run on several hosts whose store is a SQLite file."""
+    if database.is_sqlite:
+        raise ConfigError(f"placement: {config.placement} needs PostgreSQL, for hosts cannot share a SQLite file")
+
+
+def _close_run(conn: Connection, run_id: str, outcome: str, error: str | None, wall_s: float, event_id: str) -> None:
     if runs.get(conn, run_id).status != "failed":  # else the run already has its error
         runs.set_status(conn, run_id, outcome, error)
     events.record(conn, run_id, STOPPED, {"wall_s": wall_s, "as": outcome}, "train", event_id)

@@ -13,7 +13,7 @@ POLL_S = 0.5
 
 
 class SharedGpus:
-    """The processes of a run that take turns. `engines`: their URLs by name; empty where nobody takes turns."""
+    """A run's processes that share GPUs in turns. `engines`: their URLs by name; empty when no GPU is shared."""
 
     def __init__(self, database: Database, run_id: str, engines: Mapping[str, str], start_timeout_s: float) -> None:
         self._database = database

@@ -2,7 +2,7 @@
 
     folder, secrets ──► sbatch ──► follow queue and database until the job has ended
 
-The job needs nobody: on Ctrl-C it goes on, and the same command finds it again by its name.
+The job runs without this process: on Ctrl-C it goes on, and the same command finds it again by its name.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
     database_url = run_folder.database_url(config)
     database = Database(database_url)
     try:
-        if database.is_sqlite:
-            raise ConfigError("placement: slurm needs PostgreSQL, for hosts cannot share a SQLite file")
+        run_lifecycle.check_database(config, database)
         if (job := placement.job()) is None:
             with run_folder.locked(config.run_dir):
                 run_lifecycle.check_agent(config)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from agentrl.errors import StoreUnavailable, UserError
+from agentrl.processes.restarts import DEATHS_WINDOW_S
 from agentrl.store import Database, part_ranks
 from agentrl.store.db.codec import new_id
 from agentrl.store.part_ranks import Order, Rank
@@ -26,8 +27,6 @@ LEASE_S = 20.0
 FENCED_AFTER_S = 12.0
 RENEW_EVERY_S = 2.0
 CLAIM_EVERY_S = 1.0
-DEATHS_S = 600.0
-"""How long a death counts against the restart limit."""
 
 
 class LeaseLost(Exception):
@@ -94,8 +93,8 @@ class RankLease:
         await self._transact(part_ranks.started, self.rank, self.runner, pid)
 
     async def died(self, attempt: int, status: int | None, *, gang: bool) -> int:
-        """Record a death, and move a gang to its next attempt; returns the part's deaths in the last DEATHS_S."""
-        settings = {"attempt": attempt, "status": status, "gang": gang, "window_s": DEATHS_S}
+        """Record a death, and move a gang to its next attempt; returns the part's deaths in DEATHS_WINDOW_S."""
+        settings = {"attempt": attempt, "status": status, "gang": gang, "window_s": DEATHS_WINDOW_S}
         return await self._transact(part_ranks.died, self.rank, **settings)
 
     async def give_up(self, why: str) -> None:

@@ -1,8 +1,8 @@
-"""What every scheduler does for a run: place task runners, and say what it cannot place. The runners do the rest.
+"""The interface of all schedulers: they place task runners, and refuse what they cannot place.
 
 A placement starts `agentrl task --folder RUN_DIR --part PART --rank RANK` on a host with the part's resources, once for
 each rank of each part, and again whenever it ends with a status other than 0 (also because its host was lost). It sets
-`CUDA_VISIBLE_DEVICES`. It knows nothing of ports, secrets, leases, gangs or logs.
+`CUDA_VISIBLE_DEVICES`. Ports, secrets, leases, gangs and logs are the task runners' work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.placement.part_spec import PartSpec
 
 @dataclass(frozen=True, slots=True)
 class RunnerState:
-    """What the scheduler knows of one task runner. `reason`: why it waits, in the scheduler's words."""
+    """A task runner's state in the scheduler. `reason`: why it waits, in the scheduler's words."""
 
     part: str
     rank: int

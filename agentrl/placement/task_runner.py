@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.environment import without_secrets
+from agentrl.environment import for_child
 from agentrl.errors import root_cause
 from agentrl.files import last_lines
 from agentrl.placement.local_address import interface_of, local_port
@@ -30,12 +30,11 @@ from agentrl.placement.part_spec import PROXY, PartSpec, filled
 from agentrl.placement.proxy_relay import Address, ProxyRelay
 from agentrl.placement.rank_lease import RankLease
 from agentrl.processes import children
-from agentrl.processes.restarts import Backoff
+from agentrl.processes.restarts import USER_ERROR_STATUS, Backoff, gave_up
 from agentrl.store import Database, runs
 from agentrl.store.part_ranks import Rank
 
 log = logging.getLogger(__name__)
-USER_ERROR_STATUS = 2
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables by which the ranks of a gang connect over the network of the addresses that they announce."""
 POLL_S = 0.5
@@ -43,11 +42,12 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A command ended by itself, in an attempt, after `lived_s`."""
+    """A command ended by itself, in an attempt, after `lived_s`; its output begins at `log_start`."""
 
     status: int
     attempt: int
     lived_s: float
+    log_start: int
 
 
 class TaskRunner:
@@ -165,11 +165,7 @@ class TaskRunner:
 
     async def _run_command(self, attempt: int, values: Mapping[str, str]) -> _Ended | None:
         """Run the command; None when it was ended because the order changed."""
-        env = without_secrets(os.environ) | {
-            "PYTHONUNBUFFERED": "1",
-            # Trainer and engine share the cores, so idle threads sleep instead of spinning.
-            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
-        }
+        env = for_child(os.environ)
         if self._spec.gang and (interface := interface_of(self._lease.address)) is not None:
             env = dict.fromkeys(INTERFACE_VARIABLES, interface) | env
         env |= {name: filled(text, values) for name, text in self._spec.env.items()}
@@ -177,6 +173,7 @@ class TaskRunner:
         argv = [filled(word, values) for word in self._spec.argv]
         started = time.monotonic()
         with self._log_file.open("ab") as output:
+            log_start = output.tell()
             process = await children.start(argv, env=env, stdout=output, stderr=output)
         ended = asyncio.ensure_future(process.wait())
         try:
@@ -186,7 +183,7 @@ class TaskRunner:
             if not ended.done():
                 await asyncio.shield(self._end(process))
         status = await ended
-        return None if self._must_end(attempt) else _Ended(status, attempt, time.monotonic() - started)
+        return None if self._must_end(attempt) else _Ended(status, attempt, time.monotonic() - started, log_start)
 
     async def _ended_or_unwanted(self, ended: asyncio.Future[int], attempt: int) -> None:
         """Wait until the command has ended, or the order asks for its end."""
@@ -211,16 +208,13 @@ class TaskRunner:
 
     async def _after_death(self, ended: _Ended) -> None:
         """Count a death. Give the part up after too many, or after a user's error; else wait before the next start."""
-        (last_line,) = last_lines(self._log_file, 1) or ["no output"]
+        (last_line,) = last_lines(self._log_file, 1, ended.log_start) or ["no output"]
         deaths = await self._lease.died(ended.attempt, ended.status, gang=self._spec.gang)
         why = None
         if ended.status == USER_ERROR_STATUS:
             why = last_line.removeprefix("agentrl: ")
         elif deaths > self._spec.max_restarts:
-            why = (
-                f"{self._lease.part} died {deaths} times, last with status {ended.status}: {last_line} "
-                f"(see {self._log_file})"
-            )
+            why = gave_up(self._lease.part, deaths, ended.status, last_line, self._log_file)
         if why is not None:
             await self._lease.give_up(why)
         await self._lease.refresh()

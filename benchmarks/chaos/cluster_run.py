@@ -35,7 +35,7 @@ FAULTS = (
     "frozen trainer/0",
     "head",
 )
-"""What is done to what: the `node` of a rank loses its raylet, and a `frozen` one stands still for FROZEN_S."""
+"""Fault and target: `node` kills the raylet of the rank's node, `frozen` stops all its processes for FROZEN_S."""
 
 
 @dataclass

@@ -106,7 +106,7 @@ class CountedRecords(EngineRecords):
 
 @dataclass
 class Simulation:
-    """`n_replicas` of a run of which the first `n_pools` run here; the others only send heartbeats."""
+    """A run with `n_replicas` replicas: the first `n_pools` run in this process, the others only send heartbeats."""
 
     database: Database
     run_id: str

@@ -190,7 +190,7 @@ class EnginePool:
             await self._records.drop_lost()
 
     def about(self) -> Json:
-        """What the heartbeat of this replica says: its list of engines, how many it watches, and its running calls."""
+        """The data of this replica's heartbeat: digest of its engine list, engines that it watches, running calls."""
         return {
             "engines": self._digest,
             "watches": sum(engine.mine for engine in self.engines),

@@ -47,7 +47,7 @@ class LiveReplicas:
 
 
 def watched_by(me: str, urls: Sequence[str], replicas: Iterable[str], count: int) -> set[str]:
-    """The engines of which `me` is one of the `count` watchers."""
+    """The engines that `me` watches; each engine has `count` watchers."""
     names = sorted({me, *replicas})
     if len(names) <= count:
         return set(urls)

@@ -1,4 +1,4 @@
-"""Renders a run as plain Kubernetes manifests. Pure functions of the parts; the cluster is never asked.
+"""Renders a run as plain Kubernetes manifests. Pure functions of the parts; they make no request to a cluster.
 
 Every part is a Job, one index for each process, because a Job is what a task runner needs: a container that ends with
 status 0 is done, any other is started again, and the process of a lost host gets a new pod on another one at once. (A
@@ -25,6 +25,7 @@ from agentrl.environment import ADMIN_KEY, DATABASE_URL, RUN_KEY
 from agentrl.placement.local_address import ADDRESS, PORT
 from agentrl.placement.part_spec import PROXY, PartSpec
 from agentrl.placement.placed_elsewhere import PLACED_FILE
+from agentrl.processes.restarts import USER_ERROR_STATUS
 
 Manifest = dict[str, Any]
 
@@ -38,7 +39,6 @@ LOST_AFTER_S = 30
 """Seconds for which a host may be unreachable before its processes start elsewhere; Kubernetes' own default is 300."""
 RUNNER_GRACE_S = 30
 """Seconds that a task runner has to release its lease, beyond the grace of its command."""
-USER_ERROR_STATUS = 2
 PLACED = ".placed"
 """File of the run's folder that says that task runners may start."""
 LONGEST_NAME = 52

@@ -173,7 +173,7 @@ def test_each_part_is_told_only_the_secrets_that_it_needs(
     )
 
     def told(part: Part) -> set[str]:
-        env = part_process.without_secrets(os.environ) | part.env
+        env = part_process.for_child(os.environ) | part.env
         assert "ours" not in env.values()
         return env.keys() & SECRETS
 
@@ -410,7 +410,7 @@ def shared_plan(run: RunConfig, model: Path) -> Plan:
 
 
 def test_parts_on_one_gpu_take_turns(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer leaves little when it is idle, and is told of what only the plan decided."""
+    """The trainer keeps little memory while idle, and gets the settings that only the plan decided."""
     monkeypatch.setattr(memory_share, "gpu_bytes", lambda: 80 * 2**30)
     monkeypatch.setattr(memory_share, "parameters", lambda _: 10**9)
     plan = shared_plan(config(tmp_path, model, engine={"device": "cuda"}), model)

@@ -75,7 +75,7 @@ class Subject:
 
     @property
     def call_ids(self) -> str:
-        """What the ids of calls look like."""
+        """The format of call ids."""
         return "functions.{name}:{index}" if self.reads is KIMI or "kimi" in self.name else "abcdefgh{index}"
 
 

@@ -15,13 +15,6 @@ from agentrl.store.sessions import session_limits
 
 
 @pytest.fixture
-def db(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.close()
-
-
-@pytest.fixture
 def fast_db(database_url: str) -> Iterator[Database]:
     """Commits that do not wait for the disk."""
     database = Database(database_url)

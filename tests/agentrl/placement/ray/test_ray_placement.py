@@ -77,7 +77,7 @@ class Run:
         self.placement = placement(name, folder)
 
     def starts(self, part: str, rank: int = 0) -> list[dict[str, Any]]:
-        """What the runners of a rank wrote, one entry a start."""
+        """The records that the runners of a rank wrote, one a start."""
         path = self.folder / f"{part}-{rank}.starts"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
