@@ -110,6 +110,8 @@ finish() {  # waits until every step has ended, and ends the job
     done
     [ -e "$state/failed" ] && status=2
     [ -e "$state/again" ] && bash -c "$queue_again" queue "$SLURM_JOB_ID" "$nodes"
+    # shellcheck disable=SC2046
+    kill $(jobs -p) 2>/dev/null  # watch_here, and the loop of stop
     rm -rf -- "$state"
     exit "$status"
 }

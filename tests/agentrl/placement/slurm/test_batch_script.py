@@ -5,6 +5,7 @@ The runners of these tests write a line to `trace` when they start, and end with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -133,6 +134,16 @@ class Job:
     def steps(self) -> list[str]:
         return [file.read_text().strip() for file in (self.home / "steps").iterdir()]
 
+    def processes(self) -> list[psutil.Process]:
+        """The processes of the script's session that live."""
+        return [process for process in psutil.process_iter() if self._owns(process)]
+
+    def _owns(self, process: psutil.Process) -> bool:
+        try:
+            return os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            return False
+
     def calls(self) -> list[str]:
         file = self.home / "calls"
         return file.read_text().splitlines() if file.exists() else []
@@ -175,8 +186,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
         yield started
     finally:
         started.set_hosts()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        for left in started.processes():  # also after the script has ended
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
         process.wait()
 
 
@@ -203,6 +215,12 @@ def test_every_process_gets_its_gpus_and_the_job_ends_with_the_run(job: Job) -> 
     hosts = hosts_of(job.trace())
     assert hosts["proxy-0"] != hosts["proxy-1"]
     assert finish(job) == 0
+
+
+def test_an_ended_job_leaves_no_process(job: Job) -> None:
+    assert finish(job) == 0
+    job.set_hosts()  # as Slurm ends the steps of a job that has ended
+    assert psutil.wait_procs(job.processes(), timeout=60)[1] == []
 
 
 def test_a_runner_that_ends_otherwise_than_with_0_is_started_again_on_its_host(job: Job) -> None:
