@@ -39,7 +39,7 @@ def test_every_part_gets_the_token_of_the_folder_before_it_is_placed(tmp_path, d
     scheduler: Any = Scheduler(database, run_id)
     for _ in range(2):
         with pytest.raises(Stopped):
-            placed_run._supervised(config, database, run_id, scheduler, specs, None)
+            placed_run.begin(database, run_id, scheduler, specs, config.run_dir)
     database.close()
     first, same, second, again = scheduler.tokens
     assert (first, second) == (same, again)
