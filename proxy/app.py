@@ -6,7 +6,7 @@
                                │                                            └► store: group commit, then the last event
                                └► upstreams ─► another model's server: recorded, never trained
     rollout worker, client ─► group_routes, session_routes    groups, sessions, rewards, ends
-    trainer ─► publish_routes ─► publishing ─► updates        weights, engine by engine
+    trainer ─► publish_routes ─► publishing ─► updates        weights, of a share of the engines at once
     dashboard, Prometheus ─► monitoring_routes
 
 Calls wait for a serving engine, never for the trainer. A publish does not wait for calls. `composition` builds all

@@ -227,6 +227,7 @@ def engine_pool(
         silent_s=config.proxy.heartbeat_timeout_s,
         pause_mode=config.publish.pause,
         update_timeout_s=config.publish.update_timeout_s,
+        updates_at_once=config.publish.concurrency,
     )
 
 

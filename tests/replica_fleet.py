@@ -71,6 +71,7 @@ class ReplicaFleet:
     limits: Limits
     counts: Counts = field(default_factory=Counts)
     pools: dict[str, EnginePool] = field(default_factory=dict)
+    stores: dict[str, RunStore] = field(default_factory=dict)
     cuts: dict[str, set[str]] = field(default_factory=dict)  # replica → engines that it does not reach
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class ReplicaFleet:
     def add(self, name: str, urls: list[str] | None = None, **options: Any) -> EnginePool:
         """Start a replica."""
         cut = self.cuts.setdefault(name, set())
-        store = RunStore(
+        store = self.stores[name] = RunStore(
             database=self.database,
             run_id=self.run_id,
             run_name="r",

@@ -13,12 +13,17 @@ class PublishConfig(Section):
     """How engines receive new weights. An adapter (`lora.publish: adapter`) always comes from its folder."""
 
     transport: Literal["disk", "distributed", "tensor"] = "disk"
-    """`disk`: from a shared folder, one engine after another; `distributed`: a broadcast to all engines, over gloo or
+    """`disk`: from a shared folder; `distributed`: a broadcast to all engines, over gloo or
     NCCL; `tensor`: through shared memory, on the trainer's host. When the last two fail, engines read the folder.
     """
     pause: Literal["retract", "in_place", "abort"] = "retract"
     """Treatment of running calls: `retract`: continue with the new weights and recompute the prefix; `in_place`:
     continue with the cache of the old weights; `abort`: the proxy resubmits them.
+    """
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Maximum number of engines that load a version at once. At most a quarter of the serving engines do, so that the
+    others serve; with fewer than eight, one after another. A broadcast is not limited. Where the disk is the limit,
+    more engines at once are paused for longer.
     """
     bucket_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
     """Approximate size of a bucket of tensors."""

@@ -57,10 +57,12 @@ class EnginePool:
         silent_s: float = SILENT_S,
         pause_mode: PauseMode = "retract",
         update_timeout_s: float = 180.0,
+        updates_at_once: int = 32,
     ) -> None:
         self.engines = [Engine(client) for client in clients]
         self._connect = connect  # makes the client of an engine that joins
         self.update_lock = asyncio.Lock()  # one publisher at a time
+        self.updates_at_once = updates_at_once  # the limit of a publish
         self.budget = RetryBudget()
         self.calls = 0  # calls that are being sampled
         self._records = records

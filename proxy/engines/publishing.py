@@ -1,4 +1,4 @@
-"""Publishes a weight version engine by engine, so that some always serve, and then moves the run to it.
+"""Publishes a weight version, to a share of the engines at once, so that the others serve, and moves the run to it.
 
 PENDING ─ every serving engine has loaded it ─► PUBLISHED
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
+from collections.abc import Sequence
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json, VersionState
-from agentrl.errors import EngineError, RequestError
+from agentrl.errors import EngineError, RequestError, StoreError
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.tensor_transfer import Broadcast
@@ -21,6 +23,8 @@ from agentrl.store import evaluation_episodes, runs
 from agentrl.store.training import memory_leases, publishes, trainer_epochs
 
 log = logging.getLogger(__name__)
+SHARE = 4
+"""At most one serving engine in SHARE is updated at once, but at least one."""
 
 
 async def publish(
@@ -28,13 +32,14 @@ async def publish(
 ) -> Json:
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
 
-    Engines are updated one after another, so that some always serve. With a broadcast, or if none serves because the
-    trainer has their memory, they are updated together.
+    `at_once` says how many are updated at once. A slow engine delays the run's move, not the other engines.
 
     An engine that fails is ejected; any replica's pool updates it to the run's version when it answers again.
-    Raises RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took it, or
-    when a trainer of another epoch has its turn on the engines' GPUs. The publish ends the turn of `epoch`. Raises
-    FencedError, before any engine is touched, when a trainer newer than `epoch` has started.
+    After a StoreError no further engine is updated; those under way finish, and the publish can be repeated.
+
+    Raises StoreError, and RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took
+    it, or when a trainer of another epoch has its turn on the engines' GPUs. The publish ends the turn of `epoch`.
+    Raises FencedError, before any engine is touched, when a trainer newer than `epoch` has started.
     """
     if epoch is not None:
         await store.write(trainer_epochs.check_epoch, store.run_id, epoch)
@@ -46,24 +51,9 @@ async def publish(
     if not await store.write(memory_leases.hand_back, store.run_id, epoch, version):
         message = f"version {version} is not published: a trainer computes on the engines' GPUs"
         raise RequestError(503, message, code="memory_leased", retry_after_s=1.0)
-    loaded: dict[str, Loaded] = {}
-    problems: list[EngineError] = []
-
-    async def load(engine: Engine) -> None:
-        try:
-            loaded[engine.url] = await pool.load(engine, version, delivery)
-        except EngineError as error:
-            problems.append(error)
-            await pool.reports.lost(engine, error)
-
     async with pool.update_lock:
         started = time.time()
-        together = isinstance(delivery.transfer, Broadcast) or any(
-            engine.state is EngineState.RELEASED for engine in pool.engines
-        )
-        engines = pool.engines
-        for part in [engines] if together else [[engine] for engine in engines]:
-            await asyncio.gather(*(load(engine) for engine in part))
+        loaded, problems = await _load_all(pool, version, delivery)
         if not loaded:
             message = f"no engine took version {version}: {problems[-1] if problems else 'there is none'}"
             raise RequestError(503, message, code="publish_failed", retry_after_s=1.0)
@@ -78,6 +68,49 @@ async def publish(
         }
         await store.write(publishes.complete, store.run_id, version, epoch, facts, started)
     return facts
+
+
+async def _load_all(pool: EnginePool, version: int, delivery: Delivery) -> tuple[dict[str, Loaded], list[EngineError]]:
+    """Load `version` into the engines, `at_once` of them at a time; what was loaded, by URL, and what failed."""
+    loaded: dict[str, Loaded] = {}
+    problems: list[EngineError] = []
+    faults: list[StoreError] = []
+    waiting = deque(pool.engines)
+
+    async def load(engine: Engine) -> None:
+        try:
+            loaded[engine.url] = await pool.load(engine, version, delivery)
+        except EngineError as error:
+            problems.append(error)
+            await pool.reports.lost(engine, error)
+
+    async def work() -> None:
+        while waiting:
+            try:
+                await load(waiting.popleft())
+            except StoreError as error:
+                faults.append(error)
+                waiting.clear()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once(pool.engines, delivery, pool.updates_at_once)):
+            group.create_task(work())
+    if faults:
+        raise faults[0]
+    return loaded, problems
+
+
+def at_once(engines: Sequence[Engine], delivery: Delivery, limit: int) -> int:
+    """How many engines are updated at once: `limit` at most, and one in SHARE of those that serve, so that most serve.
+
+    No share is kept where none serves, because the trainer has their memory. Members of a broadcast are updated
+    together, whatever the limit.
+    """
+    if isinstance(delivery.transfer, Broadcast):
+        return len(engines)
+    if any(engine.state is EngineState.RELEASED for engine in engines):
+        return limit
+    return max(1, min(limit, sum(engine.state is EngineState.SERVING for engine in engines) // SHARE))
 
 
 async def resume(store: RunStore, pool: EnginePool, config: RunConfig) -> None:

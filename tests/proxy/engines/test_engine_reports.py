@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from databases import Databases
 from replica_fleet import ReplicaFleet
-from run_records import create_run
 from serving import add_version
 
-from agentrl.configs.run_config import RunConfig
 from agentrl.engine.sglang_client import Adapter
 from agentrl.proxy.engines import engine_reports
 from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.engine_state import EngineState
-from agentrl.store import Database, engine_claims, fleet, heartbeats
-from agentrl.store.sessions.session_limits import Limits
+from agentrl.store import engine_claims, fleet, heartbeats
 from agentrl.testing import FakeEngine
 
 NAMES = ["a", "b", "c", "d"]
-
-
-@pytest.fixture
-def database_kind() -> str:
-    """SQLite: what the statements do is tested on both, beside the store."""
-    return "sqlite"
-
-
-@pytest.fixture
-async def replicas(databases: Databases, database_kind: str, tiny_model: Path) -> AsyncIterator[ReplicaFleet]:
-    with databases.lent(database_kind) as url:
-        database = Database(url)
-        with database.write() as conn:
-            run_id = create_run(conn, task_data=[{}], steps=10, base_model=tiny_model)
-        limits = Limits.of(RunConfig.model_validate({"name": "r", "model": "tiny", "agent": "a:B", "tasks": "t"}))
-        async with aiohttp.ClientSession() as http:
-            yield ReplicaFleet(database, run_id, http, tiny_model, limits)
-        database.close()
 
 
 @pytest.fixture
