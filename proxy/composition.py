@@ -60,7 +60,7 @@ from agentrl.proxy.sessions.session_finder import SessionFinder
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, engine_claims, heartbeats, runs
 from agentrl.store.calls import call_tree, running_calls
-from agentrl.store.fleet import Member
+from agentrl.store.engine_rows import Member
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.weights_folder import ADAPTER, TENSORS
 

@@ -20,8 +20,8 @@ from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.weight_checks import WeightFolders
 from agentrl.proxy.run_store import RunStore
-from agentrl.store import Database, fleet, heartbeats
-from agentrl.store.fleet import Member
+from agentrl.store import Database, engine_rows, fleet, heartbeats
+from agentrl.store.engine_rows import Member
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.weights_folder import TENSORS
 
@@ -132,7 +132,7 @@ class ReplicaFleet:
 
     def row(self, url: str) -> Member:
         """What the store knows of an engine."""
-        found = self.database.query(fleet.member, self.run_id, url)
+        found = self.database.query(engine_rows.member, self.run_id, url)
         assert found is not None
         return found
 

@@ -7,23 +7,17 @@ unclaimed ──► claimed        `claim`: until a deadline, by the database's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import Connection, and_, delete, or_, select, update
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.store import events
 from agentrl.store.db import clock, upsert
+from agentrl.store.db.bulk_unit import bulk_unit, only
+from agentrl.store.engine_rows import COLUMNS, Member, changed, members, new
 from agentrl.store.tables import engines, runs
-
-
-def changed(**values: object) -> Json:
-    """The columns of a change that every replica has to read: `values`, the next `changes`, and the time."""
-    return {**values, "changes": engines.c.changes + 1, "changed_at": clock.now()}
-
-
-def new(**values: object) -> Json:
-    """The columns of a new engine that no replica has seen yet."""
-    return {"state": "dead", "last_seen_at": 0.0, "changes": 1, "changed_at": clock.now(), **values}
 
 
 def forget(conn: Connection, run_id: str, keep: list[str]) -> None:
@@ -39,20 +33,37 @@ def some_left(conn: Connection, run_id: str) -> None:
     conn.execute(update(runs).where(runs.c.id == run_id).values(engines_gone=runs.c.engines_gone + 1))
 
 
-def claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> str | None:
+def claim_many(conn: Connection, claims: Sequence[tuple[str, str, str, float]]) -> list[tuple[str | None, Member]]:
+    """`claim` for many engines: one statement for those of one replica, unless another one holds some of them."""
+    results: dict[int, tuple[str | None, Member]] = {}
+    alike: dict[tuple[str, str, float], list[int]] = {}
+    for i, (run_id, _, replica, seconds) in enumerate(claims):
+        alike.setdefault((run_id, replica, seconds), []).append(i)
+    for (run_id, replica, seconds), indices in alike.items():
+        mine = {"updater": replica, "updating_until": clock.now() + seconds}
+        urls = sorted({claims[i][1] for i in indices})  # in one order, so that replicas do not block each other
+        free = or_(engines.c.updater.is_(None), engines.c.updater == replica, engines.c.updating_until < clock.now())
+        taken = conn.execute(
+            upsert.insert(conn, engines)
+            .values([{"run_id": run_id, "url": url, **new(**mine)} for url in urls])
+            .on_conflict_do_update(index_elements=["run_id", "url"], set_=changed(**mine), where=free)
+            .returning(*COLUMNS)
+        )
+        rows = {row.url: Member(*row) for row in taken}
+        held = members(conn, run_id, [url for url in urls if url not in rows])
+        for i in indices:
+            url = claims[i][1]
+            results[i] = (None, rows[url]) if url in rows else (str(held[url].updater), held[url])
+    return [results[i] for i in range(len(claims))]
+
+
+@bulk_unit(many=claim_many)
+def claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> tuple[str | None, Member]:
     """Let only `replica` change an engine's weights, for `seconds`; claiming again extends the time.
 
-    Returns None, or the replica that holds the claim. A claim ends by `release`, or after its time.
+    Returns None, or the replica that holds the claim, and the engine. A claim ends by `release`, or after its time.
     """
-    mine = {"updater": replica, "updating_until": clock.now() + seconds}
-    free = or_(engines.c.updater.is_(None), engines.c.updater == replica, engines.c.updating_until < clock.now())
-    conn.execute(
-        upsert.insert(conn, engines)
-        .values(run_id=run_id, url=url, **new(**mine))
-        .on_conflict_do_update(index_elements=["run_id", "url"], set_=changed(**mine), where=free)
-    )
-    holder = conn.scalars(select(engines.c.updater).where(engines.c.run_id == run_id, engines.c.url == url)).one()
-    return None if holder == replica else str(holder)
+    return only(claim_many(conn, [(run_id, url, replica, seconds)]))
 
 
 def expire_claims(conn: Connection, run_id: str, replica: str) -> None:
@@ -61,11 +72,30 @@ def expire_claims(conn: Connection, run_id: str, replica: str) -> None:
     conn.execute(update(engines).where(mine).values(changed(updating_until=0.0)))
 
 
-def release(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> None:
-    """End a claim. If the weights are not `whole`, another replica must repair them. Another replica's claim stays."""
-    mine = and_(engines.c.run_id == run_id, engines.c.url == url, engines.c.updater == replica)
-    left: Json = {"updater": None, "updating_until": None} if whole else {"updating_until": 0.0}
-    conn.execute(update(engines).where(mine).values(changed(**left)))
+def release_many(conn: Connection, claims: Sequence[tuple[str, str, str, bool]]) -> list[Member | None]:
+    """`release` for many engines: one statement for those of one replica, unless some are not its own any more."""
+    results: dict[int, Member | None] = {}
+    alike: dict[tuple[str, str, bool], list[int]] = {}
+    for i, (run_id, _, replica, whole) in enumerate(claims):
+        alike.setdefault((run_id, replica, whole), []).append(i)
+    for (run_id, replica, whole), indices in alike.items():
+        urls = sorted({claims[i][1] for i in indices})
+        mine = and_(engines.c.run_id == run_id, engines.c.url.in_(urls), engines.c.updater == replica)
+        left: Json = {"updater": None, "updating_until": None} if whole else {"updating_until": 0.0}
+        released = conn.execute(update(engines).where(mine).values(changed(**left)).returning(*COLUMNS))
+        rows = {row.url: Member(*row) for row in released}
+        rows |= members(conn, run_id, [url for url in urls if url not in rows])
+        results |= {i: rows.get(claims[i][1]) for i in indices}
+    return [results[i] for i in range(len(claims))]
+
+
+@bulk_unit(many=release_many)
+def release(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> Member | None:
+    """End a claim. If the weights are not `whole`, another replica must repair them. Another replica's claim stays.
+
+    Returns the engine; None for one that has left.
+    """
+    return only(release_many(conn, [(run_id, url, replica, whole)]))
 
 
 def is_whole(conn: Connection, run_id: str, url: str) -> bool:

@@ -13,16 +13,18 @@ Every replica reads the fleet once a second: `news`. Each change of a row that r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, delete, func, select, update
+from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.store import engine_claims, events
+from agentrl.store import engine_claims, engine_rows, events
 from agentrl.store.db import clock, codec, upsert
-from agentrl.store.engine_claims import changed
+from agentrl.store.db.bulk_unit import bulk_unit, only
+from agentrl.store.engine_rows import Member, changed
 from agentrl.store.tables import engines, heartbeats, memory_leases, runs
 
 MAX_ENGINES = 10_000
@@ -31,43 +33,6 @@ OVERLAP_S = 5.0
 """A read repeats the changes of this time before the last one: their transactions may have been committed since."""
 CHECKED_S = 5.0
 """An engine is dropped only if it was dead for this time: its watchers have tried to reach it since."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """An engine as all replicas see it."""
-
-    url: str
-    state: str = "dead"
-    version: int | None = None
-    error: str | None = None
-    changes: int = 0
-    seen_by: str | None = None  # the replica that saw the state
-    draining: bool = False
-    updater: str | None = None  # the replica that may change its weights
-    updating_until: float | None = None  # seconds since the epoch, by the database's clock; so are all times here
-    leased_until: float | None = None  # at the row's last change; None for an engine of the run's start
-    own_key: bool = False
-
-    @property
-    def joined(self) -> bool:
-        """Whether the engine joined by itself."""
-        return self.leased_until is not None
-
-
-_MEMBER = (
-    engines.c.url,
-    engines.c.state,
-    engines.c.version,
-    engines.c.error,
-    engines.c.changes,
-    engines.c.seen_by,
-    engines.c.draining,
-    engines.c.updater,
-    engines.c.updating_until,
-    engines.c.leased_until,
-    engines.c.own_key,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +60,7 @@ def news(conn: Connection, run_id: str, since: News | None, heard_s: float) -> N
     )
     version, gone, leased, at = conn.execute(asked).one()
     whole = since is None or since.gone != gone
-    rows = select(*_MEMBER).where(engines.c.run_id == run_id)
+    rows = select(*engine_rows.COLUMNS).where(engines.c.run_id == run_id)
     if since is not None and not whole:
         rows = rows.where(engines.c.changed_at > since.at - OVERLAP_S)
     proxies = select(heartbeats.c.name, heartbeats.c.last_seen_at, heartbeats.c.about).where(
@@ -112,12 +77,6 @@ def news(conn: Connection, run_id: str, since: News | None, heard_s: float) -> N
     )
 
 
-def member(conn: Connection, run_id: str, url: str) -> Member | None:
-    """One engine."""
-    row = conn.execute(select(*_MEMBER).where(engines.c.run_id == run_id, engines.c.url == url)).first()
-    return None if row is None else Member(*row)
-
-
 def join(conn: Connection, run_id: str, url: str, lease_s: float, source: str, own_key: bool = False) -> float:
     """Let an engine join, or renew its lease; returns the lease's end (seconds since the epoch).
 
@@ -132,7 +91,7 @@ def join(conn: Connection, run_id: str, url: str, lease_s: float, source: str, o
     told = values if before is not None and before.own_key == own_key else changed(**values)  # a renewal is no news
     until = conn.scalars(
         upsert.insert(conn, engines)
-        .values(run_id=run_id, url=url, **engine_claims.new(**values))
+        .values(run_id=run_id, url=url, **engine_rows.new(**values))
         .on_conflict_do_update(index_elements=["run_id", "url"], set_=told)
         .returning(engines.c.leased_until)
     ).one()
@@ -152,11 +111,58 @@ def leave(conn: Connection, run_id: str, url: str, source: str) -> bool:
     return bool(gone.rowcount)
 
 
+class _Saw(NamedTuple):
+    """The state of an engine as a replica saw it."""
+
+    replica: str
+    state: str
+    version: int | None
+    error: str | None
+
+    def columns(self) -> Json:
+        values: Json = {
+            "state": self.state,
+            "version": self.version,
+            "error": self.error and codec.error_text(self.error),
+            "seen_by": self.replica,
+            "last_seen_at": clock.now(),
+        }
+        if self.state != "dead":
+            values["starting_until"] = None  # one that answers has started
+        return values
+
+
+def save_many(conn: Connection, seen: Sequence[tuple[Any, ...]]) -> list[tuple[bool, Member | None]]:
+    """`save` for many engines: one statement for those in one state, unless the rows of some have changed."""
+    results: list[tuple[bool, Member | None]] = [(False, None)] * len(seen)
+    alike: dict[tuple[str, _Saw], list[int]] = {}
+    for i, (run_id, url, known, joined, *state) in enumerate(seen):
+        saw = _Saw(*state)
+        if known == 0 and not joined:
+            results[i] = _save_listed(conn, run_id, url, known, saw)
+        else:
+            alike.setdefault((run_id, saw), []).append(i)
+    for (run_id, saw), indices in alike.items():
+        unchanged = or_(*(and_(engines.c.url == seen[i][1], engines.c.changes <= seen[i][2]) for i in indices))
+        recorded = update(engines).where(engines.c.run_id == run_id, unchanged).values(changed(**saw.columns()))
+        rows = {row.url: Member(*row) for row in conn.execute(recorded.returning(*engine_rows.COLUMNS))}
+        others = engine_rows.members(conn, run_id, [seen[i][1] for i in indices if seen[i][1] not in rows])
+        for i in indices:
+            _, url, known, joined, *_ = seen[i]
+            if url in rows:
+                results[i] = True, rows[url]
+            elif url in others or joined:
+                results[i] = False, others.get(url)
+            else:
+                results[i] = _save_listed(conn, run_id, url, known, saw)
+    return results
+
+
+@bulk_unit(many=save_many)
 def save(
     conn: Connection,
     run_id: str,
     url: str,
-    *,
     known: int,
     joined: bool,
     replica: str,
@@ -172,26 +178,21 @@ def save(
 
     Returns whether it was recorded, and the row as it is then; None for an engine that joined and has left.
     """
-    values: Json = {
-        "state": state,
-        "version": version,
-        "error": error and codec.error_text(error),
-        "seen_by": replica,
-        "last_seen_at": clock.now(),
-    }
-    if state != "dead":
-        values["starting_until"] = None  # one that answers has started
-    mine, unchanged = and_(engines.c.run_id == run_id, engines.c.url == url), engines.c.changes <= known
-    if joined:
-        row = conn.execute(update(engines).where(mine, unchanged).values(changed(**values)).returning(*_MEMBER)).first()
-    else:
-        row = conn.execute(
-            upsert.insert(conn, engines)
-            .values(run_id=run_id, url=url, **engine_claims.new(**values))
-            .on_conflict_do_update(index_elements=["run_id", "url"], set_=changed(**values), where=unchanged)
-            .returning(*_MEMBER)
-        ).first()
-    return (True, Member(*row)) if row is not None else (False, member(conn, run_id, url))
+    return only(save_many(conn, [(run_id, url, known, joined, replica, state, version, error)]))
+
+
+def _save_listed(conn: Connection, run_id: str, url: str, known: int, saw: _Saw) -> tuple[bool, Member | None]:
+    """`save` for an engine of the run's start, which may have no row yet."""
+    values = saw.columns()
+    row = conn.execute(
+        upsert.insert(conn, engines)
+        .values(run_id=run_id, url=url, **engine_rows.new(**values))
+        .on_conflict_do_update(
+            index_elements=["run_id", "url"], set_=changed(**values), where=engines.c.changes <= known
+        )
+        .returning(*engine_rows.COLUMNS)
+    ).first()
+    return (True, Member(*row)) if row is not None else (False, engine_rows.member(conn, run_id, url))
 
 
 def drop_lost(conn: Connection, run_id: str, source: str) -> None:

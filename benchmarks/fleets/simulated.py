@@ -23,7 +23,7 @@ from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.weight_checks import WeightFolders
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import Connection, Database, fleet, heartbeats
-from agentrl.store.fleet import Member
+from agentrl.store.engine_rows import Member
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.weights_folder import TENSORS
 

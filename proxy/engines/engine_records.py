@@ -9,11 +9,13 @@ from pathlib import Path
 from agentrl.engine.sglang_client import BASE, Adapter
 from agentrl.models import has_weights
 from agentrl.proxy.engines.engine_state import Engine
+from agentrl.proxy.engines.version_delivery import RecordedFolder
 from agentrl.proxy.engines.weight_checks import WeightFolders
 from agentrl.proxy.run_store import RunStore
-from agentrl.store import Connection, engine_claims, fleet, runs
+from agentrl.store import engine_claims, fleet, runs
 from agentrl.store.calls import running_calls
-from agentrl.store.fleet import Member, News
+from agentrl.store.engine_rows import Member
+from agentrl.store.fleet import News
 from agentrl.store.training import memory_leases, publishes
 from agentrl.store.training.publishes import Wanted
 from agentrl.weights_folder import tensor_names
@@ -32,6 +34,7 @@ class EngineRecords:
         self.replica = store.replica
         self.members: dict[str, Member] = {}
         self._news: News | None = None
+        self._right: set[int] = set()  # versions that engines with them should serve, as read since `_news`
         self._whole_at = 0.0
         self._store = store
         self._run_id = store.run_id
@@ -42,13 +45,16 @@ class EngineRecords:
         """What an engine should have in its memory if it reports `reported`: `publishes.version_to_serve`.
 
         An engine that reports the run's version, as of the last `read_fleet`, needs no query, unless a trainer has the
-        engines' GPU memory.
+        engines' GPU memory. While a version is published, one query between two reads answers for all engines with it.
         """
-        if self._news is not None and not self._news.leased and reported == self._news.version:
-            return Wanted(self._news.version)
+        news, right = self._news, self._right
+        if reported is not None and news is not None and not news.leased and reported in (news.version, *right):
+            return Wanted(reported)
         found = await self._store.read(publishes.version_to_serve, self._run_id, reported)
         if found.expired:
             await self._store.write(memory_leases.expire, self._run_id, self.replica)
+        if reported is not None and found == Wanted(reported):
+            right.add(reported)
         return found
 
     async def base_for(self, version: int) -> str | None:
@@ -61,15 +67,17 @@ class EngineRecords:
             return None
         return None if await asyncio.to_thread(_is_whole, Path(row.path), Path(self._base_model)) else self._base_model
 
-    async def folder(self, version: int) -> str | None:
-        """The folder with a version's tensors, checked against the trainer's checksum.
+    async def folder(self, version: int, recorded: RecordedFolder | None = None) -> str | None:
+        """The folder with a version's tensors, checked against the trainer's checksum: `recorded`, or it is read.
 
         None for a run that only records and has no weights of its own: engines keep theirs.
         """
-        row = await self._store.read(runs.version, self._run_id, version)
-        if row is None or row.path is None:
+        if recorded is None:
+            row = await self._store.read(runs.version, self._run_id, version)
+            recorded = RecordedFolder(None, None) if row is None else RecordedFolder(row.path, row.checksum)
+        if recorded.path is None:
             return self._base_model if await asyncio.to_thread(_may_have_weights, Path(self._base_model)) else None
-        return await self._folders.checked(version, row.path, row.checksum)
+        return await self._folders.checked(version, recorded.path, recorded.checksum)
 
     async def adapter(self, version: int) -> tuple[Adapter | None, str | None]:
         """The adapter of a version, and its parent folder; the base weights have none."""
@@ -80,22 +88,22 @@ class EngineRecords:
 
     async def save(self, engine: Engine) -> tuple[bool, Member | None]:
         """Record an engine's state, unless its row has changed since we looked: `fleet.save`."""
-        saw = {"state": engine.state, "version": engine.version, "error": engine.error}
-        options = {"known": engine.seen, "joined": engine.joined, "replica": self.replica}
-        recorded, row = await self._store.write(fleet.save, self._run_id, engine.url, **saw, **options)
+        known = engine.url, engine.seen, engine.joined
+        saw = self.replica, engine.state.value, engine.version, engine.error
+        recorded, row = await self._store.write(fleet.save, self._run_id, *known, *saw)
         if row is not None:
             self.members[row.url] = row
         return recorded, row
 
     async def claim(self, engine: Engine, seconds: float) -> str | None:
         """Claim an engine, to change its weights, for `seconds`; returns None, or the replica that has claimed it."""
-        holder, row = await self._store.write(_claim, self._run_id, engine.url, self.replica, seconds)
+        holder, row = await self._store.write(engine_claims.claim, self._run_id, engine.url, self.replica, seconds)
         engine.wrote(row)
         return holder
 
     async def release(self, engine: Engine, *, whole: bool) -> None:
         """End the claim; if the weights are not `whole`, another replica has to repair them."""
-        engine.wrote(await self._store.write(_release, self._run_id, engine.url, self.replica, whole))
+        engine.wrote(await self._store.write(engine_claims.release, self._run_id, engine.url, self.replica, whole))
 
     async def is_whole(self, url: str) -> bool:
         """Whether the engine's weights are complete: no replica is changing them or has left them incomplete."""
@@ -111,7 +119,7 @@ class EngineRecords:
         for url, row in found.items():
             known = self.members.get(url)
             kept[url] = known if known is not None and known.changes > row.changes else row
-        self.members, self._news = kept, news
+        self.members, self._news, self._right = kept, news, set()
         self._whole_at = time.monotonic() if news.whole else self._whole_at
         return news
 
@@ -126,15 +134,6 @@ class EngineRecords:
     async def oldest_call(self) -> float | None:
         """The time at which the oldest running call of any replica began (seconds since the epoch), or None."""
         return await self._store.read(running_calls.oldest_running, self._run_id)
-
-
-def _claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> tuple[str | None, Member | None]:
-    return engine_claims.claim(conn, run_id, url, replica, seconds), fleet.member(conn, run_id, url)
-
-
-def _release(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> Member | None:
-    engine_claims.release(conn, run_id, url, replica, whole)
-    return fleet.member(conn, run_id, url)
 
 
 def _is_whole(folder: Path, base: Path) -> bool:

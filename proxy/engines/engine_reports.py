@@ -28,7 +28,7 @@ from collections.abc import Callable
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import Engine, EngineState
-from agentrl.store.fleet import Member
+from agentrl.store.engine_rows import Member
 
 log = logging.getLogger(__name__)
 CORRECTED_S = 10.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agentrl.engine.sglang_client import Adapter, EngineClient, Memory
-from agentrl.store.fleet import Member
+from agentrl.store.engine_rows import Member
 
 
 class EngineState(StrEnum):

@@ -30,7 +30,8 @@ from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBu
 from agentrl.proxy.engines.watchers import LiveReplicas, list_digest, watched_by
 from agentrl.proxy.recent import Recent
 from agentrl.store import fleet
-from agentrl.store.fleet import Member, News
+from agentrl.store.engine_rows import Member
+from agentrl.store.fleet import News
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json, VersionState
@@ -17,7 +18,7 @@ from agentrl.errors import EngineError, RequestError, StoreError
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.tensor_transfer import Broadcast
-from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, Loaded
+from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, Loaded, RecordedFolder
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import evaluation_episodes, runs
 from agentrl.store.training import memory_leases, publishes, trainer_epochs
@@ -51,6 +52,7 @@ async def publish(
     if not await store.write(memory_leases.hand_back, store.run_id, epoch, version):
         message = f"version {version} is not published: a trainer computes on the engines' GPUs"
         raise RequestError(503, message, code="memory_leased", retry_after_s=1.0)
+    delivery = replace(delivery, folder=RecordedFolder(row.path, row.checksum))
     async with pool.update_lock:
         started = time.time()
         loaded, problems = await _load_all(pool, version, delivery)

@@ -205,7 +205,7 @@ class Updates:
         the trainer, and StoreError.
         """
         _, paused = await self._answer(engine)
-        await self._records.folder(version)
+        await self._records.folder(version, delivery.folder)
         async with self._claimed(engine, paused, self.timeout_s + CLEANING_UP_S) as claim:
             reported, paused = await self._answer(engine)
             claim.whole = not paused
@@ -228,7 +228,7 @@ class Updates:
         started = time.monotonic()
         if self._adapters is None:
             return await self._replace(engine, claim, version, delivery)
-        path = await self._records.folder(version)
+        path = await self._records.folder(version, delivery.folder)
         assert path is not None, "a run with adapters is trained"
         if engine.label != BASE or not claim.whole:
             await self._replace(engine, claim, BASE)
@@ -239,7 +239,7 @@ class Updates:
         """Pause, update, check, continue."""
         if not claim.mine:
             raise EngineBusy(f"{engine.url} has changed")  # since `ask`: the next probe asks again
-        path = await self._records.folder(version)
+        path = await self._records.folder(version, delivery.folder)
         await self._set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
         broken, claim.whole = not claim.whole, False

@@ -13,12 +13,21 @@ class EngineBusy(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedFolder:
+    """A version's folder and the checksum of its tensors, as the store has them; None: the base model's."""
+
+    path: str | None
+    checksum: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """How a version reaches the engines: by a transfer, else from its folder."""
 
     transfer: Transfer | None = None
     digests: dict[str, str] = field(default_factory=dict)  # of its tensors, by the names that engines use
     n_bytes: int | None = None
+    folder: RecordedFolder | None = None  # as read for all engines of a publish; None: read for each engine
 
 
 BY_FOLDER = Delivery()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, update
 
-from agentrl.store import engine_claims, events
+from agentrl.store import engine_rows, events
 from agentrl.store.db import clock, upsert
 from agentrl.store.tables import engines, memory_leases
 from agentrl.store.training.trainer_epochs import check_epoch, lock_run
@@ -103,7 +103,7 @@ def may_start(conn: Connection, run_id: str, url: str, timeout_s: float) -> bool
     until = clock.now() + timeout_s
     conn.execute(
         upsert.insert(conn, engines)
-        .values(run_id=run_id, url=url, **engine_claims.new(starting_until=until))
+        .values(run_id=run_id, url=url, **engine_rows.new(starting_until=until))
         .on_conflict_do_update(index_elements=["run_id", "url"], set_={"starting_until": until})
     )
     return True

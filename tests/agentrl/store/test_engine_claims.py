@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from agentrl.store import Database, engine_claims, fleet
 from agentrl.store.tables import engines as engines_table
@@ -16,7 +16,7 @@ URL = "http://127.0.0.1:30000"
 
 
 def claim(db: Database, run_id: str, replica: str, seconds: float = 60.0) -> str | None:
-    return db.transact(engine_claims.claim, run_id, URL, replica, seconds)
+    return db.transact(engine_claims.claim, run_id, URL, replica, seconds)[0]
 
 
 def row(db: Database, run_id: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def test_a_new_start_knows_of_engines_that_others_run_whether_they_were_left(db,
 
 def test_claims_are_per_engine_and_per_run(db, run_id):
     assert claim(db, run_id, "a") is None
-    assert db.transact(engine_claims.claim, run_id, URL + "1", "b", 60) is None
+    assert db.transact(engine_claims.claim, run_id, URL + "1", "b", 60)[0] is None
 
 
 def test_one_of_many_concurrent_claims_succeeds(db, run_id):
@@ -126,3 +126,66 @@ def test_every_change_of_an_engine_is_counted(db, run_id):
         change()
         counts.append(row(db, run_id)["changes"])
     assert counts == [1, 1, 2, 3, 4, 5, 6, 7]
+
+
+def together(db: Database, *units: tuple[Any, ...]) -> list[Any]:
+    """Results of units that the group commit runs in one batch, and how many statements it took."""
+    count = 0
+
+    def counted(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    event.listen(db.engine, "before_cursor_execute", counted)
+    with db.write() as conn:
+        many = units[0][0].many(conn, [args for _, *args in units])
+    event.remove(db.engine, "before_cursor_execute", counted)
+    return [*many, count]
+
+
+def test_engines_are_claimed_saved_and_released_together_in_one_statement_each(db, run_id):
+    urls = [f"{URL}{n}" for n in range(20)]
+    for url in urls:
+        saw(db, run_id, url, known=0)
+    *claimed, claims = together(db, *((engine_claims.claim, run_id, url, "a", 60.0) for url in urls))
+    assert [(holder, engine.url, engine.updater) for holder, engine in claimed] == [(None, url, "a") for url in urls]
+    state = ("a", "serving", 1, None)
+    *saved, saves = together(db, *((fleet.save, run_id, url, 2, True, *state) for url in urls))
+    assert [(recorded, engine.url, engine.version) for recorded, engine in saved] == [(True, url, 1) for url in urls]
+    *freed, releases = together(db, *((engine_claims.release, run_id, url, "a", True) for url in urls))
+    assert [(engine.url, engine.updater, engine.changes) for engine in freed] == [(url, None, 4) for url in urls]
+    assert (claims, saves, releases) == (1, 1, 1)
+
+
+def test_of_engines_claimed_together_those_of_another_replica_stay_its_own(db, run_id):
+    urls = [f"{URL}{n}" for n in range(3)]
+    db.transact(engine_claims.claim, run_id, urls[1], "b", 60)
+    *claimed, _ = together(db, *((engine_claims.claim, run_id, url, "a", 60.0) for url in [*urls, urls[0]]))
+    assert [holder for holder, _ in claimed] == [None, "b", None, None]
+    *freed, _ = together(db, *((engine_claims.release, run_id, url, "a", False) for url in urls))
+    assert [(engine.updater, engine.updating_until == 0.0) for engine in freed] == [
+        ("a", True),
+        ("b", False),
+        ("a", True),
+    ]
+    *gone, _ = together(db, (engine_claims.release, run_id, "http://gone", "a", True))
+    assert gone == [None]
+
+
+def test_of_states_saved_together_those_of_rows_that_have_changed_are_refused(db, run_id):
+    urls = [f"{URL}{n}" for n in range(3)]
+    for url in urls[:2]:
+        saw(db, run_id, url, known=0)
+    claimed = db.transact(engine_claims.claim, run_id, urls[1], "b", 60)[1]
+    found = [
+        (fleet.save, run_id, urls[0], 1, False, "a", "updating", 0, None),
+        (fleet.save, run_id, urls[1], 1, False, "a", "updating", 0, None),  # since claimed
+        (fleet.save, run_id, urls[2], 0, False, "a", "updating", 0, None),  # a new row
+        (fleet.save, run_id, "http://gone", 1, True, "a", "updating", 0, None),  # has left
+        (fleet.save, run_id, "http://listed", 1, False, "a", "dead", None, "e\0"),  # its row was deleted
+    ]
+    *saved, _ = together(db, *found)
+    assert [recorded for recorded, _ in saved] == [True, False, True, False, True]
+    assert saved[1][1] == claimed
+    assert saved[3][1] is None
+    assert (saved[4][1].state, saved[4][1].changes) == ("dead", 1)

@@ -10,7 +10,8 @@ from sqlalchemy import select, update
 
 from agentrl.errors import RequestError
 from agentrl.store import Database, engine_claims, events, fleet, heartbeats
-from agentrl.store.fleet import Member, News
+from agentrl.store.engine_rows import Member
+from agentrl.store.fleet import News
 from agentrl.store.tables import engines
 
 URL = "http://127.0.0.1:30000"

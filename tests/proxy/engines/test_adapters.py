@@ -23,7 +23,9 @@ from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
-from agentrl.store.fleet import Member, News
+from agentrl.proxy.engines.version_delivery import RecordedFolder
+from agentrl.store.engine_rows import Member
+from agentrl.store.fleet import News
 from agentrl.store.training.publishes import Wanted
 from agentrl.testing import FakeEngine, Reply
 
@@ -44,7 +46,7 @@ class Store(EngineRecords):
     async def wanted(self, reported: int | None) -> Wanted:
         return Wanted(self.version if reported not in self.pending else reported or 0)
 
-    async def folder(self, version: int) -> str:
+    async def folder(self, version: int, recorded: RecordedFolder | None = None) -> str:
         folder = self.root / f"v{version}-step" if version else self.root
         folder.mkdir(exist_ok=True)
         return str(folder)

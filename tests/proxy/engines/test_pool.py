@@ -26,7 +26,9 @@ from agentrl.proxy.engines import updates
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
-from agentrl.store.fleet import Member, News
+from agentrl.proxy.engines.version_delivery import RecordedFolder
+from agentrl.store.engine_rows import Member
+from agentrl.store.fleet import News
 from agentrl.store.training.publishes import Wanted
 from agentrl.testing import FakeEngine, Reply
 
@@ -47,7 +49,7 @@ class Store(EngineRecords):
     async def wanted(self, reported: int | None) -> Wanted:
         return Wanted(self.version if reported not in self.pending else reported or 0)
 
-    async def folder(self, version: int) -> str:
+    async def folder(self, version: int, recorded: RecordedFolder | None = None) -> str:
         if self.fails:
             self.fails -= 1
             raise StoreError("away")
@@ -260,7 +262,7 @@ async def test_the_run_moves_on_while_an_engine_comes_back(
     seen: list[str] = []
     folder = store.folder
 
-    async def slow(version: int) -> str:
+    async def slow(version: int, _: RecordedFolder | None = None) -> str:
         seen.append(f"{version}, {pool.engines[0].state}")
         if len(seen) == 2:  # it is read once more, before the engine waits
             store.version = 4

@@ -138,6 +138,34 @@ async def test_each_engine_is_paused_loads_reports_the_version_and_goes_on_in_th
         assert [path for path, _ in engine.calls] == ["/pause_generation", UPDATE, "/continue_generation"]
 
 
+async def test_statements_of_a_publish(replicas, engines, urls, updates):
+    """An engine's claim, its states and the claim's end are a statement each at most; the rest is for all engines."""
+    updates.hold(*urls)
+    replicas.counts.take()
+    publication = publish(replicas, "a")
+    await updates.until(lambda: len(updates.running) == 2)
+    updates.let_go()
+    await publication
+    _, statements = replicas.counts.take()
+    assert statements <= 4 * N + 13
+
+
+async def test_probes_during_a_publish_ask_once_which_version_to_serve(replicas, engines, urls, updates):
+    updates.hold(urls[-1])
+    publication = publish(replicas, "a")
+    await updates.until(lambda: len(updates.begun) == N and updates.running == {urls[-1]})
+    await replicas.round("b")  # reads that the others have the version
+    await replicas.read("b")
+    replicas.counts.take()
+    for engine in replicas.pools["b"].due():
+        await replicas.pools["b"].probe(engine)
+    requests, statements = replicas.counts.take()
+    assert requests == 2 * (N - 1)
+    assert statements <= 4
+    updates.let_go()
+    await publication
+
+
 async def test_a_slow_engine_delays_the_runs_move_and_no_other_engine(replicas, engines, urls, updates):
     updates.hold(urls[0])
     publication = publish(replicas, "a")
