@@ -10,7 +10,8 @@
   on it (a probe by any replica stands for the call), and until every replica uses one that joined. Each replica reads
   once a second, each at its own time.
 - sessions: choosing an engine for each of 100,000 sessions, and for a later call of it; how evenly they are spread.
-- publish: statements and requests per engine of a publish from a folder, engines one after another.
+- publish: requests and statements per engine of a publish from a folder, and rounds of loads, one after another, where
+  a load takes as long in every engine. Before, engines were updated one after another.
 - proxies: real `agentrl proxy` processes over real sockets: requests, transactions, seconds until all drop an engine
   that was killed under no load and use one that joined, and the latency of starting a group.
 """
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import harness
 import proxied
-from fleets import processes
+from fleets import fan_out, processes
 from fleets.simulated import SimulatedEngine, Simulation
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
@@ -59,9 +60,9 @@ def main() -> None:
             asyncio.run(steady(report, simulation, n_engines))
             if (n_engines, n_replicas) == (100, 10):
                 asyncio.run(events(report, simulation, options.rounds))
-                asyncio.run(publish(report, simulation))
             if (n_engines, n_replicas) == (1000, 2):
                 asyncio.run(sessions(report, simulation))
+                asyncio.run(fan_out.publish(report, simulation))
         if options.out is not None:
             report.write(options.out)
     with fresh(model) as (database, _), tempfile.TemporaryDirectory() as folder:
@@ -161,22 +162,6 @@ async def sessions(report: harness.Report, simulation: Simulation) -> None:
     report.add("100,000 sessions, 1000 engines: choose for a new session", first, "µs")
     report.add("100,000 sessions, 1000 engines: choose for a later call", later, "µs")
     report.add("100,000 sessions, 1000 engines: most on one engine", [float(max(chosen.values()))], "sessions")
-
-
-async def publish(report: harness.Report, simulation: Simulation) -> None:
-    """Load a version into 50 engines one after another, from one replica."""
-    pool = next(iter(simulation.pools.values()))
-    engines = [engine for engine in pool.engines if engine.state is EngineState.SERVING][:50]
-    simulation.counts.take()
-    taken = []
-    for engine in engines:
-        started = time.perf_counter()
-        await pool.load(engine, 1)
-        taken.append(1e3 * (time.perf_counter() - started))
-    counts = simulation.counts.take()
-    report.add("publish: requests per engine", [counts["requests"] / len(engines)], "")
-    report.add("publish: statements per engine", [counts["statements"] / len(engines)], "")
-    report.add("publish: time of the proxy and the store per engine", taken, "ms")
 
 
 if __name__ == "__main__":

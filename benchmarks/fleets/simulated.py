@@ -6,6 +6,7 @@ Each replica has a phase within the second, so events are seen by the replicas o
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,13 +53,33 @@ class Counts:
         return found
 
 
+class Loads:
+    """Weight loads of a publish, in rounds. A round ends when `width` engines load, or all that are left."""
+
+    def __init__(self, n_engines: int, width: int) -> None:
+        self.rounds = 0
+        self._left, self._width, self._loading = n_engines, width, 0
+        self._over = asyncio.Event()
+
+    async def load(self) -> None:
+        """One engine's load: returns at the end of its round."""
+        over = self._over
+        self._loading += 1
+        if self._loading == min(self._width, self._left):
+            self.rounds += 1
+            self._left -= self._loading
+            self._loading, self._over = 0, asyncio.Event()
+            over.set()
+        await over.wait()
+
+
 class SimulatedClient(EngineClient):
     """A client of a simulated engine."""
 
-    def __init__(self, engine: SimulatedEngine, counts: Counts) -> None:
+    def __init__(self, engine: SimulatedEngine, simulation: Simulation) -> None:
         self.url = engine.url
         self._engine = engine
-        self._counts = counts
+        self._simulation = simulation
 
     async def model_info(self) -> EngineInfo:
         self._reach()
@@ -78,6 +99,8 @@ class SimulatedClient(EngineClient):
         self, path: Path | str, version: int, flush_cache: bool = True, timeout_s: float | None = None
     ) -> None:
         self._reach()
+        if self._simulation.loads is not None:
+            await self._simulation.loads.load()
         self._engine.version = version
 
     async def label_weights(self, version: int) -> None:
@@ -88,7 +111,7 @@ class SimulatedClient(EngineClient):
         """There are no streams."""
 
     def _reach(self) -> None:
-        self._counts.requests += 1
+        self._simulation.counts.requests += 1
         if self._engine.dead:
             raise EngineUnavailable(f"{self.url} is dead")
 
@@ -116,14 +139,16 @@ class Simulation:
     counts: Counts = field(default_factory=Counts)
     engines: dict[str, SimulatedEngine] = field(default_factory=dict)
     pools: dict[str, EnginePool] = field(default_factory=dict)
+    stores: dict[str, RunStore] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
+    loads: Loads | None = None  # of a publish
 
     def __post_init__(self) -> None:
         event.listen(self.database.engine, "before_cursor_execute", self._statement)
         draw, limits = random.Random(0), Limits.of(_config())
         self.names = [f"proxy-{n}" for n in range(self.n_replicas)]
         for name in self.names[: self.n_pools]:
-            store = RunStore(
+            store = self.stores[name] = RunStore(
                 database=self.database,
                 run_id=self.run_id,
                 run_name="bench",
@@ -140,7 +165,7 @@ class Simulation:
         self.counts.statements += 1
 
     def _connect(self, member: Member) -> SimulatedClient:
-        return SimulatedClient(self.engines[member.url], self.counts)
+        return SimulatedClient(self.engines[member.url], self)
 
     async def join(self, n_engines: int) -> None:
         """Let engines join that serve already, and run until all replicas have read them."""
