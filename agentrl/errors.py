@@ -9,6 +9,8 @@ AgentRLError
 │   ├── StoreUnavailable          it stayed unreachable or locked for the whole wait: retry later
 │   ├── ValueRefused              it cannot hold a value that the caller sent
 │   └── FencedError               a newer trainer epoch has started
+├── StorageError                  the object storage refused an operation, or did not answer in time
+│   └── DamagedObject             what it holds is incomplete, or has another checksum
 ├── UnknownAttention              prefix-tree attention does not support the model
 ├── NonFiniteError                a loss or a gradient is NaN or infinite
 └── EngineError                   an inference engine failed a call
@@ -76,6 +78,14 @@ class ValueRefused(StoreError):
 
 class FencedError(StoreError):
     """A newer trainer has started: this trainer's epoch is over."""
+
+
+class StorageError(AgentRLError):
+    """The object storage refused an operation, or did not answer in time."""
+
+
+class DamagedObject(StorageError):
+    """An object or a folder in the storage is incomplete, or has another checksum."""
 
 
 class UnknownAttention(AgentRLError):

@@ -53,8 +53,9 @@ from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run import gpu_turn
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
-from agentrl.trainer.run.saved_step import collect, remove_old, save
+from agentrl.trainer.run.saved_step import finish_writing, remove_old, save
 from agentrl.trainer.run.step_report import line, sinks_of, step_metrics, trained_trajectories
+from agentrl.trainer.run.stored_checkpoints import stored_checkpoints
 from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.scoring import make_samples
@@ -83,7 +84,8 @@ def train(
     torch.manual_seed(config.seed)
     models = make_models(base_model, config.trainer, world)
     optimizer = make_optimizer(models.policy, config.trainer)
-    t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base)
+    stored = stored_checkpoints(config) if world.leads else None
+    t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base, stored)
     if t.policy.unpacked:
         say(t, f"every sequence is computed by itself, which is slower: {t.policy.unpacked}")
     resume(t)
@@ -91,12 +93,12 @@ def train(
         while t.step < config.steps:
             batch, waited_s = next_batch(t)
             if batch is None or not gpu_turn.take(t):
-                collect(t, wait=True)
+                finish_writing(t)
                 if t.checkpointed < t.step:
                     say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
                 return False
             train_step(t, batch, waited_s)
-        collect(t, wait=True)
+        finish_writing(t)
         weights.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
         t.lineage.finish()
         say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")

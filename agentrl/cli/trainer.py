@@ -118,12 +118,16 @@ def _check_resume(run: RunConfig, from_base: bool) -> None:
     """Raise UserError when the run cannot resume from a checkpoint. Leaves a running trainer undisturbed."""
     from agentrl.launch.run_folder import database_url
     from agentrl.store import Database
+    from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS
     from agentrl.trainer.run.resume import find_checkpoint
+    from agentrl.trainer.run.stored_checkpoints import can_fetch
     from agentrl.trainer.stored_lineage import StoredLineage
 
     database = Database(database_url(run))
     try:
-        find_checkpoint(run, StoredLineage.of(database, run), from_base=from_base)
+        lineage = StoredLineage.of(database, run)
+        if not can_fetch(run, run.run_dir / CHECKPOINTS, lineage.survives):
+            find_checkpoint(run, lineage, from_base=from_base)
     finally:
         database.close()
 

@@ -34,7 +34,7 @@ class EvalConfig(Section):
     """Held-out evaluation: of the base weights, every few steps, after the last step ([evaluation](evaluation.md))."""
 
     tasks: str | None = None
-    """JSONL file or `module:function` that yields held-out tasks, used in every setting; null: none."""
+    """JSONL file (as `tasks`) or `module:function` that yields held-out tasks, used in every setting; null: none."""
     size: Positive = 64
     """Number of tasks to use, from the start of the set."""
     unseen_tasks: str | None = None

@@ -1,10 +1,12 @@
-"""The section `publish`: how engines receive new weights."""
+"""The sections `publish` and `storage`: how engines receive new weights, and where files are kept beside the disk."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agentrl.configs.section import Seconds, Section
 
@@ -37,3 +39,34 @@ class PublishConfig(Section):
     """Compare digests of the engines' weights with the trainer's before they serve. The trainer can compute digests
     only for one-rank engines on a CPU; a publish to other engines is reported as `unverified`.
     """
+
+
+class StorageConfig(Section):
+    """Object storage that hosts share. Its keys and its address come from the environment
+    ([storage](storage.md#object-storage)).
+    """
+
+    url: str | None = None
+    """`s3://BUCKET/PREFIX` or `file:///FOLDER`: checkpoints are copied there, and a host without the run's folder
+    resumes from them; null: the run's folder is the only place.
+    """
+    cache_dir: Path | None = None
+    """This host's folder of files that were read from object storage; null: `~/.cache/agentrl/storage`."""
+    cache_gb: Annotated[float, Field(gt=0)] = 100.0
+    """Size of the cache, in 10⁹ bytes. Entries that were not used for the longest time are deleted first."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_storage(cls, value: str | None) -> str | None:
+        return value if value is None else storage_url(value)
+
+
+def storage_url(value: str) -> str:
+    """Return a URL of object storage without a trailing slash. Raises ValueError for any other, or one with a key."""
+    parts = urlsplit(value)
+    if "@" in value:
+        raise ValueError("must not contain a key, because it is stored with the run: set AWS_ACCESS_KEY_ID")
+    named = parts.netloc if parts.scheme == "s3" else parts.path.startswith("/") and not parts.netloc
+    if parts.scheme not in ("s3", "file") or not named or parts.query or parts.fragment or ".." in parts.path:
+        raise ValueError(f"must be s3://BUCKET/PREFIX or file:///FOLDER, got {value!r}")
+    return value.rstrip("/")

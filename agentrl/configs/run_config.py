@@ -11,7 +11,7 @@ from agentrl.configs.engine_config import EngineConfig
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.configs.proxy_config import ProxyConfig
-from agentrl.configs.publish_config import PublishConfig
+from agentrl.configs.publish_config import PublishConfig, StorageConfig
 from agentrl.configs.resources_config import Resources
 from agentrl.configs.rollout_config import RolloutConfig
 from agentrl.configs.section import NonNegative, Section
@@ -33,7 +33,9 @@ class RunConfig(Section):
     agent_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the agent class."""
     tasks: str | None = None
-    """JSONL file or `module:function` that yields the training tasks; null: programs bring their own tasks."""
+    """JSONL file (a path, or `s3://BUCKET/FILE.jsonl`) or `module:function` that yields the training tasks; null:
+    programs bring their own tasks.
+    """
     steps: NonNegative = 10
     """Total optimizer steps of the run. 0: train nothing and record any number of sessions."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
@@ -61,6 +63,7 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
     publish: PublishConfig = PublishConfig()
+    storage: StorageConfig = StorageConfig()
     evaluation: EvalConfig = EvalConfig()
     metrics: MetricsConfig = MetricsConfig()
 

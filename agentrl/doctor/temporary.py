@@ -47,7 +47,7 @@ async def place(model: Path, on_progress: OnProgress) -> AsyncIterator[Place]:
         database = Database(plan.database_url)
         try:
             database.upgrade()
-            run_id = database.transact(create.insert, plan.config, model, plan.run_key, [{}])
+            run_id = database.transact(create.insert, plan.config, model, plan.run_key, [{}], {})
             async with asyncio.TaskGroup() as services:
                 tasks = [
                     services.create_task(keep_running(part, max_restarts=0))

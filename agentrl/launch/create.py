@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
-from agentrl.launch import run_folder
+from agentrl.launch import dataset_facts, run_folder
 from agentrl.models import resolve_model
 from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.held_out import settings_of
@@ -21,7 +21,8 @@ def create_run(config: RunConfig, key: str) -> str:
     if config.agent is not None:
         load_agent(config.agent, config.agent_args)
     settings_of(config)
-    task_data = [] if config.tasks is None else load_tasks(config.tasks, seed=config.seed)
+    task_data = [] if config.tasks is None else load_tasks(config.tasks, seed=config.seed, storage=config.storage)
+    datasets = dataset_facts.facts_of(config)
     model = resolve_model(config.model, weights=config.steps > 0)
     url = run_folder.database_url(config)
     with run_folder.locked(config.run_dir):
@@ -29,7 +30,7 @@ def create_run(config: RunConfig, key: str) -> str:
         database = Database(url)
         try:
             database.upgrade()
-            database.transact(insert, config, model, key, task_data)
+            database.transact(insert, config, model, key, task_data, datasets)
         finally:
             database.close()
         run_folder.write_config(config, config.run_dir / "config.yaml")
@@ -37,9 +38,13 @@ def create_run(config: RunConfig, key: str) -> str:
     return url
 
 
-def insert(conn: Connection, config: RunConfig, model: Path, key: str, task_data: list[Json]) -> str:
-    """Insert a run with its tasks; returns its id. Raises UserError when the name is taken."""
-    return runs.create(
+def insert(
+    conn: Connection, config: RunConfig, model: Path, key: str, task_data: list[Json], datasets: dict[str, Json]
+) -> str:
+    """Insert a run with its tasks, and record its `datasets`; returns its id. Raises UserError when the name is
+    taken.
+    """
+    run_id = runs.create(
         conn,
         name=config.name,
         config=run_folder.stored(config),
@@ -49,3 +54,5 @@ def insert(conn: Connection, config: RunConfig, model: Path, key: str, task_data
         seed=config.seed,
         steps=config.steps,
     )
+    dataset_facts.record(conn, run_id, datasets)
+    return run_id

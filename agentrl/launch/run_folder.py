@@ -32,6 +32,7 @@ CHANGEABLE = (
     "slurm",
     "resources",
     "publish",
+    "storage",
     "proxy",
     "rollout.max_concurrent_groups",
     "rollout.timeout_s",

@@ -11,7 +11,7 @@ from pathlib import Path
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, ConfigError, root_cause
-from agentrl.launch import create, run_folder
+from agentrl.launch import create, dataset_facts, run_folder
 from agentrl.launch.views import curve, snapshot, summary
 from agentrl.launch.views.live_panel import Display
 from agentrl.launch.views.snapshot import Snapshot
@@ -42,7 +42,7 @@ def check_trainable(config: RunConfig) -> None:
 def check_agent(config: RunConfig) -> None:
     """Load the agent, tasks and metric sinks, so that errors appear before any process starts."""
     load_agent(config.agent, config.agent_args)
-    load_tasks(config.tasks, seed=config.seed, limit=1)
+    load_tasks(config.tasks, seed=config.seed, limit=1, storage=config.storage)
     settings_of(config)
     metric_sinks.require(config.metrics)
 
@@ -53,22 +53,25 @@ def open_run(database: Database, config: RunConfig, model: Path, run_key: str) -
     Raises UserError when the folder has checkpoints of a run that is not in the database.
     """
     known = database.query(runs.find, config.name) is not None
-    task_data = [] if known else load_tasks(config.tasks, seed=config.seed)
+    task_data = [] if known else load_tasks(config.tasks, seed=config.seed, storage=config.storage)
     if not known:
         run_folder.check_new(config, database.url)
-    return database.transact(_open_run, config, model, run_key, task_data)
+    return database.transact(_open_run, config, model, run_key, task_data, dataset_facts.facts_of(config))
 
 
-def _open_run(conn: Connection, config: RunConfig, model: Path, run_key: str, task_data: list[Json]) -> tuple[str, str]:
+def _open_run(
+    conn: Connection, config: RunConfig, model: Path, run_key: str, task_data: list[Json], datasets: dict[str, Json]
+) -> tuple[str, str]:
     stored = run_folder.stored(config)
     existing = runs.find(conn, config.name)
     if existing is not None:
         run_folder.check_resume(existing.config, config)
+        dataset_facts.check_unchanged(conn, existing.id, datasets)
         runs.reopen(conn, existing.id, key=run_key, config=stored, steps=config.steps)
         memory_leases.forget(conn, existing.id)
         engine_claims.forget(conn, existing.id, keep=[url.rstrip("/") for url in config.engine.urls])
         return existing.id, runs.get(conn, existing.id).status
-    return create.insert(conn, config, model, run_key, task_data), "running"
+    return create.insert(conn, config, model, run_key, task_data, datasets), "running"
 
 
 def report(config: RunConfig, database: Database, run_id: str) -> Json:

@@ -13,10 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentrl.configs.publish_config import StorageConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout import command
 from agentrl.rollout.command import CommandAgent
+from agentrl.storage import datasets
 
 MAX_TASKS = 100_000
 
@@ -75,14 +77,26 @@ def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any]) -> Age
     return agent
 
 
-def load_tasks(spec: str | None, *, seed: int = 0, limit: int = MAX_TASKS, field: str = "tasks") -> list[Json]:
+def load_tasks(
+    spec: str | None,
+    *,
+    seed: int = 0,
+    limit: int = MAX_TASKS,
+    field: str = "tasks",
+    storage: StorageConfig = StorageConfig(),
+) -> list[Json]:
     """Load at most `limit` tasks from a JSONL file or `module:function` (called with `seed` if it has that
-    parameter).
+    parameter). A file in object storage is read through the cache of `storage`.
     """
     if spec is None:
         raise UserError(f"{field}: missing; give a JSONL file or module:function")
-    tasks = _read_jsonl(Path(spec), field) if spec.endswith(".jsonl") else _call_for_tasks(spec, seed, field)
-    kept = list(islice(tasks, limit))
+    if datasets.is_remote(spec):
+        with datasets.opened(spec, storage, field) as found:
+            kept = list(islice(_read_jsonl(found.path, field, spec), limit))
+    elif spec.endswith(".jsonl"):
+        kept = list(islice(_read_jsonl(Path(spec), field, spec), limit))
+    else:
+        kept = list(islice(_call_for_tasks(spec, seed, field), limit))
     if not kept:
         raise UserError(f"{field}: {spec!r} yields no task")
     for index, task in enumerate(kept):
@@ -102,17 +116,18 @@ def _call_for_tasks(spec: str, seed: int, field: str) -> Iterable[Any]:
     return tasks
 
 
-def _read_jsonl(path: Path, field: str) -> Iterable[Any]:
+def _read_jsonl(path: Path, field: str, name: str) -> Iterable[Any]:
+    """The lines of a file, which errors call `name`."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise UserError(f"{field}: cannot read {path}: {error.strerror}") from error
+        raise UserError(f"{field}: cannot read {name}: {error.strerror}") from error
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise UserError(f"{field}: {path} line {number} is not JSON: {error}") from error
+                raise UserError(f"{field}: {name} line {number} is not JSON: {error}") from error
 
 
 def rewards_of(result: object) -> list[tuple[str | None, float]]:

@@ -46,10 +46,12 @@ def settings_of(config: RunConfig) -> list[Setting]:
     evaluation = config.evaluation
     settings: list[Setting] = []
     if evaluation.tasks is not None:
-        tasks = load_tasks(evaluation.tasks, limit=evaluation.size, field="evaluation.tasks")
+        tasks = load_tasks(evaluation.tasks, limit=evaluation.size, field="evaluation.tasks", storage=config.storage)
         settings += [Setting(name=name, tasks=tasks, sampling=how) for name, how in evaluation.settings.items()]
     if evaluation.unseen_tasks is not None:
-        tasks = load_tasks(evaluation.unseen_tasks, limit=evaluation.size, field="evaluation.unseen_tasks")
+        tasks = load_tasks(
+            evaluation.unseen_tasks, limit=evaluation.size, field="evaluation.unseen_tasks", storage=config.storage
+        )
         how = evaluation.settings[evaluation.main_setting]
         settings.append(Setting(name=UNSEEN, tasks=tasks, sampling=how))
     return settings

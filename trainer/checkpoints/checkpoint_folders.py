@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agentrl.configs.trainer_config import UpdateConfig
@@ -15,17 +15,19 @@ from agentrl.errors import StoreError, UserError, did_you_mean
 from agentrl.trainer.checkpoints.checkpoint import FORMAT, Checkpoint, Ignored, StepRecord
 
 
-def remove_older(newest: Checkpoint, config: UpdateConfig) -> None:
+def remove_older(newest: Checkpoint, config: UpdateConfig) -> list[str]:
     """Delete the checkpoints before `newest`, except the last `keep_checkpoints - 1` and the best by `keep_best`.
 
-    Raises UserError, before it deletes anything, when no checkpoint's step has that metric.
+    Returns the names of the deleted folders. Raises UserError, before it deletes anything, when no checkpoint's step
+    has that metric.
     """
     older = [folder for folder in _folders(newest.folder.parent) if _order(folder) < _order(newest.folder)]
     last = older[-(config.keep_checkpoints - 1) :]  # at least one
     best = None if config.keep_best is None else _best([*older, newest.folder], newest, config.keep_best)
-    for folder in older:
-        if folder not in last and folder != best:
-            shutil.rmtree(folder)
+    unneeded = [folder for folder in older if folder not in last and folder != best]
+    for folder in unneeded:
+        shutil.rmtree(folder)
+    return [folder.name for folder in unneeded]
 
 
 def _best(folders: list[Path], newest: Checkpoint, asked: str) -> Path:
@@ -65,6 +67,13 @@ def newest(root: Path, survives: Callable[[str], bool] = lambda _: True) -> tupl
         except StoreError as error:
             ignored.append(Ignored(folder, str(error)))
     return None, ignored
+
+
+def newer(names: Iterable[str], than: Checkpoint | None) -> list[tuple[str, str]]:
+    """Those of `names` that are newer checkpoints than one, the newest first, each with its step id."""
+    found = [(name, match[1]) for name in names if (match := re.fullmatch(r"step-\d+-(\w+)", name))]
+    limit = (0, "") if than is None else _order(than.folder)
+    return sorted((one for one in found if _order(Path(one[0])) > limit), key=lambda one: _order(Path(one[0])))[::-1]
 
 
 def read(folder: Path) -> Checkpoint:

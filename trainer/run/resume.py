@@ -37,15 +37,20 @@ def resume(t: Trainer) -> None:
 def choose_step(t: Trainer) -> tuple[Checkpoint | None, ResumePlan]:
     """The checkpoint to resume from, if there is one, and the store's plan. Rank 0 only.
 
-    Brings the store to the checkpoint's step, and sets newer folders aside.
+    Fetches a newer checkpoint from object storage first. Brings the store to the checkpoint's step, and sets newer
+    folders aside.
     """
     for parent in (t.checkpoints, t.weights):
         remove_drafts(parent)
+    if t.stored is not None:
+        t.stored.fetch(t.checkpoints, t.lineage.survives, partial(say, t))
     found, ignored = find_checkpoint(t.config, t.lineage, from_base=t.from_base)
     plan = t.lineage.reconcile(found.record.batch.step_id if found else None)
     for unusable in ignored:
         aside = checkpoint_folders.set_aside(unusable)
         say(t, f"ignoring checkpoint {unusable.folder}: {unusable.why} (set aside as {aside.name})")
+    if found and t.stored is not None:
+        t.stored.send(found.folder)  # its upload may have been interrupted
     return found, plan
 
 

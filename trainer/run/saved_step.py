@@ -72,23 +72,32 @@ def save(t: Trainer, record: StepRecord) -> Saved:
 
 
 def collect(t: Trainer, *, wait: bool) -> None:
-    """Finish the checkpoint that is being written, if it is ready or with `wait`; then delete older ones."""
+    """Finish the checkpoint that is being written, if it is ready or with `wait`; then `keep` it."""
     if t.writing is None or not (wait or t.writing.done()):
         return
     made, t.writing = t.writing.finish(), None
     t.checkpointed = made.record.step
     t.lineage.checkpointed(made.record)
-    remove_checkpoints(t, made)
+    keep(t, made)
+
+
+def finish_writing(t: Trainer) -> None:
+    """Wait until the last checkpoint is on disk, and in the object storage of a run that has one."""
+    collect(t, wait=True)
+    if t.stored is not None:
+        t.stored.wait()
 
 
 def remove_old(t: Trainer, made: Checkpoint | None) -> None:
-    """Delete the checkpoints and weights that a completed step replaces."""
+    """Delete the checkpoints and weights that a completed step replaces; begin to upload its checkpoint."""
     if made:
-        remove_checkpoints(t, made)
+        keep(t, made)
     weights.remove(t.weights, partial(t.lineage.unneeded, unknown=False))
 
 
-def remove_checkpoints(t: Trainer, newest: Checkpoint) -> None:
-    """Delete the older checkpoints that are no longer kept, on rank 0."""
+def keep(t: Trainer, newest: Checkpoint) -> None:
+    """Delete the older checkpoints that are no longer kept, and begin to upload the newest, on rank 0."""
     if t.world.leads:
-        checkpoint_folders.remove_older(newest, t.config.trainer)
+        deleted = checkpoint_folders.remove_older(newest, t.config.trainer)
+        if t.stored is not None:
+            t.stored.send(newest.folder, deleted)

@@ -18,6 +18,7 @@ from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run.lease_renewal import Renewal
+from agentrl.trainer.run.stored_checkpoints import StoredCheckpoints
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.stop import Stop
 from agentrl.weights_folder import folder_name
@@ -36,6 +37,7 @@ class Trainer:
     publisher: Publisher | None  # rank 0 has one
     stop: Stop
     from_base: bool = False
+    stored: StoredCheckpoints | None = None  # rank 0 may have them
     step: int = 0
     version: int = 0
     checkpointed: int = 0  # the step of the newest checkpoint

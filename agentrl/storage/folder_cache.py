@@ -1,0 +1,160 @@
+"""Folders on this host's disk that were copied from object storage. Several processes share them.
+
+    ABSENT ── filled in a draft, renamed ──► READY ── held by readers (a shared lock each) ──► READY
+       ▲                                       │
+       └──────── evicted or damaged ◄──────────┘   only while nobody holds it
+
+`NAME/` is an entry, with its manifest. `NAME.lock` is locked exclusively by who fills or deletes the entry, shared by
+who reads it; the operating system releases locks when a process ends. A second process that wants an entry waits until
+the first has filled it. One entry is filled at a time. Before that, the entries that were not used for the longest time
+are deleted until the cache has room.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.errors import DamagedObject, StorageError
+from agentrl.files import atomic_folder, remove_drafts
+from agentrl.storage.folder_manifest import MANIFEST, read_manifest
+
+DEFAULT_FOLDER = Path("~/.cache/agentrl/storage")
+LOCK = ".lock"
+WRITING = "writing.lock"
+"""Locked by the process that fills an entry."""
+BYTES_OF_GB = 10**9
+
+
+class FolderCache:
+    """A folder of entries with at most `limit_bytes`."""
+
+    def __init__(self, root: Path | None, limit_bytes: int) -> None:
+        self._root = (root or DEFAULT_FOLDER).expanduser()
+        self._limit_bytes = limit_bytes
+
+    @contextmanager
+    def entry(self, name: str, size_bytes: int, fill: Callable[[Path], None]) -> Iterator[Path]:
+        """Yield the entry `name`, which `fill` writes, with its manifest, when it is absent or damaged.
+
+        It is not deleted until the block ends. Raises StorageError when it cannot be written, and what `fill` raises.
+        """
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = self._held(name, size_bytes, fill)
+        except OSError as error:
+            raise StorageError(f"cache {self._root}: {error.strerror or error}") from error
+        try:
+            yield self._root / name
+        finally:
+            os.close(lock)
+
+    def _held(self, name: str, size_bytes: int, fill: Callable[[Path], None]) -> int:
+        """Fill the entry if needed; returns the descriptor of its shared lock. Raises OSError and StorageError."""
+        folder, path = self._root / name, self._root / f"{name}{LOCK}"
+        while True:
+            lock = self._locked(path, fcntl.LOCK_EX)
+            try:
+                if not _is_sound(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    self._fill(folder, size_bytes, fill)
+                os.utime(folder)
+                fcntl.flock(lock, fcntl.LOCK_SH)  # another process may lock it in between
+                if folder.exists() and _is_lock_of(lock, path):
+                    return lock
+            except BaseException:
+                if not folder.exists():
+                    path.unlink(missing_ok=True)
+                os.close(lock)
+                raise
+            os.close(lock)
+
+    def _fill(self, folder: Path, size_bytes: int, fill: Callable[[Path], None]) -> None:
+        """Make room for an entry and write it. One process of the host does this at a time."""
+        writing = self._locked(self._root / WRITING, fcntl.LOCK_EX)
+        try:
+            remove_drafts(self._root)
+            self._make_room(size_bytes)
+            with atomic_folder(folder) as draft:
+                fill(draft)
+        finally:
+            os.close(writing)
+
+    def _locked(self, path: Path, how: int) -> int:
+        """Lock a file, which is created if needed; returns the descriptor. Raises BlockingIOError with LOCK_NB."""
+        while True:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, how)
+            except BaseException:
+                os.close(lock)
+                raise
+            if _is_lock_of(lock, path):
+                return lock
+            os.close(lock)  # its entry was deleted meanwhile
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Delete entries that nobody holds until the cache has room. Raises StorageError when it cannot have."""
+        if size_bytes > self._limit_bytes:
+            raise StorageError(
+                f"cache {self._root}: {size_bytes} bytes are more than it may hold "
+                f"({self._limit_bytes}; storage.cache_gb)"
+            )
+        sizes = {path: _size(path) for path in self._root.iterdir() if path.is_dir()}
+        used = sum(sizes.values())
+        for path in sorted(sizes, key=_used_at):
+            if used + size_bytes <= self._limit_bytes:
+                return
+            if self._delete(path):
+                used -= sizes[path]
+        if used + size_bytes > self._limit_bytes:
+            raise StorageError(
+                f"cache {self._root}: no room for {size_bytes} bytes beside the {used} in use "
+                f"(at most {self._limit_bytes}; storage.cache_gb)"
+            )
+
+    def _delete(self, folder: Path) -> bool:
+        """Delete an entry, unless a process holds it."""
+        path = folder.with_name(f"{folder.name}{LOCK}")
+        try:
+            lock = self._locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        try:
+            shutil.rmtree(folder)
+            path.unlink()
+        finally:
+            os.close(lock)
+        return True
+
+
+def _is_sound(folder: Path) -> bool:
+    """Whether an entry has the bytes of its manifest."""
+    try:
+        read_manifest((folder / MANIFEST).read_bytes()).check(folder)
+    except (OSError, DamagedObject):
+        return False
+    return True
+
+
+def _is_lock_of(lock: int, path: Path) -> bool:
+    """Whether a descriptor is of the file that is at `path` now."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    here = os.fstat(lock)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of an entry's files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _used_at(folder: Path) -> float:
+    return folder.stat().st_mtime

@@ -1,0 +1,193 @@
+"""The cache fills an entry once, keeps it within its size, and never deletes one in use."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import StorageError
+from agentrl.storage import stored_folders
+from agentrl.storage.folder_cache import LOCK, WRITING, FolderCache
+from agentrl.storage.folder_manifest import MANIFEST, manifest_of
+from agentrl.storage.object_store import ObjectStore
+
+SIZE = 1000
+
+
+def filler(calls: list[Path], size: int = SIZE) -> Callable[[Path], None]:
+    def fill(draft: Path) -> None:
+        calls.append(draft)
+        (draft / "file").write_bytes(b"x" * size)
+        (draft / MANIFEST).write_bytes(manifest_of(draft).dumps())
+
+    return fill
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def entries(root: Path) -> list[str]:
+    return sorted(path.name for path in root.glob("*/"))
+
+
+def use(cache: FolderCache, name: str, calls: list[Path], used_at: float) -> None:
+    with cache.entry(name, SIZE, filler(calls)) as folder:
+        os.utime(folder, (used_at, used_at))
+
+
+def test_an_entry_is_filled_once(root):
+    calls: list[Path] = []
+    for _ in range(2):
+        with FolderCache(root, 10**6).entry("a", SIZE, filler(calls)) as folder:
+            assert (folder / "file").stat().st_size == SIZE
+    assert len(calls) == 1
+
+
+def test_a_damaged_entry_is_filled_again(root):
+    calls: list[Path] = []
+    cache = FolderCache(root, 10**6)
+    for change in (b"y" * SIZE, b"", None):
+        with cache.entry("a", SIZE, filler(calls)) as folder:
+            assert (folder / "file").read_bytes() == b"x" * SIZE
+        if change is None:
+            (folder / MANIFEST).unlink()
+        else:
+            (folder / "file").write_bytes(change)
+    use(cache, "a", calls, 1)
+    assert len(calls) == 4
+
+
+def test_the_entries_that_were_not_used_for_longest_make_room(root):
+    calls: list[Path] = []
+    cache = FolderCache(root, 4 * SIZE)
+    for name, used_at in (("a", 30), ("b", 10), ("c", 20)):
+        use(cache, name, calls, used_at)
+    use(cache, "d", calls, 40)
+    assert "b" not in entries(root)
+    assert "d" in entries(root)
+    locks = {path.name.removesuffix(LOCK) for path in root.glob(f"*{LOCK}")}
+    assert locks == {*entries(root), WRITING.removesuffix(LOCK)}
+    assert sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) <= 4 * SIZE
+
+
+def test_an_entry_in_use_is_never_deleted(root):
+    calls: list[Path] = []
+    cache = FolderCache(root, 3 * SIZE)
+    with cache.entry("a", SIZE, filler(calls)) as held, cache.entry("b", SIZE, filler(calls)):
+        os.utime(held, (1, 1))
+        with pytest.raises(StorageError, match=r"no room for 1000 bytes beside the \d+ in use"):
+            use(cache, "c", calls, 5)
+        assert entries(root) == ["a", "b"]
+    use(cache, "c", calls, 5)
+    assert "c" in entries(root)
+
+
+def test_an_entry_larger_than_the_cache_is_refused_before_anything_is_deleted(root):
+    calls: list[Path] = []
+    cache = FolderCache(root, 2 * SIZE)
+    use(cache, "a", calls, 1)
+    with (
+        pytest.raises(StorageError, match=r"3000 bytes are more than it may hold \(2000; storage\.cache_gb\)"),
+        cache.entry("b", 3 * SIZE, filler(calls)),
+    ):
+        pass
+    assert entries(root) == ["a"]
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(root):
+    def full(draft: Path) -> None:
+        (draft / "file").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cache = FolderCache(root, 10**6)
+    with pytest.raises(StorageError, match=rf"cache {root}: No space left on device"), cache.entry("a", SIZE, full):
+        pass
+    assert [path.name for path in root.iterdir()] == [WRITING]
+    use(cache, "a", [], 1)
+
+
+def test_a_disk_that_is_full_for_a_download_is_told_at_once(root, store, folder, monkeypatch):
+    def full(source: str, target: str) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    stored_folders.upload(store, folder, "a")
+    waits: list[float] = []
+    store._pause = waits.append
+    monkeypatch.setattr(store._files, "get_file", full)
+    with (
+        pytest.raises(StorageError, match="No space left on device"),
+        stored_folders.cached(store, "a", FolderCache(root, 10**6)),
+    ):
+        pass
+    assert waits == []
+    assert [path.name for path in root.iterdir()] == [WRITING]
+
+
+READER = """
+import sys
+from pathlib import Path
+from agentrl.storage import stored_folders
+from agentrl.storage.folder_cache import FolderCache
+from agentrl.storage.object_store import ObjectStore
+
+store, cache = ObjectStore(sys.argv[1]), FolderCache(Path(sys.argv[2]), 10**6)
+print("asks", flush=True)
+with stored_folders.cached(store, "a", cache) as folder:
+    print(len((folder / "state" / "0.distcp").read_bytes()), flush=True)
+"""
+
+
+def reader(bucket: str, root: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", READER, bucket, root], text=True, stdout=subprocess.PIPE)
+
+
+def test_two_processes_that_ask_at_once_download_once(root, s3, bucket, folder):
+    stored_folders.upload(ObjectStore(bucket), folder, "a")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(request: str) -> None:
+        if request.startswith("GET") and request.endswith("0.distcp"):
+            begun.set()
+            go_on.wait()
+
+    s3.before = wait
+    first = reader(bucket, root)
+    begun.wait()
+    second = reader(bucket, root)
+    assert second.stdout.readline() == "asks\n"
+    go_on.set()
+    outputs = [first.communicate()[0], second.communicate()[0]]
+    assert outputs == ["asks\n25600\n", "25600\n"]
+    assert len([request for request in s3.requests if request.startswith("GET") and request.endswith("distcp")]) == 1
+
+
+def test_a_reader_that_is_killed_while_it_downloads_is_replaced(root, s3, bucket, folder):
+    stored_folders.upload(ObjectStore(bucket), folder, "a")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(request: str) -> None:
+        if request.startswith("GET") and request.endswith("0.distcp"):
+            begun.set()
+            go_on.wait()
+
+    s3.before = wait
+    first = reader(bucket, root)
+    begun.wait()
+    second = reader(bucket, root)
+    assert second.stdout.readline() == "asks\n"
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    go_on.set()
+    assert second.communicate()[0] == "25600\n"
+    assert list(root.glob(".*.part")) == []

@@ -1,0 +1,137 @@
+"""Checkpoints are uploaded while a run trains, and a host without the run's folder resumes from them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop_setup import Died, Setup
+from safetensors.torch import load_file
+
+from agentrl.configs.publish_config import StorageConfig
+from agentrl.errors import StorageError, UserError
+from agentrl.storage import object_store
+from agentrl.storage.folder_manifest import MANIFEST
+from agentrl.storage.object_store import ObjectStore
+from agentrl.trainer import loop
+from agentrl.trainer.run.stored_checkpoints import can_fetch
+from agentrl.trainer.run.trainer_state import Trainer
+from agentrl.trainer.stored_lineage import StoredLineage
+
+KEY = "test/checkpoints"
+
+
+@pytest.fixture
+def n_steps() -> int:
+    return 4
+
+
+@pytest.fixture
+def store(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """The storage of the run."""
+    monkeypatch.setattr(object_store, "PAUSES_S", ())
+    url = f"file://{tmp_path}/storage"
+    setup.config = setup.config.model_copy(update={"storage": StorageConfig(url=url)})
+    return ObjectStore(url)
+
+
+def die_before(monkeypatch: pytest.MonkeyPatch, setup: Setup, step: int) -> None:
+    """Train until `step` has its batch, and its last upload is done; then the trainer is gone."""
+    real = loop.train_step
+
+    def train_step(t: Trainer, batch: Any, waited_s: float) -> None:
+        if batch.step == step:
+            assert t.stored is not None
+            t.stored.wait()
+            raise Died
+        real(t, batch, waited_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", train_step)
+        with pytest.raises(Died):
+            setup.train()
+
+
+def on_disk(setup: Setup) -> list[str]:
+    return sorted(path.name for path in (setup.config.run_dir / "checkpoints").glob("step-*"))
+
+
+def final_weights(setup: Setup) -> dict[str, torch.Tensor]:
+    return load_file(setup.config.run_dir / "model" / "model.safetensors")
+
+
+def test_the_storage_has_the_checkpoints_of_the_disk(setup, store):
+    assert setup.train()
+    assert store.names(KEY) == on_disk(setup)
+    assert len(store.names(KEY)) == setup.config.trainer.keep_checkpoints
+    assert all(MANIFEST in store.names(f"{KEY}/{name}") for name in store.names(KEY))
+
+
+def test_a_host_without_the_folder_resumes_from_the_storage(setup, store, monkeypatch, tmp_path, tiny_model, world):
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = Setup(tmp_path / "undisturbed", tiny_model, world, steps=4)
+    with undisturbed.proxy:
+        assert undisturbed.train()
+    undisturbed.database.close()
+
+    die_before(monkeypatch, setup, 3)
+    shutil.rmtree(setup.config.run_dir)
+    lineage = StoredLineage.of(setup.database, setup.config)
+    assert can_fetch(setup.config, setup.config.run_dir / "checkpoints", lineage.survives)
+    assert setup.train()
+    assert [step for step, state, *_ in setup.steps() if state == "published"] == [1, 2, 3, 4]
+    assert setup.query("SELECT step FROM steps WHERE state = 'rolled_back'") == [(3,)]  # it had only begun
+    found, expected = final_weights(setup), final_weights(undisturbed)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_checkpoint_with_a_changed_byte_is_passed_over(setup, store, monkeypatch, capsys):
+    die_before(monkeypatch, setup, 3)
+    shutil.rmtree(setup.config.run_dir)
+    newest = store.names(KEY)[-1]
+    data = bytearray(store.read(f"{KEY}/{newest}/meta.json", 10**6) or b"")
+    data[10] ^= 1
+    store.write(f"{KEY}/{newest}/meta.json", bytes(data))
+    assert setup.train()
+    said = capsys.readouterr().out
+    assert f"ignoring checkpoint {store.url}/{KEY}/{newest}: meta.json has the SHA-256" in said
+    assert "rolled back steps [2, 3]: they have no checkpoint" in said
+
+
+def test_an_upload_that_was_interrupted_is_done_at_the_next_start(setup, store, monkeypatch):
+    die_before(monkeypatch, setup, 3)
+    newest = store.names(KEY)[-1]
+    store.delete(f"{KEY}/{newest}/{MANIFEST}")
+    die_before(monkeypatch, setup, 3)
+    assert MANIFEST in store.names(f"{KEY}/{newest}")
+
+
+def test_checkpoints_of_another_database_are_not_used(setup, store, monkeypatch):
+    store.write(f"{KEY}/step-000009-01a/{MANIFEST}", b"{}")
+    store.write(f"{KEY}/notes.txt", b"")
+    assert setup.train()
+    assert {"step-000009-01a", "notes.txt"} < {*store.names(KEY)}
+
+
+def test_a_run_whose_checkpoints_are_nowhere_is_not_trained_again(setup, store, monkeypatch):
+    die_before(monkeypatch, setup, 3)
+    shutil.rmtree(setup.config.run_dir)
+    store.delete(KEY)
+    lineage = StoredLineage.of(setup.database, setup.config)
+    assert not can_fetch(setup.config, setup.config.run_dir / "checkpoints", lineage.survives)
+    with pytest.raises(UserError, match="is trained up to step 2, but"):
+        setup.train()
+
+
+def test_a_storage_that_refuses_ends_the_trainer_with_one_error_and_no_step_is_lost(
+    setup, store, monkeypatch, tmp_path
+):
+    (tmp_path / "storage").touch()  # a file where the folder should be
+    with pytest.raises(StorageError, match=rf"cannot .* {store.url}/{KEY}"):
+        setup.train()
+    (tmp_path / "storage").unlink()
+    assert setup.train()
+    assert setup.query("SELECT count(*) FROM steps WHERE state = 'rolled_back'") == [(0,)]
