@@ -43,15 +43,24 @@ def doctor(
     model: Annotated[
         str, typer.Option("--model", help="Model of the started engine: tiny, smollm2 or a Hugging Face folder.")
     ] = "tiny",
+    storage: Annotated[
+        str | None,
+        typer.Option("--storage", help="URL of an object storage to try, as in `storage.url`.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the program's output goes to stderr.")] = False,
 ) -> None:
     """Show a session's token tree, its forks, and whether it can be trained: `--session ID` or `-- COMMAND …`.
 
+    With `--storage URL`, write, read, list and delete an object there instead.
+
     COMMAND runs one episode, with OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and AGENTRL_…
     set. Exit status: 0 trainable; 1 not trainable, or with problems; 2 invalid arguments; 130 stopped.
     """
-    if (session is None) == (not command):
-        raise UserError("give either --session ID or -- COMMAND")
+    if [session is not None, storage is not None, bool(command)].count(True) != 1:
+        raise UserError("give one of --session ID, --storage URL and -- COMMAND")
+    if storage is not None:
+        _try_storage(storage)
+        return
     if session is not None:
         report = _examine(session, run, database_url)
     else:
@@ -72,6 +81,19 @@ def doctor(
             console.width = NEVER_WRAPS  # output goes to a file or a program
         show(report, console)
     raise typer.Exit(0 if report.verdict.answer is Answer.TRAINABLE else 1)
+
+
+def _try_storage(url: str) -> None:
+    from agentrl.configs.publish_config import storage_url
+    from agentrl.storage.object_store import ObjectStore
+    from agentrl.storage.storage_probe import probe
+
+    try:
+        url = storage_url(url)
+    except ValueError as error:
+        raise UserError(f"--storage: {error}") from None
+    probe(ObjectStore(url))
+    say(f"{url}: an object was written, read, listed and deleted")
 
 
 def _examine(session_id: str, run: str | None, database_url: str | None) -> Report:

@@ -17,6 +17,8 @@ from agentrl.launch.views.live_panel import Display
 from agentrl.launch.views.snapshot import Snapshot
 from agentrl.rollout.agent import load_agent, load_tasks
 from agentrl.rollout.held_out import settings_of
+from agentrl.storage.object_store import ObjectStore
+from agentrl.storage.storage_probe import probe
 from agentrl.store import Connection, Database, activity, engine_claims, events, runs
 from agentrl.store.db.codec import new_id
 from agentrl.store.training import memory_leases
@@ -40,11 +42,13 @@ def check_trainable(config: RunConfig) -> None:
 
 
 def check_agent(config: RunConfig) -> None:
-    """Load the agent, tasks and metric sinks, so that errors appear before any process starts."""
+    """Load the agent, tasks and metric sinks, and try the storage, so that errors appear before any process starts."""
     load_agent(config.agent, config.agent_args)
     load_tasks(config.tasks, seed=config.seed, limit=1, storage=config.storage)
     settings_of(config)
     metric_sinks.require(config.metrics)
+    if config.storage.url is not None:
+        probe(ObjectStore(config.storage.url))
 
 
 def open_run(database: Database, config: RunConfig, model: Path, run_key: str) -> tuple[str, str]:

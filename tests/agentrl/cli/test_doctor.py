@@ -89,8 +89,8 @@ def test_mistakes_are_one_line(proxy, store_url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     nowhere = f"which run? {tmp_path}/runs has no runs: give --run FOLDER, or --database-url (AGENTRL_DATABASE_URL)"
     for args, line in [
-        ((), "give either --session ID or -- COMMAND"),
-        (("--session", "x", "--", "true"), "give either --session ID or -- COMMAND"),
+        ((), "give one of --session ID, --storage URL and -- COMMAND"),
+        (("--session", "x", "--", "true"), "give one of --session ID, --storage URL and -- COMMAND"),
         (("--session", "x"), nowhere),
         (("--session", "x", "--database-url", store_url), "--session: the database has no session 'x'"),
         (("--proxy", proxy.url, "--", "true"), "--proxy needs the run's key: give --key or set AGENTRL_RUN_KEY"),
