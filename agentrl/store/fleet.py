@@ -46,6 +46,7 @@ class News:
     whole: bool  # `members` are all engines, not only those that changed
     members: list[Member]
     replicas: Mapping[str, tuple[float, Json]]  # proxies: name → when each was last seen, and what it does
+    epoch: int = 0  # of the newest trainer
 
 
 def news(conn: Connection, run_id: str, since: News | None, heard_s: float) -> News:
@@ -54,11 +55,17 @@ def news(conn: Connection, run_id: str, since: News | None, heard_s: float) -> N
     `replicas` are those that were seen in the last `heard_s` seconds.
     """
     asked = (
-        select(runs.c.current_version, runs.c.engines_gone, memory_leases.c.run_id.is_not(None), clock.now())
+        select(
+            runs.c.current_version,
+            runs.c.engines_gone,
+            runs.c.trainer_epoch,
+            memory_leases.c.run_id.is_not(None),
+            clock.now(),
+        )
         .join_from(runs, memory_leases, memory_leases.c.run_id == runs.c.id, isouter=True)
         .where(runs.c.id == run_id)
     )
-    version, gone, leased, at = conn.execute(asked).one()
+    version, gone, epoch, leased, at = conn.execute(asked).one()
     whole = since is None or since.gone != gone
     rows = select(*engine_rows.COLUMNS).where(engines.c.run_id == run_id)
     if since is not None and not whole:
@@ -74,6 +81,7 @@ def news(conn: Connection, run_id: str, since: News | None, heard_s: float) -> N
         whole=whole,
         members=[Member(*row) for row in conn.execute(rows)],
         replicas={name: (seen_at, about or {}) for name, seen_at, about in conn.execute(proxies)},
+        epoch=epoch,
     )
 
 

@@ -41,6 +41,11 @@ class EngineRecords:
         self._base_model = base_model
         self._folders = folders
 
+    @property
+    def trainer_epoch(self) -> int:
+        """The newest trainer's epoch, as of the last `read_fleet`."""
+        return 0 if self._news is None else self._news.epoch
+
     async def wanted(self, reported: int | None) -> Wanted:
         """What an engine should have in its memory if it reports `reported`: `publishes.version_to_serve`.
 

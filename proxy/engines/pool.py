@@ -234,6 +234,11 @@ class EnginePool:
             engine.client.hang_up()
             await self.reports.lost(engine, "no answer in time")
 
+    @property
+    def trainer_epoch(self) -> int:
+        """The newest trainer's epoch, as of the last read of the fleet: at most about a second old."""
+        return self._records.trainer_epoch
+
     async def load(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
         """Load `version` on an engine that answers and lacks it, then let the engine serve: `Updates.load`."""
         async with engine.lock:

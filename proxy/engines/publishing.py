@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json, VersionState
-from agentrl.errors import EngineError, RequestError, StoreError
+from agentrl.errors import EngineError, FencedError, RequestError, StoreError
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.tensor_transfer import Broadcast
@@ -40,7 +40,8 @@ async def publish(
 
     Raises StoreError, and RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took
     it, or when a trainer of another epoch has its turn on the engines' GPUs. The publish ends the turn of `epoch`.
-    Raises FencedError, before any engine is touched, when a trainer newer than `epoch` has started.
+    Raises FencedError when a trainer newer than `epoch` has started: before any engine is touched, or, like after any
+    StoreError, when those under way have finished.
     """
     if epoch is not None:
         await store.write(trainer_epochs.check_epoch, store.run_id, epoch)
@@ -55,7 +56,7 @@ async def publish(
     delivery = replace(delivery, folder=RecordedFolder(row.path, row.checksum))
     async with pool.update_lock:
         started = time.time()
-        loaded, problems = await _load_all(pool, version, delivery)
+        loaded, problems = await _load_all(pool, version, epoch, delivery)
         if not loaded:
             message = f"no engine took version {version}: {problems[-1] if problems else 'there is none'}"
             raise RequestError(503, message, code="publish_failed", retry_after_s=1.0)
@@ -72,7 +73,9 @@ async def publish(
     return facts
 
 
-async def _load_all(pool: EnginePool, version: int, delivery: Delivery) -> tuple[dict[str, Loaded], list[EngineError]]:
+async def _load_all(
+    pool: EnginePool, version: int, epoch: int | None, delivery: Delivery
+) -> tuple[dict[str, Loaded], list[EngineError]]:
     """Load `version` into the engines, `at_once` of them at a time; what was loaded, by URL, and what failed."""
     loaded: dict[str, Loaded] = {}
     problems: list[EngineError] = []
@@ -89,6 +92,7 @@ async def _load_all(pool: EnginePool, version: int, delivery: Delivery) -> tuple
     async def work() -> None:
         while waiting:
             try:
+                _check_epoch(pool, epoch)
                 await load(waiting.popleft())
             except StoreError as error:
                 faults.append(error)
@@ -100,6 +104,12 @@ async def _load_all(pool: EnginePool, version: int, delivery: Delivery) -> tuple
     if faults:
         raise faults[0]
     return loaded, problems
+
+
+def _check_epoch(pool: EnginePool, epoch: int | None) -> None:
+    """Raise FencedError when a newer trainer is known to have started: it publishes a version of its own."""
+    if epoch is not None and pool.trainer_epoch > epoch:
+        raise FencedError(f"trainer epoch {epoch} is over: epoch {pool.trainer_epoch} has started")
 
 
 def at_once(engines: Sequence[Engine], delivery: Delivery, limit: int) -> int:

@@ -9,8 +9,9 @@ The version's folder exists as well: an engine whose transfer fails reads it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated, Literal, Self
@@ -158,15 +159,19 @@ async def close_open_update(client: EngineClient) -> None:
         return
 
 
-async def members(clients: list[EngineClient]) -> list[Json]:
-    """The engines that answer now, with the number of tensor ranks of each."""
-    found = []
-    for client in clients:
-        try:
-            found.append({"url": client.url, "ranks": await client.tensor_ranks()})
-        except EngineError:
-            continue
-    return found
+async def members(clients: Sequence[EngineClient], at_once: int) -> list[Json]:
+    """The engines that answer now, with the number of tensor ranks of each; `at_once` are asked at a time."""
+    places = asyncio.Semaphore(at_once)
+
+    async def member(client: EngineClient) -> Json | None:
+        async with places:
+            try:
+                return {"url": client.url, "ranks": await client.tensor_ranks()}
+            except EngineError:
+                return None
+
+    found = await asyncio.gather(*(member(client) for client in clients))
+    return [each for each in found if each is not None]
 
 
 async def verify(client: EngineClient, expected: dict[str, str]) -> int:

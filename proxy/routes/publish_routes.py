@@ -45,4 +45,5 @@ async def publish_version(body: PublishBody, request: Request) -> Json:
 async def publish_members(request: Request) -> list[Json]:
     """The engines that a trainer may send tensors to now, with the number of tensor ranks of each."""
     await app_parts.access(request).require(request, Power.ADMIN)
-    return await members([engine.client for engine in app_parts.pool(request).engines])
+    pool = app_parts.pool(request)
+    return await members([engine.client for engine in pool.engines], pool.updates_at_once)

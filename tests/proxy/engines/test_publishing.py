@@ -18,7 +18,7 @@ from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import FencedError, StoreError
 from agentrl.proxy.engines import publishing
 from agentrl.proxy.engines.engine_state import Engine, EngineState
-from agentrl.proxy.engines.tensor_transfer import Broadcast
+from agentrl.proxy.engines.tensor_transfer import Broadcast, members
 from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery
 from agentrl.store import engine_claims, runs
 from agentrl.store.tables import weight_versions
@@ -67,9 +67,10 @@ class Updates:
         self.held = {}
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self._changed.clear()
-            await self._changed.wait()
+        async with asyncio.timeout(60):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
 
 
 @pytest.fixture
@@ -273,6 +274,43 @@ async def test_the_publish_of_an_old_trainer_does_not_move_the_run_back(replicas
         await replicas.round()
     assert versions(engines) == ["2"] * N
     assert {state for url in urls for state in replicas.states(url)} == {"serving"}
+
+
+async def test_a_publish_whose_trainer_was_replaced_goes_to_no_further_engine(replicas, engines, urls, updates):
+    old = replicas.database.transact(trainer_epochs.begin_epoch, replicas.run_id)
+    updates.hold(*urls[:2])
+    publication = publish(replicas, "a", 1, old)
+    await updates.until(lambda: updates.running == set(urls[:2]))
+    replicas.database.transact(trainer_epochs.begin_epoch, replicas.run_id)
+    await replicas.read("a")
+    updates.let_go()
+    with pytest.raises(FencedError, match="epoch 1 is over: epoch 2 has started"):
+        await publication
+    assert versions(engines) == ["1"] * 2 + ["0"] * (N - 2)
+    assert not any(engine.paused for engine in engines)
+
+
+async def test_the_members_of_a_transfer_are_asked_together_up_to_the_limit(replicas, engines, urls, monkeypatch):
+    engines[2].stop()
+    asked, most, really = 0, 0, EngineClient.tensor_ranks
+    full = asyncio.Event()
+
+    async def counted(client: EngineClient) -> int:
+        nonlocal asked, most
+        asked += 1
+        most = max(most, asked)
+        if asked == 3:
+            full.set()
+        await full.wait()
+        try:
+            return await really(client)
+        finally:
+            asked -= 1
+
+    monkeypatch.setattr(EngineClient, "tensor_ranks", counted)
+    found = await members([engine.client for engine in replicas.pools["a"].engines], 3)
+    assert [each["url"] for each in found] == [url for url in urls if url != urls[2]]
+    assert most == 3
 
 
 def fleet_of(serving: int, dead: int = 0, released: int = 0) -> list[Engine]:
