@@ -27,6 +27,7 @@ SHARED = {
 """Who uses each of the servers that conftest.py shares; in tests/agentrl/ only the tests that say `[sglang`."""
 OWN_ENGINE = (
     "tests/e2e/test_run.py",
+    "tests/e2e/test_engine_storage.py",
     "tests/e2e/test_publish.py::TestOfAnEngineInBfloat16",
     "tests/e2e/test_distribution.py::test_logprobs_of_the_demo_model",
     "tests/e2e/test_tuned.py",

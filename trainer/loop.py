@@ -55,7 +55,7 @@ from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
 from agentrl.trainer.run.saved_step import finish_writing, remove_old, save
 from agentrl.trainer.run.step_report import line, sinks_of, step_metrics, trained_trajectories
-from agentrl.trainer.run.stored_checkpoints import stored_checkpoints
+from agentrl.trainer.run.stored_checkpoints import stored_checkpoints, stored_weights
 from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.scoring import make_samples
@@ -84,8 +84,9 @@ def train(
     torch.manual_seed(config.seed)
     models = make_models(base_model, config.trainer, world)
     optimizer = make_optimizer(models.policy, config.trainer)
-    stored = stored_checkpoints(config) if world.leads else None
-    t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base, stored)
+    t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base)
+    if world.leads:
+        t.stored, t.stored_weights = stored_checkpoints(config), stored_weights(config)
     if t.policy.unpacked:
         say(t, f"every sequence is computed by itself, which is slower: {t.policy.unpacked}")
     resume(t)

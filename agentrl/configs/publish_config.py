@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.configs.section import Seconds, Section
 
@@ -50,8 +50,14 @@ class StorageConfig(Section):
     """`s3://BUCKET/PREFIX` or `file:///FOLDER`: checkpoints are copied there, and a host without the run's folder
     resumes from them; null: the run's folder is the only place.
     """
+    weights: bool = False
+    """Also copy each version's weights to `url` before it is published. Engines that `agentrl engine --config` starts
+    on a host without the run's folder read them there.
+    """
     cache_dir: Path | None = None
-    """This host's folder of files that were read from object storage; null: `~/.cache/agentrl/storage`."""
+    """This host's folder of files that were read from object storage; null: `$AGENTRL_CACHE/storage`, by default
+    `~/.cache/agentrl/storage`.
+    """
     cache_gb: Annotated[float, Field(gt=0)] = 100.0
     """Size of the cache, in 10⁹ bytes. Entries that were not used for the longest time are deleted first."""
 
@@ -59,6 +65,16 @@ class StorageConfig(Section):
     @classmethod
     def _is_storage(cls, value: str | None) -> str | None:
         return value if value is None else storage_url(value)
+
+    @model_validator(mode="after")
+    def _weights_have_a_place(self) -> Self:
+        if self.weights and self.url is None:
+            raise ValueError("weights: true needs storage.url")
+        return self
+
+    def weights_url(self, run: str) -> str | None:
+        """Where a run's versions are; None when they are not copied."""
+        return f"{self.url}/{run}/weights" if self.weights else None
 
 
 def storage_url(value: str) -> str:

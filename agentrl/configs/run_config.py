@@ -96,6 +96,13 @@ class RunConfig(Section):
                 raise ValueError(f"proxy.upstreams.{name}: the name is reserved for the policy")
         return self
 
+    @model_validator(mode="after")
+    def _stored_weights_are_whole(self) -> RunConfig:
+        lora = self.trainer.lora
+        if self.storage.weights and lora.rank and lora.publish == "adapter":
+            raise ValueError("storage.weights: engines read adapters from the run's folder: set lora.publish: merged")
+        return self
+
     @property
     def run_dir(self) -> Path:
         """The run's folder, `runs_dir/name`."""

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from agentrl.engine.engine_keys import authorization
+from agentrl.engine.stored_weights import STORED_WEIGHTS, FetchesWeights, StoredWeights, stored_weights
 from agentrl.environment import ENGINE_KEY, without_secrets
 
 OPEN_PATHS = ("/health", "/ready")
@@ -47,18 +48,23 @@ class KeyRequired:
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
 
 
-def guard(app: Any, key: str) -> None:
-    """Add the middleware to a Starlette app before it starts, and remove its CORS middleware."""
+def guard(app: Any, key: str, weights: StoredWeights | None = None) -> None:
+    """Add the middleware to a Starlette app before it starts, and remove its CORS middleware.
+
+    With `weights`, versions that are not on this host are copied from object storage.
+    """
     from starlette.middleware import Middleware
     from starlette.middleware.cors import CORSMiddleware
 
     others = [middleware for middleware in app.user_middleware if middleware.cls is not CORSMiddleware]
-    app.user_middleware = [Middleware(KeyRequired, key=key), *others]
+    fetching = [] if weights is None else [Middleware(FetchesWeights, weights=weights)]
+    app.user_middleware = [Middleware(KeyRequired, key=key), *fetching, *others]
 
 
 def main(argv: list[str]) -> None:
     """Serve until stopped."""
     key = os.environ.get(ENGINE_KEY)
+    stored = os.environ.get(STORED_WEIGHTS)
     for name in os.environ.keys() - without_secrets(os.environ).keys():
         del os.environ[name]  # SGLang's child processes need no key
     from sglang.launch_server import run_server
@@ -72,7 +78,7 @@ def main(argv: list[str]) -> None:
         check(server_args)
         from sglang.srt.entrypoints import http_server
 
-        guard(http_server.app, key)
+        guard(http_server.app, key, stored_weights(stored) if stored else None)
     try:
         run_server(server_args)
     finally:

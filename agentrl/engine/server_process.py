@@ -25,6 +25,7 @@ import aiohttp
 
 from agentrl.configs.trainer_config import ALL_LINEAR
 from agentrl.engine.sglang_client import EngineClient, Health
+from agentrl.engine.stored_weights import STORED_WEIGHTS, StoredWeights
 from agentrl.environment import ENGINE_KEY, is_loopback, without_secrets
 from agentrl.errors import EngineUnavailable, UserError
 from agentrl.files import last_lines
@@ -75,6 +76,7 @@ class EngineSpec:
     lora_rank: int = 0  # largest rank of adapters that can be loaded; 0: none
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
+    stored_weights: StoredWeights | None = None  # where versions are that this host has no folder of
     key: str | None = field(default=None, repr=False)  # the key that clients must send; optional on loopback
 
     @property
@@ -148,6 +150,8 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     env = without_secrets(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if spec.key is not None:
         env[ENGINE_KEY] = spec.key
+    if spec.stored_weights is not None:
+        env[STORED_WEIGHTS] = spec.stored_weights.model_dump_json()
     if spec.hosts > 1:
         env["SGLANG_HOST_IP"] = spec.host  # else it asks for the way to an address on the internet
     if spec.device == "cpu":

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.engine.server_process import EngineSpec, pick_device
+from agentrl.engine.stored_weights import StoredWeights
 
 
 def engine_seed(seed: int, index: int) -> int:
@@ -18,6 +19,7 @@ def engine_seed(seed: int, index: int) -> int:
 def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> EngineSpec:
     """The server number `index` of a run. `place` gives the fields that depend on its host: port, log_file, gpus, …"""
     config, lora, size = run.engine, run.trainer.lora, run.resources.engines
+    url = run.storage.weights_url(run.name)
     settings: dict[str, Any] = {
         "model": model,
         "device": pick_device(config.device),
@@ -40,5 +42,6 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
         "lora_rank": lora.rank if lora.publish == "adapter" else 0,
         "lora_targets": tuple(lora.targets),
         "extra_args": tuple(config.extra_args),
+        "stored_weights": StoredWeights(url=url, storage=run.storage) if url else None,
     }
     return EngineSpec(**(settings | place))

@@ -23,7 +23,6 @@ from agentrl.errors import DamagedObject, StorageError
 from agentrl.files import atomic_folder, remove_drafts
 from agentrl.storage.folder_manifest import MANIFEST, read_manifest
 
-DEFAULT_FOLDER = Path("~/.cache/agentrl/storage")
 LOCK = ".lock"
 WRITING = "writing.lock"
 """Locked by the process that fills an entry."""
@@ -34,7 +33,7 @@ class FolderCache:
     """A folder of entries with at most `limit_bytes`."""
 
     def __init__(self, root: Path | None, limit_bytes: int) -> None:
-        self._root = (root or DEFAULT_FOLDER).expanduser()
+        self._root = (root or default_folder()).expanduser()
         self._limit_bytes = limit_bytes
 
     @contextmanager
@@ -130,6 +129,11 @@ class FolderCache:
         finally:
             os.close(lock)
         return True
+
+
+def default_folder() -> Path:
+    """`$AGENTRL_CACHE/storage`, by default `~/.cache/agentrl/storage`."""
+    return Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl") / "storage"
 
 
 def _is_sound(folder: Path) -> bool:

@@ -3,7 +3,7 @@
     FILES are written ──► MANIFEST is written ──► the folder exists ──► MANIFEST is deleted ──► FILES are deleted
 
 A writer or a deleter that is killed leaves a folder without a manifest, which does not exist for readers. A reader
-compares every file with the manifest. Content under a key never changes: whoever writes it again writes the same.
+compares every file with the manifest, so it fails while another folder is written under the key.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from agentrl.storage.object_store import ObjectStore
 
 
 def upload(store: ObjectStore, folder: Path, key: str) -> None:
-    """Write a folder, unless the storage has it. Raises StorageError, and OSError when a file cannot be read."""
-    if is_complete(store, key):
-        return
+    """Write a folder, unless the storage has its content. Raises StorageError, and OSError for an unreadable file."""
     manifest = manifest_of(folder)
+    if store.read(f"{key}/{MANIFEST}", MANIFEST_BYTES) == manifest.dumps():
+        return
+    store.delete(f"{key}/{MANIFEST}")
     for name in manifest.files:
         store.upload(folder / name, f"{key}/{name}")
     store.write(f"{key}/{MANIFEST}", manifest.dumps())

@@ -17,6 +17,7 @@ from agentrl.storage import object_store
 from agentrl.storage.folder_manifest import MANIFEST
 from agentrl.storage.object_store import ObjectStore
 from agentrl.trainer import loop
+from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run.stored_checkpoints import can_fetch
 from agentrl.trainer.run.trainer_state import Trainer
 from agentrl.trainer.stored_lineage import StoredLineage
@@ -135,3 +136,23 @@ def test_a_storage_that_refuses_ends_the_trainer_with_one_error_and_no_step_is_l
     (tmp_path / "storage").unlink()
     assert setup.train()
     assert setup.query("SELECT count(*) FROM steps WHERE state = 'rolled_back'") == [(0,)]
+
+
+def test_versions_are_uploaded_before_they_are_published_and_deleted_with_their_folders(setup, store, monkeypatch):
+    storage = setup.config.storage.model_copy(update={"weights": True})
+    setup.config = setup.config.model_copy(update={"storage": storage})
+    missing: list[int] = []
+    publish = Publisher.publish
+
+    def looked(self: Publisher, version: int, *args: Any) -> bool:
+        names = [name for name in store.names("test/weights") if name.startswith(f"v{version}-")]
+        if not names or MANIFEST not in store.names(f"test/weights/{names[0]}"):
+            missing.append(version)
+        return publish(self, version, *args)
+
+    monkeypatch.setattr(Publisher, "publish", looked)
+    assert setup.train()
+    assert missing == []
+    on_disk = sorted(path.name for path in (setup.config.run_dir / "weights").glob("v*"))
+    assert store.names("test/weights") == on_disk
+    assert len(on_disk) < 4

@@ -15,7 +15,7 @@ from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Checkpoint, Igno
 from agentrl.trainer.models.run_models import restore
 from agentrl.trainer.publish import weights
 from agentrl.trainer.run.publish_step import publish
-from agentrl.trainer.run.saved_step import publishable
+from agentrl.trainer.run.saved_step import publishable, remove_weights
 from agentrl.trainer.run.trainer_state import Trainer, say, weights_folder
 from agentrl.trainer.run_lineage import Lineage
 
@@ -74,7 +74,7 @@ def restore_store(
             say(t, f"step {t.step} was checkpointed but not recorded: completed it")
         else:
             t.lineage.remade(found.record.version, made.path, made.checksum)
-    weights.remove(t.weights, partial(t.lineage.unneeded, unknown=True))
+    remove_weights(t, unknown=True)
     if plan.rolled_back_steps:
         say(t, f"rolled back steps {plan.rolled_back_steps}: they have no checkpoint")
     if t.step:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.storage import stored_folders
 from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_writer
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, StepRecord
 from agentrl.trainer.models.run_models import parts
@@ -32,9 +33,20 @@ class Saved:
 
 
 def publishable(t: Trainer, folder: Path, trained: dict[str, torch.Tensor]) -> Published:
-    """Write the version that the run's engines load. Rank 0 only."""
+    """Write the version that the run's engines load, also to object storage if configured. Rank 0 only."""
     dtype = engine_dtype(t.config)
-    return weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora, dtype)
+    made = weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora, dtype)
+    if t.stored_weights is not None:
+        stored_folders.upload(t.stored_weights, folder, folder.name)
+    return made
+
+
+def remove_weights(t: Trainer, *, unknown: bool) -> None:
+    """Delete the versions that no engine will load any more; with `unknown` also those that are not in the store."""
+    removed = weights.remove(t.weights, partial(t.lineage.unneeded, unknown=unknown))
+    if t.stored_weights is not None:
+        for name in removed:
+            stored_folders.delete(t.stored_weights, name)
 
 
 def engine_dtype(config: RunConfig) -> torch.dtype:
@@ -92,7 +104,8 @@ def remove_old(t: Trainer, made: Checkpoint | None) -> None:
     """Delete the checkpoints and weights that a completed step replaces; begin to upload its checkpoint."""
     if made:
         keep(t, made)
-    weights.remove(t.weights, partial(t.lineage.unneeded, unknown=False))
+    if t.world.leads:
+        remove_weights(t, unknown=False)
 
 
 def keep(t: Trainer, newest: Checkpoint) -> None:

@@ -81,6 +81,12 @@ def stored_checkpoints(config: RunConfig) -> StoredCheckpoints | None:
     return None if url is None else StoredCheckpoints(ObjectStore(url), config.name)
 
 
+def stored_weights(config: RunConfig) -> ObjectStore | None:
+    """The versions of a run with `storage.weights`; None for others."""
+    url = config.storage.weights_url(config.name)
+    return None if url is None else ObjectStore(url)
+
+
 def can_fetch(config: RunConfig, root: Path, survives: Callable[[str], bool]) -> bool:
     """Whether the storage has a newer usable checkpoint than `root`. Reads only."""
     stored = stored_checkpoints(config)

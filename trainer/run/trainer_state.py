@@ -9,6 +9,7 @@ import torch
 
 from agentrl import visible
 from agentrl.configs.run_config import RunConfig
+from agentrl.storage.object_store import ObjectStore
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, StepRecord
 from agentrl.trainer.checkpoints.checkpoint_writer import Writing
 from agentrl.trainer.distributed import World
@@ -38,6 +39,7 @@ class Trainer:
     stop: Stop
     from_base: bool = False
     stored: StoredCheckpoints | None = None  # rank 0 may have them
+    stored_weights: ObjectStore | None = None  # versions beside the disk, for rank 0
     step: int = 0
     version: int = 0
     checkpointed: int = 0  # the step of the newest checkpoint

@@ -31,3 +31,21 @@ def test_another_url_is_refused_in_one_line(url: str, message: str) -> None:
         parse_config({"name": "r", "model": "tiny", "storage": {"url": url}})
     assert "storage.url" in str(refused.value)
     assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"storage": {"weights": True}}, "weights: true needs storage.url"),
+        (
+            {
+                "storage": {"url": "s3://bucket", "weights": True},
+                "trainer": {"lora": {"rank": 4, "publish": "adapter"}},
+            },
+            r"storage\.weights: engines read adapters from the run's folder: set lora\.publish: merged",
+        ),
+    ],
+)
+def test_weights_need_a_place_and_all_tensors(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"name": "r", "model": "tiny"} | changes)

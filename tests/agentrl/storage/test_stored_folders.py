@@ -114,3 +114,11 @@ def test_a_damaged_manifest_is_replaced_by_the_next_upload(store, folder, tmp_pa
     stored_folders.upload(store, folder, KEY)
     stored_folders.download(store, KEY, tmp_path / "back")
     assert content(tmp_path / "back") == content(folder)
+
+
+def test_a_folder_with_other_content_replaces_the_one_before(store, folder, tmp_path):
+    stored_folders.upload(store, folder, KEY)
+    (folder / "meta.json").write_text("[1]")
+    stored_folders.upload(store, folder, KEY)
+    stored_folders.download(store, KEY, tmp_path / "back")
+    assert content(tmp_path / "back") == content(folder)
