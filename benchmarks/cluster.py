@@ -3,46 +3,55 @@
     python benchmarks/cluster.py --out benchmarks/results/cluster.json
 
 One `agentrl train` with `placement: ray` on PostgreSQL: engines (real SGLang, the tiny model), two proxies, two rollout
-workers, and a trainer of two ranks on two nodes. While it goes on, the faults of `chaos.cluster_run` happen in turn,
-each after the run has recovered from the one before: all ranks run again, and two more steps are published. Then the
-run continues to its last step, and `chaos.losses` compares the database with the agents' own ledger.
+workers, and a trainer of two ranks on two nodes. Each node is a network namespace, so this needs root. While the run
+goes on, the faults of `chaos.cluster_run` happen in turn, each after the run has recovered from the one before: all
+that it doomed is gone, all ranks run, two more steps are published, and no process is without a node. Then the run
+continues to its last step, and `chaos.losses` compares the database with the ledger of the agents.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from chaos import losses
 from chaos.cluster_run import FAULTS, ClusterRun
+from chaos.network_hosts import HERE
+from chaos.port_relay import PortRelay
 from chaos.ray_nodes import Nodes
-from chaos.run import RunFailed
+from chaos.run import SUPERVISOR, RunFailed
 from crash import log_tail, new_database, postgres_version
 from harness import Report
+from sqlalchemy import make_url
 
 from agentrl.console import Console
 
 NODES = 4
-STEPS_PER_FAULT = 3
-STUCK_S = 1200.0
+STEPS_PER_FAULT = 4
+STUCK_S = 420.0
 MORE_STEPS = 2
 POLL_S = 0.5
 
 
 @dataclass(slots=True)
 class Times:
-    """Seconds since each fault: until all that it doomed is gone, and until the run has recovered."""
+    """Of each fault, in order: seconds until all that it doomed was gone, and until the run had recovered; and which
+    ranks started again.
+    """
 
     gone_s: dict[str, float] = field(default_factory=dict)
     recovered_s: dict[str, float] = field(default_factory=dict)
+    started: dict[str, list[str]] = field(default_factory=dict)
 
 
 def main() -> None:
@@ -50,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=2, help="engines of the run (default 2)")
     parser.add_argument("--faults", default=",".join(FAULTS), help="faults, with commas between them (default all)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no fault after this time")
     parser.add_argument("--engine-url", help="use this engine, and start none")
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     options = parser.parse_args()
@@ -57,7 +67,7 @@ def main() -> None:
     faults = [fault for fault in options.faults.split(",") if fault]
     console = Console(highlight=False, soft_wrap=True)
     folder = Path(tempfile.mkdtemp(prefix="agentrl-cluster-")).resolve()
-    os.environ |= {"PYTHONPATH": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}  # for every process of the cluster
+    os.environ["PYTHONPATH"] = str(folder)  # for every process of the cluster
     started, times, failure, found = time.monotonic(), Times(), None, None
 
     def say(text: str) -> None:
@@ -65,12 +75,19 @@ def main() -> None:
 
     with new_database("postgresql", folder) as (url, keep):
         nodes = Nodes(NODES)
-        engines = 0 if options.engine_url else options.engines
+        database = make_url(url)
+        relay = PortRelay(HERE, database.host or "127.0.0.1", database.port or 5432)
         run = ClusterRun(
-            folder, url, 0, STEPS_PER_FAULT * (len(faults) + 1), options.engine_url, nodes=nodes, engines=engines
+            folder,
+            database.set(host=HERE, port=relay.port).render_as_string(False),
+            0,
+            STEPS_PER_FAULT * (len(faults) + 1),
+            options.engine_url,
+            nodes=nodes,
+            engines=0 if options.engine_url else options.engines,
         )
         try:
-            disturb(run, [fault for fault in faults if run.can(fault)], times, say)
+            disturb(run, [fault for fault in faults if run.can(fault)], 60 * options.minutes, times, say)
             found = losses.check(run)
         except RunFailed as error:
             failure = str(error)
@@ -95,33 +112,43 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def disturb(run: ClusterRun, faults: list[str], times: Times, say: object) -> None:
-    """Start the run, carry out the faults in turn, and let the run finish."""
-    assert callable(say)
+def disturb(run: ClusterRun, faults: list[str], for_s: float, times: Times, say: Callable[[str], None]) -> None:
+    """Start the run, carry out the faults in turn, those that `for_s` leaves time for, and let the run finish."""
+    began = time.monotonic()
     run.start()
     wait(run, lambda: run.whole() and run.position().step >= 1)
     say("all ranks run, and a step is published")
     for fault in faults:
-        step, since = run.position().step, time.monotonic()
-        doomed = run.do(fault)
-        if psutil.wait_procs(doomed, timeout=STUCK_S)[1]:
-            raise RunFailed(f"{fault}: left behind: {doomed}")
-        times.gone_s[fault] = time.monotonic() - since
+        if time.monotonic() - began > for_s:
+            break
+        starts, since = run.starts(), time.monotonic()
+        if left := psutil.wait_procs(run.do(fault), timeout=STUCK_S)[1]:
+            raise RunFailed(f"{fault}: left behind: {left}")
+        times.gone_s[fault], step = time.monotonic() - since, run.position().step
         wait(run, lambda step=step: run.whole() and run.position().step >= step + MORE_STEPS)
         times.recovered_s[fault] = time.monotonic() - since
+        again = sorted(rank for rank, count in run.starts().items() if count != starts.get(rank))
+        times.started[fault] = again
         say(f"{fault}: gone after {times.gone_s[fault]:.1f} s, recovered after {times.recovered_s[fault]:.1f} s")
+        say(f"    at step {run.position().step}; started again: {', '.join(again) or 'nothing'}")
+        if fault == SUPERVISOR and again:
+            raise RunFailed(f"the supervisor did not attach: it started {again} again")
+        if orphans := run.orphans():
+            raise RunFailed(f"{fault}: orphans: {orphans}")
     wait(run, run.finished)
 
 
-def wait(run: ClusterRun, condition: object) -> None:
-    """Wait for a condition, unless the run ends early or gets stuck."""
-    assert callable(condition)
-    since = time.monotonic()
+def wait(run: ClusterRun, condition: Callable[[], bool]) -> None:
+    """Wait for a condition. A run that finishes before it gets more steps. Raises RunFailed if it fails or is stuck."""
+    last, since = run.position(), time.monotonic()
     while not condition():
+        if (now := run.position()) != last:
+            last, since = now, time.monotonic()
         if time.monotonic() - since > STUCK_S:
             raise RunFailed(f"no progress for {STUCK_S:g} s; running: {sorted(run.ranks())}; {run.last_line()}")
         if condition != run.finished and run.finished():
-            raise RunFailed("the run finished before its faults")
+            run.steps += STEPS_PER_FAULT
+            run.start()
         time.sleep(POLL_S)
 
 
@@ -134,6 +161,8 @@ def report(run: ClusterRun, times: Times, found: losses.Findings | None, failure
         "steps": run.steps,
         "wall_s": round(wall_s, 1),
         "failure": failure,
+        "faults": list(times.recovered_s),
+        "started_again": times.started,
     }
     if found is not None:
         notes |= {"losses": found.losses, "violations": found.violations, "responses_delivered": found.responses}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,29 +15,45 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from agentrl.placement.local_address import ADDRESS
-from chaos.ray_nodes import Nodes
-from chaos.run import NAME, Run
+from chaos.ray_nodes import Node, Nodes
+from chaos.run import NAME, SUPERVISOR, Run
 
-FROZEN_S = 60.0
+STANDS_S = 60.0
+POLL_S = 0.2
 RANKS = {"engine-0": 1, "engine-1": 1, "proxy": 2, "rollout": 2, "trainer": 2}
 FAULTS = (
     "command trainer/0",
     "command trainer/1",
+    "command engine-0/0",
     "command engine-1/0",
     "command proxy/1",
     "command rollout/0",
     "guard trainer/1",
     "guard proxy/0",
+    "runner trainer/0",
     "runner rollout/1",
+    "worker trainer/1",
+    "worker proxy/1",
     "actor engine-0/0",
     "actor proxy/0",
     "supervisor",
     "node trainer/1",
     "node engine-0/0",
+    "zombie trainer/1",
     "frozen trainer/0",
+    "partition trainer/1",
+    "stopping supervisor",
     "head",
 )
-"""Fault and target: `node` kills the raylet of the rank's node, `frozen` stops all its processes for FROZEN_S."""
+"""What is done to what.
+
+command, runner, guard, worker   SIGKILL: a rank's command, its task runner, the runner's guard, its Ray worker
+actor                            `ray.kill` of its actor
+node, zombie                     SIGKILL: the raylet of its node, which nobody reaps for STANDS_S
+frozen, partition                its node is stopped, or has no network, for STANDS_S
+supervisor, stopping supervisor  SIGKILL, also while it stops the run
+head                             SIGKILL: Ray's GCS
+"""
 
 
 @dataclass
@@ -44,6 +62,7 @@ class ClusterRun(Run):
 
     nodes: Nodes | None = None
     engines: int = 2
+    think_s: float = 1.0
 
     def _config(self) -> dict[str, Any]:
         sizes = {"engines": {"count": self.engines}, "trainer": {"ranks": 2, "hosts": 2}}
@@ -55,7 +74,7 @@ class ClusterRun(Run):
         }
 
     def start(self) -> None:
-        """Start the supervisor, on the cluster."""
+        """Start the supervisor, or start it again."""
         assert self.nodes is not None
         env = os.environ | {"RAY_ADDRESS": self.nodes.address, "AGENTRL_DATABASE_URL": self.database_url}
         argv = [sys.executable, "-m", "agentrl", "train", "config.yaml", f"steps={self.steps}"]
@@ -76,9 +95,19 @@ class ClusterRun(Run):
             return False
         return alive and ADDRESS in env and str(self.folder) in env.get("PYTHONPATH", "")
 
-    def below(self, raylet: int) -> list[psutil.Process]:
+    def orphans(self) -> list[psutil.Process]:
+        """Processes of the run's ranks that are not below a living raylet."""
+        assert self.nodes is not None
+        raylets, found = self.nodes.raylets(), []
+        for process in self.leftovers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if raylets.isdisjoint(up.pid for up in process.parents()):
+                    found.append(process)
+        return found
+
+    def below(self, node: Node) -> list[psutil.Process]:
         """The processes of a node that belong to the run's ranks."""
-        return [process for process in psutil.Process(raylet).children(recursive=True) if self._is_ours(process)]
+        return [process for process in node.processes() if self._is_ours(process)]
 
     def whole(self) -> bool:
         """Whether every rank runs and has a lease."""
@@ -96,6 +125,12 @@ class ClusterRun(Run):
         except DBAPIError:  # no tables yet
             return {}
 
+    def starts(self) -> dict[str, int]:
+        """Rank → how often its command was started."""
+        query = text("SELECT r.part, r.rank, r.starts FROM part_ranks r JOIN runs ON runs.id = r.run_id")
+        with self.database.connect() as conn:
+            return {f"{row.part}/{row.rank}": row.starts for row in conn.execute(query)}
+
     def _parts(self) -> list[str]:
         return [part for part in RANKS if not part.startswith("engine") or int(part[7:]) < self.engines]
 
@@ -105,36 +140,62 @@ class ClusterRun(Run):
 
     def do(self, fault: str) -> list[psutil.Process]:
         """Carry out a fault; returns the processes that must end because of it."""
-        assert self.nodes is not None
-        kind, _, rank = fault.partition(" ")
-        if kind == "supervisor":
-            self.kill("supervisor")
+        kind, _, of = fault.partition(" ")
+        if fault == SUPERVISOR:
+            self.kill(SUPERVISOR)
             return []
-        if kind == "head":
-            doomed = self.leftovers()
-            assert self.process is not None
-            self.nodes.kill_head()
-            self.process.kill()
-            self.process.wait()
-            self.start()
-            return doomed
-        guard = psutil.Process(self.ranks()[rank])
-        raylet = self.nodes.node_of(guard.pid)
-        if kind == "node":
-            doomed = self.below(raylet)
-            self.nodes.kill_node(raylet)
-            self.nodes.add()
-            return doomed
-        if kind == "frozen":
-            self.nodes.freeze(raylet, FROZEN_S)
-            return []
+        if kind in ("stopping", "head"):
+            return self._do_to_all(kind)
+        guard = psutil.Process(self.ranks()[of])
+        if kind in ("node", "zombie", "frozen", "partition"):
+            return self._do_to_node(kind, guard.pid)
         doomed = [guard, *guard.children(recursive=True)]
+        if kind == "command":
+            (keeper,) = guard.children()
+            keeper.children()[0].kill()
+            return doomed
+        runner, _, runners_guard, worker = above = guard.parents()[:4]  # the second is the keeper
+        doomed += above[:3]
+        assert self.nodes is not None
         if kind == "actor":
-            self.nodes.kill_actor(f"agentrl:{NAME}:{rank.replace('/', ':')}")
-        elif kind == "command":
-            doomed[-1].kill()
-        else:  # the command's guard, its runner, the runner's keeper and guard, Ray's worker
-            runner = guard.parents()
-            doomed += runner[:3]
-            runner[0 if kind == "runner" else 2].kill()
+            self.nodes.kill_actor(f"agentrl:{NAME}:{of.replace('/', ':')}")
+        else:
+            {"runner": runner, "guard": runners_guard, "worker": worker}[kind].kill()
+        return doomed
+
+    def _do_to_all(self, kind: str) -> list[psutil.Process]:
+        """Kill the supervisor while it stops the run, or Ray's head; then start again what must be started by hand."""
+        assert self.process is not None
+        assert self.nodes is not None
+        doomed = self.leftovers()
+        if kind == "head":
+            self.nodes.kill_head()
+        else:
+            self.process.terminate()
+            while not self._stops():
+                time.sleep(POLL_S)
+        self.process.kill()
+        self.process.wait()
+        self.start()
+        return doomed
+
+    def _stops(self) -> bool:
+        """Whether the supervisor has asked all parts to stop."""
+        with self.database.connect() as conn:
+            return conn.execute(text("SELECT count(*) FROM parts WHERE wanted <> 'stopped'")).scalar() == 0
+
+    def _do_to_node(self, kind: str, pid: int) -> list[psutil.Process]:
+        """Take away the node of a process, for good or for a while, and start another one. Ray gives up the old one."""
+        assert self.nodes is not None
+        node = self.nodes.node_of(pid)
+        doomed = self.below(node)
+        self.nodes.add()
+        if kind == "node":
+            self.nodes.kill_node(node)
+        elif kind == "zombie":
+            self.nodes.leave_zombie(node, STANDS_S)
+        elif kind == "frozen":
+            self.nodes.freeze(node, STANDS_S)
+        else:
+            self.nodes.cut(node, STANDS_S)
         return doomed

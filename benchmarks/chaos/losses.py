@@ -28,6 +28,7 @@ KINDS = (
     "missing_trajectories",
     "trained_twice",
     "missing_steps",
+    "two_trainers",
     "leftover_processes",
 )
 ENDING_S = 10.0
@@ -64,6 +65,7 @@ def check(run: Run) -> Findings:
             *_finished_sessions(conn, run_id),
             *_trained_twice(conn, run_id),
             *_steps(conn, run_id, run.steps),
+            *_two_trainers(conn, run_id),
         ]
         trained = conn.execute(
             text("SELECT count(*) FROM trajectories WHERE run_id = :run AND state = 'trained'"), {"run": run_id}
@@ -167,6 +169,17 @@ def _steps(conn: Connection, run_id: str, target: int) -> Found:
     published = sorted(row.step for row in conn.execute(text(states), {"run": run_id}) if row.state == "published")
     for step in sorted(set(range(1, target + 1)) - set(published)):
         yield "missing_steps", f"step {step} is not published"
+
+
+def _two_trainers(conn: Connection, run_id: str) -> Found:
+    """Steps that a trainer began or trained after a later trainer of the run had begun one."""
+    late = (
+        "SELECT DISTINCT s.id, s.epoch FROM steps s JOIN steps later ON later.run_id = s.run_id "
+        "AND later.epoch > s.epoch AND (later.started_at < s.started_at OR later.started_at < s.trained_at) "
+        "WHERE s.run_id = :run"
+    )
+    for row in conn.execute(text(late), {"run": run_id}):
+        yield "two_trainers", f"step {row.id} of trainer {row.epoch} was written while a later trainer wrote"
 
 
 def _leftovers(run: Run) -> list[str]:
