@@ -138,6 +138,20 @@ def test_a_storage_that_refuses_ends_the_trainer_with_one_error_and_no_step_is_l
     assert setup.query("SELECT count(*) FROM steps WHERE state = 'rolled_back'") == [(0,)]
 
 
+def test_versions_of_a_host_before_are_deleted_and_those_of_another_database_are_not(setup, store, monkeypatch):
+    storage = setup.config.storage.model_copy(update={"weights": True})
+    setup.config = setup.config.model_copy(update={"storage": storage})
+    store.write(f"test/weights/v1-01b/{MANIFEST}", b"{}")
+    die_before(monkeypatch, setup, 3)
+    shutil.rmtree(setup.config.run_dir)
+    assert setup.train()
+    kept = [name for name in store.names("test/weights") if name != "v1-01b"]
+    assert "v1-01b" in store.names("test/weights")
+    rows = setup.query("SELECT path FROM weight_versions WHERE version > 0 AND state != 'rolled_back' ORDER BY version")
+    assert kept == [Path(path).name for (path,) in rows][-len(kept) :]
+    assert len(kept) < len(rows)
+
+
 def test_versions_are_uploaded_before_they_are_published_and_deleted_with_their_folders(setup, store, monkeypatch):
     storage = setup.config.storage.model_copy(update={"weights": True})
     setup.config = setup.config.model_copy(update={"storage": storage})

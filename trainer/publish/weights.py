@@ -85,13 +85,11 @@ def trainable(policy: Body, world: World) -> dict[str, Tensor]:
     return trained
 
 
-def remove(root: Path, unneeded: Callable[[list[str]], set[str]]) -> list[str]:
-    """Delete the version folders in `root` that `unneeded` selects by name; returns their names."""
+def remove(root: Path, unneeded: Callable[[list[str]], set[str]]) -> None:
+    """Delete the version folders in `root` that `unneeded` selects by name."""
     names = [path.name for path in root.glob("v*") if version_of(path.name) is not None]
-    removed = sorted(unneeded(names))
-    for name in removed:
+    for name in unneeded(names):
         shutil.rmtree(root / name)
-    return removed
 
 
 def export(run_dir: Path, policy: Policy, base_model: Path, adapter: AdapterConfig, world: World) -> None:

@@ -18,6 +18,7 @@ from agentrl.trainer.publish import weights
 from agentrl.trainer.publish.weights import Published
 from agentrl.trainer.run.trainer_state import Trainer, weights_folder
 from agentrl.trainer.run_lineage import CHECKPOINTED
+from agentrl.weights_folder import version_of
 
 NOT_PUBLISHED = Published(Path(), "", {})
 """The value on ranks other than 0, which write no weights folder."""
@@ -42,10 +43,15 @@ def publishable(t: Trainer, folder: Path, trained: dict[str, torch.Tensor]) -> P
 
 
 def remove_weights(t: Trainer, *, unknown: bool) -> None:
-    """Delete the versions that no engine will load any more; with `unknown` also those that are not in the store."""
-    removed = weights.remove(t.weights, partial(t.lineage.unneeded, unknown=unknown))
+    """Delete the versions that no engine will load any more, also in object storage.
+
+    With `unknown`, delete the folders that are not in the store too, except in object storage: a run of this name in
+    another database may have them.
+    """
+    weights.remove(t.weights, partial(t.lineage.unneeded, unknown=unknown))
     if t.stored_weights is not None:
-        for name in removed:
+        names = [name for name in t.stored_weights.names("") if version_of(name) is not None]
+        for name in t.lineage.unneeded(names, unknown=False):
             stored_folders.delete(t.stored_weights, name)
 
 
