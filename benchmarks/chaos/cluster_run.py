@@ -136,7 +136,7 @@ class ClusterRun(Run):
 
     def can(self, fault: str) -> bool:
         """Whether the rank of a fault is one of this run's."""
-        return " " not in fault or fault.split()[1].split("/")[0] in self._parts()
+        return "/" not in fault or fault.split()[1].split("/")[0] in self._parts()
 
     def do(self, fault: str) -> list[psutil.Process]:
         """Carry out a fault; returns the processes that must end because of it."""
@@ -185,7 +185,10 @@ class ClusterRun(Run):
             return conn.execute(text("SELECT count(*) FROM parts WHERE wanted <> 'stopped'")).scalar() == 0
 
     def _do_to_node(self, kind: str, pid: int) -> list[psutil.Process]:
-        """Take away the node of a process, for good or for a while, and start another one. Ray gives up the old one."""
+        """Take away the node of a process, for good or for a while, and start another one.
+
+        Ray gives up a node that does not answer after about 65 s, so one that stands still for a while may go on.
+        """
         assert self.nodes is not None
         node = self.nodes.node_of(pid)
         doomed = self.below(node)
@@ -194,8 +197,7 @@ class ClusterRun(Run):
             self.nodes.kill_node(node)
         elif kind == "zombie":
             self.nodes.leave_zombie(node, STANDS_S)
-        elif kind == "frozen":
-            self.nodes.freeze(node, STANDS_S)
         else:
-            self.nodes.cut(node, STANDS_S)
+            doomed = []
+            (self.nodes.freeze if kind == "frozen" else self.nodes.cut)(node, STANDS_S)
         return doomed
