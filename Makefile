@@ -37,13 +37,16 @@ demo-quick: setup  ## The same with a tiny model and an easier task: a few minut
 test: setup  ## Run all tests, with one real SGLang server; those of frameworks and coding agents where setup-agents and setup-coders were run
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4  # byte code: tests start hundreds of processes
 
+test-long: setup setup-agents  ## Run the long tests, which `make test` leaves out: whole runs, clusters, all model families: a quarter of an hour
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 -m "long and not learns"
+
 test-thorough: setup  ## Run the property tests with many times as many examples, drawn at random: an hour
-	@AGENTRL_TEST_THOROUGH=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 --timeout 3600 -m "hypothesis or searches"
+	@AGENTRL_TEST_THOROUGH=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 --timeout 3600 -m "(hypothesis or searches) and not learns"
 
 coverage: setup setup-agents setup-coders setup-mutants  ## Run all tests; how many lines and branches of each folder they reach
 	@mkdir -p build/coverage && rm -f build/coverage/*
 	@export PYTHONPATH=$$(echo $(CURDIR)/.venv-mutants/lib/python*/site-packages) COVERAGE_FILE=$(CURDIR)/build/coverage/data; \
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest -n logical --maxprocesses 4; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest -n logical --maxprocesses 4 -m "not learns"; \
 	$(PY) -m coverage combine -q && $(PY) -m coverage xml -q -o build/coverage/report.xml; \
 	for folder in agentrl agents proxy trainer; do echo "$$folder $$($(PY) -m coverage report --include "$$folder/*" | tail -1)"; done
 
@@ -83,4 +86,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 mutants: setup setup-mutants  ## Change the pure modules in small ways; count the changes that no test notices (an hour; GROUPS="credit forks" for some)
 	@$(PY) scripts/mutants.py $(GROUPS)
 
-.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-thorough coverage test-coders lint docs bench crash kill-proxy mutants
+.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-long test-thorough coverage test-coders lint docs bench crash kill-proxy mutants

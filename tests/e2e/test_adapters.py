@@ -35,7 +35,7 @@ from agentrl.store.audit import run_audit
 from agentrl.testing import END_OF_TURN
 from agentrl.weights_folder import ADAPTER, checksum
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 proxy = proxy_fixtures("proxy_fixtures_of_adapters")
 
 CLOSE = 1e-4
@@ -170,7 +170,6 @@ trainer:
 """
 
 
-@pytest.mark.slow
 def test_a_run_publishes_its_adapters_and_resumes(sglang_for_adapters: Server, tmp_path: Path) -> None:
     """With an engine of its own, then with one that has other versions' adapters."""
     (tmp_path / "config.yaml").write_text(CONFIG)

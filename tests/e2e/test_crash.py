@@ -21,7 +21,7 @@ from agentrl.engine.server_process import Server
 from agentrl.store import Database
 from agentrl.store.tables import step_trajectories, steps
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 20
 
 

@@ -96,7 +96,7 @@ async def test_the_temperature_is_honoured_and_another_distribution_kept_out_of_
     assert gaps(load_sharded(Policy, tiny_model, mesh), second).mean() <= CLOSE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
 async def test_logprobs_of_the_demo_model(
     demo_server: Server, smollm2_model: Path, mesh: Mesh, temperature: float

@@ -26,7 +26,7 @@ from agentrl.store.audit import run_audit
 from agentrl.store.part_ranks import Rank
 from agentrl.store.training import steps
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 6
 SCHEDULER = process_scheduler.__file__
 

@@ -173,6 +173,7 @@ async def test_what_cannot_be_sent_is_read_from_the_folder(run: Run, monkeypatch
     await serves(run, 2, policy)
 
 
+@pytest.mark.long
 class TestOfAnEngineInBfloat16:
     @pytest.fixture
     def sglang_engine(self, tiny_model: Path, tmp_path: Path) -> Iterator[Server]:
@@ -192,6 +193,7 @@ class TestOfAnEngineInBfloat16:
             assert gaps(policy, await sampled(run.engine, run.base, 1.0)).mean() < 0.02
 
 
+@pytest.mark.long
 class TestOfTwoEngines:
     """One of them is the test's own, to be killed."""
 

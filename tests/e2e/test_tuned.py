@@ -30,7 +30,7 @@ from agentrl.trainer.tuning.methods import method_of
 from agentrl.trainer.tuning.source import load_data
 from agentrl.trainer.tuning.tuning_loop import tune
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 ROWS = {
     "sft": [{"prompt": asked, "completion": asked.lower()} for asked in ASKED],

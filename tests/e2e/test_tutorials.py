@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "tutorial.py"
 
 

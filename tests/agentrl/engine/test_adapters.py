@@ -30,7 +30,7 @@ def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
     return [3 + i % 200 for i in range(sampling_params["max_new_tokens"])]
 
 
-@pytest.fixture(params=["fake", pytest.param("sglang", marks=pytest.mark.engine)])
+@pytest.fixture(params=["fake", pytest.param("sglang", marks=[pytest.mark.engine, pytest.mark.long])])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "sglang":
         server: Server = request.getfixturevalue("sglang_for_adapters")

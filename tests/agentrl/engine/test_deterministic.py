@@ -32,6 +32,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.mark.engine
+@pytest.mark.long
 async def test_a_seed_decides_the_tokens_alone_and_among_others(server: Server) -> None:
     async with aiohttp.ClientSession() as http:
         client = EngineClient(server.url, http)

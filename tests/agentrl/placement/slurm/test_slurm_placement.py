@@ -21,7 +21,7 @@ from agentrl.placement.slurm.slurm_placement import SlurmPlacement
 if reason := missing():
     pytest.skip(reason, allow_module_level=True)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 RUNNER = """
 cd "$1"
 echo "$2 $SLURMD_NODENAME ${CUDA_VISIBLE_DEVICES:-none}" >>trace
