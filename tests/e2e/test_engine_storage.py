@@ -21,7 +21,7 @@ from agentrl.storage import stored_folders
 from agentrl.storage.object_store import ObjectStore
 from agentrl.weights_folder import TENSORS
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 NAME, URL = "v3-01a2", "s3://bucket/run/weights"
 
 

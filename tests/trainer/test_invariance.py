@@ -35,6 +35,8 @@ from agentrl.trainer.packing import Sample
 Start = Callable[..., Run]
 Batches = list[list[TrajectoryTokens]]
 LAST = "critic-reference-adapter"
+COMMON = ("grpo", "gspo", "ppo", LAST)
+"""The cases that `make test` resumes; `make test-long` resumes all."""
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {},
     "whole-unshared": {"sharing": False},
@@ -190,7 +192,9 @@ def assert_alike(found: Computed, expected: Computed, but: Set[str] = frozenset(
         assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=ALLOWED, abs=1e-6), name
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+)
 def test_a_resumed_run_computes_the_same_step(
     start: Start, batches: Batches, begun: Callable[[str], Begun], case: str
 ) -> None:
@@ -241,7 +245,12 @@ def read(folder: Path) -> Computed:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "replicas"), [(2, 1), (2, 2), (4, 2)], ids=["sharded", "replicated", "hybrid-gathered"]
+    ("ranks", "replicas"),
+    [
+        pytest.param(2, 1, id="sharded", marks=pytest.mark.long),
+        pytest.param(2, 2, id="replicated", marks=pytest.mark.long),
+        pytest.param(4, 2, id="hybrid-gathered"),
+    ],
 )
 def test_several_ranks_compute_the_same_step_as_one(
     tiny_model: Path,

@@ -21,6 +21,7 @@ from agentrl.placement.ray.ray_connection import RAY_ADDRESS, connected
 from agentrl.placement.ray.ray_placement import RayPlacement
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.long
 TIMEOUT_S = 240
 GPUS = 4
 RUNNER = """
