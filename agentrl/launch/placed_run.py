@@ -22,7 +22,7 @@ from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, RUN_KEY
 from agentrl.errors import AgentRLError
 from agentrl.launch import connect, run_folder, run_lifecycle
 from agentrl.launch.placed_parts import placed_parts
-from agentrl.launch.run_lifecycle import POLL_S
+from agentrl.launch.run_lifecycle import POLL_S, Detached
 from agentrl.launch.views.live_panel import Display
 from agentrl.models import resolve_model
 from agentrl.placement.folder_proof import add_token
@@ -101,10 +101,13 @@ def begin(database: Database, run_id: str, placement: Placement, specs: list[Par
 
 
 async def _main(config: RunConfig, database: Database, run_id: str, placement: Placement, display: Display) -> None:
-    """Follow the run until it ends or Ctrl-C; then stop all parts. A second Ctrl-C kills them."""
+    """Follow the run until it ends or Ctrl-C; then stop all parts. A second Ctrl-C kills them.
+
+    Raises Detached, and stops nothing, on SIGTERM where the scheduler moves the supervisor to another host.
+    """
     work = asyncio.ensure_future(_follow(database, run_id, display))
     loop = asyncio.get_running_loop()
-    asked = 0
+    asked, moved = 0, False
 
     def stop() -> None:
         nonlocal asked
@@ -115,9 +118,16 @@ async def _main(config: RunConfig, database: Database, run_id: str, placement: P
         else:
             placement.remove(kill=True)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    def leave() -> None:
+        nonlocal moved
+        moved = True
+        work.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(signal.SIGTERM, leave if placement.moves_supervisor else stop)
     await asyncio.wait([work])
+    if moved and work.cancelled():
+        raise Detached("this supervisor ends; all parts go on, and the next supervisor follows them")
     await _stop(database, run_id, placement)
     run_lifecycle.check_ended(work, config.run_dir)
 

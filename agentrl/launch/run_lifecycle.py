@@ -32,6 +32,10 @@ class Stopped(AgentRLError):
     """The user stopped the run; the same command resumes it."""
 
 
+class Detached(Stopped):
+    """The supervisor ended alone. The run goes on, and another supervisor attaches to it."""
+
+
 def check_trainable(config: RunConfig) -> None:
     """Raise ConfigError for a config that is valid for recording but not for training."""
     missing = [key for key in ("agent", "tasks") if getattr(config, key) is None]
@@ -111,18 +115,26 @@ async def watch(database: Database, run_id: str, display: Display, check: Callab
 
 @contextmanager
 def outcome_recorded(database: Database, run_id: str) -> Iterator[None]:
-    """Record how the block ended, and its duration: `finished`, `failed` with the error, or `paused` when stopped."""
+    """Record how the block ended, and its duration: `finished`, `failed` with the error, or `paused` when stopped.
+
+    Nothing is recorded for Detached.
+    """
     started = time.monotonic()
-    outcome, error = "paused", None
+    outcome: str | None = "paused"
+    error = None
     try:
         yield
         outcome = "finished"
+    except Detached:
+        outcome = None
+        raise
     except AgentRLError as problem:
         if not isinstance(problem, Stopped):
             outcome, error = "failed", str(problem)
         raise
     finally:
-        database.transact(_close_run, run_id, outcome, error, time.monotonic() - started, new_id())
+        if outcome is not None:
+            database.transact(_close_run, run_id, outcome, error, time.monotonic() - started, new_id())
 
 
 def check_ended(work: asyncio.Future[None], run_dir: Path) -> None:

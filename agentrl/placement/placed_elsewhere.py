@@ -20,7 +20,8 @@ PLACED_FILE = "AGENTRL_PLACED_FILE"
 class PlacedElsewhere:
     """Leaves placing to those who started this process."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, moves_supervisor: bool = False) -> None:
+        self.moves_supervisor = moves_supervisor
         self._file = file
 
     def check(self, parts: Sequence[PartSpec]) -> None:

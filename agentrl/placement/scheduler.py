@@ -30,6 +30,9 @@ class RunnerState:
 class Placement(Protocol):
     """A scheduler. Every method may be repeated, also by another process on another host after a crash."""
 
+    moves_supervisor: bool
+    """Whether SIGTERM means that the supervisor's host is taken away: the parts go on, another supervisor follows."""
+
     def check(self, parts: Sequence[PartSpec]) -> None:
         """Raise ConfigError, in one line, when the scheduler's hosts can never hold all parts at once."""
 
@@ -37,7 +40,7 @@ class Placement(Protocol):
         """Start the task runners that are missing. Leaves those that run alone, whoever started them."""
 
     def states(self) -> list[RunnerState]:
-        """What the scheduler knows of the run's task runners."""
+        """The states of the run's task runners."""
 
     def remove(self, *, kill: bool = False) -> None:
         """Take all task runners away once they have ended by themselves; with `kill`, at once."""

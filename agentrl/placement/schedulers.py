@@ -21,7 +21,7 @@ def is_placed_elsewhere(env: Mapping[str, str] = os.environ) -> bool:
 def scheduler_of(run: RunConfig, env: Mapping[str, str] = os.environ) -> Placement:
     """The scheduler that places the processes of a run. Raises ConfigError for a run that this process cannot place."""
     if file := env.get(PLACED_FILE):
-        return PlacedElsewhere(Path(file))
+        return PlacedElsewhere(Path(file), moves_supervisor=run.placement == "kubernetes")
     if run.placement == "kubernetes":
         raise ConfigError(
             "placement: kubernetes starts nothing from here: apply the manifests of `agentrl render kubernetes`"

@@ -32,6 +32,8 @@ AGAIN = 'while true; do "$@" && exit 0; sleep 0.5; done'
 class ProcessScheduler:
     """Keeps a process group for each rank; `runners/PART-RANK` holds its id."""
 
+    moves_supervisor = False
+
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir.resolve()
         self._folder = self._run_dir / "runners"

@@ -69,7 +69,7 @@ def manifests(
     """All manifests of a run. `run_dir` is the run's folder in the pods, `config` its configuration as YAML."""
     found = [
         _config_map(run, config),
-        _supervisor(run, run_dir, parts, target),
+        _supervisor(run, run_dir, target),
         *(_job(run, run_dir, spec, target) for spec in parts),
     ]
     if any(spec.name == PROXY and HTTP in spec.ports for spec in parts):
@@ -170,7 +170,7 @@ def _job(run: str, run_dir: PurePosixPath, spec: PartSpec, target: Target) -> Ma
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(run, spec.name), "spec": job}
 
 
-def _supervisor(run: str, run_dir: PurePosixPath, parts: Sequence[PartSpec], target: Target) -> Manifest:
+def _supervisor(run: str, run_dir: PurePosixPath, target: Target) -> Manifest:
     """The Job of `agentrl train`. A run that failed stays failed; a supervisor that was lost is started again."""
     container = _container(SUPERVISOR, ["train", f"{CONFIG_DIR}/{CONFIG_FILE}"], target)
     for name in (DATABASE_URL, ADMIN_KEY, RUN_KEY):
@@ -183,8 +183,6 @@ def _supervisor(run: str, run_dir: PurePosixPath, parts: Sequence[PartSpec], tar
     pod["initContainers"] = [_init("reset", f'rm -f "{placed}"', target)]
     pod["volumes"].append({"name": "config", "configMap": {"name": resource_name(run, "config")}})
     pod["restartPolicy"] = "Never"  # as the rules below need
-    longest = max((spec.grace_s for spec in parts), default=0)  # it waits until all parts have stopped
-    pod["terminationGracePeriodSeconds"] = math.ceil(longest) + 2 * RUNNER_GRACE_S
     failed = {"containerName": SUPERVISOR, "operator": "In", "values": [USER_ERROR_STATUS]}
     job = {
         "backoffLimit": MOST_RESTARTS,

@@ -34,6 +34,8 @@ POLL_S = 0.2
 class RayPlacement:
     """A `Placement` (scheduler.py) on the cluster of `RAY_ADDRESS`, else on the one that this host belongs to."""
 
+    moves_supervisor = False
+
     def __init__(
         self, run: str, folder: Path, command: Callable[[Path, str, int], Sequence[str]] = runner_command
     ) -> None:

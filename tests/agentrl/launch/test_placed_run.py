@@ -1,18 +1,26 @@
-"""The supervisor of a placed run marks the run's folder before task runners may start."""
+"""The supervisor of a placed run: it marks the run's folder before task runners may start, and ends by a signal."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from run_records import create_run
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.console import Console
 from agentrl.launch import placed_run
-from agentrl.launch.run_lifecycle import Stopped
+from agentrl.launch.run_lifecycle import Detached, Stopped, outcome_recorded
+from agentrl.launch.views.live_panel import Display
 from agentrl.placement.folder_proof import check_token
 from agentrl.placement.part_spec import PartSpec
-from agentrl.store import Database, part_ranks
+from agentrl.placement.placed_elsewhere import PlacedElsewhere
+from agentrl.store import Database, events, part_ranks, runs
 
 
 class Scheduler:
@@ -46,3 +54,50 @@ def test_every_part_gets_the_token_of_the_folder_before_it_is_placed(tmp_path, d
     assert first != second
     check_token(config.run_dir, first)
     check_token(config.run_dir, second)
+
+
+@pytest.fixture
+def terminated(tmp_path: Path, database_url: str):
+    """Ends a supervisor by SIGTERM: the database, the run's id, and what it raised."""
+    database = Database(database_url)
+
+    def end(moves_supervisor: bool) -> tuple[Database, str, Stopped]:
+        config = RunConfig(name="placed", model="tiny", runs_dir=tmp_path)
+        with database.write() as conn:
+            run_id = create_run(conn, name="placed", task_data=[{}], steps=10)
+        placement = PlacedElsewhere(tmp_path / "placed", moves_supervisor=moves_supervisor)
+        placed_run.begin(database, run_id, placement, [PartSpec(name="trainer", argv=("true",))], tmp_path)
+
+        async def supervise() -> None:
+            asyncio.get_running_loop().call_later(0, os.kill, os.getpid(), signal.SIGTERM)
+            await placed_run._main(config, database, run_id, placement, display)
+
+        with (
+            Display(config, Console(quiet=True)) as display,
+            pytest.raises(Stopped) as raised,
+            outcome_recorded(database, run_id),
+        ):
+            asyncio.run(supervise())
+        return database, run_id, raised.value
+
+    yield end
+    database.close()
+
+
+Ended = Callable[[bool], tuple[Database, str, Stopped]]
+
+
+def test_sigterm_stops_all_parts(terminated: Ended, tmp_path: Path) -> None:
+    database, run_id, _ = terminated(False)
+    assert database.query(part_ranks.order, run_id, "trainer").wanted == "stopped"
+    assert database.query(runs.get, run_id).status == "paused"
+    assert not (tmp_path / "placed").exists()
+
+
+def test_sigterm_leaves_all_parts_where_the_supervisor_is_moved(terminated: Ended, tmp_path: Path) -> None:
+    database, run_id, problem = terminated(True)
+    assert isinstance(problem, Detached)
+    assert database.query(part_ranks.order, run_id, "trainer").wanted == "running"
+    assert database.query(runs.get, run_id).status == "running"
+    assert database.query(events.of_run, run_id, "stopped") == []
+    assert (tmp_path / "placed").exists()

@@ -26,8 +26,11 @@ def test_runners_may_start_between_apply_and_remove(tmp_path: Path) -> None:
 
 
 def test_a_supervisor_in_a_job_starts_nothing_itself(tmp_path: Path) -> None:
-    run = RunConfig(name="r", model="tiny", placement="slurm")
-    assert isinstance(scheduler_of(run, {PLACED_FILE: str(tmp_path / "placed")}), PlacedElsewhere)
+    env = {PLACED_FILE: str(tmp_path / "placed")}
+    for name, moves in (("slurm", False), ("kubernetes", True)):
+        placement = scheduler_of(RunConfig.model_validate({"name": "r", "model": "tiny", "placement": name}), env)
+        assert isinstance(placement, PlacedElsewhere)
+        assert placement.moves_supervisor is moves
 
 
 def test_kubernetes_starts_nothing_from_outside() -> None:

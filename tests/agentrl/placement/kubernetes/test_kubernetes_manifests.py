@@ -106,7 +106,6 @@ def test_a_part_gets_its_gpus_memory_and_time_to_end() -> None:
     }
     assert container("rollout")["resources"] == {"requests": {"cpu": "0.5"}}
     assert pod("trainer")["terminationGracePeriodSeconds"] == 50
-    assert pod("supervisor")["terminationGracePeriodSeconds"] == 80
 
 
 def test_processes_are_spread_as_the_part_says() -> None:
