@@ -206,7 +206,7 @@ class Server:
         """
         async with aiohttp.ClientSession() as http:
             client = EngineClient(self.url, http, key=self.spec.key)
-            while await client.health() is not Health.SERVING:
+            while not await self._is_up(client):
                 elapsed_s = time.monotonic() - self.started_at
                 if self.returncode is not None:
                     raise EngineUnavailable(f"the engine ended with status {self.returncode}{self._log_excerpt()}")
@@ -215,6 +215,11 @@ class Server:
                 if on_progress is not None:
                     on_progress(elapsed_s, "".join(self._log_end(1)))
                 await asyncio.sleep(POLL_S)
+
+    async def _is_up(self, client: EngineClient) -> bool:
+        if self.spec.host_rank:
+            return await client.follows()
+        return await client.health() is Health.SERVING
 
     async def wait(self) -> int:
         """Wait for the server's end; returns its exit status."""

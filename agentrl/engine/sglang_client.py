@@ -331,6 +331,14 @@ class EngineClient:
         except EngineUnavailable:
             return Health.DEAD
 
+    async def follows(self, timeout_s: float = 10.0) -> bool:
+        """Whether the server's processes on a host other than its first are up. That host serves nothing but this."""
+        try:
+            async with self._request("GET", "/health", None, timeout_s):
+                return True
+        except EngineUnavailable:
+            return False
+
     async def _post(self, path: str, body: Json) -> Json:
         return await self._call("POST", path, body)
 

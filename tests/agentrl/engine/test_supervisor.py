@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -52,11 +53,37 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "argv", lambda spec: [sys.executable, "-c", SERVE, str(spec.port)])
 
 
+FOLLOWER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+"""
+"""As SGLang on a host other than the first: it serves nothing but `/health`, once its ranks have loaded the model."""
+
+
+async def test_a_server_on_a_host_other_than_the_first_serves_only_its_health(
+    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_process, "argv", lambda spec: [sys.executable, "-c", FOLLOWER, str(spec.port)])
+    news = Recorder()
+    place = {"tensor": 2, "hosts": 2, "host_rank": 1, "leader": "127.0.0.1:1"}
+    async with running(EngineSupervisor(replace(spec, **place), news, restarts=False)) as task:
+        server = asyncio.ensure_future(news.served.get())
+        await asyncio.wait({server, task}, return_when=asyncio.FIRST_COMPLETED)
+        assert server.done(), task.exception()
+
+
 @asynccontextmanager
-async def running(supervisor: EngineSupervisor) -> AsyncIterator[None]:
+async def running(supervisor: EngineSupervisor) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.ensure_future(supervisor.run())
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.wait([task])
