@@ -76,8 +76,12 @@ class ClusterRun(Run):
     def start(self) -> None:
         """Start the supervisor, or start it again."""
         assert self.nodes is not None
-        env = os.environ | {"RAY_ADDRESS": self.nodes.address, "AGENTRL_DATABASE_URL": self.database_url}
-        argv = [sys.executable, "-m", "agentrl", "train", "config.yaml", f"steps={self.steps}"]
+        self.launch([sys.executable, "-m", "agentrl", "train"], {"RAY_ADDRESS": self.nodes.address})
+
+    def launch(self, command: list[str], env: dict[str, str]) -> None:
+        """Start a supervisor with the run's configuration."""
+        argv = [*command, "config.yaml", f"steps={self.steps}"]
+        env = os.environ | {"AGENTRL_DATABASE_URL": self.database_url} | env
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 argv, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
