@@ -15,7 +15,7 @@ import pytest
 from chaos import killer, losses
 from chaos.killer import Outcome
 from chaos.run import SUPERVISOR, Run
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select, update
 
 from agentrl.engine.server_process import Server
 from agentrl.store import Database
@@ -64,11 +64,14 @@ def check_that_the_check_sees(run: Run) -> None:
         other_step = select(steps.c.id).where(steps.c.id != trained.step_id, steps.c.state == "published").limit(1)
         again = trained._asdict() | {"step_id": conn.execute(other_step).scalar_one()}
         conn.execute(insert(step_trajectories).values(again))
+        first = select(func.min(steps.c.id)).scalar_subquery()
+        conn.execute(update(steps).where(steps.c.id == first).values(epoch=steps.c.epoch + 100))
     database.close()
     run.steps += 1
     found = losses.check(run)
     assert found.violations
     assert found.losses.pop("trained_twice") > 0
+    assert found.losses.pop("two_trainers") > 0
     assert found.losses.pop("missing_steps") == 2  # the run is not at its last step, and the step is not published
     assert found.losses == {
         "missing_responses": 1,
