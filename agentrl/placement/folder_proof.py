@@ -44,7 +44,7 @@ def check_token(run_dir: Path, token: str | None) -> None:
 
 
 def _fault(run_dir: Path, token: str) -> str | None:
-    """What is wrong with this host's folder; None if it has the token."""
+    """The problem with this host's folder; None if it has the token."""
     try:
         found = _tokens(run_dir)
     except OSError as error:

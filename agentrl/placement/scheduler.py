@@ -37,7 +37,7 @@ class Placement(Protocol):
         """Raise ConfigError, in one line, when the scheduler's hosts can never hold all parts at once."""
 
     def apply(self, parts: Sequence[PartSpec]) -> None:
-        """Start the task runners that are missing. Leaves those that run alone, whoever started them."""
+        """Start the task runners that are missing. Those that run, from any supervisor, go on."""
 
     def states(self) -> list[RunnerState]:
         """The states of the run's task runners."""

@@ -2,7 +2,7 @@
 
     ABSENT ── filled in a draft, renamed ──► READY ── held by readers (a shared lock each) ──► READY
        ▲                                       │
-       └──────── evicted or damaged ◄──────────┘   only while nobody holds it
+       └──────── evicted or damaged ◄──────────┘   only while no reader holds it
 
 `NAME/` is an entry, with its manifest. `NAME.lock` is locked exclusively by who fills or deletes the entry, shared by
 who reads it; the operating system releases locks when a process ends. A second process that wants an entry waits until
@@ -97,7 +97,7 @@ class FolderCache:
             os.close(lock)  # its entry was deleted meanwhile
 
     def _make_room(self, size_bytes: int) -> None:
-        """Delete entries that nobody holds until the cache has room. Raises StorageError when it cannot have."""
+        """Delete entries without readers until the cache has room. Raises StorageError when too many are held."""
         if size_bytes > self._limit_bytes:
             raise StorageError(
                 f"cache {self._root}: {size_bytes} bytes are more than it may hold "

@@ -45,11 +45,11 @@ FAULTS = (
     "stopping supervisor",
     "head",
 )
-"""What is done to what.
+"""The faults, by kind and target.
 
 command, runner, guard, worker   SIGKILL: a rank's command, its task runner, the runner's guard, its Ray worker
 actor                            `ray.kill` of its actor
-node, zombie                     SIGKILL: the raylet of its node, which nobody reaps for STANDS_S
+node, zombie                     SIGKILL: the raylet of its node, which is not reaped for STANDS_S
 frozen, partition                its node is stopped, or has no network, for STANDS_S
 supervisor, stopping supervisor  SIGKILL, also while it stops the run
 head                             SIGKILL: Ray's GCS
