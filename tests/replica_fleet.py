@@ -131,7 +131,7 @@ class ReplicaFleet:
         return [self.engine(name, url).state.value for name in self.pools]
 
     def row(self, url: str) -> Member:
-        """What the store knows of an engine."""
+        """An engine's row in the store."""
         found = self.database.query(engine_rows.member, self.run_id, url)
         assert found is not None
         return found

@@ -27,7 +27,7 @@ def checkpointed(setup: Setup) -> list[float]:
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> list[Future[Any]]:
-    """What is written behind is never ready, but for who waits for it."""
+    """A checkpoint written in the background is ready only for a caller that waits for it."""
     asked: list[Future[Any]] = []
 
     def done(self: Writing) -> bool:

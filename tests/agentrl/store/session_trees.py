@@ -62,7 +62,7 @@ def old_tree(db: Database, run_id: str, limits: Limits, parents: list[int]) -> l
 
 @contextmanager
 def counted(db: Database) -> Iterator[SimpleNamespace]:
-    """What the block executes: statements, and sessions that are built."""
+    """Records the statements that the block executes, and the sessions that are built."""
     seen = SimpleNamespace(statements=0, built=0)
 
     def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:

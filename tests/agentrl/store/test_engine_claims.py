@@ -47,7 +47,7 @@ def test_the_claim_of_a_dead_replica_expires(db, run_id):
 
 
 def test_a_new_replica_holds_no_claims_of_an_earlier_one(db, run_id):
-    """What it had was left by one of its name."""
+    """Its claims are those of an earlier replica with its name."""
     assert claim(db, run_id, "a") is None
     db.transact(engine_claims.expire_claims, run_id, "b")
     assert claim(db, run_id, "b") == "a"

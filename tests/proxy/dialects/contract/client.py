@@ -1,4 +1,4 @@
-"""What the contract needs to know of a dialect: how its SDK asks, and how its answers and events are read."""
+"""A dialect as the contract uses it: the requests of its SDK, and readers of its answers and events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Client:
     path: str
     """Its key in `DIALECTS`."""
     prefix: str
-    """What the ids of its answers begin with."""
+    """The prefix of its answers' ids."""
     body: dict[str, Any]
     """The least body that it takes. The prompt is `abcd`."""
     create: Callable[[dict[str, Any]], Callable[..., Any]]
