@@ -7,9 +7,11 @@ unclaimed ──► claimed        `claim`: until a deadline, by the database's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, and_, delete, or_, select, update
+from sqlalchemy import Connection, Row, and_, delete, or_, select, update
+from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
@@ -33,37 +35,46 @@ def some_left(conn: Connection, run_id: str) -> None:
     conn.execute(update(runs).where(runs.c.id == run_id).values(engines_gone=runs.c.engines_gone + 1))
 
 
-def claim_many(conn: Connection, claims: Sequence[tuple[str, str, str, float]]) -> list[tuple[str | None, Member]]:
-    """`claim` for many engines: one statement for those of one replica, unless another one holds some of them."""
-    results: dict[int, tuple[str | None, Member]] = {}
-    alike: dict[tuple[str, str, float], list[int]] = {}
-    for i, (run_id, _, replica, seconds) in enumerate(claims):
-        alike.setdefault((run_id, replica, seconds), []).append(i)
-    for (run_id, replica, seconds), indices in alike.items():
+def claim_many(
+    conn: Connection, claims: Sequence[tuple[str, str, bool, str, float]]
+) -> list[tuple[bool, Member | None]]:
+    """`claim` for many engines: one statement for those of one kind and replica, unless some cannot be claimed."""
+    results: dict[int, tuple[bool, Member | None]] = {}
+    alike: dict[tuple[str, bool, str, float], list[int]] = {}
+    for i, (run_id, _, joined, replica, seconds) in enumerate(claims):
+        alike.setdefault((run_id, joined, replica, seconds), []).append(i)
+    for (run_id, joined, replica, seconds), indices in alike.items():
         mine = {"updater": replica, "updating_until": clock.now() + seconds}
         urls = sorted({claims[i][1] for i in indices})  # in one order, so that replicas do not block each other
         free = or_(engines.c.updater.is_(None), engines.c.updater == replica, engines.c.updating_until < clock.now())
-        taken = conn.execute(
-            upsert.insert(conn, engines)
-            .values([{"run_id": run_id, "url": url, **new(**mine)} for url in urls])
-            .on_conflict_do_update(index_elements=["run_id", "url"], set_=changed(**mine), where=free)
-            .returning(*COLUMNS)
-        )
-        rows = {row.url: Member(*row) for row in taken}
-        held = members(conn, run_id, [url for url in urls if url not in rows])
-        for i in indices:
-            url = claims[i][1]
-            results[i] = (None, rows[url]) if url in rows else (str(held[url].updater), held[url])
+        unit: ReturningUpdate[Any] | ReturningInsert[Any]
+        if joined:
+            known = update(engines).where(engines.c.run_id == run_id, engines.c.url.in_(urls), free)
+            unit = known.values(changed(**mine)).returning(*COLUMNS)
+        else:
+            rows = [{"run_id": run_id, "url": url, **new(**mine)} for url in urls]
+            unit = (
+                upsert.insert(conn, engines)
+                .values(rows)
+                .on_conflict_do_update(index_elements=["run_id", "url"], set_=changed(**mine), where=free)
+                .returning(*COLUMNS)
+            )
+        results |= _found(conn, run_id, {i: claims[i][1] for i in indices}, conn.execute(unit))
     return [results[i] for i in range(len(claims))]
 
 
 @bulk_unit(many=claim_many)
-def claim(conn: Connection, run_id: str, url: str, replica: str, seconds: float) -> tuple[str | None, Member]:
+def claim(
+    conn: Connection, run_id: str, url: str, joined: bool, replica: str, seconds: float
+) -> tuple[bool, Member | None]:
     """Let only `replica` change an engine's weights, for `seconds`; claiming again extends the time.
 
-    Returns None, or the replica that holds the claim, and the engine. A claim ends by `release`, or after its time.
+    A claim ends by `release`, or after its time. An engine of the run's start gets a row if it has none yet; one that
+    `joined` and has no row has left, and is not claimed.
+
+    Returns whether it was claimed, and the engine, whose `updater` has the claim; None for one that has left.
     """
-    return only(claim_many(conn, [(run_id, url, replica, seconds)]))
+    return only(claim_many(conn, [(run_id, url, joined, replica, seconds)]))
 
 
 def expire_claims(conn: Connection, run_id: str, replica: str) -> None:
@@ -72,9 +83,9 @@ def expire_claims(conn: Connection, run_id: str, replica: str) -> None:
     conn.execute(update(engines).where(mine).values(changed(updating_until=0.0)))
 
 
-def release_many(conn: Connection, claims: Sequence[tuple[str, str, str, bool]]) -> list[Member | None]:
+def release_many(conn: Connection, claims: Sequence[tuple[str, str, str, bool]]) -> list[tuple[bool, Member | None]]:
     """`release` for many engines: one statement for those of one replica, unless some are not its own any more."""
-    results: dict[int, Member | None] = {}
+    results: dict[int, tuple[bool, Member | None]] = {}
     alike: dict[tuple[str, str, bool], list[int]] = {}
     for i, (run_id, _, replica, whole) in enumerate(claims):
         alike.setdefault((run_id, replica, whole), []).append(i)
@@ -83,19 +94,26 @@ def release_many(conn: Connection, claims: Sequence[tuple[str, str, str, bool]])
         mine = and_(engines.c.run_id == run_id, engines.c.url.in_(urls), engines.c.updater == replica)
         left: Json = {"updater": None, "updating_until": None} if whole else {"updating_until": 0.0}
         released = conn.execute(update(engines).where(mine).values(changed(**left)).returning(*COLUMNS))
-        rows = {row.url: Member(*row) for row in released}
-        rows |= members(conn, run_id, [url for url in urls if url not in rows])
-        results |= {i: rows.get(claims[i][1]) for i in indices}
+        results |= _found(conn, run_id, {i: claims[i][1] for i in indices}, released)
     return [results[i] for i in range(len(claims))]
 
 
 @bulk_unit(many=release_many)
-def release(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> Member | None:
+def release(conn: Connection, run_id: str, url: str, replica: str, whole: bool) -> tuple[bool, Member | None]:
     """End a claim. If the weights are not `whole`, another replica must repair them. Another replica's claim stays.
 
-    Returns the engine; None for one that has left.
+    Returns whether it was released, and the engine; None for one that has left.
     """
     return only(release_many(conn, [(run_id, url, replica, whole)]))
+
+
+def _found(
+    conn: Connection, run_id: str, urls: Mapping[int, str], written: Iterable[Row[Any]]
+) -> dict[int, tuple[bool, Member | None]]:
+    """For each number: whether its engine's row was written, and the row as it is now."""
+    rows = {row.url: Member(*row) for row in written}
+    others = members(conn, run_id, [url for url in urls.values() if url not in rows])
+    return {i: (url in rows, rows.get(url) or others.get(url)) for i, url in urls.items()}
 
 
 def is_whole(conn: Connection, run_id: str, url: str) -> bool:

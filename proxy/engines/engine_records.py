@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from agentrl.engine.sglang_client import BASE, Adapter
+from agentrl.errors import EngineError
 from agentrl.models import has_weights
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.version_delivery import RecordedFolder
@@ -101,14 +102,21 @@ class EngineRecords:
         return recorded, row
 
     async def claim(self, engine: Engine, seconds: float) -> str | None:
-        """Claim an engine, to change its weights, for `seconds`; returns None, or the replica that has claimed it."""
-        holder, row = await self._store.write(engine_claims.claim, self._run_id, engine.url, self.replica, seconds)
-        engine.wrote(row)
-        return holder
+        """Claim an engine, to change its weights, for `seconds`; returns None, or the replica that has claimed it.
+
+        Raises EngineError for an engine that has left the run.
+        """
+        asked = self._run_id, engine.url, engine.joined, self.replica, seconds
+        claimed, row = await self._store.write(engine_claims.claim, *asked)
+        engine.take(row, written=claimed)
+        if row is None:
+            raise EngineError(f"{engine.url} has left the run")
+        return None if claimed else row.updater
 
     async def release(self, engine: Engine, *, whole: bool) -> None:
         """End the claim; if the weights are not `whole`, another replica has to repair them."""
-        engine.wrote(await self._store.write(engine_claims.release, self._run_id, engine.url, self.replica, whole))
+        released, row = await self._store.write(engine_claims.release, self._run_id, engine.url, self.replica, whole)
+        engine.take(row, written=released)
 
     async def is_whole(self, url: str) -> bool:
         """Whether the engine's weights are complete: no replica is changing them or has left them incomplete."""

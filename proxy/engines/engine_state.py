@@ -68,9 +68,12 @@ class Engine:
         """`changes` of the newest row that this replica knows."""
         return 0 if self.row is None else self.row.changes
 
-    def wrote(self, row: Member | None) -> None:
-        """Take the row as this replica has just written it: nothing in it is newer than what the replica has seen."""
-        if row is not None and row.changes == self.changes + 1 and self.seen == self.changes:
+    def take(self, row: Member | None, *, written: bool) -> None:
+        """Take a row of the store, which this replica has just written or read.
+
+        One that it has written holds nothing newer than what it has seen of the engine.
+        """
+        if written and row is not None and row.changes == self.changes + 1 and self.seen == self.changes:
             self.seen = row.changes
         self.row = row
 

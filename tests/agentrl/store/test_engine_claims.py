@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from sqlalchemy import event, select
 
 from agentrl.store import Database, engine_claims, fleet
@@ -16,7 +17,9 @@ URL = "http://127.0.0.1:30000"
 
 
 def claim(db: Database, run_id: str, replica: str, seconds: float = 60.0) -> str | None:
-    return db.transact(engine_claims.claim, run_id, URL, replica, seconds)[0]
+    """None, or the replica that has the claim."""
+    claimed, engine = db.transact(engine_claims.claim, run_id, URL, False, replica, seconds)
+    return None if claimed else engine.updater
 
 
 def row(db: Database, run_id: str) -> dict[str, Any]:
@@ -70,14 +73,14 @@ def test_incomplete_weights_can_be_claimed_and_are_marked(db, run_id):
 def test_a_new_start_knows_of_engines_that_others_run_whether_they_were_left(db, run_id):
     for url in (URL, URL + "1"):
         saw(db, run_id, url)
-        db.transact(engine_claims.claim, run_id, url, "a", 60)
+        db.transact(engine_claims.claim, run_id, url, False, "a", 60)
     db.transact(engine_claims.forget, run_id, [URL])
     assert (row(db, run_id)["url"], row(db, run_id)["state"], row(db, run_id)["updater"]) == (URL, "dead", "a")
 
 
 def test_claims_are_per_engine_and_per_run(db, run_id):
     assert claim(db, run_id, "a") is None
-    assert db.transact(engine_claims.claim, run_id, URL + "1", "b", 60)[0] is None
+    assert db.transact(engine_claims.claim, run_id, URL + "1", False, "b", 60)[0]
 
 
 def test_one_of_many_concurrent_claims_succeeds(db, run_id):
@@ -143,40 +146,52 @@ def together(db: Database, *units: tuple[Any, ...]) -> list[Any]:
     return [*many, count]
 
 
-def test_engines_are_claimed_saved_and_released_together_in_one_statement_each(db, run_id):
+@pytest.mark.parametrize("joined", [True, False])
+def test_engines_are_claimed_saved_and_released_together_in_one_statement_each(db, run_id, joined):
     urls = [f"{URL}{n}" for n in range(20)]
     for url in urls:
         saw(db, run_id, url, known=0)
-    *claimed, claims = together(db, *((engine_claims.claim, run_id, url, "a", 60.0) for url in urls))
-    assert [(holder, engine.url, engine.updater) for holder, engine in claimed] == [(None, url, "a") for url in urls]
+    *claimed, claims = together(db, *((engine_claims.claim, run_id, url, joined, "a", 60.0) for url in urls))
+    assert [(done, engine.url, engine.updater) for done, engine in claimed] == [(True, url, "a") for url in urls]
     state = ("a", "serving", 1, None)
     *saved, saves = together(db, *((fleet.save, run_id, url, 2, True, *state) for url in urls))
     assert [(recorded, engine.url, engine.version) for recorded, engine in saved] == [(True, url, 1) for url in urls]
     *freed, releases = together(db, *((engine_claims.release, run_id, url, "a", True) for url in urls))
-    assert [(engine.url, engine.updater, engine.changes) for engine in freed] == [(url, None, 4) for url in urls]
+    assert [(done, engine.url, engine.updater) for done, engine in freed] == [(True, url, None) for url in urls]
+    assert {engine.changes for _, engine in freed} == {4}
     assert (claims, saves, releases) == (1, 1, 1)
 
 
 def test_of_engines_claimed_together_those_of_another_replica_stay_its_own(db, run_id):
     urls = [f"{URL}{n}" for n in range(3)]
-    db.transact(engine_claims.claim, run_id, urls[1], "b", 60)
-    *claimed, _ = together(db, *((engine_claims.claim, run_id, url, "a", 60.0) for url in [*urls, urls[0]]))
-    assert [holder for holder, _ in claimed] == [None, "b", None, None]
+    db.transact(engine_claims.claim, run_id, urls[1], False, "b", 60)
+    *claimed, _ = together(db, *((engine_claims.claim, run_id, url, False, "a", 60.0) for url in [*urls, urls[0]]))
+    assert [(done, engine.updater) for done, engine in claimed] == [(True, "a"), (False, "b"), (True, "a"), (True, "a")]
     *freed, _ = together(db, *((engine_claims.release, run_id, url, "a", False) for url in urls))
-    assert [(engine.updater, engine.updating_until == 0.0) for engine in freed] == [
-        ("a", True),
-        ("b", False),
-        ("a", True),
+    assert [(done, engine.updater, engine.updating_until == 0.0) for done, engine in freed] == [
+        (True, "a", True),
+        (False, "b", False),
+        (True, "a", True),
     ]
     *gone, _ = together(db, (engine_claims.release, run_id, "http://gone", "a", True))
-    assert gone == [None]
+    assert gone == [(False, None)]
+
+
+def test_an_engine_that_has_left_is_not_claimed_and_gets_no_row(db, run_id):
+    urls = [f"{URL}{n}" for n in range(3)]
+    for url in urls:
+        db.transact(fleet.join, run_id, url, 60.0, "a")
+    db.transact(fleet.leave, run_id, urls[1], "a")
+    *claimed, _ = together(db, *((engine_claims.claim, run_id, url, True, "a", 60.0) for url in urls))
+    assert [(done, engine and engine.updater) for done, engine in claimed] == [(True, "a"), (False, None), (True, "a")]
+    assert {engine["url"] for engine in db.query(engine_claims.of_run, run_id)} == {urls[0], urls[2]}
 
 
 def test_of_states_saved_together_those_of_rows_that_have_changed_are_refused(db, run_id):
     urls = [f"{URL}{n}" for n in range(3)]
     for url in urls[:2]:
         saw(db, run_id, url, known=0)
-    claimed = db.transact(engine_claims.claim, run_id, urls[1], "b", 60)[1]
+    claimed = db.transact(engine_claims.claim, run_id, urls[1], False, "b", 60)[1]
     found = [
         (fleet.save, run_id, urls[0], 1, False, "a", "updating", 0, None),
         (fleet.save, run_id, urls[1], 1, False, "a", "updating", 0, None),  # since claimed

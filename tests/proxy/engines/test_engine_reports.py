@@ -253,6 +253,32 @@ async def test_an_engine_that_another_replica_updates_is_not_probed(replicas, en
     assert (engine.state, replicas.row(url).state) == ("serving", "serving")
 
 
+@pytest.mark.parametrize("change", ["claim", "release"])
+async def test_a_claim_that_another_replica_has_does_not_make_an_old_observation_new(replicas, engines, change):
+    (url, *_) = await all_serve(replicas, ["a", "b"], engines[:1])
+    other = replicas.pools["b"]
+    engine = replicas.engine("b", url)
+    await other.updates.ask(engine)
+    assert await replicas.pools["a"]._records.claim(replicas.engine("a", url), 60.0) is None
+    if change == "claim":
+        assert await other._records.claim(engine, 60.0) == "a"
+    else:
+        await other._records.release(engine, whole=True)
+    await other.reports.set_state(engine, EngineState.UPDATING)
+    assert (replicas.row(url).state, replicas.row(url).updater) == ("serving", "a")
+
+
+async def test_an_engine_that_left_while_it_was_probed_does_not_come_back(replicas, engines):
+    (url, *_) = await all_serve(replicas, ["a"], engines[:1])
+    pool, engine = replicas.pools["a"], replicas.engine("a", url)
+    engines[0].version = "7"  # it has to be updated
+    replicas.database.transact(fleet.leave, replicas.run_id, url, "test")
+    await pool.probe(engine)
+    assert replicas.database.query(engine_claims.of_run, replicas.run_id) == []
+    assert (engine.state, engine.error) == ("dead", f"{url} has left the run")
+    assert engines[0].version == "7"
+
+
 async def test_a_replica_with_calls_at_an_engine_that_is_said_to_be_dead_looks_itself(replicas, engines):
     """It breaks off calls that hang there, but not those that an engine still samples."""
     (url, *_) = await all_serve(replicas, NAMES, engines[:2])
