@@ -15,7 +15,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from agentrl.errors import StoreUnavailable
+from agentrl.errors import StoreUnavailable, root_cause
 
 log = logging.getLogger(__name__)
 CHUNK = 65536
@@ -72,6 +72,7 @@ class ProxyRelay:
         self._host = host
         self._proxies = LiveProxies(read)
         self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -81,26 +82,38 @@ class ProxyRelay:
 
     async def start(self) -> None:
         """Listen on a free port."""
-        self._server = await asyncio.start_server(self._relay, self._host, 0)
+        self._server = await asyncio.start_server(self._accept, self._host, 0)
 
     async def close(self) -> None:
-        """Stop listening; connections end with the process."""
+        """Stop listening, and close all connections."""
         self._proxies.close()
         if self._server is not None:
             self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay a connection in a task of our own: asyncio reports a cancelled handler as a fault."""
+        connection = asyncio.create_task(self._relay(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(lambda _: writer.close())
+        connection.add_done_callback(self._has_ended)
+
+    def _has_ended(self, connection: asyncio.Task[None]) -> None:
+        self._connections.discard(connection)
+        if not connection.cancelled() and (error := connection.exception()) is not None:
+            log.error("a connection could not be relayed: %s", root_cause(error))
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            connected = await self._connect()
-        except BaseException:
-            writer.close()
-            raise
-        if connected is None:
-            return writer.close()
+        if (connected := await self._connect()) is None:
+            return
         back, forth = connected
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_copy(reader, forth))
-            group.create_task(_copy(back, writer))
+        with contextlib.closing(forth):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_copy(reader, forth))
+                group.create_task(_copy(back, writer))
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """Connect to a live proxy; None when none accepts within WAIT_S."""

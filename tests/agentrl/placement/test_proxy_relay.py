@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,16 @@ class Echo:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(self.name + await reader.read())
         writer.close()
+
+
+class Greeting(Echo):
+    """Says hello, and keeps the connection."""
+
+    def __init__(self) -> None:
+        super().__init__(b"hello")
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(self.name)
 
 
 class Registry:
@@ -137,3 +148,31 @@ async def test_a_connection_waits_for_the_first_proxy(relay, registry, always_re
 async def test_a_connection_is_closed_when_no_proxy_comes(relay, monkeypatch):
     monkeypatch.setattr(proxy_relay, "WAIT_S", 0.0)
     assert await asked(relay, b"") == b""
+
+
+@pytest.mark.parametrize("stage", ["waits for a proxy", "is relayed"])
+def test_a_program_that_ends_with_open_connections_reports_no_fault(stage):
+    faults: list[Any] = []
+
+    async def program() -> bytes:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, fault: faults.append(fault))
+        registry = Registry()
+        relay = ProxyRelay(registry.read)
+        if stage == "is relayed":
+            registry.proxies = [await Greeting().start()]
+        await relay.start()
+        reader, _ = await asyncio.open_connection("127.0.0.1", int(relay.url.rpartition(":")[2]))
+        await registry.was_read.wait()
+        if stage == "is relayed":
+            assert await reader.readexactly(5) == b"hello"
+        await relay.close()
+        return await reader.read()
+
+    assert asyncio.run(program()) == b""
+    assert faults == []
+
+
+async def test_a_fault_of_the_database_ends_the_connection_and_is_logged(relay, registry, caplog):
+    registry.error = StoreError("no such table: part_ranks")
+    assert await asked(relay, b"") == b""
+    assert "no such table: part_ranks" in caplog.text
