@@ -42,7 +42,7 @@ UNDIVIDED = (
     "tests/agentrl/export/test_job.py",
     "tests/agentrl/rendering/",
     "tests/agentrl/store/audit/test_run_audit.py",
-    "tests/agentrl/store/test_damage.py",
+    "tests/agentrl/store/db/test_server_faults.py",
     "tests/trainer/",
 )
 FIRST = (ENGINE, *OWN_ENGINE, ADAPTER_ENGINE, RAY)

@@ -1,8 +1,10 @@
-"""Replicas of a run that have pools of engines, without HTTP of their own."""
+"""Pools of engines without a proxy: one pool over a store in memory, or replicas of a run over a database."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -12,8 +14,14 @@ from replica_fleet import ReplicaFleet
 from run_records import create_run
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.engine.sglang_client import EngineClient
+from agentrl.proxy.engines import pool as pools
+from agentrl.proxy.engines.pool import EnginePool
 from agentrl.store import Database
 from agentrl.store.sessions.session_limits import Limits
+from agentrl.testing import FakeEngine
+
+from .pool_setup import Store, states
 
 
 @pytest.fixture
@@ -26,3 +34,48 @@ async def replicas(databases: Databases, database_kind: str, tiny_model: Path) -
         async with aiohttp.ClientSession() as http:
             yield ReplicaFleet(database, run_id, http, tiny_model, limits)
         database.close()
+
+
+@pytest.fixture
+def fakes() -> Iterator[list[FakeEngine]]:
+    with FakeEngine() as one, FakeEngine() as two:
+        yield [one, two]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.fixture
+async def make(http: aiohttp.ClientSession, store: Store) -> Callable[..., EnginePool]:
+    def build(*urls: str) -> EnginePool:
+        return EnginePool([EngineClient(url, http) for url in urls], store)
+
+    return build
+
+
+@pytest.fixture
+async def pool(make: Callable[..., EnginePool], fakes: list[FakeEngine]) -> EnginePool:
+    """Both engines serve."""
+    pool = make(*(fake.url for fake in fakes))
+    for engine in pool.engines:
+        await pool.probe(engine)
+    assert states(pool) == ["serving", "serving"]
+    return pool
+
+
+@pytest.fixture
+async def watched(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EnginePool]:
+    monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.02)
+    watch = asyncio.create_task(pool.watch())
+    yield pool
+    watch.cancel()
+    with suppress(asyncio.CancelledError):
+        await watch

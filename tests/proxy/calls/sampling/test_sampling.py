@@ -1,4 +1,4 @@
-"""What follows a segment of an answer. Engines that die and publishes that abort: test_pool.py, test_failover.py."""
+"""What follows a segment of an answer. Engines that die: test_interrupted_answers.py and test_failover.py."""
 
 from __future__ import annotations
 
