@@ -14,33 +14,27 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from chaos import losses, process_scheduler
+from chaos import process_scheduler
 from chaos.cluster_run import ClusterRun
-from chaos.network_hosts import HERE, HostNetwork
-from chaos.port_relay import PortRelay
+from chaos.measured_run import Say, measure
+from chaos.network_hosts import HostNetwork
+from chaos.port_relay import bridged
 from chaos.process_scheduler import NAMESPACES
 from chaos.run import Run, RunFailed
-from crash import admin_url, log_tail, new_database, postgres_version
 from harness import Report
-from sqlalchemy import make_url, text
-
-from agentrl.console import Console
+from sqlalchemy import text
 
 N_HOSTS = 2
 KILLED = ("engine-0/1", "trainer/1")
 STEPS_PER_FAULT = 3
-STUCK_S = 600.0
-POLL_S = 0.5
 PARTS = {"engine-0": 2, "proxy": 2, "rollout": 2, "trainer": 2}
 
 
@@ -82,57 +76,22 @@ def main() -> None:
     options = parser.parse_args()
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise SystemExit("this benchmark makes network namespaces: it needs root and the command `ip` (iproute2)")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    console = Console(highlight=False, soft_wrap=True)
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-hosts-")).resolve()
-    os.environ["PYTHONPATH"] = str(folder)  # of the agent
-    started, failure, found = time.monotonic(), None, None
-    report = Report("hosts", notes={"postgresql": postgres_version(), "hosts": N_HOSTS})
-    network = HostNetwork()
+    report = Report("hosts", notes={"hosts": N_HOSTS})
 
-    def say(text: str) -> None:
-        console.print(f"[{time.monotonic() - started:5.0f} s] {text}", markup=False)
+    def make(folder: Path, url: str, hosts: ExitStack) -> HostsRun:
+        network = HostNetwork()
+        hosts.callback(network.close)
+        namespaces = tuple(network.add().name for _ in range(N_HOSTS))
+        return HostsRun(folder, bridged(url), 0, STEPS_PER_FAULT * (len(KILLED) + 1), namespaces=namespaces)
 
-    with new_database("postgresql", folder) as (url, keep):
-        server = make_url(admin_url())
-        relay = PortRelay(HERE, server.host or "127.0.0.1", server.port or 5432)
-        bridged = make_url(url).set(host=HERE, port=relay.port).render_as_string(False)
-        hosts = [network.add() for _ in range(N_HOSTS)]
-        steps = STEPS_PER_FAULT * (len(KILLED) + 1)
-        run = HostsRun(folder, bridged, 0, steps, namespaces=tuple(host.name for host in hosts))
-        try:
-            disturb(run, report, say)
-            found = losses.check(run)
-        except RunFailed as error:
-            failure = str(error)
-            for line in log_tail(run):
-                say(line)
-        finally:
-            run.stop()
-            network.close()
-        clean = found is not None and found.clean
-        if found is not None:
-            say(f"{sum(found.losses.values())} losses, {len(found.violations)} violations, {found.responses} responses")
-            report.notes |= {"losses": found.losses, "violations": found.violations}
-        for line in [*([failure] if failure else []), *(found.details + found.violations if found else [])]:
-            say(line)
-        if not clean:
-            keep.append(url)
-            say(f"kept: {folder}, {url}")
-    if clean:
-        shutil.rmtree(folder)
-    if options.out:
-        report.notes |= {"failure": failure, "steps": run.steps, "wall_s": round(time.monotonic() - started, 1)}
-        report.write(options.out)
-    if not clean:
-        raise SystemExit(1)
+    measure(report, make, lambda run, say: disturb(run, report, say), options.out)
 
 
-def disturb(run: HostsRun, report: Report, say: Callable[[str], None]) -> None:
+def disturb(run: HostsRun, report: Report, say: Say) -> None:
     """Start the run, kill a rank of each gang in turn, and let the run finish."""
     since = time.monotonic()
     run.start()
-    wait(run, lambda: run.whole() and run.position().step >= 1)
+    run.wait(lambda: run.whole() and run.position().step >= 1)
     report.add("first_step", [time.monotonic() - since], "s")
     report.notes["addresses"] = places = run.places()
     say("a step is published; " + ", ".join(f"{rank} at {address}" for rank, address in places.items()))
@@ -143,8 +102,8 @@ def disturb(run: HostsRun, report: Report, say: Callable[[str], None]) -> None:
             raise RunFailed(f"the ranks of {part} are on one host: {places}")
         step, since, before = run.position().step, time.monotonic(), run.starts()
         psutil.Process(run.ranks()[rank]).kill()
-        wait(run, lambda gang=gang, before=before: all(run.starts()[name] > before[name] for name in gang))
-        wait(run, lambda step=step: run.whole() and run.position().step >= step + 2)
+        run.wait(lambda gang=gang, before=before: all(run.starts()[name] > before[name] for name in gang))
+        run.wait(lambda step=step: run.whole() and run.position().step >= step + 2)
         report.add(f"recovered/{rank}", [time.monotonic() - since], "s")
         report.notes[f"restarted/{rank}"] = again = sorted(
             name for name, starts in run.starts().items() if starts > before[name]
@@ -152,18 +111,7 @@ def disturb(run: HostsRun, report: Report, say: Callable[[str], None]) -> None:
         say(f"{rank} killed: {', '.join(again)} started again; recovered after {time.monotonic() - since:.1f} s")
         if again != gang:
             raise RunFailed(f"{rank} was killed, and {again} started again")
-    wait(run, run.finished)
-
-
-def wait(run: HostsRun, condition: Callable[[], bool]) -> None:
-    """Wait for a condition, unless the run ends early or gets stuck."""
-    since = time.monotonic()
-    while not condition():
-        if time.monotonic() - since > STUCK_S:
-            raise RunFailed(f"no progress for {STUCK_S:g} s; running: {sorted(run.ranks())}; {run.last_line()}")
-        if condition != run.finished and run.finished():
-            raise RunFailed("the run finished before its faults")
-        time.sleep(POLL_S)
+    run.wait(run.finished)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,10 @@ from sqlalchemy.exc import DBAPIError
 
 from agentrl.placement.local_address import ADDRESS
 from chaos.ray_nodes import Node, Nodes
-from chaos.run import NAME, SUPERVISOR, Run
+from chaos.run import NAME, STUCK_S, SUPERVISOR, Run, RunFailed
 
 STANDS_S = 60.0
+MORE_STEPS = 4
 POLL_S = 0.2
 RANKS = {"engine-0": 1, "engine-1": 1, "proxy": 2, "rollout": 2, "trainer": 2}
 FAULTS = (
@@ -112,6 +114,21 @@ class ClusterRun(Run):
     def below(self, node: Node) -> list[psutil.Process]:
         """The processes of a node that belong to the run's ranks."""
         return [process for process in node.processes() if self._is_ours(process)]
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition. A run that finishes before it gets more steps. Raises RunFailed if it fails or is
+        stuck.
+        """
+        last, since = self.position(), time.monotonic()
+        while not condition():
+            if (now := self.position()) != last:
+                last, since = now, time.monotonic()
+            if time.monotonic() - since > STUCK_S:
+                raise RunFailed(f"no progress for {STUCK_S:g} s; running: {sorted(self.ranks())}; {self.last_line()}")
+            if condition != self.finished and self.finished():
+                self.steps += MORE_STEPS
+                self.start()
+            time.sleep(POLL_S)
 
     def whole(self) -> bool:
         """Whether every rank runs and has a lease."""

@@ -6,7 +6,18 @@ import asyncio
 import contextlib
 import threading
 
+from sqlalchemy import make_url
+
+from chaos.network_hosts import HERE
+
 CHUNK_BYTES = 2**18
+
+
+def bridged(database_url: str) -> str:
+    """The URL of a database on this machine as simulated hosts reach it: through a relay on the bridge."""
+    url = make_url(database_url)
+    relay = PortRelay(HERE, url.host or "127.0.0.1", url.port or 5432)
+    return url.set(host=HERE, port=relay.port).render_as_string(hide_password=False)
 
 
 class PortRelay:
