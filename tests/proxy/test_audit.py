@@ -27,7 +27,7 @@ def broken(proxy, statement=None):
         return list(run_audit.scan(conn, proxy.run_id))
 
 
-def test_honest_rows_pass(played):
+def test_intact_rows_have_no_violation(played):
     assert broken(played) == []
     with played.database.read() as conn:
         figures = run_audit.figures(conn, played.run_id)
@@ -44,5 +44,5 @@ def test_honest_rows_pass(played):
         ("UPDATE runs SET admitted = 7", "counter admitted is 7"),
     ],
 )
-def test_a_broken_promise_is_named(played, statement, complaint):
+def test_a_violation_is_named(played, statement, complaint):
     assert any(complaint in line for line in broken(played, statement))

@@ -486,7 +486,7 @@ async def test_an_episode_is_the_first_workers_that_claims_it(start: Any) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_was_rolled_back_is_in_no_result_and_the_newest_are_enough_for_a_glance(
+async def test_rolled_back_versions_have_no_result_and_a_summary_reads_the_newest(
     start: Any, evaluator: Any, kind: str
 ) -> None:
     with start(config(**EVALUATION), kind) as run:

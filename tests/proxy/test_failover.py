@@ -185,7 +185,7 @@ def test_an_engine_that_dies_and_comes_back_again_and_again(fleet, tmp_path, unt
 
 
 @pytest.mark.parametrize("pause", ["retract", "in_place", "abort"])
-def test_new_weights_under_load(fleet, tmp_path, until, pause):
+def test_a_publish_under_load_loses_no_call(fleet, tmp_path, until, pause):
     new_version(fleet.proxy, tmp_path)
     for engine in fleet.engines:
         engine.token_delay_s = 0.02  # so that calls are under way when an engine pauses
@@ -219,7 +219,7 @@ OPTIONS = [{"seed": 3}, {"response_format": {"type": "json_object"}}]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_what_cannot_be_continued_starts_anew_where_nothing_was_sent(proxy, options):
+def test_an_answer_that_cannot_be_continued_starts_again_if_nothing_was_sent(proxy, options):
     session, ids = proxy.session(), proxy.says("abcd")
     proxy.engine.enqueue(Reply(ids, drop_after=2), ids)
     answer = proxy.sdk(session).chat.completions.create(model="test", messages=HELLO, **options)
@@ -230,7 +230,7 @@ def test_what_cannot_be_continued_starts_anew_where_nothing_was_sent(proxy, opti
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_what_cannot_be_continued_fails_visibly_where_something_was_sent(proxy, options):
+def test_an_answer_that_cannot_be_continued_fails_if_some_of_it_was_sent(proxy, options):
     session = proxy.session()
     proxy.engine.enqueue(Reply(proxy.says("abcd"), drop_after=2))
     stream = proxy.sdk(session).chat.completions.create(model="test", messages=HELLO, stream=True, **options)
@@ -252,7 +252,7 @@ def test_a_call_that_kills_every_engine_is_given_up(proxy, monkeypatch):
     assert len(proxy.engine.requests) == sampling.MAX_DEATHS + 1 == 2  # not on a third, nor does the SDK ask again
 
 
-def test_a_fleet_that_dies_is_not_hammered(proxy, monkeypatch):
+def test_without_a_retry_budget_a_call_is_not_retried(proxy, monkeypatch):
     monkeypatch.setattr("agentrl.proxy.engines.retry_budget.FLOOR", -1)
     monkeypatch.setattr("agentrl.proxy.engines.retry_budget.SHARE", 0.0)
     session = proxy.session()

@@ -112,7 +112,7 @@ def test_a_publish_that_a_dead_proxy_began_is_finished_after_a_fault(
     assert pending.raised == 2
 
 
-def test_what_is_held_back_for_an_evaluation_is_not_published_by_a_proxy_that_starts(
+def test_a_starting_proxy_does_not_publish_a_version_held_for_an_evaluation(
     database, fake_engine, serve, store_url, monkeypatch, until, tmp_path
 ):
     with database.read() as conn:
@@ -144,7 +144,7 @@ def published(database: Database) -> list[str]:
         return list(conn.scalars(text("SELECT state FROM weight_versions ORDER BY version")))
 
 
-def test_what_a_trainer_left_behind_is_not_published_again(proxy):
+def test_a_version_older_than_the_runs_is_not_published_again(proxy):
     """A pending version of a step that the run has gone past would be refused for ever."""
     with proxy.database.write() as conn:
         conn.execute(text("UPDATE weight_versions SET state = 'pending'"))
@@ -155,7 +155,7 @@ def test_what_a_trainer_left_behind_is_not_published_again(proxy):
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreError("disk is full")])
 @pytest.mark.parametrize(("method", "path"), [("get", "/api/run"), ("post", "/groups"), ("post", "/heartbeat")])
-def test_a_request_is_told_to_come_back(proxy, monkeypatch, error, method, path):
+def test_an_unavailable_store_is_a_503_with_retry_after(proxy, monkeypatch, error, method, path):
     def refuse(*_: Any, **__: Any) -> Any:
         raise error
 

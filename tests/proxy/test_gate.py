@@ -48,12 +48,12 @@ async def test_calls_at_once_are_limited_for_a_session_and_for_the_proxy() -> No
     assert (await refused(made, None)).status == 429
 
 
-async def test_more_answers_than_ever_fit_are_not_told_to_try_again() -> None:
+async def test_more_answers_than_the_limit_are_a_400_without_retry_after() -> None:
     error = await refused(gate(), None, 5)
     assert (error.status, error.param, error.retry_after_s) == (400, "n", None)
 
 
-async def test_a_session_has_so_many_calls_and_the_store_knows_how_many_there_were() -> None:
+async def test_the_calls_of_a_session_are_limited_and_counted_by_the_store() -> None:
     made, state = gate(max_calls=5), stored(*(Usage(calls=calls, tokens=9) for calls in (3, 4, 4, 5)))
     (await made.admit(state, "s", 1)).close()
     cancelled = await made.admit(state, "s", 1)
@@ -72,7 +72,7 @@ async def test_a_call_that_is_admitted_counts_before_the_store_knows_of_it() -> 
     assert (await refused(made, state)).code == "session_limit_reached"
 
 
-async def test_a_session_has_so_many_tokens_whoever_served_it() -> None:
+async def test_the_tokens_of_a_session_are_limited_by_the_count_of_the_store() -> None:
     made, state = gate(max_tokens=10), stored(*(Usage(calls=1, tokens=tokens) for tokens in (0, 9, 10)))
     for _ in range(2):
         (await made.admit(state, "s", 1)).close()
@@ -86,7 +86,7 @@ async def test_a_session_without_limits_is_never_looked_up() -> None:
     assert made.running == 0
 
 
-def test_a_request_has_so_many_messages_and_tools() -> None:
+def test_the_messages_and_tools_of_a_request_are_limited() -> None:
     from agentrl.proxy.dialects.model_request import ModelRequest
 
     limits.check(ModelRequest(messages=[{}] * limits.MAX_MESSAGES, tools=[{}] * limits.MAX_TOOLS))

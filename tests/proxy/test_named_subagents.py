@@ -81,21 +81,21 @@ def test_a_session_that_was_opened_before_is_found_by_its_id_or_its_key(proxy):
         ("search", "nobody", 404, "session_not_found"),
     ],
 )
-def test_what_names_no_sub_agent_is_refused(proxy, name, parent, status, code):
+def test_an_invalid_sub_agent_name_is_refused(proxy, name, parent, status, code):
     parent = parent.replace("PARENT", proxy.session()["session_id"])
     with pytest.raises(openai.APIStatusError) as told:
         ask(proxy, name, parent)
     assert (told.value.status_code, told.value.code) == (status, code)
 
 
-def test_a_stranger_opens_nothing_under_a_session(proxy):
+def test_another_key_opens_no_sub_agent_of_a_session(proxy):
     parent, stranger = proxy.post("/groups").json()["sessions"]
     with pytest.raises(openai.APIStatusError) as told:
         ask(proxy, "search", parent["session_id"], key=stranger["api_key"])
     assert told.value.status_code == 403
 
 
-def test_it_ends_with_its_parent_and_has_its_outcome(proxy):
+def test_a_named_sub_agent_ends_with_its_parent_and_shares_its_outcome(proxy):
     parent = proxy.session()
     pid = parent["session_id"]
     ask(proxy, "", "", key=parent["api_key"])

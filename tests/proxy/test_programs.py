@@ -97,7 +97,7 @@ async def test_a_conversation_of_several_turns_extends_its_own_tokens(proxy: Any
     assert second[: len(first)] == first
 
 
-async def test_a_reward_for_no_call_of_it_fails_the_session(proxy: Any, client: AsyncClient) -> None:
+async def test_a_reward_for_an_unknown_call_fails_the_session(proxy: Any, client: AsyncClient) -> None:
     class Confused:
         async def run(self, data: Any, **extra: Any) -> dict[str, float]:
             return {"wrong id": 1.0}

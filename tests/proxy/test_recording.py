@@ -9,7 +9,7 @@ def run_config(run_config):
 
 
 @pytest.mark.parametrize(("asked", "got"), [({"temperature": 0.2}, 0.2), ({"temperature": 0}, 0.0), ({}, 1.0)])
-def test_its_programs_temperature_holds(proxy, asked, got):
+def test_a_recording_run_uses_the_programs_temperature(proxy, asked, got):
     session = proxy.post("/sessions").json()
     message = {"role": "user", "content": "ab"}
     proxy.sdk(session).chat.completions.create(model="test", messages=[message], **asked)

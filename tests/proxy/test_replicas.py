@@ -43,7 +43,7 @@ def test_raw_prompts_that_go_back_and_forth_are_one_path(proxy, second, kind):
     assert [call["parent_id"] for call in calls] == [None, *(call["id"] for call in calls[:-1])]
 
 
-def test_what_was_committed_in_between_is_read_once_and_alone(proxy, second, monkeypatch):
+def test_only_calls_committed_since_the_last_read_are_loaded(proxy, second, monkeypatch):
     session, load, loaded = proxy.session(), call_tree.load_tree, []
 
     def counting(*args: Any) -> Any:

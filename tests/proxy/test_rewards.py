@@ -80,7 +80,7 @@ def test_a_scope_that_does_not_fit_is_refused_by_name(proxy, fields, code):
     assert (answer.status_code, error["code"], error["param"]) == (422, code, "scope")
 
 
-def test_the_history_tells_every_value_its_name_and_its_giver(proxy):
+def test_the_reward_history_has_every_value_with_its_name_and_source(proxy):
     session = proxy.session()
     answer = chat(proxy, session, "ab")
     give(proxy, session, 0.1)
@@ -161,7 +161,7 @@ def test_no_route_takes_a_reward_beyond_the_bound(proxy):
     assert give(proxy, session, -1e6)["applied"]
 
 
-class TestOfTheWholeRun:
+class TestWithOwnRun:
     """States of groups, and leases."""
 
     @pytest.fixture
@@ -181,7 +181,7 @@ class TestOfTheWholeRun:
         assert give(proxy, group[0], 0.5)["applied"]  # until it is leased, a correction counts
         assert call_returns(proxy, group[0]) == [0.5]
 
-    def test_what_comes_after_the_lease_is_kept_and_not_applied(self, proxy):
+    def test_a_reward_after_the_lease_is_kept_and_not_applied(self, proxy):
         group = proxy.post("/groups").json()["sessions"]
         for session in group:
             chat(proxy, session, "ab")
@@ -194,7 +194,7 @@ class TestOfTheWholeRun:
         assert call_returns(proxy, group[0]) == [1.0]
         assert [r["applied"] for r in proxy.get(f"/sessions/{group[0]['session_id']}/rewards")] == [True, False]
 
-    def test_what_comes_after_the_rejection_is_kept_and_not_applied(self, proxy):
+    def test_a_reward_after_the_rejection_is_kept_and_not_applied(self, proxy):
         group = proxy.post("/groups").json()["sessions"]
         for session in group:
             proxy.http.delete(f"{proxy.url}/sessions/{session['session_id']}", headers=RUN)

@@ -65,7 +65,7 @@ def test_without_a_key_every_start_is_new_and_its_keys_cannot_be_guessed(proxy):
     assert not {key for _, key, _ in one["keys"]} & {key for _, key, _ in other["keys"]}
 
 
-def test_two_that_repeat_a_start_at_once_get_one_group(proxy, second):
+def test_concurrent_repeats_of_a_start_get_one_group(proxy, second):
     together = Barrier(6)
 
     def start(replica: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_two_that_repeat_a_start_at_once_get_one_group(proxy, second):
     assert (run["admitted"], run["running"], run["groups"]) == (1, 1, {"running": 1})
 
 
-def test_a_lost_reply_costs_nothing(proxy, monkeypatch):
+def test_a_start_repeated_after_a_lost_reply_takes_one_place(proxy, monkeypatch):
     """The proxy starts the session and answers; the answer never arrives; the client asks again."""
     lost: list[dict[str, Any]] = []
     with Client(proxy.url, "run-key", timeout_s=20) as client:

@@ -63,7 +63,7 @@ async def test_a_session_has_half_of_the_threads(threads):
     assert all(await asyncio.gather(*flood))
 
 
-async def test_what_waits_is_bounded_by_its_bytes(threads, monkeypatch):
+async def test_waiting_work_is_bounded_in_bytes(threads, monkeypatch):
     monkeypatch.setattr(heavy_work, "MOST_BYTES", 4 * LARGE)
     monkeypatch.setattr(heavy_work, "MOST_BYTES_OF_ONE", 3 * LARGE)
     go_on = threading.Event()
@@ -173,7 +173,7 @@ def test_large_bodies_are_decoded_while_others_are_served(proxy, monkeypatch):
         ("/completions", {"prompt": [5] * 5000}),
     ],
 )
-def test_what_no_context_can_hold_is_refused_before_it_is_rendered(proxy, monkeypatch, path, sent):
+def test_a_request_longer_than_the_context_is_refused_before_rendering(proxy, monkeypatch, path, sent):
     session = proxy.session()
 
     def never(*_):
@@ -200,7 +200,7 @@ def test_lengths_of_large_conversations_are_counted_while_others_are_served(prox
 
 
 @pytest.mark.parametrize("text", ["abcdefgh", "ab cd ef gh", " abc \n defgh \u2003 ", "a b c d e f g h"])
-def test_a_length_is_that_of_the_whole_text_however_it_is_cut(monkeypatch, text):
+def test_a_length_counted_in_pieces_is_that_of_the_whole_text(monkeypatch, text):
     monkeypatch.setattr(prompt_lengths, "PIECE", 3)
     fits, too_short = (SimpleNamespace(max_context=9, max_chars=most) for most in (8, 7))
     prompt_lengths._check_texts([text], fits, "prompt")

@@ -59,7 +59,7 @@ def _drip(url: str, key: str, path: str) -> bytes:
     return said
 
 
-class TestOfSlowBodies:
+class TestSlowBodies:
     @pytest.fixture
     def run_config(self, run_config: dict[str, Any]) -> dict[str, Any]:
         return run_config | {"proxy": LIMITED | {"body_timeout_s": 0.5}}
@@ -72,7 +72,7 @@ class TestOfSlowBodies:
         assert b"the body was not here after 0.5 s" in said
 
 
-def test_nothing_of_a_strangers_body_is_awaited(proxy: Any) -> None:
+def test_an_unauthenticated_request_is_refused_before_its_body(proxy: Any) -> None:
     for path in ("/groups", "/v1/chat/completions", "/sessions/x/reward", "/api/keys"):
         with proxy.http.stream("POST", proxy.url + path, content=_endless(), headers={"x-api-key": "wrong"}) as answer:
             assert answer.status_code == 401, path

@@ -38,7 +38,7 @@ def bearer(session: dict[str, Any]) -> dict[str, str]:
         ("/groups", "task", request_bounds.TASK_BYTES, {}),
     ],
 )
-def test_metadata_and_tasks_have_a_size(proxy: Any, path: str, body: str, most: int, headers: Any) -> None:
+def test_the_sizes_of_metadata_and_tasks_are_bounded(proxy: Any, path: str, body: str, most: int, headers: Any) -> None:
     name = body.rpartition(" ")[2]
     rest: dict[str, Any] = {"is_eval": True, "task": {}} if path == "/groups" else {}
     if body.startswith("child"):
@@ -65,13 +65,13 @@ def test_a_long_error_ends_its_session_and_its_beginning_is_kept(proxy: Any) -> 
     ("name", "most"),
     [("name", 100), ("source", 100), ("idempotency_key", 200), ("interaction_id", 200), ("scope", 100)],
 )
-def test_what_a_reward_names_has_a_length(proxy: Any, name: str, most: int) -> None:
+def test_names_in_a_reward_are_bounded(proxy: Any, name: str, most: int) -> None:
     session = proxy.session()
     refused = proxy.post(f"/sessions/{session['session_id']}/reward", {"value": 1, name: "x" * (most + 1)})
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, name)
 
 
-def test_keys_and_names_in_headers_have_a_length(proxy: Any) -> None:
+def test_keys_and_names_in_headers_are_bounded(proxy: Any) -> None:
     session = proxy.session()
     long = "x" * 201
     parent = {"x-parent-session-id": session["session_id"], "X-Session-ID": long}
@@ -85,7 +85,7 @@ def test_keys_and_names_in_headers_have_a_length(proxy: Any) -> None:
         assert proxy.post(path, body, headers=RUN | headers).status_code in (400, 422), path
 
 
-def test_a_session_has_so_many_rewards(proxy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_rewards_of_a_session_is_bounded(proxy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards, "MAX_REWARDS", 2)
     path = f"/sessions/{proxy.session()['session_id']}/reward"
     for key in ("a", "b"):
@@ -102,21 +102,21 @@ def test_a_session_has_so_many_rewards(proxy: Any, monkeypatch: pytest.MonkeyPat
         ("/responses", {"input": "ab", "user": "x" * 300_000}, "response"),
     ],
 )
-def test_the_parameters_of_a_call_have_a_size(proxy: Any, path: str, body: Any, param: str) -> None:
+def test_the_size_of_the_parameters_of_a_call_is_bounded(proxy: Any, path: str, body: Any, param: str) -> None:
     session = proxy.session()
     refused = proxy.post(f"/sessions/{session['session_id']}/v1{path}", body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_parameter")
     assert proxy.database.query(_rows, interactions_table) == []
 
 
-def test_what_a_refusal_names_is_kept_in_part(proxy: Any) -> None:
+def test_long_names_in_a_stored_refusal_are_truncated(proxy: Any) -> None:
     session = proxy.session()
     proxy.post("/v1/chat/completions", {"messages": HELLO, "x" * 300_000: 1}, headers=bearer(session))
     (refusal,) = proxy.get(f"/sessions/{session['session_id']}/refusals")
     assert len(orjson.dumps(refusal)) < 2000
 
 
-def test_an_engine_s_error_is_kept_in_part(proxy: Any) -> None:
+def test_a_long_engine_error_is_truncated(proxy: Any) -> None:
     from agentrl.store import fleet
 
     url = proxy.engine.url
@@ -133,7 +133,7 @@ def _rows(conn: Connection, table: Any) -> list[Any]:
 ODD = ["9" * 5000, "-1", "1e999", "nan", "\u0663", "%00", "x" * 5000, "0x1F", "1" * 19, ""]
 
 
-def test_no_number_or_id_in_an_address_is_the_proxys_fault(proxy: Any) -> None:
+def test_odd_numbers_and_ids_in_addresses_are_client_errors(proxy: Any) -> None:
     """Every path parameter and every query parameter of every route, with what breaks `int`, or a database's column."""
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("fine"))

@@ -175,7 +175,7 @@ def test_a_bad_choice_of_key_is_refused(proxy, key, status):
     assert refused.json()["error"]["param"] == "api_key"
 
 
-def test_short_keys_are_taken_and_an_empty_one_is_none(proxy):
+def test_a_short_key_is_accepted_and_an_empty_key_is_absent(proxy):
     assert start(proxy, api_key="k")["api_key"] == "k"
     assert len(start(proxy, api_key="")["api_key"]) > 30
 
@@ -190,7 +190,7 @@ def test_fields_that_are_not_known_are_ignored(proxy):
     assert len(export(proxy, session, node="a")) == 1
 
 
-def test_every_route_wants_its_power(proxy):
+def test_every_route_refuses_a_key_of_lower_power(proxy):
     session = start(proxy)
     ask(proxy, session)
     bodies = {
@@ -272,7 +272,7 @@ def test_a_call_that_is_not_to_be_stored_is_kept_out(proxy):
         assert list(run_audit.scan(conn, proxy.run_id)) == []
 
 
-def test_elsewhere_store_false_changes_nothing(proxy):
+def test_outside_of_areals_routes_store_false_has_no_effect(proxy):
     """Many SDKs send it with every call."""
     session = start(proxy)
     sdk = openai.OpenAI(base_url=proxy.url + "/v1", api_key=session["api_key"], max_retries=0)
@@ -297,7 +297,7 @@ def test_rewards_turn_by_turn_add_up_and_a_failed_call_gets_none(proxy):
     assert [item["reward"] for item in lists(proxy, session, style="concat").values()] == [1.5]
 
 
-def test_ending_twice_and_late_rewards(proxy):
+def test_an_end_can_be_repeated_and_a_late_reward_is_not_applied(proxy):
     session = start(proxy)
     ask(proxy, session)
     assert end(proxy, session).json() == end(proxy, session).json()
@@ -385,20 +385,20 @@ def test_an_export_that_removes_nothing_leaves_sessions_open(proxy):
     assert proxy.get(f"/sessions/{session['session_id']}")["status"] == "open"
 
 
-def test_a_session_that_made_no_call(proxy):
+def test_a_session_without_calls_has_an_empty_export(proxy):
     session = start(proxy)
     assert end(proxy, session).json() == {"message": "success", "interaction_count": 0}
     assert export(proxy, session) == export(proxy, session, style="concat") == {}
 
 
-class TestOfTheWholeRun:
+class TestWithOwnRun:
     """Admission, and rows of the whole store."""
 
     @pytest.fixture
     def proxy(self, own_proxy):
         return own_proxy
 
-    def test_an_episode_as_areals_runner_plays_it(self, proxy):
+    def test_an_episode_follows_areals_runner(self, proxy):
         """grant, start, agent, reward, end, export."""
         assert proxy.http.post(f"{proxy.url}/grant_capacity", headers=ADMIN).json() == {"capacity": 4}
         session = start(proxy)
@@ -430,7 +430,7 @@ class TestOfTheWholeRun:
         assert arrays["rewards"].tolist() == [1.0]
         assert {t["type"] for t in item["tensor_dict"].values()} == {"tensor"}
 
-    def test_admission_decides_and_nothing_is_granted(self, proxy):
+    def test_grant_capacity_reports_the_capacity_of_admission(self, proxy):
         """AReaL's permits live in one process and know no staleness; here they are what admission says, everywhere."""
         for left in (4, 3, 2, 1):
             assert proxy.post("/grant_capacity", headers=ADMIN).json() == {"capacity": left}
@@ -450,7 +450,7 @@ class TestOfTheWholeRun:
         assert start(second, headers=ADMIN | {"Idempotency-Key": "twice"}) == issued
         assert proxy.get("/api/run")["admitted"] == 2
 
-    def test_of_starts_with_one_key_at_once_one_session_is_left(self, proxy, second):
+    def test_concurrent_starts_with_one_key_leave_one_open_session(self, proxy, second):
         answers = []
 
         def go(replica):
@@ -467,7 +467,7 @@ class TestOfTheWholeRun:
         rows = proxy.database.query(lambda conn: conn.execute(select(sessions.c.status)).scalars().all())
         assert (rows.count("open"), len(rows)) == (1, answers.count(200))
 
-    def test_a_group_of_sessions_as_areals_inference_service_has_it(self, proxy, second):
+    def test_a_group_of_sessions_follows_areals_inference_service(self, proxy, second):
         """start with group_size, rewards, one export of all, which ends them: one group here, compared with itself."""
         body = {"task_id": "12", "group_size": 3}
         answer = proxy.post("/rl/start_session", body, headers=ADMIN)
@@ -497,7 +497,7 @@ class TestOfTheWholeRun:
         other = proxy.post("/export_trajectories", body | {"trajectory_id": 1}, headers=ADMIN)
         assert other.json()["interactions"] == {}
 
-    def test_what_it_recorded_is_trained_like_any_other_session(self, proxy):
+    def test_a_recorded_session_becomes_a_trajectory(self, proxy):
         session = start(proxy, "task-9")
         two_turns(proxy, session)
         reward(proxy, session, 0.5)

@@ -27,7 +27,7 @@ def sent(request: dict[str, Any]) -> Any:
     return request["sampling_params"]["sampling_seed"]
 
 
-def test_a_seed_is_of_the_run_the_place_the_prompt_and_its_number(proxy) -> None:
+def test_a_seed_depends_on_the_run_the_place_the_prompt_and_its_number(proxy) -> None:
     first, other = proxy.post("/groups").json()["sessions"]
     for session in (first, first, other):
         proxy.sdk(session).chat.completions.create(model="test", messages=ASKED)

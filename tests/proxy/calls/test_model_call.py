@@ -35,7 +35,7 @@ def ask(proxy: Any, session: dict[str, Any], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_could_neither_be_committed_nor_failed(proxy, monkeypatch, until, stream):
+def test_a_call_that_can_be_neither_committed_nor_failed_becomes_lost(proxy, monkeypatch, until, stream):
     session = proxy.session()
     fail = running_calls.fail
     with monkeypatch.context() as outage:
@@ -47,7 +47,7 @@ def test_a_call_that_could_neither_be_committed_nor_failed(proxy, monkeypatch, u
         until(lambda: [call["status"] for call in proxy.calls(session)] == ["lost"])
 
 
-def test_a_call_whose_start_is_in_doubt(proxy, monkeypatch, until):
+def test_a_call_with_an_unknown_start_is_not_sampled(proxy, monkeypatch, until):
     session = proxy.session()
     write = RunStore.write
 
@@ -66,7 +66,7 @@ def test_a_call_whose_start_is_in_doubt(proxy, monkeypatch, until):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_meets_a_fault_of_ours(proxy, monkeypatch, caplog, stream):
+def test_an_internal_error_fails_the_call_and_is_logged(proxy, monkeypatch, caplog, stream):
     """It is told and recorded, and logged with its traceback."""
 
     def broken(*_: Any) -> Any:
@@ -85,7 +85,7 @@ class TestWithoutGrace:
     def run_config(self, run_config):
         return run_config | {"proxy": {"retry_grace_s": 0}}
 
-    def test_a_call_whose_abort_could_not_be_recorded(self, proxy, monkeypatch, until):
+    def test_a_call_with_an_unrecorded_abort_becomes_lost(self, proxy, monkeypatch, until):
         session = proxy.session()
         proxy.engine.enqueue(Reply(proxy.says("hello"), hold_after=1))
         with ask(proxy, session, stream=True) as stream, monkeypatch.context() as outage:

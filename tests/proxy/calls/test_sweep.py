@@ -203,7 +203,7 @@ async def test_a_running_call_keeps_its_session_until_its_replica_is_silent(repl
     assert statuses(replica, [alone]) == {"abandoned"}
 
 
-async def test_a_call_that_nobody_answers_for_any_more_is_closed(replica, clock):
+async def test_a_call_that_its_replica_no_longer_serves_becomes_lost(replica, clock):
     """How it ended could not be stored: while its replica lives, nobody else would find it."""
     (session_id, *_), uptime = start(replica, owner=None), Uptime(TIMEOUT_S / 4)
     forgotten, served, others = (running_call(replica, session_id, by) for by in ("me", "me", "other"))
@@ -216,7 +216,7 @@ async def test_a_call_that_nobody_answers_for_any_more_is_closed(replica, clock)
     assert [call_status(replica, call) for call in (forgotten, served, others)] == ["lost", "running", "running"]
 
 
-async def test_a_replica_that_could_not_be_heard_is_not_buried(replica, clock):
+async def test_a_replica_is_not_dead_before_it_could_be_heard(replica, clock):
     (session_id, *_), uptime = start(replica, owner=None), Uptime(TIMEOUT_S / 4)
     replica.database.transact(heartbeats.beat, replica.run_id, "proxy", "other")
     call = running_call(replica, session_id, "other")
@@ -240,7 +240,7 @@ async def test_the_calls_of_another_run_are_not_touched(replica, clock):
     assert replica.database.transact(running_calls.declare_lost, replica.run_id, "me") == 1
 
 
-async def test_one_bad_session_does_not_keep_the_others_from_their_end(replica, clock, monkeypatch, caplog):
+async def test_one_bad_session_does_not_stop_the_sweep(replica, clock, monkeypatch, caplog):
     ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
     look = liveness.check_due_session
 
@@ -258,9 +258,7 @@ async def test_one_bad_session_does_not_keep_the_others_from_their_end(replica, 
 
 
 @pytest.mark.parametrize("failure", [RecursionError("too deep"), KeyError("x"), RequestError(404, "no", code="no")])
-async def test_whatever_one_session_fails_with_is_its_own_recorded_and_tried_again_later(
-    replica, clock, monkeypatch, caplog, failure
-):
+async def test_any_failure_of_one_session_is_recorded_and_retried_later(replica, clock, monkeypatch, caplog, failure):
     ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
     look, looked = liveness.check_due_session, []
 

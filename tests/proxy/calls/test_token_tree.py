@@ -95,7 +95,7 @@ def test_a_call_branches_where_others_go_on_with_another_prompt(parent, delta, e
     assert FAMILY.branches_at(parent, delta) is expected
 
 
-def test_below_a_call_are_those_that_go_on_from_it_and_from_those():
+def test_the_descendants_of_a_call_are_found():
     assert FAMILY.below(ROOT) == {"left", "right", "leaf"}
     assert FAMILY.below(LEFT) == {"leaf"}
     assert FAMILY.below(LEAF) == set()
@@ -152,7 +152,7 @@ def test_a_raw_prompt_extends_the_longest_call_that_begins_it(made, data):
         assert found is None or decode(sequence(found[0])) == text[: found[1]]
 
 
-def test_texts_that_clients_drop_are_put_back_along_the_path():
+def test_texts_that_clients_drop_are_restored_along_the_path():
     tool_call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     ask, call, result, again = (
         {"role": "user", "content": "add"},
@@ -198,7 +198,7 @@ def cache(store: Store) -> TreeCache:
     return TreeCache(store.load, capacity=2)
 
 
-async def test_a_tree_is_loaded_once_and_a_fresh_one_brings_what_was_added(store, cache):
+async def test_a_tree_is_loaded_once_and_refreshed_with_new_calls(store, cache):
     first, second = node("1"), node("2")
     store.committed["s"] = [first]
     assert (await cache.get("s")).by_id == {"1": first}
@@ -208,7 +208,7 @@ async def test_a_tree_is_loaded_once_and_a_fresh_one_brings_what_was_added(store
     assert store.asked == [("s", 0, []), ("s", 1, ["1"])]
 
 
-async def test_what_is_committed_here_needs_no_store(store, cache):
+async def test_calls_committed_by_this_replica_are_not_loaded(store, cache):
     cache.plant("s")
     first, third = node("1"), node("3")
     cache.commit("s", 1, first)
@@ -231,7 +231,7 @@ async def test_a_commit_behind_a_gap_comes_with_the_next_fresh_tree(store, cache
     assert (await cache.get("unknown")).by_id == {}
 
 
-async def test_what_is_committed_while_a_tree_is_loaded_stays_as_it_is(store, cache):
+async def test_a_commit_during_a_load_is_not_replaced(store, cache):
     cache.plant("s")
     here, again, next_one = node("1"), node("1"), node("2")
     store.committed["s"] = [again]
@@ -247,7 +247,7 @@ async def test_what_is_committed_while_a_tree_is_loaded_stays_as_it_is(store, ca
     assert list(found.by_id) == ["1", "2"]
 
 
-async def test_the_trees_used_last_are_kept(store, cache):
+async def test_the_least_recently_used_tree_is_evicted(store, cache):
     for session in ("a", "b"):
         await cache.get(session)
     await cache.get("a")

@@ -153,7 +153,7 @@ async def test_base_weights_need_no_adapter(pool: EnginePool, fakes: list[FakeEn
     assert [fake.calls for fake in fakes] == [[], []]
 
 
-async def test_nothing_is_paused_and_calls_end_with_what_they_began_with(
+async def test_a_publish_pauses_no_engine_and_calls_keep_their_adapter(
     make: Callable[..., EnginePool], fakes: list[FakeEngine], store: Store
 ) -> None:
     pool = make(fakes[0])
@@ -188,7 +188,7 @@ async def test_another_replica_follows_once_the_run_has_moved(
     assert paths(fakes[0]) == ["/load_lora_adapter"] * 2
 
 
-async def test_one_that_was_restarted_gets_the_adapter_before_it_serves(
+async def test_a_restarted_engine_gets_the_adapter_before_it_serves(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     await publish(pool, store, 3)
@@ -202,7 +202,7 @@ async def test_one_that_was_restarted_gets_the_adapter_before_it_serves(
     assert list(fakes[0].adapters) == ["v3-step"]
 
 
-async def test_one_that_is_back_before_anybody_looked_samples_nothing(
+async def test_a_restart_between_two_probes_samples_nothing(
     make: Callable[..., EnginePool], fakes: list[FakeEngine], store: Store
 ) -> None:
     pool = make(fakes[0])
@@ -219,7 +219,7 @@ async def test_one_that_is_back_before_anybody_looked_samples_nothing(
     assert spans(await asking) == [(3, 0, 4)]
 
 
-async def test_what_a_dead_engine_sampled_is_kept_also_when_the_run_has_moved_since(
+async def test_tokens_of_a_dead_engine_are_kept_after_a_publish(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     """Each part of the answer is of the adapter that it named."""
@@ -250,7 +250,7 @@ async def test_an_engine_that_refuses_an_adapter_keeps_the_one_it_has(
     assert spans(await answer(pool)) == [(1, 0, 4)]
 
 
-async def test_one_that_cannot_follow_serves_nobody_until_it_does(
+async def test_an_engine_that_cannot_load_the_adapter_serves_after_it_can(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     await publish(pool, store, 1)
@@ -274,7 +274,7 @@ async def test_an_engine_without_room_for_adapters_says_so(
     assert "--enable-lora" in (pool.engines[0].error or "")
 
 
-async def test_two_replicas_that_load_at_once_disturb_nobody(
+async def test_two_replicas_can_load_an_adapter_at_once(
     make: Callable[..., EnginePool], fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one is told that the name is taken; it must not unload what it finds."""
@@ -303,7 +303,7 @@ async def test_whole_weights_of_another_run_give_way_to_the_base_first(
     assert spans(await answer(pool)) == [(3, 0, 4)]
 
 
-async def test_one_that_was_left_paused_goes_on_with_the_adapter(
+async def test_an_engine_left_paused_continues_with_the_adapter(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     await publish(pool, store, 1)
@@ -317,7 +317,7 @@ async def test_one_that_was_left_paused_goes_on_with_the_adapter(
     assert not fakes[0].paused
 
 
-async def test_another_replicas_turn_does_not_keep_an_adapter_away(
+async def test_an_adapter_is_loaded_while_another_replica_claims_the_engine(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     """Nothing is changed that both could change."""
@@ -329,7 +329,7 @@ async def test_another_replicas_turn_does_not_keep_an_adapter_away(
     assert spans(await answer(pool)) == [(2, 0, 4)]
 
 
-async def test_a_publish_over_weights_that_somebody_else_changes_waits(
+async def test_a_publish_waits_while_another_replica_changes_the_weights(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.claimed = {fakes[0].url: "other"}
@@ -375,14 +375,16 @@ async def test_an_adapter_is_unloaded_once_no_call_can_use_it(
     assert spans(await answer(pool)) == [(3, 0, 4)]
 
 
-async def test_replicas_have_time_to_notice(pool: EnginePool, fakes: list[FakeEngine], store: Store) -> None:
+async def test_an_older_adapter_stays_loaded_for_a_grace_period(
+    pool: EnginePool, fakes: list[FakeEngine], store: Store
+) -> None:
     await publish(pool, store, 1)
     await publish(pool, store, 2)
     assert await loaded_after_probes(pool, fakes[0]) == ["v1-step", "v2-step"]
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_restarted_replica_unloads_what_its_predecessor_left_and_no_strangers_adapters(
+async def test_a_restarted_replica_unloads_only_its_predecessors_adapters(
     make: Callable[..., EnginePool], fakes: list[FakeEngine], store: Store, tmp_path: Path
 ) -> None:
     pool = make(fakes[0])
@@ -481,7 +483,7 @@ def test_an_adapter_that_was_exchanged_is_not_loaded(proxy: Any, tmp_path: Path)
     assert proxy.get("/api/engines")[0]["state"] == "serving"
 
 
-def test_why_no_engine_took_it_is_told(proxy: Any, tmp_path: Path) -> None:
+def test_a_publish_that_no_engine_took_names_the_reason(proxy: Any, tmp_path: Path) -> None:
     folder = tmp_path / "v1-s"
     add_version(proxy.database, proxy.run_id, 1, folder, write(folder, 1.0))
     proxy.engine.fail_next_update = "the disk is away"

@@ -100,7 +100,7 @@ async def test_one_failed_call_takes_a_dead_engine_from_every_replica_at_its_nex
     assert set(replicas.states(url)) == {"serving"}
 
 
-async def test_many_calls_that_fail_together_are_told_in_one_write(replicas, engines):
+async def test_calls_that_fail_together_are_reported_in_one_write(replicas, engines):
     (url, *_) = await all_serve(replicas, NAMES, engines[:2])
     caller = not_watching(replicas, url)[0]
     engines[0].stop()
@@ -109,7 +109,7 @@ async def test_many_calls_that_fail_together_are_told_in_one_write(replicas, eng
     assert (replicas.row(url).state, replicas.row(url).changes) == ("dead", before + 1)
 
 
-async def test_calls_of_several_replicas_that_fail_together_are_told_once(replicas, engines):
+async def test_calls_of_several_replicas_that_fail_together_are_reported_once(replicas, engines):
     (url, *_) = await all_serve(replicas, NAMES, engines[:2])
     engines[0].stop()
     before = replicas.row(url).changes
@@ -173,7 +173,7 @@ async def test_a_replica_that_is_outvoted_again_is_quiet_for_longer(replicas, en
     assert quiet == [engine_reports.QUIET_S * factor for factor in (1, 2, 4)]
 
 
-async def test_a_replica_whose_contradictor_is_gone_is_heard_again(replicas, engines):
+async def test_an_outvoted_replica_is_heard_again_when_the_other_is_gone(replicas, engines):
     (url, *_) = await all_serve(replicas, ["a", "b"], engines[:2])
     replicas.cuts["a"].add(url)
     await replicas.round("a")
@@ -254,7 +254,7 @@ async def test_an_engine_that_another_replica_updates_is_not_probed(replicas, en
 
 
 @pytest.mark.parametrize("change", ["claim", "release"])
-async def test_a_claim_that_another_replica_has_does_not_make_an_old_observation_new(replicas, engines, change):
+async def test_a_claim_of_another_replica_does_not_refresh_an_old_observation(replicas, engines, change):
     (url, *_) = await all_serve(replicas, ["a", "b"], engines[:1])
     other = replicas.pools["b"]
     engine = replicas.engine("b", url)

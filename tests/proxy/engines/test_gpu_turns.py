@@ -285,7 +285,7 @@ def test_no_turn_begins_while_an_engine_starts(proxy, epoch):
     assert release(proxy, epoch).status_code == 200
 
 
-def test_an_engine_that_is_not_idle_goes_on_until_it_is(proxy, epoch, monkeypatch, beside, until):
+def test_a_release_waits_until_the_engine_is_idle(proxy, epoch, monkeypatch, beside, until):
     """A grammar that is being compiled keeps SGLang from being idle; a release would kill it."""
     session, answer = half_answered(proxy, beside, until)
     flush, busy = EngineClient.flush_cache, [True]
@@ -384,7 +384,7 @@ def test_a_call_that_waits_too_long_gets_the_error_of_engines_that_are_away(prox
         ("reload", {"epoch": 1, "x": 1}, 422),
     ],
 )
-def test_bodies_are_bounded(proxy, path, body, status):
+def test_invalid_bodies_are_refused(proxy, path, body, status):
     answer = proxy.post(f"/api/engines/{path}", body, headers=ADMIN)
     assert answer.status_code in (status, 400), answer.text
     assert proxy.post(f"/api/engines/{path}", {"epoch": 1}).status_code == 403

@@ -70,21 +70,23 @@ async def test_whole_answers_come_in_few_events(alone: EnginePool, fakes: list[F
     assert "stream_interval" not in PARAMS
 
 
-async def test_what_a_dead_engine_sampled_is_kept(alone: EnginePool, fakes: list[FakeEngine]) -> None:
+async def test_tokens_of_a_dead_engine_are_kept(alone: EnginePool, fakes: list[FakeEngine]) -> None:
     fakes[0].enqueue(Reply([5, 6, 7, 8], drop_after=2), [7, 8, 2])
     sampled = await answer(alone)
     assert (sampled.output_ids, spans(sampled)) == ([5, 6, 7, 8, 2], [(0, 0, 5)])
     assert fakes[0].requests[1]["sampling_params"]["max_new_tokens"] == 8
 
 
-async def test_who_died_behind_the_last_token_has_finished(alone: EnginePool, fakes: list[FakeEngine]) -> None:
+async def test_an_answer_whose_engine_died_after_the_last_token_is_complete(
+    alone: EnginePool, fakes: list[FakeEngine]
+) -> None:
     fakes[0].enqueue(Reply([5, 2], drop_after=2))
     sampled = await answer(alone)
     assert (sampled.output_ids, sampled.finish_reason, spans(sampled)) == ([5, 2], "stop", [(0, 0, 2)])
     assert len(fakes[0].requests) == 1
 
 
-async def test_versions_are_not_guessed_where_weights_changed_before_the_death(
+async def test_an_answer_is_interrupted_if_weights_changed_before_the_engine_died(
     alone: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     """What was sent after the update may have been sampled before it."""
@@ -98,7 +100,7 @@ async def test_versions_are_not_guessed_where_weights_changed_before_the_death(
         await asking
 
 
-async def test_nor_where_the_engine_may_have_been_away_and_come_back(
+async def test_an_answer_is_interrupted_if_a_newer_version_was_rolled_back(
     alone: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     store.was_undone = True
@@ -108,7 +110,7 @@ async def test_nor_where_the_engine_may_have_been_away_and_come_back(
 
 
 @pytest.mark.parametrize("label", [0, "default"])
-async def test_an_engine_that_is_back_before_anybody_looked_samples_nothing(
+async def test_a_restart_between_two_probes_samples_nothing(
     make: Callable[..., EnginePool], fakes: list[FakeEngine], store: Store, label: int | str
 ) -> None:
     store.version = 3

@@ -23,7 +23,7 @@ from agentrl.testing import FakeEngine
 from .pool_setup import Store, eventually, soon, states
 
 
-async def test_a_session_stays_on_its_engine_and_new_ones_go_where_least_runs(pool: EnginePool) -> None:
+async def test_a_session_stays_on_its_engine_and_a_new_one_gets_the_least_loaded(pool: EnginePool) -> None:
     home = await pool.acquire("a", soon())
     assert [await pool.acquire("a", soon()) for _ in range(5)] == [home] * 5
     (other,) = (engine for engine in pool.engines if engine is not home)
@@ -77,7 +77,7 @@ async def test_an_engine_that_is_updated_holds_calls_when_no_other_serves(pool: 
         await pool.acquire("a", time.monotonic() + 0.01)
 
 
-async def test_who_waits_is_woken(pool: EnginePool) -> None:
+async def test_waiting_calls_continue_when_an_engine_serves(pool: EnginePool) -> None:
     for engine in pool.engines:
         await pool.reports.set_state(engine, EngineState.DEAD)
     waiting = [asyncio.create_task(pool.acquire(f"s{n}", soon())) for n in range(4)]
@@ -86,7 +86,7 @@ async def test_who_waits_is_woken(pool: EnginePool) -> None:
     assert await asyncio.gather(*waiting) == [pool.engines[1]] * 4
 
 
-async def test_a_drained_engine_gets_nothing_new(pool: EnginePool, store: Store) -> None:
+async def test_a_drained_engine_gets_no_new_calls(pool: EnginePool, store: Store) -> None:
     home = await pool.acquire("a", soon())
     store.drain(home.url)
     await pool.read_fleet()
@@ -102,7 +102,7 @@ async def test_a_drained_engine_gets_nothing_new(pool: EnginePool, store: Store)
     await waiting
 
 
-async def test_one_that_was_restarted_serves_after_it_loaded_the_current_version(
+async def test_a_restarted_engine_serves_after_it_loaded_the_current_version(
     watched: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     store.version = 3
@@ -117,7 +117,7 @@ async def test_one_that_was_restarted_serves_after_it_loaded_the_current_version
     assert [str(fake.version) for fake in fakes] == ["3", "3"]
 
 
-async def test_the_run_moves_on_while_an_engine_comes_back(
+async def test_a_returning_engine_loads_the_version_that_was_published_meanwhile(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.version = 3
@@ -137,7 +137,7 @@ async def test_the_run_moves_on_while_an_engine_comes_back(
     assert fakes[0].version == "4"
 
 
-async def test_one_engine_that_hangs_delays_nobody(
+async def test_a_hanging_engine_does_not_delay_the_others(
     make: Callable[..., EnginePool], fakes: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,7 +160,7 @@ async def test_one_engine_that_hangs_delays_nobody(
     server.close()
 
 
-async def test_an_engine_that_falls_silent_is_dead_after_some_probes_and_its_calls_end(
+async def test_a_silent_engine_is_dead_after_some_probes_and_its_calls_end(
     pool: EnginePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = pool.engines[0]
@@ -180,7 +180,7 @@ async def test_an_engine_that_falls_silent_is_dead_after_some_probes_and_its_cal
     assert hung_up == [EngineState.SERVING]
 
 
-async def test_what_a_replica_saw_before_an_update_does_not_replace_the_update(
+async def test_an_observation_from_before_an_update_does_not_replace_the_update(
     pool: EnginePool,
     fakes: list[FakeEngine],
     store: Store,

@@ -331,7 +331,7 @@ def fleet_of(serving: int, dead: int = 0, released: int = 0) -> list[Engine]:
         (fleet_of(0, released=9), 4, 4),  # none serves
     ],
 )
-def test_how_many_are_updated_at_once(engines, limit, expected):
+def test_the_number_of_engines_updated_at_once_is_bounded(engines, limit, expected):
     assert publishing.at_once(engines, BY_FOLDER, limit) == expected
 
 

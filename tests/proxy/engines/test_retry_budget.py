@@ -15,11 +15,11 @@ def taken(budget: RetryBudget, now: float, under_way: int = 0) -> int:
     return count
 
 
-def test_some_are_always_allowed() -> None:
+def test_a_minimum_of_retries_is_always_allowed() -> None:
     assert taken(RetryBudget(), T) == FLOOR
 
 
-def test_a_share_of_the_calls_and_one_for_each_under_way() -> None:
+def test_the_budget_is_a_share_of_the_calls_and_one_for_each_under_way() -> None:
     budget = RetryBudget()
     for _ in range(1000):
         budget.call(T)
@@ -27,14 +27,14 @@ def test_a_share_of_the_calls_and_one_for_each_under_way() -> None:
     assert not budget.take(T + WINDOW_S - 1, 50)
 
 
-def test_what_was_spent_counts_for_a_window_after_its_own() -> None:
+def test_retries_count_in_their_window_and_the_next() -> None:
     budget = RetryBudget()
     taken(budget, T)
     assert not budget.take(T + WINDOW_S, 0)
     assert taken(budget, T + 2 * WINDOW_S, 0) == FLOOR
 
 
-def test_a_long_silence_forgets_everything() -> None:
+def test_the_budget_is_reset_after_a_long_silence() -> None:
     budget = RetryBudget()
     for _ in range(1000):
         budget.call(T)

@@ -93,7 +93,7 @@ def test_an_engine_takes_all_buckets_and_has_the_version_with_the_last(
 
 
 @pytest.mark.parametrize("transport", BY)
-def test_one_that_cannot_take_them_reads_the_folder(proxy: Any, tmp_path: Path, transport: str) -> None:
+def test_an_engine_that_cannot_load_the_tensors_reads_the_folder(proxy: Any, tmp_path: Path, transport: str) -> None:
     proxy.engine.fail_next_update = "no such tensor"
     answer = publish(proxy, tmp_path, transfer=offer(transport, proxy.engine.url)).json()
     assert answer["transport"] == {proxy.engine.url: "disk"}
@@ -104,14 +104,14 @@ def test_one_that_cannot_take_them_reads_the_folder(proxy: Any, tmp_path: Path, 
     assert again["transport"] == {proxy.engine.url: transport}
 
 
-def test_an_update_that_somebody_left_open_is_closed(proxy: Any, tmp_path: Path) -> None:
+def test_an_unfinished_update_is_closed(proxy: Any, tmp_path: Path) -> None:
     proxy.engine.updating = True
     assert publish(proxy, tmp_path, transfer=offer("tensor", proxy.engine.url)).status_code == 200
     assert not proxy.engine.updating
 
 
 @pytest.mark.parametrize("digests", [{"a": "2"}, {}])
-def test_a_payload_is_sent_once_whatever_becomes_of_it(proxy: Any, tmp_path: Path, digests: Json) -> None:
+def test_a_payload_is_sent_once_even_if_the_publish_is_repeated(proxy: Any, tmp_path: Path, digests: Json) -> None:
     """The whole publish is repeated, as a client between would; the engine took the payloads, and may not have."""
     proxy.engine.digests = {"a": "1"}
     if not digests:
@@ -172,7 +172,7 @@ def test_an_offer_that_makes_no_sense_is_refused(proxy: Any, tmp_path: Path, wro
         TypeAdapter(Transfer).validate_python(offer("distributed", "http://e") | wrong)
 
 
-async def test_of_an_engine_of_several_ranks_nothing_is_compared(fake_engine: FakeEngine) -> None:
+async def test_without_digests_nothing_is_compared(fake_engine: FakeEngine) -> None:
     async with aiohttp.ClientSession() as http:
         client = EngineClient(fake_engine.url, http)
         fake_engine.digests = {"a": "1"}

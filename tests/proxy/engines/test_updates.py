@@ -66,7 +66,7 @@ async def test_an_engine_that_was_left_paused_is_repaired(
     assert store.claimed == {}
 
 
-async def test_what_was_left_with_the_label_of_an_unfinished_publish_gets_the_runs_version(
+async def test_an_engine_left_by_an_unfinished_publish_gets_the_runs_version(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     """It may have been left because it has other weights than the label says."""
@@ -93,7 +93,7 @@ async def test_an_engine_that_starts_or_was_paused_by_hand_is_left_alone(
     assert (fakes[0].version, fakes[0].paused) == ("3", False)
 
 
-async def test_what_another_replica_has_just_done_is_not_done_again(
+async def test_an_update_that_another_replica_has_just_finished_is_not_repeated(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was paused when it was asked, and is at work again when it is ours to change."""
@@ -127,7 +127,7 @@ async def test_a_publish_waits_for_a_replica_that_updates_the_engine(
         await pool.load(pool.engines[0], 2)
 
 
-async def test_a_claim_that_cannot_be_released_is_when_the_store_answers_again(
+async def test_a_claim_is_released_when_the_store_answers_again(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine serves meanwhile, and a watch that is cancelled just then ends."""
@@ -152,7 +152,7 @@ async def test_a_claim_that_cannot_be_released_is_when_the_store_answers_again(
     assert fakes[0].url not in store.claimed
 
 
-async def test_an_engine_that_does_not_go_on_was_not_updated(
+async def test_an_engine_that_does_not_continue_was_not_updated(
     pool: EnginePool, fakes: list[FakeEngine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -162,7 +162,7 @@ async def test_an_engine_that_does_not_go_on_was_not_updated(
     assert (fakes[0].paused, store.claimed) == (True, {fakes[0].url: ""})
 
 
-async def test_a_dead_engine_is_not_waited_for_because_a_dead_replica_has_it(
+async def test_a_publish_does_not_wait_for_a_dead_engine_that_is_claimed(
     pool: EnginePool, fakes: list[FakeEngine], store: Store
 ) -> None:
     store.claimed[fakes[0].url] = "gone"
@@ -223,7 +223,7 @@ async def test_an_update_that_takes_too_long_has_failed(
     assert not fakes[0].paused
 
 
-async def test_going_back_keeps_no_cache(pool: EnginePool, fakes: list[FakeEngine]) -> None:
+async def test_loading_an_older_version_flushes_the_cache(pool: EnginePool, fakes: list[FakeEngine]) -> None:
     """Of what is cached for the older version newer weights may have computed a part."""
     pool.updates.pause_mode, pool.updates.keeps_cache = "in_place", True
     for version in (1, 3, 2):

@@ -60,7 +60,7 @@ def test_calls_are_counted_by_dialect_and_status(proxy, until):
     assert found["agentrl_streams_open"] == 0
 
 
-def test_what_is_under_way_is_seen(proxy, fake_engine, until):
+def test_calls_under_way_are_shown(proxy, fake_engine, until):
     fake_engine.enqueue(Reply([5, 6, 7, 2], hold_after=1))
     body = {"messages": MESSAGES, "stream": True}
     asking = threading.Thread(target=ask, args=(proxy, "/v1/chat/completions", body))
@@ -76,7 +76,7 @@ def test_what_is_under_way_is_seen(proxy, fake_engine, until):
     assert numbers(proxy)[f'agentrl_engine_calls{{engine="{fake_engine.url}"}}'] == 0
 
 
-def test_the_writer_the_run_and_its_engines_are_in_it(proxy, fake_engine, until):
+def test_the_metrics_show_the_writer_the_run_and_its_engines(proxy, fake_engine, until):
     until(lambda: f'agentrl_engine_state{{engine="{fake_engine.url}",state="serving"}}' in numbers(proxy))
     proxy.post("/groups")
     proxy.post("/groups")
@@ -98,7 +98,7 @@ def test_refused_admission_is_counted(proxy):
     assert numbers(proxy)['agentrl_errors_total{code="no_capacity",status="429"}'] == 1
 
 
-def test_it_takes_a_run_or_an_admin_key(proxy):
+def test_the_metrics_need_a_run_or_an_admin_key(proxy):
     session = proxy.session()
     for key, status in (("run-key", 200), ("admin-key", 200), (session["api_key"], 403), ("wrong", 401)):
         headers = {"Authorization": f"Bearer {key}"}
@@ -111,11 +111,11 @@ class TestPublic:
     def run_config(self, run_config: dict[str, Any]) -> dict[str, Any]:
         return {**run_config, "proxy": {"metrics_public": True}}
 
-    def test_a_run_may_open_it(self, proxy):
+    def test_public_metrics_need_no_key(self, proxy):
         assert "agentrl_run_version 0.0" in proxy.http.get(f"{proxy.url}/metrics").text
 
 
-def test_no_key_and_no_password_is_in_it(proxy):
+def test_the_metrics_hold_no_key_and_no_password(proxy):
     session = proxy.session()
     proxy.post("/groups", headers={"Authorization": "Bearer wrong-key-1234"})
     said = proxy.http.get(f"{proxy.url}/metrics", headers=RUN).text
@@ -143,7 +143,7 @@ async def test_a_database_that_is_away_is_shown(monkeypatch):
     assert (found["agentrl_store_up"], found["agentrl_commit_queue"]) == (0, 7)
 
 
-def test_what_a_call_tells_is_added_up():
+def test_the_figures_of_calls_are_summed():
     counts = Metrics()
     since = counts.begun()
     for stage in STAGES:
@@ -171,7 +171,7 @@ def one_call(counts: Metrics) -> None:
     counts.over("openai.chat", 200, since)
 
 
-def test_nothing_is_looked_up_by_label_on_the_way_of_a_call(monkeypatch):
+def test_a_call_looks_up_no_metric_by_label(monkeypatch):
     """Binding a child costs more than all the rest, so it is done once."""
     counts = Metrics()
     one_call(counts)
@@ -183,7 +183,7 @@ def test_nothing_is_looked_up_by_label_on_the_way_of_a_call(monkeypatch):
     one_call(counts)
 
 
-def test_a_dead_engine_is_said_to_be(proxy, fake_engine, until):
+def test_a_dead_engine_is_shown_as_dead(proxy, fake_engine, until):
     fake_engine.stop()
     until(lambda: numbers(proxy).get(f'agentrl_engine_state{{engine="{fake_engine.url}",state="dead"}}') == 1)
     assert numbers(proxy)[f'agentrl_engine_usable{{engine="{fake_engine.url}"}}'] == 0

@@ -335,7 +335,7 @@ def test_with_tool_choice_none_a_call_is_text_and_the_prompt_is_the_same(proxy):
         ({"frequency_penalty": 0.5}, {"frequency_penalty": 0.5}),
     ],
 )
-def test_what_changes_the_distribution_is_told_to_the_engine_and_not_trained(proxy, options, told):
+def test_parameters_that_change_the_distribution_reach_the_engine_and_are_not_trained(proxy, options, told):
     session = proxy.session()
     ask(proxy, session, **options)
     assert told.items() <= proxy.engine.requests[0]["sampling_params"].items()
@@ -383,7 +383,7 @@ def test_the_policy_is_listed_and_found(proxy):
         client.models.retrieve("tset")
 
 
-class TestOfTheWholeStore:
+class TestWithOwnStore:
     """Rows of all sessions, and engines that stop."""
 
     @pytest.fixture

@@ -68,6 +68,6 @@ def test_processes_are_listed_with_their_host_and_what_they_do(proxy: Any) -> No
 
 
 @pytest.mark.parametrize("about", [{"host": "h" * 300}, {"pid": -1}, {"sessions": 2**40}, {"more": 1}, "text"])
-def test_what_a_worker_says_about_itself_is_bounded(proxy: Any, about: Any) -> None:
+def test_the_heartbeat_of_a_worker_is_bounded(proxy: Any, about: Any) -> None:
     assert proxy.post("/heartbeat", {"owner": "w", "about": about}).status_code in (400, 422)
     assert [each["kind"] for each in proxy.get("/api/processes")] == ["proxy"]

@@ -107,7 +107,7 @@ def test_bad_rewards_are_refused_by_name(proxy, body):
 ODD = (b'"\\ud800"', b'"\\u0000"', b"NaN", b"1e999", b"9" * 400, b"[" * 300 + b"]" * 300, b"[" * 5000)
 
 
-def test_what_no_database_holds_is_refused_or_read_back(proxy):
+def test_values_that_no_database_stores_are_refused_or_read_back(proxy):
     """Half characters, NUL, NaN, integers without end, deep nests: in text, in JSON and in URLs."""
     for odd in ODD:
         for path, body in (
@@ -151,7 +151,7 @@ def test_a_session_without_reward_is_rejected_and_gives_its_place_back(proxy):
         ("nobody", set()),
     ],
 )
-def test_a_restarted_worker_abandons_what_its_dead_processes_left(proxy, asks, ended):
+def test_a_restarted_worker_abandons_the_sessions_of_its_dead_processes(proxy, asks, ended):
     def statuses():
         return {owner: {proxy.get(f"/sessions/{i}")["status"] for i in ids} for owner, ids in started.items()}
 
@@ -163,7 +163,7 @@ def test_a_restarted_worker_abandons_what_its_dead_processes_left(proxy, asks, e
     assert statuses() == {owner: {"abandoned" if owner in ended else "open"} for owner in started}
 
 
-def test_what_a_dead_worker_left_gives_its_place_back(proxy):
+def test_groups_of_a_dead_worker_give_their_places_back(proxy):
     proxy.post("/groups", {"owner": "rollout-0/old"})
     assert proxy.post("/groups/abandon", {"owner": "rollout-0/new"}).json() == {"abandoned": 2}
     run = proxy.get("/api/run")
@@ -262,7 +262,7 @@ def probed(monkeypatch, until):
     return wait
 
 
-def test_what_one_replica_publishes_no_other_undoes(proxy, second, probed, tmp_path, until):
+def test_a_publish_of_one_replica_is_not_undone_by_another(proxy, second, probed, tmp_path, until):
     trained_version(proxy, tmp_path)
     probed(4)
     assert proxy.post("/admin/publish", {"version": 1}, headers=ADMIN).status_code == 200

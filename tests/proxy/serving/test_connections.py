@@ -115,7 +115,7 @@ def test_headers_without_end_are_refused(port: int) -> None:
         assert rest(client).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_client_that_does_not_read_is_left(app: App, port: int) -> None:
+def test_a_client_that_does_not_read_is_disconnected(app: App, port: int) -> None:
     with connect(port) as client:
         client.sendall(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n")
         assert app.gone.wait(120)

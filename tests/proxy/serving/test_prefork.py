@@ -223,7 +223,7 @@ def running(two: Workers) -> int:
         return len(conn.execute(select(interactions.c.id).where(interactions.c.status == "running")).all())
 
 
-def test_what_any_worker_publishes_the_others_take_as_it_is(two, fake_engine, until, tmp_path):
+def test_a_publish_of_one_worker_is_not_repeated_by_the_others(two, fake_engine, until, tmp_path):
     states: set[str] = set()
 
     def version() -> int | None:
@@ -279,7 +279,7 @@ def test_ctrl_c_reaches_every_process_and_means_one_stop(two):
     assert "Traceback" not in two.log.read_text()
 
 
-def test_what_is_wrong_from_the_start_is_said_once(store_url, fake_engine, tmp_path):
+def test_a_configuration_error_is_printed_once(store_url, fake_engine, tmp_path):
     with command(store_url, fake_engine.url, tmp_path, run="nosuch") as found:
         assert found.process.wait(120) == 2
     lines = found.log.read_text().splitlines()

@@ -83,7 +83,7 @@ def test_of_many_first_calls_at_once_one_opens_the_session(proxy, second):
     assert (run["admitted"], run["running"]) == (1, 1)
 
 
-def test_it_is_rewarded_and_ended_by_its_name_and_trained(proxy, second):
+def test_a_named_session_is_rewarded_and_ended_by_its_name(proxy, second):
     for name, value in (("a", 1.0), ("b", 0.0)):
         ask(proxy, name)
         assert second.post(f"/sessions/{name}/reward", {"value": value}).json()["applied"]
@@ -99,7 +99,7 @@ def test_it_is_rewarded_and_ended_by_its_name_and_trained(proxy, second):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_may_say_that_it_is_the_last(proxy, until, stream):
+def test_a_call_with_the_done_header_ends_the_session(proxy, until, stream):
     ask(proxy, "a")
     proxy.engine.enqueue(proxy.says("bye"))
     sdk = openai.OpenAI(base_url=proxy.url + "/v1", api_key="run-key", max_retries=0)
@@ -114,7 +114,7 @@ def test_a_call_may_say_that_it_is_the_last(proxy, until, stream):
     assert proxy.post("/sessions/a/reward", {"value": 1.0}).json()["applied"], "it waits for its reward"
 
 
-def test_a_session_s_own_key_may_say_so_too(proxy, until):
+def test_a_session_key_may_send_the_done_header(proxy, until):
     session = proxy.session()
     ask(proxy, session["session_id"], key=session["api_key"], X_Session_Done="1")
     until(lambda: proxy.get(f"/sessions/{session['session_id']}")["status"] == "completed")
@@ -126,7 +126,7 @@ def test_a_session_s_own_key_may_say_so_too(proxy, until):
     assert proxy.get(f"/sessions/{other['session_id']}")["status"] == "open"
 
 
-def test_one_that_falls_silent_has_come_to_its_end(proxy):
+def test_a_silent_named_session_is_completed(proxy):
     """Its client may know no other way to end it; what it did counts."""
     ask(proxy, "a")
     proxy.post("/sessions/a/reward", {"value": 1.0})
@@ -161,14 +161,14 @@ def test_admission_decides_as_for_every_start(proxy):
 
 
 @pytest.mark.parametrize("name", ["x" * 201, "a\tb", ""])
-def test_what_cannot_be_a_name_is_refused(proxy, name):
+def test_an_invalid_session_name_is_refused(proxy, name):
     with pytest.raises(openai.BadRequestError) as told:
         ask(proxy, name)
     assert told.value.param == "X-Session-ID"
     assert rows(proxy) == []
 
 
-def test_only_a_model_call_with_a_run_s_key_opens_one(proxy):
+def test_only_a_model_call_with_a_run_key_opens_a_named_session(proxy):
     session = proxy.session()
     with pytest.raises(openai.PermissionDeniedError):
         ask(proxy, "mine", key=session["api_key"])
@@ -184,7 +184,7 @@ def test_only_a_model_call_with_a_run_s_key_opens_one(proxy):
     assert {row.name for row in rows(proxy)} == {None}
 
 
-def test_its_name_is_no_key_and_of_its_run_alone(proxy):
+def test_a_session_name_is_not_a_key(proxy):
     ask(proxy, "a")
     (row,) = rows(proxy)
     for key in ("a", row.key_hash):
@@ -205,12 +205,12 @@ def test_anthropic_s_clients_and_sub_agents_go_by_names_as_well(proxy):
     assert proxy.get(f"/sessions/{child}")["parent_session_id"] == root["session_id"]
 
 
-class TestOff:
+class TestWithoutNamedSessions:
     @pytest.fixture
     def named(self) -> bool:
         return False
 
-    def test_a_run_that_does_not_say_so_opens_none(self, proxy):
+    def test_without_the_setting_no_named_session_is_opened(self, proxy):
         with pytest.raises(openai.NotFoundError) as told:
             ask(proxy, "a")
         assert told.value.code == "session_not_found"

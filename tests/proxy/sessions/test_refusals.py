@@ -48,7 +48,7 @@ def test_a_client_that_goes_on_for_ever_does_not_fill_the_store(proxy):
     assert len(refused(proxy, session)) == REFUSALS_KEPT
 
 
-def test_nobody_without_a_key_writes_into_a_session(proxy):
+def test_a_request_with_a_wrong_key_leaves_no_refusal(proxy):
     session, other = proxy.session(), proxy.session()
     path = f"/sessions/{session['session_id']}/v1/chat/completions"
     for key in ("wrong", other["api_key"]):
@@ -77,7 +77,7 @@ def test_anthropics_sdk_may_have_v1_on_its_base_url(proxy, suffix):
     ("suffix", "hint"),
     [("", ": base_url must end in /v1"), ("/v1/v1", ": base_url ends in one /v1, not in two")],
 )
-def test_a_wrong_base_url_is_told_to_openais_sdk(proxy, suffix, hint):
+def test_a_wrong_base_url_raises_a_clear_error_in_openais_sdk(proxy, suffix, hint):
     session = proxy.session()
     root = session["base_url"].removesuffix("/v1")
     client = openai.OpenAI(base_url=root + suffix, api_key=session["api_key"], max_retries=0)

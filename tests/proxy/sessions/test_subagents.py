@@ -46,14 +46,14 @@ def test_the_parent_is_named_by_body_header_or_key(proxy):
     assert proxy.get("/api/run")["admitted"] == 1
 
 
-def test_a_repeated_sub_session_is_one(proxy, second):
+def test_a_repeated_start_of_a_sub_session_gets_the_same(proxy, second):
     parent = proxy.session()
     headers = with_key(parent) | {"Idempotency-Key": "k"}
     first, again = child(proxy, {}, headers), child(second, {}, headers)
     assert (first["session_id"], first["api_key"]) == (again["session_id"], again["api_key"])
 
 
-def test_what_cannot_be_a_sub_session_is_refused(proxy):
+def test_an_invalid_sub_session_is_refused(proxy):
     parent, stranger = proxy.post("/groups").json()["sessions"]
     of_parent = {"parent_session_id": parent["session_id"]}
     refusals = [
@@ -89,7 +89,7 @@ def test_a_sub_agent_ends_with_its_parent_and_is_trained_on_its_outcome(proxy, o
     assert (of_sub.episode_id, of_sub.episode_return) == (parents[0]["session_id"], 1.0)
 
 
-def test_the_client_opens_them(proxy):
+def test_the_client_opens_sub_sessions(proxy):
     with Client(proxy.url, "run-key", timeout_s=20) as client, client.session() as s:
         with s.child({"role": "search"}) as sub:
             assert sub.heartbeat()

@@ -218,12 +218,12 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("history", "sent", "tools", "expected"), PLACES)
-def test_the_place_of_a_call(history, sent, tools, expected):
+def test_a_call_gets_its_role_and_fork_reason(history, sent, tools, expected):
     place = judge(history, sent, tools)
     assert (place.role, place.reason) == expected
 
 
-def test_every_rule_decides_some_row() -> None:
+def test_every_rule_decides_a_case_of_the_table() -> None:
     deciding = [deciding_rule(Evidence(history, sent, tools, ())) for history, sent, tools, _ in PLACES]
     deciding += [deciding_rule(Evidence([], [S, U1], [ADD], under_way)) for under_way in ([], MAIN)]
     assert set(deciding) == set(RULES)
@@ -246,7 +246,7 @@ def test_every_rule_decides_some_row() -> None:
         ([U2, A2, U3, says("assistant", OWN)], None),  # the same once more, its answer included
     ],
 )
-def test_why_a_branch_extends_nothing_deeper(after, expected):
+def test_a_branch_has_the_reason_that_it_extends_no_deeper_call(after, expected):
     below = [
         recorded([S, U1, A1, U2, A2], [ADD], id="2"),
         recorded([S, U1, A1, U2, A2, U3, says("assistant", OWN)], [ADD], id="3", finish="length"),
@@ -288,7 +288,7 @@ def test_the_call_that_wrote_the_summary_is_named():
         ([OTHER, U1], [FIND], (Role.SUBAGENT, ForkReason.OTHER_AGENT)),
     ],
 )
-def test_calls_beside_the_first_one_have_its_role_or_another(messages, tools, expected):
+def test_a_call_beside_a_running_first_call_gets_its_role(messages, tools, expected):
     place = judge([], messages, tools, [recorded([S, U1], [ADD])])
     assert (place.role, place.reason) == expected
 
@@ -338,7 +338,7 @@ def raw_call(output: list[int], role: str = "main") -> Tree:
         (raw_call([1, 3]), "Say it: ac", (Role.MAIN, ForkReason.HISTORY_EDITED)),
     ],
 )
-def test_the_place_of_a_raw_prompt(tree, prompt, expected):
+def test_a_raw_prompt_gets_its_role_and_fork_reason(tree, prompt, expected):
     place = raw_place(tree, prompt, spelled, [STOP])
     assert (place.role, place.reason) == expected
 
@@ -360,7 +360,7 @@ def edits(draw: Any, talk: list[Any], start: int) -> tuple[list[Any], str]:
 
 
 @given(turns=st.integers(3, 6), start=st.integers(0, 2), data=st.data())
-def test_one_change_of_a_conversation_has_the_reason_that_was_made(turns, start, data):
+def test_a_changed_conversation_has_the_reason_of_its_change(turns, start, data):
     """Every answer and every question is another one, so a change can be told from each other."""
     talk = [S]
     for turn in range(turns):
@@ -509,7 +509,7 @@ def test_a_conversation_that_the_agent_takes_over_stays_a_turn_of_it(proxy):
     assert [role for role, *_ in forks(proxy, session)] == ["main", "main"]
 
 
-def test_the_callers_word_wins(proxy):
+def test_the_turn_type_header_overrides_the_rules(proxy):
     session = proxy.session()
     ask(proxy, session, [S, U1], [ADD])
     ask(proxy, session, [OTHER, U2], extra_headers={"X-Turn-Type": "main"})

@@ -15,7 +15,7 @@ from agentrl.proxy.dialects.model_request import ModelRequest
 
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.0, True), (1e-7, True), (1e-6, False), (1.0, False)])
-def test_what_the_engine_takes_for_greedy_is_greedy(temperature, greedy):
+def test_temperatures_that_the_engine_treats_as_greedy_are_greedy(temperature, greedy):
     assert is_greedy({"temperature": temperature}) is greedy
 
 
@@ -29,7 +29,7 @@ def test_what_the_engine_takes_for_greedy_is_greedy(temperature, greedy):
         ({"regex": "a"}, False),
     ],
 )
-def test_what_remembers_the_beginning_of_an_answer_cannot_be_resumed(params, may):
+def test_parameters_that_depend_on_the_whole_answer_cannot_be_resumed(params, may):
     assert resumable(params) is may
 
 
@@ -52,7 +52,7 @@ def params_of(
     return engine_params(context, session, request, prompt, 0)  # type: ignore[arg-type]
 
 
-def test_the_room_that_is_left_is_the_budget():
+def test_the_remaining_context_is_the_token_budget():
     assert params_of([99], before=9)["max_new_tokens"] == 40
     assert params_of([99], before=9, max_tokens=40)["max_new_tokens"] == 40
 
@@ -73,7 +73,7 @@ def test_more_tokens_than_there_is_room_for_may_be_cut_to_the_room(who: str) -> 
         ({"delta_ids": [5], "before": 9, "max_tokens": 41}, "context_length_exceeded"),
     ],
 )
-def test_what_would_kill_an_engine_is_refused(call, code):
+def test_parameters_that_would_kill_an_engine_are_refused(call, code):
     with pytest.raises(RequestError) as caught:
         params_of(**call)
     assert (caught.value.status, caught.value.code) == (400, code)
@@ -96,7 +96,7 @@ def test_a_run_that_only_records_forces_nothing_by_itself(steps, sampling, force
     assert forced_sampling(config) == forced
 
 
-def test_what_a_caller_asked_for_and_did_not_get():
+def test_replaced_parameters_are_recorded_with_the_requested_values():
     params = {"temperature": 1.0, "top_p": 0.5, "max_new_tokens": 8}
     asked = ModelRequest(sampling={"temperature": 0.1, "top_p": 0.5}, max_tokens=9)
     assert replaced(asked, params) == {"temperature": 0.1, "max_new_tokens": 9}

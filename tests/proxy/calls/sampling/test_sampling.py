@@ -33,7 +33,7 @@ GRAMMAR = {"json_schema": "{}"}
         ([5, END], True, "abort", {}, Next.FINISH, "stop"),
     ],
 )
-def test_what_follows_a_segment(
+def test_the_end_of_a_segment_decides_the_next_action(
     ids: list[int], ended: bool, reason: str | None, more: Any, expected: Next, finish: str | None
 ) -> None:
     params = {"max_new_tokens": 3, "stop_token_ids": [END]} | more

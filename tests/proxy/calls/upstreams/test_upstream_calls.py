@@ -122,7 +122,7 @@ def test_every_dialect_reaches_its_own_path(proxy, judge):
 @pytest.mark.parametrize(
     "body", [b'{"model": "judge", "x": [', b'{"model": "judge", "x": %s}' % (b"[" * 300 + b"]" * 300)]
 )
-def test_what_cannot_be_recorded_is_not_passed_on(proxy, judge, path, body):
+def test_a_request_that_cannot_be_recorded_is_not_passed_on(proxy, judge, path, body):
     session = proxy.session()
     got = proxy.http.post(session["base_url"] + path, content=body, headers=bearer(session))
     assert got.status_code == 400, got.text

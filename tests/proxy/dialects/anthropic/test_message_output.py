@@ -132,7 +132,7 @@ def test_an_answer_is_a_message():
         ("tool_calls", "END", "tool_use", None),
     ],
 )
-def test_stop_reasons(finish_reason, stop, stop_reason, stop_sequence):
+def test_a_finish_reason_has_its_stop_reason(finish_reason, stop, stop_reason, stop_sequence):
     the_answer = answer({"content": "x"}, finish_reason=finish_reason, stop=stop)
     message = encode(the_answer)
     assert (message.stop_reason, message.stop_sequence) == (stop_reason, stop_sequence)
@@ -245,7 +245,7 @@ def outputs(draw):
 
 
 @given(outputs())
-def test_what_was_delivered_comes_back_as_the_same_conversation(deltas):
+def test_a_delivered_answer_sent_back_is_the_same_conversation(deltas):
     message = message_of(gather(deltas, []))
     the_answer = answer(message, finish_reason="tool_calls" if message.get("tool_calls") else "stop")
     whole = [block.model_dump(mode="json", exclude_unset=True) for block in encode(the_answer).content]

@@ -140,7 +140,7 @@ def test_parameters_of_a_request_are_decoded():
     ("choice", "expected"),
     [(None, "auto"), ({"type": "auto"}, "auto"), ({"type": "any"}, "required"), ({"type": "none"}, "none")],
 )
-def test_tool_choices(choice, expected):
+def test_tool_choices_are_decoded(choice, expected):
     request = decode(tools=[CALC], tool_choice=choice)
     assert request.tool_choice == expected
     assert request.parallel_tool_calls
@@ -181,7 +181,7 @@ def test_system_messages_bring_tools_in_and_take_them_away():
     assert [tool["function"]["name"] for tool in request.loaded] == ["notes"]
 
 
-def test_a_system_message_is_gone_once_its_turn_is_over():
+def test_a_system_message_with_clear_at_ends_with_its_turn():
     fleeting = {"role": "system", "content": "Now.", "clear_at": "next_user_message"}
     roles = [message["role"] for message in decode(messages=[HI, fleeting]).messages]
     assert roles == ["user", "system"]
@@ -196,7 +196,7 @@ def test_tools_of_anthropics_servers_are_left_out():
     assert decode(tools=[{"type": "mcp_toolset", "mcp_server_name": "m"}]).tools is None
 
 
-def test_what_a_tools_result_holds_besides_text_is_replaced_by_a_text():
+def test_non_text_parts_of_a_tool_result_are_replaced_by_a_text():
     """Claude Code's `Read` answers with an image or a PDF."""
     page = {
         "type": "document",

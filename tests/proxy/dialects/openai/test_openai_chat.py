@@ -69,7 +69,7 @@ def test_bad_parameters_are_refused_by_name(fields, status, param):
     assert (error.status, error.param) == (status, param)
 
 
-def test_what_a_tools_result_holds_besides_text_is_replaced_by_a_text():
+def test_non_text_parts_of_a_tool_result_are_replaced_by_a_text():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     words = {"type": "text", "text": "See "}
     result = {"role": "tool", "tool_call_id": "c", "content": [words, image]}
@@ -103,13 +103,13 @@ def test_a_message_without_reasoning_has_it_as_null():
     assert dialect.decode(json.dumps({"messages": history}).encode()).messages[1]["content"] == "a"
 
 
-def test_the_budget_may_be_spelled_twice_but_not_differ():
+def test_two_names_of_the_token_budget_must_agree():
     both = {"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 5}
     assert decode(json.dumps(both).encode()).max_tokens == 5
     assert "give one of them" in str(refusal(max_tokens=5, max_completion_tokens=6))
 
 
-def test_what_a_refused_parameter_is_replaced_by_is_said():
+def test_a_refused_parameter_names_its_replacement():
     assert str(refusal(functions=[])) == "functions is not supported: use tools"
 
 

@@ -61,7 +61,7 @@ def chunks_of(data: bytes) -> list[Completion]:
         ([[1, 2], [3]], [[1, 2], [3]]),
     ],
 )
-def test_prompts_of_every_kind(prompt, prompts):
+def test_prompts_of_every_kind_are_decoded(prompt, prompts):
     request = decode(prompt=prompt, n=2)
     assert request.prompts == prompts
     assert request.choices == 2 * len(prompts)

@@ -90,7 +90,7 @@ def test_invalid_items_are_refused_with_their_place(items, param):
     assert param in str(error)
 
 
-def test_what_a_tools_output_holds_besides_text_is_replaced_by_a_text():
+def test_non_text_parts_of_a_tool_output_are_replaced_by_a_text():
     """Codex's `view_image` answers with an image."""
     parts = [
         {"type": "input_text", "text": "See "},
@@ -104,7 +104,7 @@ def test_what_a_tools_output_holds_besides_text_is_replaced_by_a_text():
     assert decode(input=items).messages[-1]["content"] == f"See {UNREAD}{UNREAD}"
 
 
-def test_reasoning_that_comes_back_sealed_alone_is_the_same():
+def test_reasoning_sent_back_encrypted_is_the_same():
     sealed = encode(decode(include=[ENCRYPTED]), answer({"content": "so", "reasoning_content": "hm"})).output[0]
     item = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": sealed.encrypted_content}
     for spelled in (item, item | {"content": None}, item | {"content": []}):

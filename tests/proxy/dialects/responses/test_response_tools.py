@@ -31,7 +31,7 @@ def test_without_functions_there_are_no_tools():
     assert (request.tools, request.left_out) == (None, ["web_search", "file_search"])
 
 
-def test_what_changes_nothing_for_a_policy_is_dropped_from_a_function():
+def test_fields_without_effect_are_dropped_from_a_function():
     plain = decode(tools=[CALC]).tools
     assert (
         plain
@@ -42,7 +42,7 @@ def test_what_changes_nothing_for_a_policy_is_dropped_from_a_function():
 
 
 @pytest.mark.parametrize("name", ["calc", "agents__spawn", "made_up"])
-def test_a_call_goes_out_with_its_namespace_and_comes_back_as_it_was_sampled(name):
+def test_a_call_is_delivered_with_its_namespace_and_read_back_as_sampled(name):
     request = decode(tools=[CALC, SPACE])
     the_answer = answer({"content": None, "tool_calls": [call("call_0", name, "{}")]})
     whole = json.loads(DIALECT.encode(request, header(), [the_answer]))
@@ -65,7 +65,7 @@ def test_a_function_of_a_namespace_can_be_required():
     assert request.tool_choice == Named("agents__wait")
 
 
-def test_a_namespace_that_ends_with_the_joint_has_it_once():
+def test_the_separator_after_a_namespace_is_not_doubled():
     request = decode(tools=[SPACE | {"name": "mcp__files__"}])
     assert request.tools[0]["function"]["name"] == "mcp__files__spawn"
 

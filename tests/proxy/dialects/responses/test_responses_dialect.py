@@ -28,7 +28,7 @@ from .response_samples import (
 
 
 @given(deltas=DELTAS, calls=CALLS, include=st.sampled_from([None, [ENCRYPTED]]))
-def test_what_was_delivered_comes_back_as_the_same_message(deltas, calls, include):
+def test_a_delivered_answer_sent_back_is_the_same_message(deltas, calls, include):
     message = message_from(with_calls(deltas, calls))
     (back,) = sent_back(encode(decode(include=include), answer(message)))
     validate_messages([back])
@@ -36,7 +36,7 @@ def test_what_was_delivered_comes_back_as_the_same_message(deltas, calls, includ
     assert back.get("reasoning_content") == message.get("reasoning_content")
 
 
-def test_a_response_says_what_it_is_and_what_was_asked():
+def test_a_response_has_its_status_usage_and_the_parameters_of_the_request():
     request = decode(instructions="be kind", temperature=0.5, tools=[CALC], metadata={"k": "v"}, max_output_tokens=9)
     response = encode(request, answer({"content": "yes", "reasoning_content": "why"}))
     assert (response.id, response.status, response.model) == (f"resp_{ID}", "completed", "m")
