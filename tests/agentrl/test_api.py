@@ -39,7 +39,7 @@ def test_the_docs_list_every_name() -> None:
     assert sorted(rows) == sorted(agentrl.__all__)
 
 
-def test_the_import_loads_nothing_else_of_ours() -> None:
+def test_importing_agentrl_loads_no_other_module_of_it() -> None:
     probe = "import sys, agentrl; print(sorted(name for name in sys.modules if name.startswith('agentrl')))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert ast.literal_eval(done.stdout) == ["agentrl", "agentrl.version"]
@@ -51,14 +51,14 @@ def test_no_public_name_needs_torch() -> None:
     assert done.stdout == f"{agentrl.RunConfig} set()\n"
 
 
-def test_a_name_that_there_is_not_gets_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(AttributeError, match="module 'agentrl' has no attribute 'Cleint'; did you mean 'Client'"):
         agentrl.Cleint  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Cleint' from 'agentrl'"):
         from agentrl import Cleint  # noqa: F401
 
 
-def test_submodules_are_no_names_of_the_api() -> None:
+def test_submodules_are_not_names_of_the_api() -> None:
     probe = "import agentrl; assert not hasattr(agentrl, 'credit')\nfrom agentrl import client; print(client.__name__)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "agentrl.client\n"

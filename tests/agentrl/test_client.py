@@ -38,7 +38,7 @@ def test_a_session_is_opened_rewarded_and_completed(proxy: Any, client: Client) 
     assert (reward["value"], reward["interaction_id"], reward["name"]) == (0.5, "chatcmpl-1", "style")
 
 
-def test_an_end_is_told_whatever_the_error_holds(proxy: Any, client: Client) -> None:
+def test_a_session_fails_with_any_text_of_the_error(proxy: Any, client: Client) -> None:
     for message in ("x" * 1_000_000, "half \ud800 a character"):
         with pytest.raises(ValueError, match=message[:10]), client.session() as s:
             raise ValueError(message)
@@ -47,7 +47,7 @@ def test_an_end_is_told_whatever_the_error_holds(proxy: Any, client: Client) -> 
         assert ended["error"] == f"ValueError: {message}"[:LONGEST_ERROR].replace("\ud800", "?")
 
 
-def test_a_reward_says_how_far_it_reaches_and_may_be_repeated(proxy: Any, client: Client) -> None:
+def test_a_reward_sends_its_scope_and_idempotency_key(proxy: Any, client: Client) -> None:
     with client.session() as s:
         for _ in range(2):
             s.reward(1.0, "chatcmpl-1", scope="branch", source="me", idempotency_key="once")
@@ -86,7 +86,7 @@ def test_a_block_that_raises_fails_its_session(proxy: Any, client: Client) -> No
     assert proxy.sessions[s.id]["error"] == "ZeroDivisionError: division by zero"
 
 
-def test_admission_is_waited_out_and_said(proxy: Any) -> None:
+def test_the_client_waits_for_admission_and_reports_the_reason(proxy: Any) -> None:
     proxy.faults["/sessions"] = [refuse(429, "no_capacity", **{"retry-after": "60", "retry-after-ms": "10"})]
     waits: list[str] = []
     with (
@@ -120,7 +120,7 @@ def test_refusals_are_not_retried(proxy: Any, client: Client) -> None:
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
 
 
-def test_nobody_answers() -> None:
+def test_an_unreachable_proxy_is_an_error_after_the_timeout() -> None:
     with (
         Client("http://127.0.0.1:9", "k", timeout_s=0.3) as client,
         pytest.raises(RequestError, match="does not answer"),

@@ -66,7 +66,7 @@ def assert_identical(db: Database, history: History, kept: dict[int, Batch]) -> 
                 assert getattr(now, name) == getattr(then, name)
 
 
-def test_a_batch_is_the_same_whatever_happened_since(db, databases, database_kind, tmp_path) -> None:
+def test_a_batch_is_rebuilt_identically_after_later_events(db, databases, database_kind, tmp_path) -> None:
     history = History(db, seed=2)
     history.train(2)
     history.group(versions=[0, 1, 2])  # its oldest tokens leave the loss of step 3
@@ -230,7 +230,7 @@ def test_another_credit_is_computed_and_the_store_is_not_touched(db) -> None:
     ("algorithm", "model"),
     [({"preset": "ppo"}, "a critic"), ({"preset": "rloo", "kl_coef": 0.1}, "a reference policy")],
 )
-def test_credit_that_came_from_other_models_is_not_made_up(db, algorithm, model) -> None:
+def test_credit_from_other_models_is_not_recomputed(db, algorithm, model) -> None:
     history = History(db, seed=4)
     history.train(1)
     config = history.db.query(runs.get, history.run_id).config
@@ -243,7 +243,7 @@ def test_credit_that_came_from_other_models_is_not_made_up(db, algorithm, model)
         past_batches.recredit(db, step, past_batches.check(db, step).batch, past_batches.Credit(estimator="grpo"))
 
 
-def test_the_runs_own_algorithm_is_what_the_recorded_credit_came_from(db) -> None:
+def test_the_runs_algorithm_reproduces_the_recorded_credit(db) -> None:
     history = History(db, seed=4)
     history.train(1)
     algorithm = {"preset": "dr_grpo", "credit": "trajectory", "overlong_tokens": 4, "overlong_buffer": 2}
@@ -308,7 +308,7 @@ def test_a_judge_gets_the_whole_session_and_may_reward_calls(db) -> None:
         ({"nope": 1.0}, "has no call 'nope'"),
     ],
 )
-def test_what_a_judge_may_not_return_is_said(db, verdict, message) -> None:
+def test_an_invalid_return_value_of_a_judge_is_refused(db, verdict, message) -> None:
     history = History(db)
     history.train(1)
     step = step_of(history, 1)
@@ -326,7 +326,7 @@ def test_credit_options_are_validated() -> None:
         past_batches.Credit(estimator="ppo")
 
 
-def test_rebuilt_batches_as_parquet(db, tmp_path) -> None:
+def test_rebuilt_batches_are_written_as_parquet(db, tmp_path) -> None:
     history = History(db, seed=4)
     history.train(1)
     step = step_of(history, 1)

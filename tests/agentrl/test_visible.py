@@ -64,7 +64,7 @@ def test_the_console_still_draws_in_colour_and_moves_its_own_cursor():
     assert "\x1b[2J" in out.getvalue()
 
 
-def test_text_of_others_is_no_markup():
+def test_text_is_not_read_as_console_markup():
     out = io.StringIO()
     Console(file=out).print("[/nonsense] [red]x[/red] :smile:")
     assert out.getvalue() == "[/nonsense] [red]x[/red] :smile:\n"

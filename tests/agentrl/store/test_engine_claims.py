@@ -70,7 +70,7 @@ def test_incomplete_weights_can_be_claimed_and_are_marked(db, run_id):
     assert db.query(engine_claims.is_whole, run_id, URL)
 
 
-def test_a_new_start_knows_of_engines_that_others_run_whether_they_were_left(db, run_id):
+def test_a_new_start_keeps_the_claims_of_its_engines_and_deletes_other_engines(db, run_id):
     for url in (URL, URL + "1"):
         saw(db, run_id, url)
         db.transact(engine_claims.claim, run_id, url, False, "a", 60)
@@ -162,7 +162,7 @@ def test_engines_are_claimed_saved_and_released_together_in_one_statement_each(d
     assert (claims, saves, releases) == (1, 1, 1)
 
 
-def test_of_engines_claimed_together_those_of_another_replica_stay_its_own(db, run_id):
+def test_claims_made_together_do_not_take_engines_of_another_replica(db, run_id):
     urls = [f"{URL}{n}" for n in range(3)]
     db.transact(engine_claims.claim, run_id, urls[1], False, "b", 60)
     *claimed, _ = together(db, *((engine_claims.claim, run_id, url, False, "a", 60.0) for url in [*urls, urls[0]]))
@@ -187,7 +187,7 @@ def test_an_engine_that_has_left_is_not_claimed_and_gets_no_row(db, run_id):
     assert {engine["url"] for engine in db.query(engine_claims.of_run, run_id)} == {urls[0], urls[2]}
 
 
-def test_of_states_saved_together_those_of_rows_that_have_changed_are_refused(db, run_id):
+def test_states_saved_together_are_refused_for_changed_rows(db, run_id):
     urls = [f"{URL}{n}" for n in range(3)]
     for url in urls[:2]:
         saw(db, run_id, url, known=0)

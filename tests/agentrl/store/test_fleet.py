@@ -92,7 +92,7 @@ def test_a_run_has_a_bounded_number_of_engines(db, run_id, monkeypatch):
     db.transact(fleet.join, run_id, URL, 10.0, "r")  # renewing is not joining
 
 
-def test_a_replica_replaces_only_what_it_knew_when_it_looked(db, run_id):
+def test_a_replica_overwrites_only_the_state_that_it_had_read(db, run_id):
     recorded_, first = saw(db, run_id, 0, joined=False)
     assert (recorded_, first.changes, first.seen_by) == (True, 1, "r")
     late, row = saw(db, run_id, 0, "updating", joined=False, replica="slow")  # it looked before there was a row

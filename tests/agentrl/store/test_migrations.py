@@ -85,7 +85,7 @@ def test_the_migrated_schema_is_the_declared_one(db: Database, databases, databa
     assert any("where" in str(index) for table in want.values() for index in table["indexes"])
 
 
-def test_the_lineage_view_answers(db: Database):
+def test_the_lineage_view_can_be_queried(db: Database):
     assert db.query(lambda conn: conn.execute(text("SELECT * FROM lineage")).all()) == []
 
 

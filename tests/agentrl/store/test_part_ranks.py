@@ -30,7 +30,7 @@ def die(conn, run_id, rank, attempt, gang=True):
     return part_ranks.died(conn, run_id, "trainer", rank, attempt=attempt, gang=gang, status=1, window_s=WINDOW_S)
 
 
-def test_the_databases_clock_runs(db):
+def test_the_clock_of_the_database_advances(db):
     first = db.query(database_time)
     assert 1.7e9 < first <= db.query(database_time)
 
@@ -86,7 +86,7 @@ def test_parts_that_a_new_start_does_not_name_stop_and_failures_are_forgotten(db
     assert db.query(part_ranks.order, run_id, "unknown") is None
 
 
-def test_a_rank_tells_its_new_owner_what_the_old_one_did(db, run_id, part):
+def test_a_claimed_rank_names_its_previous_owner(db, run_id, part):
     claimed(db, run_id, "first")
     db.transact(part_ranks.announce, run_id, part, 0, "first", 4, {"rdzv": 29500})
     db.transact(part_ranks.renew, run_id, part, 0, "first", -1.0)

@@ -75,7 +75,7 @@ async def test_a_held_reply_sees_what_happens_meanwhile(
     assert spans == before + after
 
 
-async def test_scripted_versions_win(fake_engine: FakeEngine, client: EngineClient) -> None:
+async def test_scripted_versions_replace_the_engines_version(fake_engine: FakeEngine, client: EngineClient) -> None:
     fake_engine.enqueue(Reply([5, 6], versions=[3, 4]))
     spans = (await sample(client, [1]))[-1].versions
     assert spans == [VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)]
@@ -89,7 +89,7 @@ async def test_a_failed_update_is_scripted_once(fake_engine: FakeEngine, client:
     assert fake_engine.version == "2"
 
 
-async def test_it_dies_and_comes_back_on_base_weights(
+async def test_the_fake_engine_restarts_with_base_weights(
     fake_engine: FakeEngine, client: EngineClient, tmp_path: Path
 ) -> None:
     await client.update_weights_from_disk(tmp_path, 5)
@@ -105,7 +105,7 @@ async def test_it_dies_and_comes_back_on_base_weights(
     assert (await client.model_info()).weight_version == 0
 
 
-async def test_ids_out_of_vocabulary_kill_it_as_they_kill_sglang() -> None:
+async def test_ids_out_of_vocabulary_kill_the_fake_engine_as_they_kill_sglang() -> None:
     with FakeEngine(vocab_size=100) as engine:
         async with aiohttp.ClientSession() as http:
             client = EngineClient(engine.url, http)
@@ -115,7 +115,7 @@ async def test_ids_out_of_vocabulary_kill_it_as_they_kill_sglang() -> None:
                 await sample(client, [1])
 
 
-async def test_a_number_of_more_than_32_bits_kills_it_as_it_kills_sglang(
+async def test_a_number_of_more_than_32_bits_kills_the_fake_engine_as_it_kills_sglang(
     fake_engine: FakeEngine, client: EngineClient
 ) -> None:
     with pytest.raises(EngineDied):
@@ -123,7 +123,7 @@ async def test_a_number_of_more_than_32_bits_kills_it_as_it_kills_sglang(
     assert await client.health() is Health.DEAD
 
 
-def test_spans_of() -> None:
+def test_equal_versions_in_a_row_form_a_span() -> None:
     assert spans_of([]) == []
     assert spans_of(["0", "0", "1"]) == [
         {"version": "0", "start": 0, "end": 2},
@@ -140,7 +140,7 @@ def test_spans_of() -> None:
         ["release_memory", "resume_weights", "resume_cache", "continue_generation"],
     ],
 )
-async def test_it_dies_of_memory_that_it_does_not_have_as_sglang_dies(
+async def test_a_call_to_released_memory_kills_the_fake_engine_as_it_kills_sglang(
     client: EngineClient, fake_engine: FakeEngine, calls: list[str]
 ) -> None:
     await client.pause("retract")
@@ -154,7 +154,7 @@ async def test_it_dies_of_memory_that_it_does_not_have_as_sglang_dies(
     assert not fake_engine.undefined
 
 
-async def test_it_dies_of_a_release_while_a_call_runs(client: EngineClient, fake_engine: FakeEngine) -> None:
+async def test_a_release_during_a_call_kills_the_fake_engine(client: EngineClient, fake_engine: FakeEngine) -> None:
     fake_engine.enqueue(Reply([5, 6], hold_after=1))
     answer = asyncio.ensure_future(sample(client, [1]))
     await fake_engine.until(lambda: fake_engine.holding == 1)

@@ -197,7 +197,7 @@ def test_the_audit_names_each_violation_and_no_other(healthy: Healthy, name: str
         assert re.fullmatch(pattern, line), (line, pattern)
 
 
-def test_small_pages_find_the_same(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_pages_find_the_same_violations(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_audit, "PAGE_GROUPS", 1)
     monkeypatch.setattr(run_audit, "REMEMBERED_CONTENTS", 0)
     seen: list[tuple[int, int]] = []

@@ -7,12 +7,12 @@ from agentrl.store.db import codec
 
 
 @given(st.lists(st.integers(0, 2**31 - 1)))
-def test_ids_survive(ids):
+def test_ids_survive_packing(ids):
     assert codec.unpack_ids(codec.pack_ids(ids)).tolist() == ids
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False)))
-def test_logprobs_survive_to_the_bit(logprobs):
+def test_logprobs_survive_packing_bit_for_bit(logprobs):
     assert codec.unpack_logprobs(codec.pack_logprobs(logprobs)).tolist() == logprobs
 
 
@@ -22,7 +22,7 @@ def test_logprobs_survive_to_the_bit(logprobs):
         lambda x: st.lists(x) | st.dictionaries(st.text(), x),
     )
 )
-def test_json_survives(value):
+def test_json_survives_packing(value):
     assert codec.unpack_json(codec.pack_json(value)) == value
 
 

@@ -36,7 +36,7 @@ from .fault_checks import (
 )
 
 
-def test_a_read_only_file_is_said(sqlite: Database):
+def test_a_read_only_file_is_reported(sqlite: Database):
     run_id = new_run(sqlite)
     read_only = Database(f"sqlite:///file:{make_url(sqlite.url).database}?mode=ro&uri=true")
     for error in refusals(read_only, run_id):
@@ -73,7 +73,7 @@ def locked(db: Database) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_file_that_stays_locked_is_said(databases):
+def test_a_file_that_stays_locked_is_reported(databases):
     with databases.lent("sqlite") as url:
         db = Database(url)
         run_id = new_run(db)
@@ -122,7 +122,7 @@ def test_a_file_that_is_unlocked_in_time_delays_and_loses_nothing(databases, mon
         db.close()
 
 
-def test_a_full_file_is_said_and_grows_again_with_space(sqlite: Database):
+def test_a_full_file_is_reported_and_grows_again_with_space(sqlite: Database):
     run_id = new_run(sqlite)
     limit = [200]
 
@@ -169,7 +169,7 @@ print(*acknowledged)
 """
 
 
-def test_a_file_size_limit_is_said_and_loses_nothing(sqlite: Database):
+def test_a_file_size_limit_is_reported_and_loses_nothing(sqlite: Database):
     run_id = new_run(sqlite)
     child = subprocess.run(
         [sys.executable, "-c", LIMITED, sqlite.url, run_id, str(Path(__file__).parent)],
@@ -188,7 +188,7 @@ def test_a_file_size_limit_is_said_and_loses_nothing(sqlite: Database):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 0.99])
-def test_a_store_that_was_cut_off_is_not_served(databases, part: float):
+def test_a_truncated_store_is_not_opened(databases, part: float):
     with databases.lent("sqlite") as url:
         db = Database(url)
         run_id = new_run(db)
@@ -201,7 +201,7 @@ def test_a_store_that_was_cut_off_is_not_served(databases, part: float):
         one_line(raised.value)
 
 
-def test_a_store_with_a_scrambled_page_is_said(databases):
+def test_a_store_with_a_damaged_page_is_reported(databases):
     with databases.lent("sqlite") as url:
         db = Database(url)
         run_id = new_run(db)

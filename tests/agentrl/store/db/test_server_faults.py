@@ -64,7 +64,7 @@ def fragile(server: Cluster) -> Iterator[Database]:
 
 
 @pytest.mark.parametrize("mode", ["immediate", "fast"])
-def test_a_restarted_server_loses_and_doubles_nothing(server: Cluster, fragile: Database, mode: str):
+def test_a_server_restart_neither_loses_nor_duplicates_writes(server: Cluster, fragile: Database, mode: str):
     run_id = new_run(fragile)
     acknowledged: set[str] = set()
     failures: list[BaseException] = []
@@ -106,7 +106,7 @@ def test_a_restarted_server_loses_and_doubles_nothing(server: Cluster, fragile: 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_stays_away_is_said_and_comes_back(server: Cluster, fragile: Database):
+def test_a_server_that_stays_away_is_reported_and_used_when_it_is_back(server: Cluster, fragile: Database):
     run_id = new_run(fragile)
     assert fragile.submit(insert, run_id, "before").result(TIMEOUT_S) == "before"
     server.stop()
@@ -127,7 +127,7 @@ def test_a_server_that_stays_away_is_said_and_comes_back(server: Cluster, fragil
 
 
 @pytest.mark.usefixtures("impatient")
-def test_closing_while_the_server_is_away_ends(server: Cluster, fragile: Database):
+def test_close_returns_while_the_server_is_away(server: Cluster, fragile: Database):
     run_id = new_run(fragile)
     server.stop()
     try:
@@ -138,7 +138,7 @@ def test_closing_while_the_server_is_away_ends(server: Cluster, fragile: Databas
         server.start()
 
 
-def test_a_full_disk_of_the_server_is_said(server: Cluster, fragile: Database):
+def test_a_full_disk_of_the_server_is_reported(server: Cluster, fragile: Database):
     run_id = new_run(fragile)
     with small_disk("2m") as folder:
         os.chown(folder, *server.owner)
@@ -155,7 +155,7 @@ def test_a_full_disk_of_the_server_is_said(server: Cluster, fragile: Database):
         check(fragile, [*acknowledged, "after"])
 
 
-def test_a_read_only_server_is_said(postgresql: Database):
+def test_a_read_only_server_is_reported(postgresql: Database):
     run_id = new_run(postgresql)
     name = make_url(postgresql.url).database
     with postgres.connect(postgresql.url) as conn:

@@ -131,7 +131,7 @@ def test_old_and_new_epochs_that_race_leave_one_lease_of_the_newest(db, run_id, 
     assert (step.id, step.epoch) == (batch.step_id, newest)
 
 
-def test_a_reward_is_in_the_batch_or_says_that_it_is_not(db, run_id, roomy):
+def test_a_reward_is_in_the_batch_or_is_not_applied(db, run_id, roomy):
     """Four at once try to get a last reward into a group while it is leased."""
     epoch = begin(db, run_id)
     seen: Counter[bool] = Counter()
@@ -190,7 +190,7 @@ def test_a_publish_that_meets_a_roll_back_does_not_bring_the_version_back(db, ru
         ("drop", (1, 2), False),
     ],
 )
-def test_a_trajectory_is_young_by_its_newest_token_or_by_its_oldest(policy, versions, expected):
+def test_the_stale_policy_decides_which_token_makes_a_trajectory_young(policy, versions, expected):
     trajectory = SimpleNamespace(min_version=versions[0], max_version=versions[1])
     assert leases.is_young(trajectory, {3, 4}, policy) is expected
 

@@ -46,7 +46,7 @@ def test_the_clock_is_the_databases(db):
     assert before - 1 <= now <= time.time() + 1
 
 
-def test_engines_have_their_memory_until_a_trainer_is_granted_it(db, run_id, epoch):
+def test_engines_release_their_memory_when_a_trainer_is_granted_it(db, run_id, epoch):
     assert wanted(db, run_id) == Wanted(0)
     assert grant(db, run_id, epoch) == []
     assert grant(db, run_id, epoch) == []  # more time
@@ -166,7 +166,7 @@ def test_a_trainer_whose_process_has_ended_has_no_turn(db, run_id, epoch):
     assert told(db, run_id, "memory_returned") == [{"epoch": epoch, "why": "the trainer ended"}]
 
 
-def test_forgetting_a_turn(db, run_id, epoch):
+def test_a_forgotten_turn_gives_the_memory_back(db, run_id, epoch):
     grant(db, run_id, epoch)
     db.transact(memory_leases.forget, run_id)
     assert wanted(db, run_id) == Wanted(0)

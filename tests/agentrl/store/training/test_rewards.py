@@ -52,7 +52,7 @@ def test_values_must_be_finite_and_within_the_bound(db, session_id, limits, valu
         assert rewards.history(conn, session_id) == []
 
 
-def test_a_run_chooses_its_bound(db, session_id, limits):
+def test_a_run_chooses_the_bound_of_its_rewards(db, session_id, limits):
     wide, narrow = replace(limits, max_reward=1e9), replace(limits, max_reward=1.0)
     with db.write() as conn:
         session_rewards.reward(conn, session_id, wide, value=-1e9)
@@ -93,7 +93,7 @@ def test_the_call_must_be_of_the_session(db, run_id, session_id, limits):
     assert refused.value.status == 404
 
 
-def test_a_repeated_key_that_races_is_stored_once(db, session_id):
+def test_concurrent_rewards_with_one_key_are_stored_once(db, session_id):
     def add(_):
         return db.transact(rewards.add, session_id, value=0.5, discount=1.0, idempotency_key="k")
 
@@ -104,7 +104,7 @@ def test_a_repeated_key_that_races_is_stored_once(db, session_id):
         assert len(rewards.history(conn, session_id)) == 1
 
 
-def test_hours_after_the_end_a_reward_still_counts_until_the_lease(db, run_id, limits, monkeypatch):
+def test_a_late_reward_counts_until_the_lease(db, run_id, limits, monkeypatch):
     """The group is ready without it; once leased, rewards are kept, and change nothing."""
     clock = Clock()
     clock.install(monkeypatch)

@@ -111,7 +111,7 @@ def test_a_backup_under_writes_is_a_prefix_with_everything_that_was_acknowledged
     assert [path for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
-def test_the_copy_is_used_like_the_original(db, restored, tmp_path) -> None:
+def test_a_run_continues_on_its_backup(db, restored, tmp_path) -> None:
     history = History(db)
     history.train(1)
     backup.backup(db, tmp_path / "copy")
@@ -201,7 +201,7 @@ def fake_pg_dump(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_a_pg_dump_that_cannot_do_it_is_named(databases, tmp_path, fake_pg_dump, script, error, message) -> None:
+def test_a_missing_or_failing_pg_dump_is_named(databases, tmp_path, fake_pg_dump, script, error, message) -> None:
     with databases.lent("postgresql") as url:
         db = Database(url)
         fake_pg_dump(script)

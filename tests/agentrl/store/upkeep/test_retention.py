@@ -175,7 +175,7 @@ def test_contents_stay_while_any_call_of_any_run_refers_to_them(db) -> None:
     assert codec.unpack_json(body) == TOOLS
 
 
-def test_old_events_and_heartbeats_go_but_not_those_that_add_up_a_runs_time(db) -> None:
+def test_old_events_and_heartbeats_are_removed_except_those_of_the_run_time(db) -> None:
     history = History(db)
     with db.write() as conn:
         for kind in ("publish", "stopped"):
@@ -204,7 +204,7 @@ def test_a_late_reward_of_a_pruned_session_is_refused(db) -> None:
     assert refused.value.status == 404
 
 
-def test_the_cut_of_the_newest_steps(db) -> None:
+def test_the_bound_for_the_newest_steps_is_their_start(db) -> None:
     history = History(db)
     history.train(3)
     lineage = db.query(steps.of_run, history.run_id)
@@ -286,7 +286,7 @@ def test_a_random_history_replays_after_any_prune(db, seed) -> None:
     assert kept <= states.keys()
 
 
-def test_postgresql_gets_rid_of_the_indexes_that_pruning_needs(databases) -> None:
+def test_postgresql_drops_the_temporary_indexes_of_a_prune(databases) -> None:
     with databases.lent("postgresql") as url:
         db = Database(url)
         history = History(db)
@@ -304,7 +304,7 @@ def test_postgresql_gets_rid_of_the_indexes_that_pruning_needs(databases) -> Non
     assert before == after
 
 
-def test_vacuum_gives_space_back(databases) -> None:
+def test_vacuum_releases_disk_space(databases) -> None:
     for kind in ("sqlite", "postgresql"):
         with databases.lent(kind) as url:
             db = Database(url)

@@ -103,7 +103,7 @@ def test_a_successful_session_restarts_the_failure_count(db, run_id, limits, fai
     assert status(db, run_id) == ("running", None)
 
 
-def test_a_session_from_before_that_a_worker_still_plays_may_yet_succeed(db, run_id, limits, fail):
+def test_an_older_open_session_keeps_the_run_from_failing(db, run_id, limits, fail):
     with db.write() as conn:
         slow = group_starts.start_group(conn, run_id, limits, ["s", "t"], owner="slow/1")
     for _ in range(5):
@@ -119,7 +119,7 @@ def test_a_session_from_before_that_a_worker_still_plays_may_yet_succeed(db, run
     assert status(db, run_id)[0] == "failed"
 
 
-def test_a_session_of_a_worker_whose_newest_has_not_failed_may_yet_succeed(db, run_id, limits, fail):
+def test_an_open_session_of_a_worker_without_failures_keeps_the_run_from_failing(db, run_id, limits, fail):
     fail(owner="broken/1")
     with db.write() as conn:  # begun after the first failure, so none of them is from before the row
         slow = group_starts.start_group(conn, run_id, limits, ["s", "t"], owner="slow/1")
@@ -137,7 +137,7 @@ def test_a_session_of_a_worker_whose_newest_has_not_failed_may_yet_succeed(db, r
     assert status(db, run_id)[0] == "failed"
 
 
-def test_abandoned_sessions_say_nothing(db, run_id, limits, fail):
+def test_abandoned_sessions_do_not_count_as_failures(db, run_id, limits, fail):
     for _ in range(4):
         fail(status=SessionStatus.ABANDONED)
     for _ in range(2):

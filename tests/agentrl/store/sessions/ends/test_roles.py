@@ -54,7 +54,7 @@ turn = st.builds(
 
 
 @given(st.lists(turn, max_size=8), st.randoms())
-def test_it_depends_on_no_order_and_is_settled_at_once(turns, random):
+def test_side_calls_do_not_depend_on_the_order_and_are_found_at_once(turns, random):
     found = side_calls(turns)
     shuffled = random.sample(turns, len(turns))
     assert side_calls(shuffled) == found
