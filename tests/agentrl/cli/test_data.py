@@ -40,7 +40,7 @@ def run(history):
     return call
 
 
-def test_export_says_what_it_made(run, tmp_path) -> None:
+def test_export_prints_what_it_wrote(run, tmp_path) -> None:
     status, output = run("export", "--out", str(tmp_path), "--format", "jsonl", "--what", "steps", "--steps", "2..")
     assert status == 0
     file = tmp_path / "steps.jsonl"
@@ -115,7 +115,7 @@ def test_replay_with_another_credit_shows_a_table_and_writes_the_batches(run, tm
         run("replay", "--steps", "1", "--rescore", "my_judge:juge")
 
 
-def test_prune_first_tells_and_then_does(run, history) -> None:
+def test_a_dry_run_of_prune_shows_what_prune_then_removes(run, history) -> None:
     told = run("store", "prune", "--older-than", "0s", "--dry-run")
     assert told[0] == 0
     assert "           1 groups\n" in told[1]
@@ -127,25 +127,25 @@ def test_prune_first_tells_and_then_does(run, history) -> None:
     assert run("replay", "--steps", "1..")[0] == 0
 
 
-def test_prune_keeps_what_is_as_young_as_the_newest_steps(run, history) -> None:
+def test_prune_keeps_rows_as_new_as_the_newest_steps(run, history) -> None:
     assert "           0 groups\n" in run("store", "prune", "--keep-steps", "1")[1]  # rejected after step 3 began
     history.train(1)
     assert "           1 groups\n" in run("store", "prune", "--keep-steps", "1")[1]
 
 
 @pytest.mark.parametrize("args", [[], ["--older-than", "7d", "--keep-steps", "3"]])
-def test_prune_needs_one_cut(run, args) -> None:
+def test_prune_needs_exactly_one_bound(run, args) -> None:
     with pytest.raises(UserError, match="either --older-than or --keep-steps"):
         run("store", "prune", *args)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7d", 604800), ("12h", 43200), ("1.5w", 907200), ("30 m", 1800)])
-def test_ages(text, seconds) -> None:
+def test_an_age_is_parsed_into_seconds(text, seconds) -> None:
     assert parse_age(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "7y", "-1d", "7dd"])
-def test_what_is_no_age_is_refused(text) -> None:
+def test_an_invalid_age_is_refused(text) -> None:
     with pytest.raises(UserError, match="--older-than"):
         parse_age(text)
 

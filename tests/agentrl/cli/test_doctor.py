@@ -45,7 +45,7 @@ def play(proxy: Any, program: str, *args: str) -> subprocess.CompletedProcess[st
     return doctor("--proxy", proxy.url, "--key", "run-key", *args, "--", sys.executable, "-c", program)
 
 
-def test_a_command_and_its_session_afterwards(proxy, store_url):
+def test_a_command_is_examined_and_its_session_can_be_examined_later(proxy, store_url):
     played = play(proxy, ASK)
     assert played.returncode == 0, played.stdout + played.stderr
     assert played.stdout.startswith("played\n")
@@ -69,13 +69,13 @@ def test_without_a_terminal_no_line_is_broken(proxy):
     assert not any(len(line) > 2000 for line in lines), "lines are not filled up with blanks"
 
 
-def test_a_command_that_is_not_there_starts_nothing(tmp_path: Path):
+def test_a_missing_command_starts_nothing(tmp_path: Path):
     told = doctor("--model", str(tmp_path / "no-model"), "--", "no-such-program")
     line = "agentrl: cannot run 'no-such-program': No such file or directory\n"
     assert (told.returncode, told.stderr) == (2, line)
 
 
-def test_json_alone_on_stdout(proxy):
+def test_with_json_stdout_holds_only_the_report(proxy):
     played = play(proxy, ASK + "raise SystemExit(3)", "--json")
     assert played.returncode == 1
     assert played.stderr == "played\n"
@@ -105,7 +105,7 @@ def test_mistakes_are_one_line(proxy, store_url, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_command_and_gives_the_session_up(proxy, tmp_path: Path, number):
+def test_ctrl_c_ends_the_command_and_abandons_the_session(proxy, tmp_path: Path, number):
     mark = tmp_path / "pid"
     program = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     command = [sys.executable, "-m", "agentrl", "doctor", "--proxy", proxy.url, "--key", "run-key", "--"]

@@ -49,7 +49,7 @@ def test_model_prints_the_folder(tiny_model: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{tiny_model}\n")
 
 
-def test_a_create_key_file_is_another_at_every_start_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_each_start_creates_a_new_private_key_file(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "engine-1.key"
     first, second = create_key_file(path), create_key_file(path)
     assert first != second == path.read_text()

@@ -81,7 +81,7 @@ def taken_port():
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
 )
-def test_one_line(config, args, message):
+def test_a_user_error_is_one_line_with_exit_status_2(config, args, message):
     status, stderr = agentrl(*args, cwd=config.parent)
     assert status == 2, stderr
     assert message in stderr

@@ -73,7 +73,7 @@ def test_a_rotated_key_lives_on_for_its_overlap(db: Database, key: Run) -> None:
     assert gone.revoked
 
 
-def test_what_is_wrong_is_said_in_one_line(key: Run) -> None:
+def test_mistakes_are_one_line(key: Run) -> None:
     with pytest.raises(UserError, match="--expires-in: 'soon' is not an age"):
         key("create", "--name", "ci", "--expires-in", "soon")
     with pytest.raises(UserError, match="session's key is created with its session"):

@@ -60,7 +60,7 @@ def test_without_options_the_newest_run_is_shown_and_named(here: Path) -> None:
     assert done.stderr == "run second, in runs/second: the newest of 2; --run names another\n"
 
 
-def test_the_list_is_of_every_folder(here: Path) -> None:
+def test_run_list_shows_the_runs_of_every_folder(here: Path) -> None:
     listed = call("run", "list").stdout
     assert listed.index("second") < listed.index("first")
 
@@ -93,7 +93,7 @@ def test_a_session_is_rewarded_without_naming_its_database(here: Path) -> None:
     assert json.loads(done.stdout)["applied"] is True, done.exception
 
 
-def test_a_worker_finds_the_proxy_of_a_run_that_is_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_finds_the_proxy_of_a_running_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(
         "agentrl.rollout.worker.run_worker", lambda config, **given: asked.update(given, of=config.name)

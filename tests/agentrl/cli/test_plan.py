@@ -48,7 +48,7 @@ def test_the_plan_says_how_parts_share_gpus(config: Path) -> None:
     assert lines[-1] == "engines and trainer divide the memory of the same GPUs: engines have 0.4 of it"
 
 
-def test_what_does_not_fit_and_hosts_without_gpus_are_refused(config: Path) -> None:
+def test_parts_that_do_not_fit_and_hosts_without_gpus_are_refused(config: Path) -> None:
     with pytest.raises(UserError, match=r"resources need 8 GPUs .*, but this host has 4"):
         plan(config, "--gpus", "4")
     with pytest.raises(UserError, match="--hosts needs --gpus"):

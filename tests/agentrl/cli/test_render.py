@@ -67,13 +67,13 @@ def test_the_supervisor_of_kubernetes_reads_the_same_run(config: Path) -> None:
     assert run.resources.trainer.hosts == 2
 
 
-def test_a_run_outside_of_the_claim_is_refused(config: Path) -> None:
+def test_a_run_folder_outside_of_the_volume_claim_is_refused(config: Path) -> None:
     for elsewhere in ("/home/runs", "../runs"):
         with pytest.raises(ConfigError, match=r"^runs_dir: .* is not below /data, where the pods have the claim$"):
             kubernetes(config, f"runs_dir={elsewhere}")
 
 
-def test_options_that_mean_nothing_alone_are_refused(config: Path) -> None:
+def test_incomplete_options_are_refused(config: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--storage-class needs --claim-size$"):
         kubernetes(config, "--storage-class", "fast")
     with pytest.raises(ConfigError, match=r"^--node-selector gpu: must be LABEL=VALUE$"):

@@ -91,6 +91,8 @@ def test_a_repeated_key_counts_once(db: Database, session_id: str) -> None:
         (["--value", "1", "--session", "nobody"], "no session 'nobody'"),
     ],
 )
-def test_what_cannot_be_rewarded_is_said(db: Database, session_id: str, options: list[str], message: str) -> None:
+def test_an_invalid_reward_is_refused_with_its_reason(
+    db: Database, session_id: str, options: list[str], message: str
+) -> None:
     with pytest.raises(RequestError, match=message):
         reward(db, session_id, *options)

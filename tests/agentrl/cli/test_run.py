@@ -49,9 +49,7 @@ def serving(cwd: Path, env: dict[str, str], engine: FakeEngine) -> Iterator[str]
             process.stderr.read()
 
 
-def test_two_commands_record_a_program_of_somebody_elses(
-    tmp_path: Path, tiny_model: Path, fake_engine: FakeEngine
-) -> None:
+def test_two_commands_record_an_external_program(tmp_path: Path, tiny_model: Path, fake_engine: FakeEngine) -> None:
     made = agentrl("run", "create", "--name", "rec", "--model", str(tiny_model), cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     env = exports(made.stdout)
@@ -89,7 +87,7 @@ def test_a_tokenizer_is_enough_to_record_and_the_engine_keeps_its_weights(
     assert (fake_engine.version, fake_engine.model_path) == ("0", served)
 
 
-def test_the_key_may_be_ones_own(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_key_can_be_chosen(tmp_path: Path, tiny_model: Path) -> None:
     url = f"sqlite:///{tmp_path}/own.db"
     args = ("run", "create", "--name", "rec", "--model", str(tiny_model), "--database-url", url)
     made = agentrl(*args, cwd=tmp_path, AGENTRL_RUN_KEY="mine")
@@ -137,7 +135,7 @@ def test_mistakes_are_said_in_one_line(tmp_path: Path, args: tuple[str, ...], me
     assert not (tmp_path / "runs").exists()
 
 
-def test_train_says_what_such_a_run_lacks(tmp_path: Path) -> None:
+def test_train_names_the_missing_agent_and_tasks(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("name: a\nmodel: tiny\n")
     done = agentrl("train", "a.yaml", cwd=tmp_path)
     assert done.stderr == (

@@ -216,9 +216,7 @@ def test_the_newest_run_is_shown_unless_one_is_named(database_url: str, run_id: 
     assert json.loads(named.stdout)["run"]["name"] == "test"
 
 
-def test_what_is_missing_is_said_in_one_line(
-    proxy: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_one_line(proxy: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"no proxy answers at http://127\.0\.0\.1:9"):
         status.from_proxy("http://127.0.0.1:9", "k", 60.0)
@@ -242,7 +240,7 @@ def test_an_empty_database_holds_no_run(database_url: str) -> None:
         status.from_store(Location(database_url=database_url, name=None), 60.0)
 
 
-def test_a_server_that_is_not_ours_is_told_apart(fake_engine: FakeEngine) -> None:
+def test_another_server_is_refused_as_no_proxy(fake_engine: FakeEngine) -> None:
     with pytest.raises(UserError, match="not an agentrl proxy"):
         status.from_proxy(fake_engine.url, "k", 60.0)
 

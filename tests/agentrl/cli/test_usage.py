@@ -34,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int | str | None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_an_option_that_no_command_has(command, monkeypatch, capsys):
+def test_an_unknown_option_is_refused_with_the_help_command(command, monkeypatch, capsys):
     assert run(monkeypatch, *command, "--no-such-option") == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
@@ -62,7 +62,7 @@ def test_every_option_has_a_help(command):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_other_mistakes(args, line, monkeypatch, capsys):
+def test_other_mistakes_are_one_line(args, line, monkeypatch, capsys):
     assert run(monkeypatch, *args) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
@@ -76,7 +76,7 @@ def test_help_and_version_are_no_mistakes(monkeypatch, capsys):
     assert "Usage" in capsys.readouterr().out
 
 
-def test_a_question_that_nobody_answers(monkeypatch, capsys):
+def test_an_aborted_prompt_exits_with_status_1(monkeypatch, capsys):
     def asked() -> None:
         raise typer.Abort
 

@@ -77,14 +77,14 @@ def test_a_part_of_a_named_preset_can_be_given_on_the_command_line(tmp_path: Pat
         ({"clip_low": 1.5}, "config key 'trainer.algorithm.clip_low'"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(algorithm: Any, message: str) -> None:
+def test_parts_that_exclude_each_other_are_refused_in_one_line(algorithm: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         run(algorithm)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_reference_that_nothing_is_compared_with_is_refused() -> None:
+def test_a_reference_without_a_kl_coefficient_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"reference needs an algorithm\.kl_coef above 0"):
         parse_config(BASE | {"trainer": {"reference": "elsewhere"}})
     assert parse_config(BASE | {"trainer": {"reference": "elsewhere", "algorithm": {"kl_coef": 0.1}}})

@@ -30,7 +30,7 @@ def test_a_discount_with_credit_per_turn_is_cautioned_against(parts: dict[str, A
     assert ["turn_discount 0.9" in text for text in config(**parts).cautions] == [True] * said
 
 
-def test_last_turns_of_an_episode_that_was_worse_are_above_the_baseline() -> None:
+def test_late_turns_of_a_longer_episode_exceed_the_baseline() -> None:
     """Two episodes that both earn 1, in one turn and in six: what the caution says."""
 
     def returns(turns: int) -> list[float]:

@@ -58,7 +58,7 @@ def test_a_stored_configuration_has_the_string_and_the_keys() -> None:
         ("sglang:d123456+fsdp:d4", "sizes are a letter and a number each"),
     ],
 )
-def test_a_string_that_is_not_served_is_refused_in_one_line(allocation: str, message: str) -> None:
+def test_an_unsupported_allocation_string_is_refused_in_one_line(allocation: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(BASE | {"resources": allocation})
     assert message in str(caught.value)

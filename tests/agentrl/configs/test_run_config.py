@@ -96,7 +96,7 @@ def test_a_number_that_is_not_finite_is_refused(path: str, value: float) -> None
 @pytest.mark.parametrize(
     "data", [{"seed": 2**63}, {"trainer": {"algorithm": {"overlong_penalty": 1e308}}}, {"proxy": {"max_reward": 1e13}}]
 )
-def test_a_number_that_nothing_holds_is_refused(data: dict[str, Any]) -> None:
+def test_a_number_above_its_bound_is_refused(data: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="less than"):
         parse_config({"name": "r", "model": "tiny", **data})
 

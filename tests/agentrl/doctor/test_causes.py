@@ -76,7 +76,7 @@ def test_a_system_prompt_that_changes_every_turn(proxy, ask, examine):
     assert "out of the system prompt" in advice.todo
 
 
-def test_a_system_prompt_that_was_of_the_first_call_alone(proxy, examine):
+def test_instructions_of_the_first_call_alone_are_named(proxy, examine):
     """The Responses API's instructions do not carry over."""
     sdk, session = proxy.sdk, proxy.session()
     first = sdk(session).responses.create(model="test", input="one", instructions="be brief")
@@ -209,7 +209,7 @@ def test_compaction_by_a_sliding_window(proxy, ask, examine):
     assert "left out or replaced by a summary, from message 2 on" in advice.cause
 
 
-def test_compaction_by_a_summary_is_told_as_probable(proxy, ask, examine):
+def test_compaction_by_a_summary_is_reported_as_probable(proxy, ask, examine):
     session = proxy.session()
     summary = "They have one apple and want two more."
     a1 = ask(session, [S, U1])
@@ -247,7 +247,7 @@ def test_a_second_task_that_quotes_the_result_of_the_first_is_new(proxy, ask, ex
 @pytest.mark.parametrize(
     ("system", "tools", "role"), [("write a title", None, "side"), ("search the web", [FIND], "subagent")]
 )
-def test_another_agent(proxy, ask, examine, system, tools, role):
+def test_a_call_of_another_agent_costs_no_tokens(proxy, ask, examine, system, tools, role):
     session = proxy.session()
     ask(session, [S, U1], tools=[ADD])
     ask(session, [says("system", system), U1], tools=tools)
@@ -258,7 +258,7 @@ def test_another_agent(proxy, ask, examine, system, tools, role):
     assert report.figures.merge_rate is None
 
 
-def test_a_new_conversation(proxy, ask, examine):
+def test_a_new_conversation_costs_no_tokens(proxy, ask, examine):
     session = proxy.session()
     ask(session, [S, U1])
     ask(session, [S, U2])

@@ -44,7 +44,7 @@ def test_an_agent_is_known_by_its_calls_else_by_its_command(facts: dict[str, Any
 
 
 @pytest.mark.parametrize("coder", coders.CODERS, ids=lambda coder: coder.name)
-def test_what_to_set_is_said_for_what_went_wrong(coder: coders.Coder) -> None:
+def test_the_advice_names_the_setting_for_each_problem(coder: coders.Coder) -> None:
     client = coder.clients[0]
     silent = session(command=coder.commands[0])
     assert coders.lines(silent, []) == [f"{coder.name}: {coder.address}"]

@@ -35,5 +35,5 @@ def test_sequences_share_their_tokens_up_to_the_first_that_differs(one, other, e
         ([-1, *range(500), -1], [*range(250), -2, *range(250, 500)], 500),
     ],
 )
-def test_what_two_sequences_have_in_common_in_order(one, other, expected):
+def test_the_longest_common_subsequence_is_found(one, other, expected):
     assert common_subsequence(one, other) == common_subsequence(other, one) == expected

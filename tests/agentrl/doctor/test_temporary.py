@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_serves_and_leaves_nothing(tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_temporary_proxy_serves_and_leaves_nothing(tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(parts, "engines", engine(SERVE))
     news: list[tuple[float, str]] = []
     before = started()
@@ -65,7 +65,7 @@ def test_it_serves_and_leaves_nothing(tiny_model: Path, folder: Path, monkeypatc
     assert any(line == "loading weights" for _, line in news)
 
 
-def test_an_engine_that_dies_is_told_and_everything_else_ends(tiny_model: Path, folder: Path, monkeypatch):
+def test_a_dying_engine_is_reported_and_ends_all_other_processes(tiny_model: Path, folder: Path, monkeypatch):
     monkeypatch.setattr(parts, "engines", engine("import sys; sys.exit('no memory')"))
     before = started()
 

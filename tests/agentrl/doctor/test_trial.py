@@ -56,7 +56,7 @@ def test_an_agent_that_only_appends_is_trainable(play):
     assert (found.session.status, found.command_status) == ("completed", 0)
 
 
-def test_an_agent_that_strips_its_answers_is_told_so(play, proxy):
+def test_an_agent_that_strips_its_answers_gets_that_advice(play, proxy):
     proxy.engine.enqueue(*(proxy.says(" padded ") for _ in range(4)))
     found = play(TURNS.replace("EDIT", 'talk[-1]["content"] = talk[-1]["content"].strip()'))
     assert found.verdict.answer == "trainable, with problems"
@@ -72,7 +72,7 @@ def test_an_agent_that_never_calls(play):
     assert "no call reached the proxy" in found.verdict.problems[0]
 
 
-def test_an_agent_whose_every_call_is_of_another_distribution(play):
+def test_an_agent_that_changes_the_distribution_of_every_call_is_not_trainable(play):
     found = play("ask(talk, top_p=0.5); ask(talk, top_k=3)")
     assert found.verdict.answer == "not trainable"
     assert "2 sampled from another distribution than the policy's (leave out top_p" in found.verdict.problems[0]
@@ -85,7 +85,7 @@ def test_an_agent_that_asks_for_greedy_answers_explores_all_the_same(play):
     assert (found.verdict.answer, found.figures.greedy) == ("trainable", 0)
 
 
-def test_an_agent_of_side_calls_alone(play, proxy):
+def test_an_agent_with_side_calls_alone_is_not_trainable(play, proxy):
     head = AGENT.replace(
         '"Bearer " + os.environ["OPENAI_API_KEY"]', '"Bearer " + os.environ["OPENAI_API_KEY"], "X-Turn-Type": "side"'
     )
@@ -129,7 +129,7 @@ def test_refusals_beside_answers_are_a_note(play):
     assert found.verdict.notes[0] == expected
 
 
-def test_a_wrong_address_is_told(play):
+def test_a_wrong_address_is_reported(play):
     found = play(TRY + 'attempt("/v1/chat/completions")')
     assert "there is no route POST" in found.verdict.problems[0]
     assert "base_url ends in one /v1, not in two" in found.verdict.problems[0]

@@ -113,7 +113,7 @@ EDITED = {"fork_reason": "history_edited"}
         (of(call("a"), call("b", "a"), call("c", "b"), call("d", **EDITED)), "trainable", None),
     ],
 )
-def test_the_verdict(found, answer, problem):
+def test_a_verdict_follows_from_the_calls(found, answer, problem):
     assert found.verdict.answer == answer
     if problem is None:
         assert found.verdict.problems == []
@@ -143,7 +143,7 @@ def test_the_verdict(found, answer, problem):
         (of(call("a"), undelivered("b", "running", "")), "1 call still running"),
     ],
 )
-def test_a_note(found, note):
+def test_a_note_names_what_to_improve(found, note):
     assert note in found.verdict.notes[0]
 
 
@@ -198,7 +198,7 @@ def test_a_system_prompt_that_was_never_processed_costs_nothing():
     assert found.forks[0].cost_tokens == 5
 
 
-def test_many_refusals_are_counted_as_far_as_they_are_kept():
+def test_refusals_above_the_stored_number_are_summarized():
     one = {"status": 404, "code": "model_not_found", "message": "no model 'x'"}
     todo = "name it 'default'"
     assert call_notes.refused([one] * 20) == [f"20 calls or more were refused (404): no model 'x': {todo}"]
@@ -217,7 +217,7 @@ def test_without_a_tokenizer_ids_stand_for_text():
     assert token["text"]["ours"] == (" ".join(str(ord(c)) for c in "to "), str(ord("b")), "")
 
 
-def test_calls_that_asked_for_other_sampling_are_counted_by_what_they_asked_for() -> None:
+def test_calls_that_asked_for_other_sampling_are_counted_by_value() -> None:
     def asking(id: str, asked: dict[str, Any], parent: str | None = None) -> dict[str, Any]:
         return call(id, parent, options={"replaced": asked}, params={"temperature": 1.0, "max_new_tokens": 8})
 

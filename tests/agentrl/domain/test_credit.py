@@ -54,7 +54,7 @@ def test_side_calls_carry_no_value_unless_rewarded_themselves():
     assert rewarded["root"] == 1.0  # a side call's reward stays its own
 
 
-def test_a_branch_reward_passes_by_the_side_calls_on_its_path_and_stays_with_a_rewarded_one():
+def test_a_branch_reward_skips_side_calls_except_a_rewarded_one():
     calls = [*TREE, CallFact("check", "side", "side"), CallFact("back", "check", "main")]
     found = call_returns(calls, SessionRewards(branches={"back": 1.0}), 0.5)
     assert found == {"root": 0.5, "left": 0.0, "right": 0.0, "end": 0.0, "back": 1.0}
@@ -91,7 +91,7 @@ def test_the_outcome_is_the_first_main_calls_return():
     assert outcome([], {}) == 0.0
 
 
-def test_the_newest_of_a_name_counts_and_names_add_up():
+def test_the_newest_reward_of_a_name_counts_and_names_are_summed():
     facts = [
         (None, "session", "reward", 0.2),
         (None, "session", "reward", 0.9),
@@ -152,7 +152,7 @@ def test_sub_agents_and_side_calls_never_change_the_main_calls(calls, session, o
 
 
 @given(sessions(), values)
-def test_every_call_that_shares_has_the_sessions_reward_without_a_discount(calls, session):
+def test_without_a_discount_every_sharing_call_has_the_sessions_reward(calls, session):
     found = call_returns(calls, SessionRewards(session), 1.0)
     assert found == {call.id: session for call in calls if call.shares}
 

@@ -35,11 +35,11 @@ def test_a_run_is_evaluated_first_last_and_every_so_often() -> None:
 
 
 @pytest.mark.parametrize(("published", "due"), [(0, 0), (1, None), (3, None), (4, 4), (7, 4), (8, 8), (9, 8), (10, 10)])
-def test_the_newest_is_due_and_the_base_weights_are_not_made_up_for(published: int, due: int | None) -> None:
+def test_only_the_newest_missed_evaluation_is_due(published: int, due: int | None) -> None:
     assert newest_due(4, 10, published) == due
 
 
-def test_labels_go_through_metadata() -> None:
+def test_labels_survive_metadata() -> None:
     label = Label(4, 7, Episode("greedy", 3, 1), 12)
     assert Label.of({"mine": 1, **label.metadata}) == label
     for foreign in ({}, {"evaluation": 3}, {"evaluation": {"step": 1}}, {"evaluation": {"step": "a", "version": None}}):
@@ -95,13 +95,13 @@ def test_a_sample_that_fails_too_often_is_worth_nothing_and_one_that_was_abandon
     assert line(found.as_json()) == "evaluation of step 4: s 0.500, 1 episodes failed, versions 4 to 5"
 
 
-def test_versions_are_apart_and_foreign_sessions_are_in_none() -> None:
+def test_results_are_per_version_and_ignore_foreign_sessions() -> None:
     foreign = {"mine": 1, "status": "completed", "reward": 9.0, "version_min": 4, "version_max": 4}
     found = collect([row(0, version=4), foreign, row(0, version=6, reward=0.0)])
     assert [(one.version, one.settings["s"].rewards) for one in found] == [(4, {0: [1.0]}), (6, {0: [0.0]})]
 
 
-def test_gains_are_of_the_settings_that_both_have() -> None:
+def test_gains_cover_the_common_settings() -> None:
     before = collect([row(index=i, reward=0.25 * i) for i in range(3)] + [row(setting="old")])[0]
     after = collect([row(index=i, reward=0.25 * i + 0.5) for i in range(3)] + [row(setting="new")])[0]
     assert gains(before, after) == {"s": {"reward": 0.5, "low": 0.5, "high": 0.5}}

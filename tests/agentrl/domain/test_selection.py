@@ -9,7 +9,7 @@ from agentrl.errors import UserError
 @pytest.mark.parametrize(
     ("text", "first", "last"), [("5", 5, 5), ("3..7", 3, 7), ("3..", 3, None), ("..7", 1, 7), (" 2..2 ", 2, 2)]
 )
-def test_ranges(text, first, last) -> None:
+def test_a_range_of_steps_is_parsed(text, first, last) -> None:
     assert StepRange.parse(text) == StepRange(first, last)
 
 
@@ -31,7 +31,7 @@ def test_a_range_includes_both_ends() -> None:
         ("1...3", "not a range of steps"),
     ],
 )
-def test_what_is_no_range_is_refused(text, message) -> None:
+def test_an_invalid_range_is_refused(text, message) -> None:
     with pytest.raises(UserError, match=r"^--steps: ") as refused:
         StepRange.parse(text)
     assert message in str(refused.value)

@@ -20,7 +20,7 @@ from agentrl.domain.staleness import NO_BOUND, ages, ancestors, capacity
         (2, {1: 0, 2: 1, 3: 0}, {1: 1, 2: 0, 3: 2}),
     ],
 )
-def test_ages(version, parents, expected):
+def test_an_age_counts_versions_of_the_lineage(version, parents, expected):
     assert ages(version, parents) == expected
 
 
@@ -40,7 +40,7 @@ def test_a_later_version_is_never_older_whatever_was_rolled_back(rolled_back_ste
 @pytest.mark.parametrize(
     ("staleness", "published", "expected"), [(0, 0, 4), (1, 0, 8), (1, 3, 20), (4, 0, 20), (4, 9, 40)]
 )
-def test_capacity(staleness, published, expected):
+def test_the_capacity_follows_from_staleness_and_steps(staleness, published, expected):
     assert capacity(max_staleness=staleness, published_step=published, groups_per_step=4, target_steps=10) == expected
 
 

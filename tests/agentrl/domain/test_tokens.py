@@ -23,7 +23,7 @@ def grown(parts: list[list[int]]) -> TokenIds:
 
 
 @given(PARTS)
-def test_it_reads_as_the_list_of_all_parts(parts: list[list[int]]) -> None:
+def test_token_ids_read_as_the_list_of_all_parts(parts: list[list[int]]) -> None:
     ids, whole = grown(parts), list(chain(*parts))
     assert list(ids) == whole
     assert len(ids) == len(whole)
@@ -41,7 +41,7 @@ def test_slices_are_those_of_the_list(
 
 
 @given(PARTS, st.integers(0, 80))
-def test_what_is_behind_an_index_comes_packed(parts: list[list[int]], start: int) -> None:
+def test_ids_from_an_index_on_are_returned_packed(parts: list[list[int]], start: int) -> None:
     ids, whole = grown(parts), list(chain(*parts))
     assert ids.behind(start) == packed(whole[start:]) == struct.pack(f"<{len(whole[start:])}i", *whole[start:])
     assert unpacked(ids.behind(start)) == whole[start:]
@@ -54,14 +54,14 @@ def test_the_digest_is_of_the_ids_however_they_came(parts: list[list[int]]) -> N
     assert TokenIds(whole).digest == hashlib.blake2b(packed(whole), digest_size=16).hexdigest()
 
 
-def test_extending_changes_nothing_that_was_there() -> None:
+def test_extending_does_not_change_the_original() -> None:
     first = TokenIds([1, 2])
     left, right = first.extended([3]), first.extended([4, 5])
     assert [list(ids) for ids in (first, left, right)] == [[1, 2], [1, 2, 3], [1, 2, 4, 5]]
     assert first.extended([]) is first
 
 
-def test_the_text_of_a_part_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_json_of_a_part_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
 
     def note(raw: bytes) -> list[int]:

@@ -68,9 +68,7 @@ async def spans(client: EngineClient, adapter: Adapter | None) -> list[VersionSp
     return chunks[-1].versions
 
 
-async def test_requests_that_name_adapters_and_such_that_name_none_run_side_by_side(
-    client: EngineClient, folders: dict[str, Path]
-) -> None:
+async def test_requests_with_and_without_adapters_run_at_once(client: EngineClient, folders: dict[str, Path]) -> None:
     assert await client.adapters() == {}
     for adapter in (V1, V2):
         await client.load_adapter(adapter.name, folders[adapter.name])
@@ -128,9 +126,7 @@ async def test_a_request_goes_on_with_its_adapter_while_others_come_and_its_own_
     assert list(await client.adapters()) == [V2.name]
 
 
-async def test_an_adapter_that_was_unloaded_is_loaded_again_for_who_names_it(
-    client: EngineClient, folders: dict[str, Path]
-) -> None:
+async def test_a_request_loads_its_unloaded_adapter_again(client: EngineClient, folders: dict[str, Path]) -> None:
     await client.load_adapter(V1.name, folders[V1.name])
     await client.unload_adapter(V1.name)
     assert await client.adapters() == {}
@@ -138,7 +134,7 @@ async def test_an_adapter_that_was_unloaded_is_loaded_again_for_who_names_it(
     assert list(await client.adapters()) == [V1.name]
 
 
-async def test_an_adapter_over_other_weights_than_the_base_samples_nothing_that_counts(
+async def test_an_answer_of_an_adapter_over_other_weights_than_the_base_is_refused(
     client: EngineClient, folders: dict[str, Path], tiny_model: Path
 ) -> None:
     await client.load_adapter(V1.name, folders[V1.name])
@@ -149,7 +145,7 @@ async def test_an_adapter_over_other_weights_than_the_base_samples_nothing_that_
         await spans(client, V1)
 
 
-async def test_an_engine_answers_nobody_without_its_key(client: EngineClient, url: str) -> None:
+async def test_an_engine_refuses_requests_without_its_key(client: EngineClient, url: str) -> None:
     web_page = {"Origin": "https://evil.example"}
     async with aiohttp.ClientSession() as http:
         for method, path in [

@@ -280,7 +280,7 @@ async def test_abort_before_the_first_token(client: EngineClient) -> None:
     assert chunks[-1].versions == ([VersionSpan(version=0, start=0, end=n)] if (n := n_tokens(chunks)) else [])
 
 
-async def test_fewer_events_if_asked(client: EngineClient) -> None:
+async def test_a_stream_interval_reduces_the_events(client: EngineClient) -> None:
     chunks = await collect(client, {"max_new_tokens": 20, "ignore_eos": True, "stream_interval": 8})
     assert [len(chunk.output_ids) for chunk in chunks] == [1, 8, 8, 3]
 
@@ -290,14 +290,14 @@ async def test_every_event_names_the_version_it_was_sent_under(client: EngineCli
     assert [chunk.version_label for chunk in chunks] == [0] * len(chunks)
 
 
-async def test_paused_and_not(client: EngineClient) -> None:
+async def test_an_engine_reports_whether_it_is_paused(client: EngineClient) -> None:
     assert not await client.paused()
     await client.pause("in_place")
     assert await client.paused()
     await client.continue_generation()
 
 
-async def test_hanging_up_breaks_off_what_is_under_way(client: EngineClient) -> None:
+async def test_hanging_up_interrupts_requests_under_way(client: EngineClient) -> None:
     stream = client.generate(rid=rid(), input_ids=PROMPT, sampling_params=LONG)
     await anext(stream)
     client.hang_up()

@@ -16,7 +16,7 @@ from agentrl.engine.sglang_client import EngineClient
 PROMPTS = [[5, 6, 7, 8, 9 + n % 5] * (1 + n % 4) for n in range(24)]
 
 
-def test_the_command_line_asks_for_it_and_nothing_is_compiled(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_command_line_enables_determinism_without_compilation(tiny_model: Path, tmp_path: Path) -> None:
     spec = EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "e.log", deterministic=True)
     plain = EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "e.log")
     assert "--enable-deterministic-inference" in argv(spec)

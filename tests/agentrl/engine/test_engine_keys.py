@@ -35,7 +35,7 @@ def test_each_engine_has_its_own_key_or_the_common_one() -> None:
 @pytest.mark.parametrize(
     "env", [{ENGINE_KEYS: "{"}, {ENGINE_KEYS: "[]"}, {ENGINE_KEYS: '{"a": 1}'}, {ENGINE_KEYS: '{"a": "b\\n"}'}]
 )
-def test_what_are_no_keys_is_refused(env: dict[str, str]) -> None:
+def test_invalid_keys_are_refused(env: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=ENGINE_KEYS):
         EngineKeys.from_env(env)
 
@@ -59,7 +59,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     assert "ter2" not in str(caught.value)
 
 
-def test_how_a_key_is_sent() -> None:
+def test_a_key_is_sent_in_the_authorization_header() -> None:
     assert authorization(None) == {}
     assert authorization("abc") == {"Authorization": "Bearer abc"}
     assert authorization("me:pw") == {"Authorization": "Basic bWU6cHc="}
@@ -82,7 +82,7 @@ async def test_a_client_sends_its_key_with_every_request() -> None:
             assert chunks[-1].finish_reason == "stop"
 
 
-def test_an_app_behind_a_key_answers_nobody_without_it_and_no_web_page() -> None:
+def test_an_app_with_a_key_refuses_requests_without_it_and_web_pages() -> None:
     async def hello(_: object) -> PlainTextResponse:
         return PlainTextResponse("hello")
 
@@ -115,7 +115,7 @@ def test_an_app_behind_a_key_answers_nobody_without_it_and_no_web_page() -> None
     assert "access-control-allow-origin" not in client.get("/health").headers
 
 
-def test_what_would_serve_without_the_check_does_not_start() -> None:
+def test_modes_that_bypass_the_key_check_are_refused_at_the_start() -> None:
     class Args:
         grpc_mode = True
         tokenizer_worker_num = 2

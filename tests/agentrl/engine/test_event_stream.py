@@ -46,7 +46,7 @@ def test_the_last_chunk_carries_reason_and_spans() -> None:
     assert chunk.versions == [VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)]
 
 
-def test_what_an_adapter_samples_is_of_its_version_whatever_the_server_calls_its_base() -> None:
+def test_tokens_of_an_adapter_have_its_version_whatever_the_base_is_labelled() -> None:
     reader = ChunkReader(Adapter("v5-a", 5))
     first = reader.read(event([7], 1, weight_version="0"))
     assert (first.version_label, first.versions) == (5, None)
@@ -62,7 +62,7 @@ def test_what_an_adapter_samples_is_of_its_version_whatever_the_server_calls_its
         LAST | {"weight_version": "0", "weight_versions": [{"version": "3", "start": 0, "end": 2}]},
     ],
 )
-def test_an_adapter_over_other_weights_than_the_base_is_told(meta: Json) -> None:
+def test_an_adapter_over_other_weights_than_the_base_is_an_error(meta: Json) -> None:
     with pytest.raises(EngineUnavailable, match="version 3 instead of the base weights"):
         ChunkReader(Adapter("v5-a", 5)).read(event([7, 8], 2, **meta))
 
@@ -84,7 +84,7 @@ def test_a_request_that_was_aborted_before_its_first_token_has_no_spans() -> Non
         ({"weight_version": "default"}, "--weight-version 0"),
     ],
 )
-def test_what_cannot_be_recorded_is_an_error(meta: Json, message: str) -> None:
+def test_a_chunk_that_cannot_be_recorded_is_an_error(meta: Json, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         ChunkReader().read(event([7, 8], 2, **meta))
 

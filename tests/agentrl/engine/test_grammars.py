@@ -75,7 +75,7 @@ def test_a_schema_within_the_bounds_is_taken(schema: Any) -> None:
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_a_schema_that_is_none_or_too_much_is_refused(why: str) -> None:
+def test_an_invalid_or_too_large_schema_is_refused(why: str) -> None:
     with pytest.raises(GrammarRefused, match=why):
         check(BAD[why])
 

@@ -31,7 +31,7 @@ def test_a_number_is_in_its_range_or_refused(name: str, value: Any) -> None:
 
 
 @given(st.dictionaries(st.sampled_from([*NUMBERS]), st.integers() | st.floats(), min_size=1))
-def test_what_is_let_through_fits_the_tensors(params: dict[str, Any]) -> None:
+def test_accepted_parameters_fit_the_tensors(params: dict[str, Any]) -> None:
     try:
         check(params, VOCAB)
     except ParamRefused:
@@ -61,12 +61,12 @@ def test_what_is_let_through_fits_the_tensors(params: dict[str, Any]) -> None:
         ({"n": 2}, "is not supported by engines"),
     ],
 )
-def test_what_no_engine_is_sent(params: dict[str, Any], said: str) -> None:
+def test_a_parameter_that_no_engine_takes_is_refused(params: dict[str, Any], said: str) -> None:
     with pytest.raises(ParamRefused, match=said):
         check(params, VOCAB)
 
 
-def test_what_an_engine_is_sent() -> None:
+def test_valid_parameters_are_accepted() -> None:
     params = {
         "temperature": 1.0,
         "top_p": 1e-9,

@@ -17,7 +17,7 @@ from agentrl.errors import UserError
     ("given", "below"),
     [("32768\t60999\n", 32_768), ("15000 65535", 15_000), (None, server_process.USUAL_FIRST_EPHEMERAL)],
 )
-def test_a_free_port_is_none_that_the_system_gives_away(
+def test_a_free_port_is_below_the_ephemeral_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, below: int
 ) -> None:
     if given is not None:
@@ -29,7 +29,7 @@ def test_a_free_port_is_none_that_the_system_gives_away(
         server_process.check_port("127.0.0.1", port)
 
 
-def test_where_the_system_gives_away_every_port_it_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_free_port_is_found_when_every_port_is_ephemeral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "range").write_text("1024 65535")
     monkeypatch.setattr(server_process, "EPHEMERAL_RANGE_FILE", tmp_path / "range")
     server_process.check_port("127.0.0.1", server_process.free_port())
@@ -46,7 +46,7 @@ def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(server_process.free_port() != port for _ in range(20))
 
 
-def test_an_address_that_is_not_ours_is_told_at_once() -> None:
+def test_an_address_of_another_host_is_refused_at_once() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1"):
         server_process.free_port("192.0.2.1")
 

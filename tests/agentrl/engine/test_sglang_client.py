@@ -27,7 +27,7 @@ async def sample(client: EngineClient, **more: str) -> list[Chunk]:
     return [chunk async for chunk in client.generate(rid="r" * 32, input_ids=[1, 2], sampling_params=params, **more)]
 
 
-async def test_nobody_there(http: aiohttp.ClientSession) -> None:
+async def test_an_engine_without_a_connection_is_dead(http: aiohttp.ClientSession) -> None:
     client = EngineClient(f"http://127.0.0.1:{free_port()}", http)
     assert await client.health() is Health.DEAD
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1") as caught:

@@ -60,7 +60,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     return Engine(tmp_path, monkeypatch)
 
 
-def test_a_version_that_is_not_here_comes_from_the_storage(engine):
+def test_an_absent_version_is_loaded_from_the_storage(engine):
     stored_folders.upload(engine.store, engine.here, NAME)
     answer = engine.ask(f"/no/such/folder/{NAME}").json()
     assert answer["found"] == {"model.safetensors": "tensors"}
@@ -68,13 +68,13 @@ def test_a_version_that_is_not_here_comes_from_the_storage(engine):
     assert answer["body"]["weight_version"] == "12"
 
 
-def test_a_version_that_is_here_is_read_here(engine):
+def test_a_local_version_is_read_from_its_folder(engine):
     answer = engine.ask(engine.here).json()
     assert answer["body"]["model_path"] == str(engine.here)
     assert not (engine.folder / "cache").exists()
 
 
-def test_another_folder_is_sglangs_own_affair(engine):
+def test_a_folder_of_no_version_is_passed_on_to_sglang(engine):
     assert engine.ask("/no/such/model").json()["body"]["model_path"] == "/no/such/model"
 
 

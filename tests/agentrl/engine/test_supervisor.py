@@ -124,7 +124,7 @@ async def test_weights_are_loaded_before_it_counts_as_serving(spec: EngineSpec) 
             assert (await EngineClient(served.url, http).model_info()).weight_version == 4
 
 
-async def test_it_gives_up_after_quick_deaths_and_shows_the_log(
+async def test_the_supervisor_gives_up_after_quick_deaths_and_shows_the_log(
     spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.processes.restarts.BACKOFF_FIRST_S", 0.0)
@@ -137,7 +137,9 @@ async def test_it_gives_up_after_quick_deaths_and_shows_the_log(
     assert len(news.deaths) == MAX_QUICK_DEATHS - 1
 
 
-async def test_a_late_server_is_ended(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_is_not_healthy_in_time_is_stopped(
+    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_process, "argv", lambda spec: [sys.executable, "-c", "import time; time.sleep(600)"])
     late = server_process.launch(spec)
     with pytest.raises(EngineUnavailable, match="not healthy after"):

@@ -95,7 +95,7 @@ async def test_a_connection_that_the_server_ends_is_not_used_again(head: bytes, 
         assert server.connections == 2
 
 
-async def test_one_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(TWO_CHUNKS) as server:
         line = Wire(f"http://127.0.0.1:{server.port}")
         await ask(line)
@@ -118,7 +118,7 @@ async def test_the_url_brings_a_path_and_the_headers_a_key() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b""])
-async def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
+async def test_an_invalid_answer_is_a_connection_error(answer: bytes) -> None:
     async with serving(answer, hangs_up=True) as server:
         with pytest.raises(ConnectionError):
             await ask(Wire(f"http://127.0.0.1:{server.port}"))
@@ -131,7 +131,7 @@ async def test_a_late_answer_is_a_timeout_and_the_server_is_hung_up_on() -> None
         await until(lambda: server.left == 1)
 
 
-async def test_hanging_up_breaks_off_what_is_under_way() -> None:
+async def test_hanging_up_interrupts_requests_under_way() -> None:
     async with serving(OK + b"content-length: 9\r\n\r\nhalf") as server:
         line = Wire(f"http://127.0.0.1:{server.port}")
         answer = await line.post("/x", b"{}", {}, TIMEOUT_S)
@@ -155,7 +155,7 @@ async def test_a_response_may_end_after_it_was_released() -> None:
         line.close()
 
 
-async def test_one_that_does_not_end_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_released_response_that_does_not_end_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "END_S", 0.05)
     async with serving(OK + b"content-length: 9\r\n\r\nhalf") as server:
         line = Wire(f"http://127.0.0.1:{server.port}")

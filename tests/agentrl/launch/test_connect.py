@@ -45,7 +45,7 @@ def test_keys_that_are_not_given_are_made_up() -> None:
         ({"AGENTRL_ADMIN_KEY": "schlüssel"}, "AGENTRL_ADMIN_KEY: a key consists of printable ASCII"),
     ],
 )
-def test_keys_that_cannot_be_are_refused(env: dict[str, str], message: str) -> None:
+def test_invalid_keys_are_refused(env: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         connect.choose_keys(env)
     assert not any(key in str(caught.value) for key in env.values())
@@ -58,7 +58,7 @@ def test_a_resumed_run_keeps_its_proxy_where_it_was(config: RunConfig) -> None:
     assert first not in engines
 
 
-def test_a_port_that_was_taken_meanwhile_is_given_up_with_a_word(config: RunConfig) -> None:
+def test_the_proxy_moves_from_a_taken_port_with_a_note(config: RunConfig) -> None:
     first, _, _ = connect.choose_ports(config)
     with socket.socket() as other:
         other.bind(("127.0.0.1", first))
@@ -83,7 +83,7 @@ def test_a_configured_port_is_never_given_up(config: RunConfig) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "99999999", "x", "-1"])
-def test_a_port_file_that_is_not_ours_is_not_believed(config: RunConfig, content: str) -> None:
+def test_an_invalid_port_file_is_ignored(config: RunConfig, content: str) -> None:
     (config.run_dir / connect.PORT_FILE).write_text(content)
     port, _, note = connect.choose_ports(config)
     assert 0 < port < 65536

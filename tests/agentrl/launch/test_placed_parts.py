@@ -34,7 +34,7 @@ def test_an_allocation_string_sizes_engines_and_the_trainer():
     }
 
 
-def test_what_is_larger_than_a_host_is_a_gang_of_hosts():
+def test_a_part_larger_than_a_host_is_a_gang_of_hosts():
     sizes = {"engines": {"tensor": 16, "hosts": 2}, "trainer": {"ranks": 16, "hosts": 2}}
     found = parts(resources=sizes)
     for name in ("engine-0", "trainer"):
@@ -72,7 +72,7 @@ def test_configured_engines_are_not_placed():
         {"engines": {"tensor": 2, "hosts": 2}},
     ],
 )
-def test_one_machine_refuses_what_needs_several(resources):
+def test_local_placement_refuses_parts_of_several_hosts(resources):
     with pytest.raises(ConfigError, match=r"resources\.\S+: 2 needs a placement other than local"):
         parts(placement="local", resources=resources)
 

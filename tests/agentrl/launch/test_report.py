@@ -92,7 +92,7 @@ def test_a_run_without_evaluation_has_a_summary_too() -> None:
         ({"published_step": 3, "evaluations": []}, "evaluation of step 3: its start"),
     ],
 )
-def test_progress_says_what_is_waited_for(changes: dict[str, object], text: str) -> None:
+def test_progress_says_what_the_run_waits_for(changes: dict[str, object], text: str) -> None:
     assert live_panel.waiting_for(replace(SNAPSHOT, **changes), CONFIG).startswith(text)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def test_one_engine_that_serves_does_not_excuse_another() -> None:
+def test_a_serving_engine_does_not_extend_the_start_of_another() -> None:
     clock = Clock()
     starts = Starts(300.0, clock)
     starts.started(A)
@@ -29,7 +29,7 @@ def test_one_engine_that_serves_does_not_excuse_another() -> None:
         starts.check({A: "serving", B: "dead"})
 
 
-def test_one_that_came_may_die_and_has_its_time_again_when_it_is_restarted() -> None:
+def test_a_restarted_engine_has_its_full_start_time_again() -> None:
     clock = Clock()
     starts = Starts(300.0, clock)
     starts.started(A)

@@ -23,7 +23,7 @@ def test_a_folder_of_yours_is_taken_as_it_is(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path.resolve()
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_model_folder_or_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="did you mean 'smollm2'"):
         resolve_model("smollm")
     with pytest.raises(ModelFolderError, match="does not exist"):
@@ -99,7 +99,7 @@ def test_smollm2_splits_digits_and_keeps_its_template(smollm2_model: Path) -> No
     assert json.loads((smollm2_model / "config.json").read_text())["tie_word_embeddings"] is True
 
 
-def test_smollm2_knows_what_its_training_taught_it(smollm2_model: Path) -> None:
+def test_smollm2_completes_a_known_fact(smollm2_model: Path) -> None:
     """A wrong permutation, norm or tokenizer makes the model talk nonsense."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -122,7 +122,7 @@ def test_tiny_encodes_any_text_one_token_per_byte(tiny_model: Path) -> None:
     assert tokenizer.encode("<|im_start|>a<|im_end|>").ids[::2] == [tiny.IM_START, tiny.IM_END]
 
 
-def test_tiny_is_half_taught(tiny_model: Path) -> None:
+def test_tiny_solves_some_of_its_tasks(tiny_model: Path) -> None:
     """Good enough to be rewarded at times, bad enough to learn from it."""
     import random
 

@@ -97,7 +97,7 @@ def test_each_part_gets_its_gpus(allocation: str, hosts: int, gpus: int, says: s
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(allocation: str, hosts: int, gpus: int, message: str) -> None:
+def test_parts_that_do_not_fit_are_refused_in_one_line(allocation: str, hosts: int, gpus: int, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         placed(allocation, hosts, gpus)
     assert str(caught.value) == message

@@ -30,7 +30,7 @@ def part(name: str, ranks: int = 1, spread: Any = "pack", **need: Any) -> PartSp
         ([], []),
     ],
 )
-def test_what_fits_passes(parts: list[PartSpec], hosts: list[Capacity]) -> None:
+def test_parts_that_fit_are_accepted(parts: list[PartSpec], hosts: list[Capacity]) -> None:
     check_capacity(parts, hosts)
 
 
@@ -75,7 +75,7 @@ def test_what_fits_passes(parts: list[PartSpec], hosts: list[Capacity]) -> None:
         ([part("proxy")], [], "proxy needs a host of 1 CPU; the cluster has no hosts"),
     ],
 )
-def test_what_can_never_be_placed_is_refused_in_one_line(
+def test_a_part_that_fits_on_no_host_is_refused_in_one_line(
     parts: list[PartSpec], hosts: list[Capacity], said: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -9,7 +9,7 @@ from agentrl.placement.local_address import ADDRESS, interface_of, local_address
 from agentrl.store.db.sql_engines import host_of
 
 
-def test_the_way_to_loopback_is_loopback():
+def test_loopback_is_reached_from_loopback():
     assert local_address("127.0.0.1") == local_address("localhost") == "127.0.0.1"
 
 
@@ -40,10 +40,10 @@ def test_a_fixed_port_that_is_none_is_refused(monkeypatch, wrong):
         ("sqlite:////tmp/a.db", "127.0.0.1"),
     ],
 )
-def test_the_host_of_a_database(url, host):
+def test_the_host_of_a_database_is_read_from_its_url(url, host):
     assert host_of(url) == host
 
 
-def test_the_interface_of_an_address():
+def test_an_address_names_its_interface():
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("203.0.113.7") is None

@@ -41,7 +41,7 @@ def test_the_parameters_of_all_files_are_counted(tmp_path: Path) -> None:
         ({"cpu_offload": True, "device": "cuda"}, 1, 1, 0),
     ],
 )
-def test_what_a_rank_keeps_between_steps(
+def test_the_memory_of_a_rank_between_steps_is_computed(
     trainer: dict[str, Any], ranks: int, replicas: int, bytes_per_parameter: float
 ) -> None:
     kept = memory_share.kept_bytes(config(trainer, ranks, replicas), BILLION)

@@ -33,7 +33,7 @@ def test_a_spec_survives_json():
         ("{leader_port:rdzv}", True, r"\{leader_port:rdzv\} is not known"),
     ],
 )
-def test_a_name_that_nothing_fills_in_is_refused(text, gang, wrong):
+def test_an_unknown_placeholder_is_refused(text, gang, wrong):
     with pytest.raises(ValidationError, match=wrong):
         PartSpec(name="part", argv=(text,), gang=gang)
 

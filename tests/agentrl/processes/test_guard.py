@@ -108,7 +108,7 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_that_was_writt
         assert process.returncode == 128 + signal.SIGKILL
 
 
-def test_what_a_command_leaves_behind_is_killed_when_it_ends(family: Callable[..., Family]) -> None:
+def test_processes_that_a_command_leaves_are_killed_when_it_ends(family: Callable[..., Family]) -> None:
     ours = family(lives_s=0.5)
     assert ours.process.wait(120) == 0
     assert ours.gone()
@@ -140,7 +140,7 @@ def test_a_killed_guard_leaves_nothing_while_its_parent_lives(family: Callable[.
     assert not ours.terminated.exists()
 
 
-def test_a_dying_parent_that_kills_the_guard_first_still_terminates_the_command(family: Callable[..., Family]) -> None:
+def test_the_command_is_terminated_when_its_parent_kills_the_guard_first(family: Callable[..., Family]) -> None:
     """A Ray worker that exits kills its children, then ends itself."""
     ours = family()
     ours.guard.kill()

@@ -61,7 +61,7 @@ class Counted:
 @pytest.mark.parametrize(
     "unit", ["{open}", "{open}{close}", '{open}"{close}', '{open}{open}"{close}{close}', "{close}"]
 )
-def test_reading_costs_what_the_reply_is_long(tmp_path: Path, unit: str) -> None:
+def test_reading_takes_linear_time(tmp_path: Path, unit: str) -> None:
     """A policy that repeats itself must not stop the proxy: no character is read many times."""
     subject = load_subject(tmp_path / "model", "qwen3")
     text = unit.format(open="<tool_call>", close="</tool_call>") * 500 + "</tool_call>"

@@ -156,7 +156,7 @@ def test_tools_and_options_are_part_of_the_root() -> None:
     assert all(len(key) == 16 for key in roots)
 
 
-def test_keys_chain() -> None:
+def test_a_key_is_computed_from_the_key_before_and_the_message() -> None:
     conversation = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     first, second = chain_keys(ROOT, conversation)
     assert (first, second) == (chain_key(ROOT, conversation[0]), chain_key(first, conversation[1]))

@@ -112,7 +112,7 @@ def test_the_first_different_message_is_edited_dropped_inserted_or_moved(recorde
     assert change(recorded, sent, common(recorded, sent)) == expected
 
 
-def test_the_nearest_shares_most_messages_then_answers_and_is_the_latest():
+def test_the_nearest_history_shares_most_messages_then_answers_then_is_newest():
     histories = [plain(h) for h in ([SYSTEM, U3, A1], TALK, [SYSTEM, U3, A2], [SYSTEM, U3, A2])]
     assert nearest(histories, plain([SYSTEM, U1, U3])) == 1
     assert nearest(histories, plain([SYSTEM, says("user", "x"), A1, U2, A2])) == 1
@@ -154,7 +154,7 @@ def test_shared_messages_are_canonicalized_once():
     assert (one, other) == (plain([U1, A1]), plain([U1, A2]))
 
 
-def test_developer_messages_lead_too():
+def test_developer_messages_count_as_leading_system_messages():
     assert leading_system([says("developer", "a"), SYSTEM, U1, SYSTEM]) == 2
     assert leading_system([SYSTEM]) == 1
 

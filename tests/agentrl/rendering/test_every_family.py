@@ -88,7 +88,7 @@ def test_a_turn_of_anything_bridges_unless_its_reasoning_was_never_closed(
         assert model.reasons or "<think>" in text
 
 
-def test_what_a_format_has_no_place_for_is_refused(tmp_path: Path) -> None:
+def test_several_calls_are_refused_by_a_format_with_one(tmp_path: Path) -> None:
     llama = load_model(tmp_path / "llama-3", "llama-3")
     two = reply("", "", ("a", "calc", {"expression": "1"}), ("b", "calc", {"expression": "2"}))
     with pytest.raises(RequestError, match="single tool call") as refused:

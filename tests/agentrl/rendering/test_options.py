@@ -85,7 +85,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones(template: Renderer, op
     assert (refused.value.status, refused.value.param) == (400, "chat_template_kwargs")
 
 
-def test_thinking_is_off_where_there_is_none(smollm_folder: Path) -> None:
+def test_a_format_without_thinking_accepts_only_to_disable_it(smollm_folder: Path) -> None:
     chatml = load_renderer(smollm_folder)
     assert chatml.with_options({"enable_thinking": False}) is chatml
     with pytest.raises(RequestError, match="has no option 'enable_thinking'"):
@@ -111,7 +111,7 @@ def test_options_are_bounded(options: Any, why: str) -> None:
         check_options(options)
 
 
-def test_thinking_is_told_by_the_formats_own_name(template: Renderer, smollm_folder: Path, tmp_path: Path) -> None:
+def test_the_thinking_option_has_the_formats_own_name(template: Renderer, smollm_folder: Path, tmp_path: Path) -> None:
     assert template.thinking_option == "thinking"
     assert load_model(tmp_path / "model", "qwen3").thinking_option == "enable_thinking"
     assert load_renderer(smollm_folder).thinking_option is None

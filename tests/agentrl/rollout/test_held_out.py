@@ -153,7 +153,7 @@ async def test_workers_share_an_evaluation(proxy: Any, worker: Any) -> None:
     assert all(one.agent.played for one in workers)
 
 
-async def test_who_has_nothing_left_to_play_waits_for_the_others(proxy: Any, worker: Any) -> None:
+async def test_a_worker_without_episodes_left_waits_for_the_others(proxy: Any, worker: Any) -> None:
     stuck, go_on = asyncio.Event(), asyncio.Event()
 
     async def hang(data: dict[str, Any]) -> float:

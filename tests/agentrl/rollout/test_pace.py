@@ -34,7 +34,7 @@ async def test_pauses_grow_with_groups_that_fail_whole_up_to_a_second_a_session(
     assert "failed" not in progress.line()
 
 
-async def test_those_that_wait_go_one_after_another_and_at_once_when_a_session_ends_well() -> None:
+async def test_waiting_sessions_start_one_by_one_and_all_at_once_after_a_success() -> None:
     asleep, go_on, slept = asyncio.Event(), asyncio.Event(), list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -63,7 +63,7 @@ def tasks():
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
-def test_the_command_ends_with_the_reason(tmp_path: Path, proxy: Any, evaluated: bool) -> None:
+def test_the_command_ends_with_the_reason_of_a_failed_run(tmp_path: Path, proxy: Any, evaluated: bool) -> None:
     """The proxy stops the run: the worker says why in one line and exits with status 2."""
     (tmp_path / "broken.py").write_text(AGENT)
     evaluation = ", evaluation: {tasks: 'broken:tasks', size: 1}" if evaluated else ""

@@ -109,7 +109,7 @@ async def test_a_session_counts_as_ended_before_its_group_does(
     await asyncio.wait([playing])
 
 
-async def test_a_failing_agent_hurts_nobody(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
+async def test_a_failing_agent_fails_only_its_own_session(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     progress = await rollouts(client, http, Scripted(RuntimeError("boom"), float("nan")))
     assert progress.errors.total() == 2
     errors = sorted(s["error"] for s in proxy.sessions.values() if s["status"] == "failed")
@@ -143,14 +143,14 @@ async def test_a_reward_that_is_not_taken_fails_its_session(
     assert (ended["status"], ended["error"]) == ("failed", error)
 
 
-async def test_an_end_that_is_refused_is_told(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
+async def test_a_refused_end_is_the_error_of_the_episode(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     proxy.faults["/sessions/{sid}/end"] = [JSONResponse({"error": {"message": "no", "code": "c"}}, 404)]
     session = await client.request("POST", "/sessions", {})
     outcome = await play(client, Scripted(1.0), {}, session, http=http, timeout_s=60)
     assert (outcome.reward, outcome.error) == (None, "RequestError: no")
 
 
-async def test_an_agents_own_time_out_is_not_ours(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
+async def test_an_agents_own_timeout_is_an_error_of_the_agent(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     session = await client.request("POST", "/sessions", {})
     outcome = await play(client, Scripted(TimeoutError("its tool")), {}, session, http=http, timeout_s=60)
     assert outcome.error == "TimeoutError: its tool"

@@ -75,7 +75,7 @@ async def test_every_process_of_a_worker_is_an_instance_of_its_own(config: RunCo
     assert {owner.rpartition("/")[0] for owner in proxy.abandoned} == {"me"}
 
 
-async def test_a_finished_run_only_lacks_its_last_evaluation(config: RunConfig, proxy: Any) -> None:
+async def test_on_a_finished_run_a_worker_plays_only_the_last_evaluation(config: RunConfig, proxy: Any) -> None:
     proxy.published_step = proxy.steps
     await run(config, proxy)
     await run(config, proxy)

@@ -50,6 +50,6 @@ def test_a_path_out_of_the_folder_is_refused(name):
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", json.dumps({"format": 1, "files": [1]}).encode()])
-def test_what_is_no_manifest_is_refused(data):
+def test_an_invalid_manifest_is_refused(data):
     with pytest.raises(DamagedObject):
         read_manifest(data)

@@ -15,7 +15,7 @@ RUN = {"name": "r", "model": "tiny", "agent": "agentrl.agents.reverse:ReverseAge
 TASKS = {"tasks": "agentrl.agents.reverse:train_tasks"}
 
 
-def test_a_good_storage_is_left_as_it_was(store):
+def test_the_probe_leaves_a_good_storage_unchanged(store):
     probe(store)
     assert store.names("") == []
 
@@ -28,7 +28,7 @@ def test_a_good_storage_is_left_as_it_was(store):
         ("delete", None, "is still there"),
     ],
 )
-def test_a_wrong_answer_is_found(store, monkeypatch, method, answer, said):
+def test_the_probe_finds_a_wrong_answer(store, monkeypatch, method, answer, said):
     with monkeypatch.context() as patch:
         patch.setattr(type(store), method, lambda *args: answer)
         with pytest.raises(StorageError, match=said):

@@ -29,7 +29,7 @@ def cache(tmp_path: Path) -> FolderCache:
     return FolderCache(tmp_path / "cache", 10**6)
 
 
-def test_a_folder_comes_back(store, folder, tmp_path, cache):
+def test_an_uploaded_folder_is_downloaded_unchanged(store, folder, tmp_path, cache):
     assert not stored_folders.is_complete(store, KEY)
     stored_folders.upload(store, folder, KEY)
     assert stored_folders.is_complete(store, KEY)

@@ -259,7 +259,7 @@ def test_a_part_of_another_shape_is_placed_anew(run: Run) -> None:
     assert run.starts("proxy") == [proxy]
 
 
-def test_what_has_no_room_waits_and_says_why(run: Run) -> None:
+def test_a_part_without_room_waits_with_its_reason(run: Run) -> None:
     run.placement.apply([part("engine-0", gpus=GPUS), part("engine-1", gpus=GPUS), part("engine-2", gpus=1)])
     until(lambda: "NO_RESOURCES" in run.state("engine-2").reason, run.placement.states)
     assert run.state("engine-2").state == "waiting"

@@ -223,7 +223,7 @@ def test_an_ended_job_leaves_no_process(job: Job) -> None:
     assert psutil.wait_procs(job.processes(), timeout=60)[1] == []
 
 
-def test_a_runner_that_ends_otherwise_than_with_0_is_started_again_on_its_host(job: Job) -> None:
+def test_a_runner_with_a_nonzero_status_is_restarted_on_its_host(job: Job) -> None:
     before = hosts_of(job.trace())
     job.end("proxy-1", 7)
     lines = job.until(lambda lines: len(lines) == 5)
@@ -278,7 +278,7 @@ def test_a_cancelled_job_ends_its_steps(job: Job) -> None:
     assert len([line for line in job.trace() if line.endswith("was asked to end")]) == 4
 
 
-def test_a_look_for_the_script_host_that_is_ended_does_not_queue_the_job(job: Job) -> None:
+def test_ending_the_watch_step_does_not_requeue_the_job(job: Job) -> None:
     job.until(lambda lines: "watch" in job.steps())
     (step,) = [file for file in (job.home / "steps").iterdir() if file.read_text().strip() == "watch"]
     sleeps: list[psutil.Process] = []

@@ -139,7 +139,7 @@ def test_what_slurm_can_never_start_is_refused_in_its_words(slurm: Cluster, run:
         SlurmPlacement(run.folder, ["true"], SlurmConfig(gpus_per_node=4, partition="other")).check(PARTS)
 
 
-def test_a_waiting_job_says_why_and_goes_when_it_is_removed(slurm: Cluster, run: Run) -> None:
+def test_a_waiting_job_shows_its_reason_and_can_be_removed(slurm: Cluster, run: Run) -> None:
     slurm.ask("scontrol", "update", "PartitionName=main", "State=DOWN")
     try:
         run.placement.apply(PARTS)

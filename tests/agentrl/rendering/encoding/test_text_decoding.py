@@ -77,7 +77,7 @@ def test_any_bytes_are_decoded_as_the_tokenizer_does(data: bytes) -> None:
     assert decode(tokenizer, ids) == tokenizer.decode(ids) == data.decode(errors="replace")
 
 
-def test_half_a_character_waits_and_a_whole_one_does_not() -> None:
+def test_a_partial_character_waits_for_its_rest() -> None:
     tokenizer = TOKENIZERS["bytes"]
     euro = tokenizer.encode("€").ids
     decoder = text_decoder(tokenizer)

@@ -113,7 +113,7 @@ def test_streamed_equals_unstreamed_for_every_split(
 @pytest.mark.parametrize("tokenizer", [AS_TOKENS, AS_TEXT], ids=["tokens", "text"])
 @patient
 @given(texts)
-def test_nothing_but_layout_and_markers_is_lost(tokenizer: Tokenizer, text: str) -> None:
+def test_parsing_drops_only_whitespace_and_markers(tokenizer: Tokenizer, text: str) -> None:
     parsed, _ = parse(tokenizer, encode(tokenizer, text))
 
     def letters(found: str) -> str:

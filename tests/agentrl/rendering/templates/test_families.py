@@ -153,7 +153,7 @@ def test_a_tool_result_is_bridged_and_a_question_forks(qwen3: Renderer) -> None:
     assert qwen3.bridge(previous, [question], [CALC]).reason is ForkReason.TEMPLATE_REWROTE
 
 
-def test_what_cannot_be_bridged_says_why(qwen3: Renderer) -> None:
+def test_a_turn_without_a_bridge_has_its_reason(qwen3: Renderer) -> None:
     prompt = qwen3.render(HISTORY, None)
     user = {"role": "user", "content": "and?"}
     assert qwen3.bridge([*prompt, *encode("hm")], [user], None).reason is ForkReason.TRUNCATED
@@ -175,7 +175,7 @@ class Declines:
         return None
 
 
-def test_where_the_library_declines_what_follows_the_replys_end_is_the_bridge(
+def test_without_a_bridge_of_the_library_the_text_after_the_reply_is_the_bridge(
     qwen3: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for part in ("_inner", "_keeping"):
@@ -200,7 +200,7 @@ def test_where_the_library_declines_what_follows_the_replys_end_is_the_bridge(
     assert qwen3.bridge(otherwise, [result], [CALC]).reason is ForkReason.TEMPLATE_REWROTE
 
 
-def test_where_the_library_declines_a_reply_whose_end_the_format_does_not_write_forks(
+def test_without_a_bridge_of_the_library_a_reply_without_a_written_end_forks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GLM's replies end where the next message begins, with a token that stands before earlier messages too."""

@@ -51,7 +51,7 @@ def test_reasoning_is_lost(alone: str, whole: str) -> None:
         ("a", "<think>x</think>a"),
     ],
 )
-def test_no_reasoning_is_lost_or_more_than_that_has_changed(alone: str, whole: str) -> None:
+def test_other_changes_are_no_loss_of_reasoning(alone: str, whole: str) -> None:
     assert not ReasoningLoss(THINK).between(alone, whole)
 
 
@@ -72,13 +72,13 @@ def test_a_text_without_its_reasoning_has_lost_it(text: str, after: str) -> None
         ("", ""),
     ],
 )
-def test_a_turn_without_empty_reasoning(turn: str, spoken: str) -> None:
+def test_empty_reasoning_is_removed_from_a_turn(turn: str, spoken: str) -> None:
     assert ReasoningLoss(THINK).spoken(turn) == spoken
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("unit", ["<think>", "</think>", "<think>x</think>", "<think> </think> \n"])
-def test_comparing_costs_what_the_text_is_long(unit: str) -> None:
+def test_comparing_takes_linear_time(unit: str) -> None:
     """A policy that repeats itself must not stop the proxy."""
     text = unit * 100_000
     assert ReasoningLoss(THINK).between(text, "") == bool(BLOCK.fullmatch(unit))

@@ -81,7 +81,7 @@ def test_a_call_that_the_format_writes_matches(
 
 
 @pytest.mark.parametrize("nasty", NASTY)
-def test_what_matches_is_a_call(subject: Subject, nasty: str) -> None:
+def test_text_that_the_grammar_accepts_is_read_as_a_call(subject: Subject, nasty: str) -> None:
     """Whatever an argument holds: the grammar refuses it, or it is read as a call of the tool."""
     opening = subject.renderer.opening(TOOLS[:1], None)
     ids = subject.write(("calc", {"expression": f"a{MARK}b"}))

@@ -76,7 +76,7 @@ def test_a_reply_spelled_differently_is_kept_as_sampled(stable: Renderer) -> Non
     assert stable.decode(bridge.delta_ids) == "\n<|im_start|>tool\n1<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_dropped_reasoning_forks_even_if_the_agent_dropped_it_too(tmp_path: Path) -> None:
+def test_dropped_reasoning_forks_with_and_without_it_in_the_request(tmp_path: Path) -> None:
     renderer = load(tmp_path, FORGETFUL)
     prompt = renderer.render(HISTORY, None)
     after = [{"role": "user", "content": "and?"}]
@@ -123,7 +123,7 @@ def test_the_qwen3_template_forks_exactly_where_it_drops_reasoning(tmp_path: Pat
     assert forked.reason is ForkReason.REASONING_DROPPED
 
 
-def test_no_bridge_without_proof(tmp_path: Path) -> None:
+def test_a_turn_that_cannot_be_proved_forks_with_its_reason(tmp_path: Path) -> None:
     counting = load(tmp_path, COUNTING)
     reply, after = {"role": "assistant", "content": "yes"}, [{"role": "user", "content": "and?"}]
     prompt = counting.render(HISTORY, None)
@@ -187,7 +187,7 @@ def test_templates_that_rewrite_always_fork(tmp_path: Path, template: str) -> No
     assert talk(renderer, [("yes", "and?"), (CALLING, "3"), ("no", "so?")]) == [ForkReason.TEMPLATE_REWROTE] * 3
 
 
-def test_another_day_is_another_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_with_another_date_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for a replica that has not rendered the conversation before."""
     reply, after = {"role": "assistant", "content": "yes"}, [{"role": "user", "content": "and?"}]
     renderers = []
@@ -233,7 +233,7 @@ def test_a_replica_that_remembers_nothing_bridges_alike(
         ([], [1], []),
     ],
 )
-def test_what_follows_the_last_occurrence(part: list[int], ids: list[int], expected: list[int]) -> None:
+def test_ids_after_the_last_occurrence_are_returned(part: list[int], ids: list[int], expected: list[int]) -> None:
     assert _behind_last(part, ids) == expected
 
 
@@ -248,11 +248,11 @@ def test_what_follows_the_last_occurrence(part: list[int], ids: list[int], expec
         ("plain", ""),
     ],
 )
-def test_the_reasoning_of_an_output(stable: TemplateRenderer, sampled: str, expected: str) -> None:
+def test_the_reasoning_of_an_output_is_found(stable: TemplateRenderer, sampled: str, expected: str) -> None:
     assert stable._reasoning(sampled) == expected
 
 
-def test_an_end_that_is_encoded_otherwise_is_no_bridge(stable: TemplateRenderer) -> None:
+def test_a_turn_end_with_other_ids_forks(stable: TemplateRenderer) -> None:
     (end,) = stable.stop_token_ids
     assert stable._extension("<|im_end|>", "\nx", [end]).delta_ids == stable.encode("\nx")
     assert stable._extension("<|im_end|>", "\nx", [end + 1]).reason is ForkReason.TEMPLATE_REWROTE
@@ -310,7 +310,7 @@ def test_texts_are_remembered_with_their_tools(tmp_path: Path) -> None:
         assert renderer.decode(bridge.delta_ids) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_reasoning_that_clients_drop_is_not_remembered_as_theirs(tmp_path: Path) -> None:
+def test_reasoning_that_clients_drop_is_not_part_of_their_messages(tmp_path: Path) -> None:
     assert talk(load(tmp_path, THOUGHTFUL), [("<think>hm</think>yes", "and?"), ("no", "so?")]) == [None, None]
 
 
@@ -320,7 +320,7 @@ def test_a_replica_that_has_not_rendered_the_tools_bridges(tmp_path: Path) -> No
     assert fresh.bridge(previous, AND, [CALC], messages_before=[*HISTORY, YES]).delta_ids is not None
 
 
-def test_a_template_without_room_for_the_reasoning_rewrites_and_one_that_refuses_the_messages_is_a_400(
+def test_a_template_that_refuses_reasoning_forks_and_one_that_refuses_messages_is_a_400(
     tmp_path: Path,
 ) -> None:
     refusing = "{% if message.reasoning_content or message.role == 'tool' %}{{ raise_exception('no room') }}{% endif %}"
