@@ -28,7 +28,7 @@ SHARED = {
 OWN_ENGINE = (
     "tests/e2e/test_run.py",
     "tests/e2e/test_engine_storage.py",
-    "tests/e2e/test_publish.py::TestOfAnEngineInBfloat16",
+    "tests/e2e/test_publish.py::TestBfloat16Engine",
     "tests/e2e/test_distribution.py::test_logprobs_of_the_demo_model",
     "tests/e2e/test_tuned.py",
     "tests/e2e/test_tutorials.py",

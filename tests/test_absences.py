@@ -47,7 +47,7 @@ def test_a_suite_without_its_environment_fails_where_nothing_may_skip(tmp_path: 
     assert (f"{said}could not import 'no_such_module'" in done.stdout) == bool(value)
 
 
-def test_what_is_absent_on_purpose_is_skipped_by_some_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_allowed_absence_is_used_by_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NO_SKIPS, "1")
     sources = "\n".join(path.read_text() for path in TESTS.rglob("*.py") if path.name not in APART)
     for reason in DELIBERATE:
@@ -56,7 +56,7 @@ def test_what_is_absent_on_purpose_is_skipped_by_some_test(monkeypatch: pytest.M
     assert fault("Skipped: another") == f"{NO_SKIPS} is set, and this was skipped: another"
 
 
-def test_what_was_left_out_is_said_in_one_line() -> None:
+def test_skipped_tests_are_summarized_in_one_line() -> None:
     agents, peers = "Skipped: no .venv-agents: run `make setup-agents`", "no TRL: run `make setup-trl`"
     assert left_out([agents, agents, peers, "the processor has none"]) == (
         "left out: 2 tests that need `make setup-agents`, 1 tests that need `make setup-trl`"

@@ -51,7 +51,7 @@ def _arguments(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("words", commands())
-def test_the_command_line_takes_it(words: list[str]) -> None:
+def test_the_command_line_accepts_each_documented_command(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     rest = list(words)
     while below := getattr(command, "commands", None):
@@ -60,5 +60,5 @@ def test_the_command_line_takes_it(words: list[str]) -> None:
     command.make_context(words[0], rest)
 
 
-def test_commands_are_found() -> None:
+def test_the_documentation_has_commands() -> None:
     assert len(commands()) > 40

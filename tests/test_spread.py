@@ -23,10 +23,10 @@ def test_the_users_of_a_server_are_in_its_group(request: pytest.FixtureRequest) 
             assert group in {*SHARED, *OWN_ENGINE}, item.nodeid
 
 
-def test_groups() -> None:
+def test_a_test_id_has_its_group() -> None:
     assert group_of("tests/e2e/test_run.py::test_it") == "tests/e2e/test_run.py"
     assert group_of("tests/e2e/test_crash.py::test_it[sqlite]") == ENGINE
-    assert group_of("tests/e2e/test_publish.py::TestOfTwoEngines::test_it") == ENGINE
+    assert group_of("tests/e2e/test_publish.py::TestTwoEngines::test_it") == ENGINE
     assert group_of("tests/agentrl/engine/test_contract.py::test_it[sglang]") == ENGINE
     assert group_of("tests/agentrl/engine/test_adapters.py::test_it[sglang]") == ADAPTER_ENGINE
     assert (
@@ -39,7 +39,7 @@ def test_groups() -> None:
     )
 
 
-def test_the_paths_are_there() -> None:
+def test_the_named_paths_exist() -> None:
     root = Path(__file__).parent.parent
     paths = [*OWN_ENGINE, *UNDIVIDED, *(path for paths in SHARED.values() for path in paths)]
     assert [path for path in paths if not (root / path.split("::")[0]).exists()] == []

@@ -16,7 +16,7 @@ def times(seed: int) -> list[float]:
     return [agent._latency_s(f"task {n}") for n in range(500) for _ in range(GROUP_SIZE)]
 
 
-def test_the_tool_is_slow_in_the_same_way_each_time() -> None:
+def test_the_latencies_of_the_tool_are_fixed_by_their_seed() -> None:
     found = times(0)
     assert found == times(0)
     assert found != times(1)

@@ -35,7 +35,7 @@ def sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("peer", ["padded", "trl", "trl_tuned"])
-def test_a_step_is_the_same_step(model: Path, world: World, peer: str, name: str) -> None:
+def test_every_implementation_computes_the_same_step(model: Path, world: World, peer: str, name: str) -> None:
     shape = QUICK[name]
     if peer.startswith("trl") and not is_available():
         pytest.skip("TRL cannot be imported: run `make setup-trl`")
@@ -54,7 +54,7 @@ def test_a_step_is_the_same_step(model: Path, world: World, peer: str, name: str
 
 
 @pytest.mark.skipif(not is_available(), reason="TRL cannot be imported: run `make setup-trl`")
-def test_a_warm_up_is_the_same_for_trl(model: Path, world: World) -> None:
+def test_trl_computes_the_same_warm_up_step(model: Path, world: World) -> None:
     shape = QUICK["even"]
     samples = make_samples(shape, 259)
     few = one_of_each_group(samples)
@@ -67,7 +67,7 @@ def test_a_warm_up_is_the_same_for_trl(model: Path, world: World) -> None:
         torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-5)
 
 
-def test_what_there_is_to_compute_is_counted() -> None:
+def test_tokens_and_padding_are_counted() -> None:
     shared = Shape(groups=2, group_size=3, prompt=10, output=4, shares_prompt=True)
     counts = count(make_samples(shared, 259), 2, 1000)
     assert (counts.tokens, counts.padded, counts.loss_tokens) == (2 * 3 * 14, 2 * 3 * 14, 2 * 3 * 4)
@@ -113,6 +113,6 @@ def test_the_clock_tells_the_passes_apart(model: Path) -> None:
     assert peak_bytes(CPU) > 0
 
 
-def test_an_order_survives_its_trip() -> None:
+def test_an_order_survives_serialization() -> None:
     order = Order("trl", "/model", QUICK["tails"], 128, 2, "cpu", 2, False)
     assert Order.parse(order.dump()) == order

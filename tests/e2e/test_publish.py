@@ -158,7 +158,7 @@ async def test_every_transport_leaves_the_trainers_weights(run: Run) -> None:
     assert run.said == []
 
 
-async def test_what_cannot_be_sent_is_read_from_the_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_weights_that_cannot_be_sent_are_read_from_the_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = run.policy(1)
     made = run.write(1, policy)
     monkeypatch.setattr(tensor_broadcast._Sender, "run", half_sent(tensor_broadcast._Sender.run))
@@ -174,13 +174,13 @@ async def test_what_cannot_be_sent_is_read_from_the_folder(run: Run, monkeypatch
 
 
 @pytest.mark.long
-class TestOfAnEngineInBfloat16:
+class TestBfloat16Engine:
     @pytest.fixture
     def sglang_engine(self, tiny_model: Path, tmp_path: Path) -> Iterator[Server]:
         with serving(tiny_model, tmp_path / "bfloat16.log", dtype="bfloat16") as server:
             yield server
 
-    async def test_it_gets_what_it_keeps(self, run: Run) -> None:
+    async def test_a_bfloat16_engine_receives_bfloat16_tensors(self, run: Run) -> None:
         """Half the bytes, and still the trainer's digests."""
         for version, transport in enumerate(TRANSPORTS, 1):
             policy = run.policy(version)
@@ -194,7 +194,7 @@ class TestOfAnEngineInBfloat16:
 
 
 @pytest.mark.long
-class TestOfTwoEngines:
+class TestTwoEngines:
     """One of them is the test's own, to be killed."""
 
     @pytest.fixture
@@ -204,7 +204,7 @@ class TestOfTwoEngines:
         for server in started:
             server.stop()
 
-    async def test_one_that_is_killed_on_the_way_does_not_stop_the_other(
+    async def test_an_engine_killed_during_a_publish_does_not_stop_the_other(
         self, run: Run, others: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await others[-1].wait_healthy()

@@ -158,6 +158,6 @@ def test_smolagents_writes_its_history_anew(arena: Arena, choice: str) -> None:
         assert episode.forks == [ForkReason.HISTORY_EDITED] * 3
 
 
-def test_the_store_holds_together(arena: Arena) -> None:
+def test_the_audit_finds_no_violation(arena: Arena) -> None:
     with arena.database.read() as conn:
         assert list(run_audit.scan(conn, arena.run_id)) == []

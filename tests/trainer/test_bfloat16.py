@@ -41,7 +41,7 @@ def of_transformers(folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("unpacked", [False, True], ids=["packed", "unpacked"])
-def test_nothing_is_rounded_after_the_blocks(tiny_model: Path, world: World, unpacked: bool) -> None:
+def test_hidden_states_are_not_rounded_after_the_blocks(tiny_model: Path, world: World, unpacked: bool) -> None:
     """Unpacked, the hidden states are transformers' own, so that the logprobs are those of its unrounded logits.
     Packed, what the blocks round differs by the order of their sums."""
     with patch.object(mechanisms, "unpackable", lambda _: "a test asked for it" if unpacked else ""):

@@ -52,7 +52,9 @@ def seen_at(setup: Setup, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
     return found
 
 
-def test_every_step_has_the_engines_memory_and_waiting_has_not(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trainer_has_the_engines_memory_in_steps_and_not_while_it_waits(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting = seen_at(setup, monkeypatch, StoredLineage, "wait_for_batch")
     computing = seen_at(setup, monkeypatch, loop, "update_policy")
     completing = seen_at(setup, monkeypatch, StoredLineage, "complete")
@@ -66,13 +68,13 @@ def test_every_step_has_the_engines_memory_and_waiting_has_not(setup: Setup, mon
 @pytest.mark.parametrize(
     "resources", [Resources(), Resources(colocated=False), Resources(colocated=True, divide_memory=True)]
 )
-def test_engines_keep_their_memory_otherwise(setup: Setup, resources: Resources) -> None:
+def test_engines_keep_their_memory_without_turns(setup: Setup, resources: Resources) -> None:
     setup.config = setup.config.model_copy(update={"resources": resources})
     assert setup.train()
     assert setup.proxy.turns == ["publish"] * 2
 
 
-def test_a_step_that_fails_leaves_a_lease_that_nobody_renews(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_keeps_the_lease_without_renewing_it(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise Died
 
@@ -166,7 +168,7 @@ def test_a_database_that_comes_back_in_time_renews_the_lease() -> None:
     assert not ended
 
 
-def test_a_renewal_that_was_stopped_ends_nothing(tmp_path: Path) -> None:
+def test_a_stopped_renewal_does_not_end_the_process(tmp_path: Path) -> None:
     ended: list[int] = []
     running = renewal(lambda: True, time.monotonic(), ended)
     running.stop()

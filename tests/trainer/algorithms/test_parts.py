@@ -265,7 +265,7 @@ def test_interpolation_by_version() -> None:
 # -- M2PO's mask ---------------------------------------------------------------------------------------------------
 
 
-def test_the_second_moment_of_what_is_kept_is_under_the_threshold() -> None:
+def test_kept_tokens_have_a_second_moment_under_the_threshold() -> None:
     ratios = torch.tensor([0.1, -0.1, 0.3, -0.9, 2.0])
     kept = under_limit(ratios, second_moment_limit(ratios, 0.04))
     assert kept.tolist() == [True, True, True, False, False]  # (0.01 + 0.01 + 0.09) / 3 < 0.04 < with 0.81
@@ -335,7 +335,7 @@ def test_gae_of_two_tokens_and_of_one() -> None:
     assert gae(rewards[1:], values[1:], Rows(torch.tensor([0]), 1), 0.9, 0.8)[0].tolist() == pytest.approx([0.5])
 
 
-def test_gae_of_nothing() -> None:
+def test_gae_of_an_empty_batch_is_empty() -> None:
     empty = torch.empty(0, dtype=torch.float64)
     advantages, targets = gae(empty, empty, Rows(torch.empty(0, dtype=torch.int64), 0), 1.0, 1.0)
     assert len(advantages) == len(targets) == 0
