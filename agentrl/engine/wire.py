@@ -2,7 +2,7 @@
 
 Other requests use aiohttp, which takes 2.5 times the CPU for this one (1.6 times with one event per token); httpcore
 takes 75 times (6 times), see `benchmarks/wire.py`. Idle connections are reused only for IDLE_S, in which no server
-closes them.
+closes them, and are then closed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import httptools
 
@@ -38,7 +39,8 @@ class Wire:
         always = {"Host": parts.netloc, **(headers or {})}
         self._head = "".join([f"{name}: {value}\r\n" for name, value in always.items()])
         self._idle: list[Connection] = []
-        self._open: set[Connection] = set()
+        self._open: set[Connection] = set()  # those with a response that is read
+        self._all: WeakSet[Connection] = WeakSet()
 
     async def post(self, path: str, body: bytes, headers: dict[str, str], timeout_s: float) -> Connection:
         """Send JSON; returns the connection after the response header. The caller must `release` it.
@@ -77,9 +79,8 @@ class Wire:
     def close(self) -> None:
         """Close all connections."""
         self.hang_up()
-        for connection in self._idle:
+        for connection in list(self._all):
             connection.close()
-        self._idle.clear()
 
     def _kept(self) -> Connection | None:
         since = asyncio.get_running_loop().time() - IDLE_S
@@ -98,6 +99,7 @@ class Wire:
                 )
         except OSError as error:
             raise NotConnected(str(error) or f"no connection within {CONNECT_S:g} s") from error
+        self._all.add(connection)
         return connection
 
 
@@ -126,6 +128,7 @@ class Connection(asyncio.Protocol):
         """Send a request; later reads raise TimeoutError after `timeout_s`."""
         assert self._transport is not None
         assert self._complete
+        self._stop_timer()
         self.status, self._complete, self._error, self._wanted = 0, False, None, True
         self._timer = self._loop.call_later(timeout_s, self.fail, TimeoutError())
         self._transport.write(request)
@@ -193,6 +196,7 @@ class Connection(asyncio.Protocol):
         if self._keep_alive:
             self.idle_since = self._loop.time()
             self._idle.append(self)
+            self._timer = self._loop.call_later(IDLE_S, self.close)
         else:
             self.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ async def sampled(url: str, model: Path, temperature: float) -> list[TrajectoryT
     """One answer to each question, straight from the server."""
     renderer = load_renderer(model)
     found = []
-    async with aiohttp.ClientSession() as http:
-        client = EngineClient(url, http)
+    async with aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+        client = stack.enter_context(closing(EngineClient(url, http)))
         for i, asked in enumerate(ASKED):
             prompt = renderer.render([{"role": "user", "content": asked}], None)
             params = {"max_new_tokens": 48, "ignore_eos": True, "temperature": temperature}

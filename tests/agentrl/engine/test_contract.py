@@ -8,7 +8,7 @@ import random
 import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import aiohttp
@@ -69,7 +69,8 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 async def client(request: pytest.FixtureRequest, url: str) -> AsyncIterator[EngineClient]:
     kind = BACKENDS[SERVERS[request.node.callspec.params["url"]]]
     async with aiohttp.ClientSession() as http:
-        yield kind(url, http)
+        with closing(kind(url, http)) as client:
+            yield client
 
 
 def test_every_backend_is_under_contract() -> None:
@@ -130,8 +131,8 @@ async def test_a_structural_tag_binds_what_is_sampled(sglang_engine: Server, tin
     ]
     tag = json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(sglang_engine.url, http, key=sglang_engine.spec.key)
-        chunks = await collect(client, {"max_new_tokens": 60, "structural_tag": tag, "stop_token_ids": [2]})
+        with closing(EngineClient(sglang_engine.url, http, key=sglang_engine.spec.key)) as client:
+            chunks = await collect(client, {"max_new_tokens": 60, "structural_tag": tag, "stop_token_ids": [2]})
     ids = [token for chunk in chunks for token in chunk.output_ids]
     text = load_renderer(tiny_model).decode(ids).replace("\ufffd", "")  # bytes that are no characters do not count
     assert (ids[0], ids[-2:]) == (70, [71, 2]), text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import aiohttp
@@ -34,8 +35,8 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.engine
 @pytest.mark.long
 async def test_a_seed_decides_the_tokens_alone_and_among_others(server: Server) -> None:
-    async with aiohttp.ClientSession() as http:
-        client = EngineClient(server.url, http)
+    async with aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+        client = stack.enter_context(closing(EngineClient(server.url, http)))
 
         async def answer(rid: str, prompt: list[int], seed: int) -> list[int]:
             params = {"temperature": 1.0, "max_new_tokens": 24, "ignore_eos": True, "sampling_seed": seed}

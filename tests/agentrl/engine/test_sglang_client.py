@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 import aiohttp
 import pytest
@@ -22,6 +23,12 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
+@pytest.fixture
+async def client(http: aiohttp.ClientSession, fake_engine: FakeEngine) -> AsyncIterator[EngineClient]:
+    with closing(EngineClient(fake_engine.url, http)) as client:
+        yield client
+
+
 async def sample(client: EngineClient, **more: str) -> list[Chunk]:
     params = {"max_new_tokens": 8}
     return [chunk async for chunk in client.generate(rid="r" * 32, input_ids=[1, 2], sampling_params=params, **more)]
@@ -35,11 +42,9 @@ async def test_an_engine_without_a_connection_is_dead(http: aiohttp.ClientSessio
     assert not isinstance(caught.value, EngineDied)  # it did not get the request
 
 
-async def test_a_connection_that_breaks_gives_the_tokens_before(
-    http: aiohttp.ClientSession, fake_engine: FakeEngine
-) -> None:
+async def test_a_connection_that_breaks_gives_the_tokens_before(client: EngineClient, fake_engine: FakeEngine) -> None:
     fake_engine.enqueue(Reply([5, 6, 7], drop_after=2))
-    stream = EngineClient(fake_engine.url, http).generate(rid="r" * 32, input_ids=[1], sampling_params={})
+    stream = client.generate(rid="r" * 32, input_ids=[1], sampling_params={})
     assert (await anext(stream)).output_ids == [5]
     assert (await anext(stream)).output_ids == [6]
     with pytest.raises(EngineDied):
@@ -48,26 +53,25 @@ async def test_a_connection_that_breaks_gives_the_tokens_before(
 
 @pytest.mark.parametrize("omission", ["output_ids", "output_token_logprobs", "weight_versions", "finish_reason"])
 async def test_an_answer_that_lacks_something_fails(
-    http: aiohttp.ClientSession, fake_engine: FakeEngine, omission: Omission
+    client: EngineClient, fake_engine: FakeEngine, omission: Omission
 ) -> None:
     fake_engine.enqueue(Reply([5, 6], omit=frozenset({omission})))
     with pytest.raises(EngineError):
-        await sample(EngineClient(fake_engine.url, http))
+        await sample(client)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(400, EngineRejected), (500, EngineError), (503, EngineError)])
 async def test_statuses_are_told_apart_and_the_message_is_kept(
-    http: aiohttp.ClientSession, fake_engine: FakeEngine, status: int, kind: type[EngineError]
+    client: EngineClient, fake_engine: FakeEngine, status: int, kind: type[EngineError]
 ) -> None:
     fake_engine.enqueue(Reply(status=status, error="no room"))
     with pytest.raises(kind, match="no room") as caught:
-        await sample(EngineClient(fake_engine.url, http))
+        await sample(client)
     assert type(caught.value) is kind
 
 
-async def test_a_label_that_is_no_number_fails(http: aiohttp.ClientSession, fake_engine: FakeEngine) -> None:
+async def test_a_label_that_is_no_number_fails(client: EngineClient, fake_engine: FakeEngine) -> None:
     fake_engine.version = "default"
-    client = EngineClient(fake_engine.url, http)
     assert (await client.model_info()).version == "default"
     with pytest.raises(EngineUnavailable, match="--weight-version 0"):  # it has restarted: somebody else must do it
         await sample(client)
@@ -104,14 +108,14 @@ async def test_hanging_up_ends_the_wait_for_a_response_that_never_begins(http: a
     server.close()
 
 
-async def test_the_routing_key_travels_as_a_header(http: aiohttp.ClientSession, fake_engine: FakeEngine) -> None:
-    await sample(EngineClient(fake_engine.url, http), routing_key="session-7")
+async def test_the_routing_key_travels_as_a_header(client: EngineClient, fake_engine: FakeEngine) -> None:
+    await sample(client, routing_key="session-7")
     assert fake_engine.headers[0]["X-SMG-Routing-Key"] == "session-7"
 
 
-async def test_closing_the_generator_hangs_up(http: aiohttp.ClientSession, fake_engine: FakeEngine) -> None:
+async def test_closing_the_generator_hangs_up(client: EngineClient, fake_engine: FakeEngine) -> None:
     fake_engine.enqueue(Reply([5, 6, 7], hold_after=1))
-    stream = EngineClient(fake_engine.url, http).generate(rid="r" * 32, input_ids=[1], sampling_params={})
+    stream = client.generate(rid="r" * 32, input_ids=[1], sampling_params={})
     assert (await anext(stream)).output_ids == [5]
     await stream.aclose()
     await fake_engine.until(lambda: fake_engine.disconnected == ["r" * 32])

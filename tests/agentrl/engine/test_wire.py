@@ -104,6 +104,26 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch
         assert server.connections == 2
 
 
+async def test_an_idle_connection_is_closed_without_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "IDLE_S", 0.0)
+    async with serving(TWO_CHUNKS) as server:
+        line = Wire(f"http://127.0.0.1:{server.port}")
+        assert await ask(line) == (200, b"abcde")
+        await until(lambda: server.left == 1)
+        assert not line._idle
+
+
+async def test_closing_ends_a_response_too_whose_end_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "END_S", 3600.0)
+    async with serving(OK + b"content-length: 9\r\n\r\nthe") as server:
+        line = Wire(f"http://127.0.0.1:{server.port}")
+        response = await line.post("/x", b"{}", {}, TIMEOUT_S)
+        assert await response.more() == b"the"
+        line.release(response, ending=True)
+        line.close()
+        await until(lambda: server.left == 1)
+
+
 async def test_the_url_brings_a_path_and_the_headers_a_key() -> None:
     async with serving(TWO_CHUNKS) as server:
         line = Wire(f"http://127.0.0.1:{server.port}/engine/", {"Authorization": "Bearer abc"})

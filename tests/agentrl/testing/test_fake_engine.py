@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
@@ -108,11 +109,11 @@ async def test_the_fake_engine_restarts_with_base_weights(
 async def test_ids_out_of_vocabulary_kill_the_fake_engine_as_they_kill_sglang() -> None:
     with FakeEngine(vocab_size=100) as engine:
         async with aiohttp.ClientSession() as http:
-            client = EngineClient(engine.url, http)
-            with pytest.raises(EngineUnavailable):
-                await sample(client, [100])
-            with pytest.raises(EngineUnavailable):
-                await sample(client, [1])
+            with closing(EngineClient(engine.url, http)) as client:
+                with pytest.raises(EngineUnavailable):
+                    await sample(client, [100])
+                with pytest.raises(EngineUnavailable):
+                    await sample(client, [1])
 
 
 async def test_a_number_of_more_than_32_bits_kills_the_fake_engine_as_it_kills_sglang(

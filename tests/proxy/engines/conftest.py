@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import aiohttp
@@ -54,11 +54,14 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-async def make(http: aiohttp.ClientSession, store: Store) -> Callable[..., EnginePool]:
-    def build(*urls: str) -> EnginePool:
-        return EnginePool([EngineClient(url, http) for url in urls], store)
+async def make(http: aiohttp.ClientSession, store: Store) -> AsyncIterator[Callable[..., EnginePool]]:
+    with ExitStack() as stack:
 
-    return build
+        def build(*urls: str) -> EnginePool:
+            clients = [stack.enter_context(closing(EngineClient(url, http))) for url in urls]
+            return EnginePool(clients, store)
+
+        yield build
 
 
 @pytest.fixture

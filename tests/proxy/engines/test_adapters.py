@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +88,10 @@ def fakes() -> Iterator[list[FakeEngine]]:
 
 @pytest.fixture
 async def make(store: Store) -> AsyncIterator[Callable[..., EnginePool]]:
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession() as http, AsyncExitStack() as stack:
 
         def build(*fakes: FakeEngine) -> EnginePool:
-            clients = [EngineClient(fake.url, http) for fake in fakes]
+            clients = [stack.enter_context(closing(EngineClient(fake.url, http))) for fake in fakes]
             return EnginePool(clients, store, adapters=Adapters(store.oldest_call))
 
         yield build
