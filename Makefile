@@ -34,10 +34,10 @@ demo: setup  ## Train SmolLM2-135M to use a calculator on this machine, and show
 demo-quick: setup  ## The same with a tiny model and an easier task: a few minutes
 	@.venv/bin/agentrl demo --quick
 
-test: setup  ## Run all tests, with one real SGLang server; those of frameworks and coding agents where setup-agents and setup-coders were run
+test: setup  ## Run all tests but the long ones, with one real SGLang server
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4  # byte code: tests start hundreds of processes
 
-test-long: setup setup-agents  ## Run the long tests, which `make test` leaves out: whole runs, clusters, all model families: a quarter of an hour
+test-long: setup setup-agents  ## Run the long tests: whole runs, clusters, frameworks; coding agents where setup-coders was run: half an hour
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 -m "long and not learns"
 
 test-thorough: setup  ## Run the property tests with many times as many examples, drawn at random: an hour

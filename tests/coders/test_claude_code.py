@@ -12,6 +12,8 @@ from desk import Desk, Work
 
 from agentrl.doctor.verdict import Answer
 
+pytestmark = pytest.mark.long
+
 QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
 """Only silences what would go elsewhere than to the proxy."""
 GIVEN = {"ANTHROPIC_BASE_URL": "{url}", "ANTHROPIC_API_KEY": "{key}", "ANTHROPIC_MODEL": "default"}

@@ -7,11 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import apprentice
+import pytest
 from apprentice import Script, call, last_turn
 from desk import Desk, Work
 
 from agentrl.doctor.verdict import Answer
 from agentrl.domain.schemas import Json
+
+pytestmark = pytest.mark.long
 
 PROVIDER = """
 model = "default"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import apprentice
+import pytest
 from desk import Desk, Work
 
 from agentrl.doctor.verdict import Answer
+
+pytestmark = pytest.mark.long
 
 GIVEN = {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_KEY": "{key}"}
 QUIET = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}

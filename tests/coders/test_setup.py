@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 LOCK = Path(__file__).parents[2] / "requirements" / "coders" / "package-lock.json"
 
 

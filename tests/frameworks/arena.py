@@ -27,7 +27,6 @@ from agentrl.store.tables import trajectories as trajectory_rows
 from agentrl.store.training import trajectories
 
 PROGRAMS = Path(__file__).parent / "programs"
-PYTHON = Path(__file__).parents[2] / ".venv-agents" / "bin" / "python"
 RUN_KEY = {"Authorization": "Bearer run-key"}
 PATIENCE_S = 90.0
 
@@ -85,12 +84,13 @@ class Arena:
     database: Database
     run_id: str
     heard: dict[str, list[Exchange]]
+    python: Path
 
     def play(self, program: str, stream: bool) -> Episode:
         """Open a session, run `NAME VARIANT`, reward and end the session, read everything about it."""
         opened = self.post("/sessions", {"metadata": {"program": program}})
         root = f"/sessions/{opened['session_id']}"
-        done = run_program(program, stream, base_url=opened["base_url"], api_key=opened["api_key"])
+        done = run_program(self.python, program, stream, base_url=opened["base_url"], api_key=opened["api_key"])
         said = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"answers": [], "pieces": 0}
         self.post(f"{root}/reward", {"value": float(bool(said["answers"]))})
         self.post(f"{root}/end", {})
@@ -126,8 +126,10 @@ class Arena:
         return opened
 
 
-def run_program(program: str, stream: bool, *, base_url: str, api_key: str) -> subprocess.CompletedProcess[str]:
-    """A program in the environment of agent frameworks, pointed at one session as a user would point it."""
+def run_program(
+    python: Path, program: str, stream: bool, *, base_url: str, api_key: str
+) -> subprocess.CompletedProcess[str]:
+    """A program, pointed at one session as a user would point it."""
     name, variant = program.split()
     env = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")} | {
         "OPENAI_BASE_URL": base_url,
@@ -135,12 +137,12 @@ def run_program(program: str, stream: bool, *, base_url: str, api_key: str) -> s
         "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": api_key,
     }
-    command = [str(PYTHON), str(PROGRAMS / f"{name}.py"), variant, "--stream" if stream else "--no-stream"]
+    command = [str(python), str(PROGRAMS / f"{name}.py"), variant, "--stream" if stream else "--no-stream"]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @contextmanager
-def serve(database_url: str, model: Path, engine_url: str) -> Iterator[Arena]:
+def serve(database_url: str, model: Path, engine_url: str, python: Path) -> Iterator[Arena]:
     """A run on `model`, which the engine already serves as version 0, and its proxy until the block ends."""
     config = {
         "name": "frameworks",
@@ -167,7 +169,8 @@ def serve(database_url: str, model: Path, engine_url: str) -> Iterator[Arena]:
             assert thread.is_alive(), "the proxy did not start"
             thread.join(0.02)
         try:
-            yield Arena(url=f"http://127.0.0.1:{port}", database=database, run_id=run_id, heard=heard)
+            url = f"http://127.0.0.1:{port}"
+            yield Arena(url=url, database=database, run_id=run_id, heard=heard, python=python)
         finally:
             server.should_exit = True
             thread.join(120)

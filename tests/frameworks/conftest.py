@@ -14,17 +14,26 @@ from databases import Databases
 sys.path.insert(0, str(Path(__file__).parent))  # for `import arena` and `import caller`
 
 import caller
-from arena import PYTHON, Arena, serve
+from arena import Arena, serve
 
 from agentrl.engine.server_process import Server
 from agentrl.engine.sglang_client import EngineClient
 
+PYTHON_OF_FRAMEWORKS = Path(__file__).parents[2] / ".venv-agents" / "bin" / "python"
+
 
 @pytest.fixture(scope="session")
-def frameworks() -> None:
-    """The environment of agent frameworks. Its tests are skipped without it, but in CI (absences.py)."""
-    if not PYTHON.exists():
+def frameworks() -> Path:
+    """The Python of the environment of agent frameworks; tests that need it are skipped without it."""
+    if not PYTHON_OF_FRAMEWORKS.exists():
         pytest.skip("no .venv-agents: run `make setup-agents`")
+    return PYTHON_OF_FRAMEWORKS
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The Python that runs the programs of the arena."""
+    return Path(sys.executable)
 
 
 @pytest.fixture(scope="session")
@@ -36,10 +45,10 @@ def caller_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def arena(frameworks: None, sglang_server: Server, caller_model: Path, databases: Databases) -> Iterator[Arena]:
+def arena(python: Path, sglang_server: Server, caller_model: Path, databases: Databases) -> Iterator[Arena]:
     """The real server with the caller's weights as version 0, behind a proxy. Who uses the server next resets it."""
     asyncio.run(load_weights(sglang_server.url, caller_model))
-    with databases.lent("sqlite") as url, serve(url, caller_model, sglang_server.url) as made:
+    with databases.lent("sqlite") as url, serve(url, caller_model, sglang_server.url, python) as made:
         yield made
 
 
