@@ -35,18 +35,18 @@ demo-quick: setup  ## The same with a tiny model and an easier task: a few minut
 	@.venv/bin/agentrl demo --quick
 
 test: setup  ## Run all tests but the long ones, with one real SGLang server
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4  # byte code: tests start hundreds of processes
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto  # byte code: tests start hundreds of processes
 
 test-long: setup setup-agents  ## Run the long tests: whole runs, clusters, frameworks; coding agents where setup-coders was run: half an hour
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 -m "long and not learns"
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto -m "long and not learns"
 
 test-thorough: setup  ## Run the property tests with many times as many examples, drawn at random: an hour
-	@AGENTRL_TEST_THOROUGH=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 --timeout 3600 -m "(hypothesis or searches) and not learns"
+	@AGENTRL_TEST_THOROUGH=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --timeout 3600 -m "(hypothesis or searches) and not learns"
 
 coverage: setup setup-agents setup-coders setup-mutants  ## Run all tests; how many lines and branches of each folder they reach
 	@mkdir -p build/coverage && rm -f build/coverage/*
 	@export PYTHONPATH=$$(echo $(CURDIR)/.venv-mutants/lib/python*/site-packages) COVERAGE_FILE=$(CURDIR)/build/coverage/data; \
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest -n logical --maxprocesses 4 -m "not learns"; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest -n auto -m "not learns"; \
 	$(PY) -m coverage combine -q && $(PY) -m coverage xml -q -o build/coverage/report.xml; \
 	for folder in agentrl agents proxy trainer; do echo "$$folder $$($(PY) -m coverage report --include "$$folder/*" | tail -1)"; done
 

@@ -47,6 +47,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Spread(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than the cores (`-n auto`), as tests often wait for other processes; at most four, for their memory."""
+    return min(len(os.sched_getaffinity(0)) + 1, 4)
+
+
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:
     """A process group of one rank on the CPU; there can be only one in a process."""

@@ -35,7 +35,7 @@ from agentrl.trainer.packing import Sample
 Start = Callable[..., Run]
 Batches = list[list[TrajectoryTokens]]
 LAST = "critic-reference-adapter"
-COMMON = ("grpo", "gspo", "ppo", LAST)
+COMMON = ("grpo", LAST)
 """The cases that `make test` resumes; `make test-long` resumes all."""
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {},
@@ -203,7 +203,9 @@ def test_a_resumed_run_computes_the_same_step(
     assert_alike(run.step(batches[1]), begun(case).then)
 
 
-@pytest.mark.parametrize("case", ["gspo", "kl-in-reward", LAST])
+@pytest.mark.parametrize(
+    "case", [*(pytest.param(case, marks=pytest.mark.long) for case in ("gspo", "kl-in-reward")), LAST]
+)
 def test_an_unpacked_run_computes_the_same_step(
     start: Start, batches: Batches, begun: Callable[[str], Begun], case: str
 ) -> None:

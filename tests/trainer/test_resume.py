@@ -83,7 +83,7 @@ def folders(root: Path) -> list[str]:
     return sorted(p.name.rsplit("-", 1)[0] for p in root.iterdir())
 
 
-@pytest.mark.parametrize("lost", [2, 3])
+@pytest.mark.parametrize("lost", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_the_folder_that_engines_serve_survives_any_number_of_lost_steps(
     setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
@@ -286,7 +286,7 @@ def test_a_critic_and_its_moments_are_the_same_after_a_resume(
     assert metrics[0]["explained_variance"] == 0 < metrics[0]["value_loss"]
 
 
-@pytest.mark.parametrize("kl", ["loss", "reward"])
+@pytest.mark.parametrize("kl", ["loss", pytest.param("reward", marks=pytest.mark.long)])
 def test_a_refreshed_reference_is_the_same_after_a_resume(
     setup: Setup, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, kl: str
 ) -> None:
@@ -305,7 +305,7 @@ def test_a_refreshed_reference_is_the_same_after_a_resume(
     assert same(expected, setup.config.run_dir / "model")
 
 
-@pytest.mark.parametrize("died_before", [1, 3])
+@pytest.mark.parametrize("died_before", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_run_that_never_had_a_checkpoint_starts_over_without_asking(
     setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, died_before: int
 ) -> None:
@@ -329,7 +329,9 @@ def _copy(source: Path, target: Path) -> None:
         old.backup(new)
 
 
-@pytest.mark.parametrize(("publish", "tensors"), [("merged", TENSORS), ("adapter", ADAPTER)])
+@pytest.mark.parametrize(
+    ("publish", "tensors"), [pytest.param("merged", TENSORS, marks=pytest.mark.long), ("adapter", ADAPTER)]
+)
 def test_a_run_with_an_adapter_resumes_and_keeps_its_engines_folder(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, publish: Literal["merged", "adapter"], tensors: str
 ) -> None:

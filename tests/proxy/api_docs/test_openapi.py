@@ -66,7 +66,7 @@ def _examine(proxy, operation):
     named = "{session_id}" in operation.path
 
     @settings(
-        max_examples=examples(8),
+        max_examples=examples(4),
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

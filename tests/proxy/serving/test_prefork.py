@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from databases import KINDS
 from serving import add_version
 from sqlalchemy import select
 
@@ -31,6 +30,7 @@ from agentrl.store.tables import engines, heartbeats, interactions
 
 RUN = {"Authorization": "Bearer run-key"}
 ADMIN = {"Authorization": "Bearer admin-key"}
+DATABASE_KINDS = [pytest.param("sqlite", marks=pytest.mark.long), "postgresql"]
 
 
 @dataclass
@@ -134,7 +134,7 @@ def two(store_url: str, fake_engine: Any, tmp_path: Path, until: Callable[..., A
         yield found
 
 
-@pytest.mark.parametrize("database_kind", KINDS)
+@pytest.mark.parametrize("database_kind", DATABASE_KINDS)
 def test_any_worker_serves_any_session_and_parallel_calls_make_one_correct_tree(two, until):
     session = two.session()
     first = [{"role": "user", "content": "hello"}]
@@ -166,7 +166,7 @@ def test_any_worker_serves_any_session_and_parallel_calls_make_one_correct_tree(
     assert two.violations() == []
 
 
-@pytest.mark.parametrize("database_kind", KINDS)
+@pytest.mark.parametrize("database_kind", DATABASE_KINDS)
 def test_service_and_sessions_go_on_when_workers_are_killed_under_load(two, until):
     stop = threading.Event()
     delivered: dict[str, set[str]] = {}

@@ -7,8 +7,11 @@ import pytest
 from .contracted import Contracted
 from .registered import RENDERERS
 
+PARAMS = [pytest.param(name, marks=[pytest.mark.long] if "its vocabulary" in name else []) for name in RENDERERS]
+"""Renderers with a real vocabulary of 150,000 tokens are slow."""
 
-@pytest.fixture(scope="session", params=RENDERERS)
+
+@pytest.fixture(scope="session", params=PARAMS)
 def contracted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Contracted:
     """Each renderer in turn."""
     if request.param not in _BUILT:
