@@ -28,6 +28,7 @@ from agentrl.models import resolve_model
 from agentrl.placement.folder_proof import add_token
 from agentrl.placement.part_spec import PartSpec
 from agentrl.placement.run_secrets import SECRETS_FILE, read_secrets, write_secrets
+from agentrl.placement.runner_watch import watch_runners
 from agentrl.placement.scheduler import Placement
 from agentrl.store import Connection, Database, part_ranks
 
@@ -105,7 +106,7 @@ async def _main(config: RunConfig, database: Database, run_id: str, placement: P
 
     Raises Detached, and stops nothing, on SIGTERM where the scheduler moves the supervisor to another host.
     """
-    work = asyncio.ensure_future(_follow(database, run_id, display))
+    work = asyncio.ensure_future(_follow(config, database, run_id, placement, display))
     loop = asyncio.get_running_loop()
     asked, moved = 0, False
 
@@ -132,10 +133,11 @@ async def _main(config: RunConfig, database: Database, run_id: str, placement: P
     run_lifecycle.check_ended(work, config.run_dir)
 
 
-async def _follow(database: Database, run_id: str, display: Display) -> None:
+async def _follow(config: RunConfig, database: Database, run_id: str, placement: Placement, display: Display) -> None:
     """Show the run's state until it is finished and its workers have ended. Raises AgentRLError when a part fails."""
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(run_lifecycle.watch(database, run_id, display, lambda now: None))
+        asking = group.create_task(watch_runners(placement, database, run_id, display.note, config.max_restarts))
         said: set[str] = set()
         while not await asyncio.to_thread(database.query, part_ranks.ended_by_themselves, run_id):
             if failed := await asyncio.to_thread(database.query, part_ranks.failures, run_id):
@@ -146,6 +148,7 @@ async def _follow(database: Database, run_id: str, display: Display) -> None:
                     display.note(line)
             await asyncio.sleep(POLL_S)
         watching.cancel()
+        asking.cancel()
 
 
 def _places(conn: Connection, run_id: str) -> list[str]:

@@ -13,18 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from agentrl.errors import AgentRLError
 from agentrl.placement.part_spec import PartSpec
+
+
+class SchedulerUnavailable(AgentRLError):
+    """The scheduler does not answer. What it has started may go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerState:
-    """A task runner's state in the scheduler. `reason`: why it waits, in the scheduler's words."""
+    """A task runner's state. `reason`: why it waits, in the scheduler's words, or how it ended last."""
 
     part: str
     rank: int
     state: str  # waiting, placed, ended
     host: str = ""
     reason: str = ""
+    refusals: int = 0  # how often in a row it ended because its input was wrong: USER_ERROR_STATUS
 
 
 class Placement(Protocol):
@@ -40,7 +46,7 @@ class Placement(Protocol):
         """Start the task runners that are missing. Those that run, from any supervisor, go on."""
 
     def states(self) -> list[RunnerState]:
-        """The states of the run's task runners."""
+        """The states of the run's task runners. Raises SchedulerUnavailable."""
 
     def remove(self, *, kill: bool = False) -> None:
         """Take all task runners away once they have ended by themselves; with `kill`, at once."""

@@ -20,7 +20,7 @@ from agentrl.placement.capacity import Capacity, check_capacity
 from agentrl.placement.part_spec import Need, PartSpec
 from agentrl.placement.ray.ray_connection import NAMESPACE, connected
 from agentrl.placement.ray.ray_runner import PYTHON, RayRunner
-from agentrl.placement.scheduler import RunnerState, runner_command
+from agentrl.placement.scheduler import RunnerState, SchedulerUnavailable, runner_command
 
 STRATEGIES = {"pack": "PACK", "spread": "SPREAD", "one_per_host": "STRICT_SPREAD"}
 SMALLEST_CPU = 0.001
@@ -70,7 +70,17 @@ class RayPlacement:
 
     def states(self) -> list[RunnerState]:
         """What Ray and the actors know of the run's task runners."""
-        ray = connected()
+        connected()
+        from ray.exceptions import RayError
+
+        try:
+            return self._states()
+        except RayError as error:
+            raise SchedulerUnavailable(f"Ray does not answer: {' '.join(str(error).split())}") from error
+
+    def _states(self) -> list[RunnerState]:
+        import ray
+
         found = []
         for part, table in sorted(self._groups().items()):
             for rank in sorted(table["bundles"]):
@@ -83,8 +93,11 @@ class RayPlacement:
         return [self._answered(state, actors[state]) if state in actors else state for state in found]
 
     def remove(self, *, kill: bool = False) -> None:
-        """Take all task runners away: with `kill` at once, else when those that are placed have ended."""
-        while not kill and any(state.state == "placed" for state in self.states()):
+        """Take all task runners away: with `kill` at once, else when those that are placed have ended.
+
+        A runner that refuses its input has no command, and never reads that it is to end.
+        """
+        while not kill and any(state.state == "placed" and not state.refusals for state in self.states()):
             time.sleep(POLL_S)
         self._remove()
 
@@ -158,15 +171,16 @@ class RayPlacement:
         if answer is None:
             return replace(state, state="waiting", reason="it has no Ray actor")
         try:
-            ended, host, last = ray.get(answer, timeout=0)
+            ended, host, last, refusals = ray.get(answer, timeout=0)
         except GetTimeoutError:
             return replace(state, state="waiting", reason="Ray starts its actor")
         except ActorUnavailableError:
-            ended, host, last = False, "", "Ray has lost its actor"
+            ended, host, last, refusals = False, "", "Ray has lost its actor", 0
         except RayActorError as error:
-            ended, host, last = False, "", " ".join(str(error).split())
+            ended, host, last, refusals = False, "", " ".join(str(error).split()), 0
         self._asked.pop(f"{self._prefix}{state.part}:{state.rank}")
-        return replace(state, state="ended" if ended else "placed" if host else "waiting", host=host, reason=last)
+        name = "ended" if ended else "placed" if host else "waiting"
+        return replace(state, state=name, host=host, reason=last, refusals=refusals)
 
 
 def _bundle(need: Need) -> dict[str, float]:

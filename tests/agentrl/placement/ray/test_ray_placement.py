@@ -202,6 +202,18 @@ def test_a_runner_that_fails_is_started_again_and_one_that_is_done_is_not(run: R
     assert len(run.starts("proxy")) == 3
 
 
+def test_a_runner_that_refuses_its_input_is_counted_and_does_not_delay_the_removal(run: Run) -> None:
+    line = "agentrl: host h does not see /runs/r/.secrets"
+    code = f"import sys; print({line!r}, file=sys.stderr); sys.exit(2)"
+    run.placement = RayPlacement(run.name, run.folder, lambda *_: [sys.executable, "-c", code])
+    run.placement.apply([part("proxy")])
+    until(lambda: run.state("proxy").refusals > 1, run.placement.states)
+    found = run.state("proxy")
+    assert (found.state, found.reason) == ("placed", "host h does not see /runs/r/.secrets")
+    run.placement.remove()
+    assert run.placement.states() == []
+
+
 def kill_actor(run: Run) -> None:
     """What `ray.kill` does: the worker kills its children and exits."""
     ray.kill(ray.get_actor(f"agentrl:{run.name}:engine-0:0", "agentrl"), no_restart=False)
