@@ -116,6 +116,13 @@ def loads(engine: FakeEngine) -> int:
     return [path for path, _ in engine.calls].count(UPDATE)
 
 
+async def ended(replicas: ReplicaFleet, urls: list[str]) -> None:
+    """Waits until the store has the ends of the updates of these engines."""
+    async with asyncio.timeout(60):
+        while any((row := replicas.row(url)).updater or row.version != 1 for url in urls):
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize(("limit", "at_once"), [(32, 2), (1, 1)])
 async def test_a_share_is_updated_at_once_and_the_others_serve(replicas, engines, urls, updates, limit, at_once):
     pool = replicas.pools["a"]
@@ -155,6 +162,7 @@ async def test_probes_during_a_publish_ask_once_which_version_to_serve(replicas,
     updates.hold(urls[-1])
     publication = publish(replicas, "a")
     await updates.until(lambda: len(updates.begun) == N and updates.running == {urls[-1]})
+    await ended(replicas, urls[:-1])
     await replicas.round("b")  # reads that the others have the version
     await replicas.read("b")
     replicas.counts.take()
