@@ -18,6 +18,26 @@ ENGINE_KEY = "AGENTRL_ENGINE_KEY"
 ENGINE_KEYS = "AGENTRL_ENGINE_KEYS"
 SECRETS = frozenset({RUN_KEY, ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS})
 """Variables that hold a secret. A database URL holds its password."""
+STORAGE_PREFIX = "AWS_"
+"""How the variables of an object storage begin: keys, profile, region and address."""
+STORAGE = frozenset(
+    f"{STORAGE_PREFIX}{name}"
+    for name in (
+        "ACCESS_KEY_ID",
+        "SECRET_ACCESS_KEY",
+        "SESSION_TOKEN",
+        "PROFILE",
+        "CONFIG_FILE",
+        "SHARED_CREDENTIALS_FILE",
+        "DEFAULT_REGION",
+        "REGION",
+        "ENDPOINT_URL",
+        "ENDPOINT_URL_S3",
+        "CA_BUNDLE",
+    )
+)
+"""Those that mean the same on every host. Others name the role of one host, or a service on it."""
+_IDENTITY = frozenset({"AWS_ACCESS_KEY_ID", "AWS_PROFILE"})
 # Greedy, up to the last `@`: hides the whole of a password that should have been percent-encoded.
 _PASSWORD = re.compile(r"\A((?>[\w+]+://)?+[^:@/]*):.*@|(?<=[?&]password=)[^&]*", re.DOTALL)
 
@@ -26,8 +46,21 @@ MASK = "***"
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` without secrets, for a child process."""
-    return {name: value for name, value in env.items() if name not in SECRETS}
+    """Return `env` without secrets and without access to the object storage, for a child process."""
+    return {name: value for name, value in env.items() if name not in SECRETS and not name.startswith(STORAGE_PREFIX)}
+
+
+def storage_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the object storage in an environment."""
+    return {name: value for name, value in env.items() if name.startswith(STORAGE_PREFIX)}
+
+
+def with_storage(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    """The storage's variables of `first`; also those that only `second` has, unless `first` has a key or a profile:
+    a key of the one with a token of the other would be refused.
+    """
+    ours = storage_variables(first)
+    return ours if _IDENTITY & ours.keys() else storage_variables(second) | ours
 
 
 def for_child(env: Mapping[str, str]) -> dict[str, str]:
@@ -40,6 +73,12 @@ def drop_secrets() -> None:
     """Remove the secrets from this process's environment, before it runs user code."""
     for name in SECRETS:
         os.environ.pop(name, None)
+
+
+def drop_storage() -> None:
+    """Remove the access to the object storage from this process's environment, before it runs user code."""
+    for name in storage_variables(os.environ):
+        del os.environ[name]
 
 
 def without_password(url: str) -> str:

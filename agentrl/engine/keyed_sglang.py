@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.engine.engine_keys import authorization
 from agentrl.engine.stored_weights import STORED_WEIGHTS, FetchesWeights, StoredWeights, stored_weights
-from agentrl.environment import ENGINE_KEY, without_secrets
+from agentrl.environment import ENGINE_KEY, drop_secrets
 
 OPEN_PATHS = ("/health", "/ready")
 """Health checks, which need no key."""
@@ -65,8 +65,7 @@ def main(argv: list[str]) -> None:
     """Serve until stopped."""
     key = os.environ.get(ENGINE_KEY)
     stored = os.environ.get(STORED_WEIGHTS)
-    for name in os.environ.keys() - without_secrets(os.environ).keys():
-        del os.environ[name]  # SGLang's child processes need no key
+    drop_secrets()  # SGLang's child processes need no key
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

@@ -26,7 +26,7 @@ import aiohttp
 from agentrl.configs.trainer_config import ALL_LINEAR
 from agentrl.engine.sglang_client import EngineClient, Health
 from agentrl.engine.stored_weights import STORED_WEIGHTS, StoredWeights
-from agentrl.environment import ENGINE_KEY, is_loopback, without_secrets
+from agentrl.environment import ENGINE_KEY, is_loopback, storage_variables, without_secrets
 from agentrl.errors import EngineUnavailable, UserError
 from agentrl.files import last_lines
 from agentrl.models import check_model_folder, linear_layers
@@ -146,12 +146,14 @@ def _lora_targets(spec: EngineSpec) -> list[str]:
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
-    """The inherited environment, offline and without secrets except the key. On a CPU also without core binding."""
+    """The inherited environment, offline and without secrets except the key, and the access to an object storage if
+    the engine reads versions there. On a CPU also without core binding.
+    """
     env = without_secrets(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if spec.key is not None:
         env[ENGINE_KEY] = spec.key
     if spec.stored_weights is not None:
-        env[STORED_WEIGHTS] = spec.stored_weights.model_dump_json()
+        env |= storage_variables(os.environ) | {STORED_WEIGHTS: spec.stored_weights.model_dump_json()}
     if spec.hosts > 1:
         env["SGLANG_HOST_IP"] = spec.host  # else it asks for the way to an address on the internet
     if spec.device == "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,12 +11,13 @@ from pathlib import Path
 from agentrl.configs.run_config import RunConfig
 from agentrl.engine import server_process
 from agentrl.engine.engine_keys import EngineKeys
-from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY, storage_variables
 from agentrl.launch.engine_specs import engine_spec
 from agentrl.launch.part_process import Part
 from agentrl.placement import memory_share
 from agentrl.placement.assignment import TRAINER, Assignment, assign, engine_name
 from agentrl.placement.hosts import VISIBLE_GPUS, Host, this_host
+from agentrl.storage.storage_users import storage_users
 
 DIVIDED_FRACTION = 0.4
 """Share of a GPU's memory for an engine that computes beside the trainer, where `engine.memory_fraction` gives none."""
@@ -168,7 +170,7 @@ def rollouts(plan: Plan, finished: Callable[[], bool]) -> list[Part]:
     """The workers that run training and evaluation episodes. They run user code and use HTTP only."""
     count = plan.config.resources.rollout_workers
     names = ["rollout"] if count == 1 else [f"rollout-{index}" for index in range(count)]
-    env = {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key}
+    env = {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key} | _storage(plan, "rollout")
     argv = ["rollout", "--config", str(plan.config_file), "--owner"]
     return [_part(plan, name, [*argv, name.replace("rollout", "local")], env, finished) for name in names]
 
@@ -179,6 +181,7 @@ def trainer(plan: Plan, finished: Callable[[], bool]) -> Part:
     if plan.takes_turns and not plan.config.resources.takes_turns:
         argv.append("resources.colocated=true")  # the plan decided it
     env = {PROXY_URL: plan.proxy_url, DATABASE_URL: plan.database_url, ADMIN_KEY: plan.admin_key}
+    env |= _storage(plan, TRAINER)
     if gpus := plan.assignment.gpus(TRAINER):
         env[VISIBLE_GPUS] = ",".join(gpus)
     return replace(_part(plan, "trainer", argv, env, finished), grace_s=plan.config.trainer.stop_timeout_s)
@@ -189,6 +192,11 @@ def _part(
 ) -> Part:
     """An agentrl process. `env` holds the variables for this process only, including its secrets."""
     return Part(name=name, argv=[sys.executable, "-m", "agentrl", *argv], env=env, log_file=_log(plan, name), done=done)
+
+
+def _storage(plan: Plan, user: str) -> dict[str, str]:
+    """This process's access to the object storage, for a part that uses it."""
+    return storage_variables(os.environ) if user in storage_users(plan.config) else {}
 
 
 def _log(plan: Plan, name: str) -> Path:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, PROXY_URL, RUN_KEY
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, PROXY_URL, RUN_KEY, STORAGE
 from agentrl.placement.assignment import TRAINER, engine_name
 from agentrl.placement.part_spec import PROXY, Need, PartSpec
+from agentrl.storage.storage_users import storage_users
 
 AGENTRL = ("{python}", "-m", "agentrl")
 ROLLOUT = "rollout"
@@ -51,7 +52,7 @@ def _engine(run: RunConfig, config_file: Path, index: int, on_gpu: bool) -> Part
     return PartSpec(
         name=name,
         argv=tuple(argv),
-        secrets=(ADMIN_KEY, ENGINE_KEY),
+        secrets=(ADMIN_KEY, ENGINE_KEY, *_storage(run, "engine")),
         ranks=size.hosts,
         gang=size.hosts > 1,
         spread="one_per_host" if size.hosts > 1 else "pack",
@@ -89,7 +90,7 @@ def _trainer(run: RunConfig, config_file: Path, on_gpu: bool, from_base: bool) -
         name=TRAINER,
         argv=tuple(argv),
         env={PROXY_URL: "{proxy}"},
-        secrets=(DATABASE_URL, ADMIN_KEY),
+        secrets=(DATABASE_URL, ADMIN_KEY, *_storage(run, TRAINER)),
         ranks=size.hosts,
         gang=True,
         spread="one_per_host",
@@ -107,10 +108,15 @@ def _rollout(run: RunConfig, config_file: Path) -> PartSpec:
         name=ROLLOUT,
         argv=(*AGENTRL, "rollout", "--config", str(config_file), "--owner", "rollout-{rank}"),
         env={PROXY_URL: "{proxy}"},
-        secrets=(RUN_KEY,),
+        secrets=(RUN_KEY, *_storage(run, ROLLOUT)),
         ranks=run.resources.rollout_workers,
         spread="spread",
         need=Need(cpus=CPUS[ROLLOUT]),
         ends=True,
         max_restarts=run.max_restarts,
     )
+
+
+def _storage(run: RunConfig, user: str) -> list[str]:
+    """The names of the storage's variables, for a part that uses it."""
+    return sorted(STORAGE) if user in storage_users(run) else []

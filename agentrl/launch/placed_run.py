@@ -18,7 +18,7 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.domain.schemas import Json
 from agentrl.engine.engine_keys import new_key as new_engine_key
-from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, RUN_KEY
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, RUN_KEY, STORAGE
 from agentrl.errors import AgentRLError
 from agentrl.launch import connect, run_folder, run_lifecycle
 from agentrl.launch.placed_parts import placed_parts
@@ -27,9 +27,10 @@ from agentrl.launch.views.live_panel import Display
 from agentrl.models import resolve_model
 from agentrl.placement.folder_proof import add_token
 from agentrl.placement.part_spec import PartSpec
-from agentrl.placement.run_secrets import SECRETS_FILE, read_secrets, write_secrets
+from agentrl.placement.run_secrets import SECRETS_FILE, adopt_storage, read_secrets, write_secrets
 from agentrl.placement.runner_watch import watch_runners
 from agentrl.placement.scheduler import Placement
+from agentrl.storage.storage_users import storage_users
 from agentrl.store import Connection, Database, part_ranks
 
 
@@ -39,6 +40,7 @@ def train(config: RunConfig, console: Console, placement: Placement, *, from_bas
     Raises UserError and Stopped.
     """
     run_lifecycle.check_trainable(config)
+    adopt_storage(config.run_dir)
     with run_folder.locked(config.run_dir):
         run_lifecycle.check_agent(config)
         database_url = run_folder.database_url(config)
@@ -78,13 +80,18 @@ def parts_of(config: RunConfig, from_base: bool = False) -> list[PartSpec]:
 
 
 def secrets_of(config: RunConfig, database_url: str) -> dict[str, str]:
-    """The run's secrets: from the environment, else those that its processes have, else new ones."""
+    """The run's secrets: from the environment, else those that its processes have, else new ones.
+
+    Those of the object storage are from the environment, into which `adopt_storage` has put those of the processes.
+    """
     before: Mapping[str, str] = {}
     if (config.run_dir / SECRETS_FILE).exists():
         before = read_secrets(config.run_dir)
     admin_key, run_key = connect.choose_keys({**before, **os.environ})
     engine_key = os.environ.get(ENGINE_KEY) or before.get(ENGINE_KEY) or new_engine_key()
-    return {DATABASE_URL: database_url, ADMIN_KEY: admin_key, RUN_KEY: run_key, ENGINE_KEY: engine_key}
+    ours = {DATABASE_URL: database_url, ADMIN_KEY: admin_key, RUN_KEY: run_key, ENGINE_KEY: engine_key}
+    storage = STORAGE & os.environ.keys() if storage_users(config) else ()
+    return ours | {name: os.environ[name] for name in sorted(storage)}
 
 
 def begin(database: Database, run_id: str, placement: Placement, specs: list[PartSpec], run_dir: Path) -> None:

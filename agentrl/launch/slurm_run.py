@@ -19,7 +19,7 @@ from agentrl.launch.placed_run import parts_of, secrets_of
 from agentrl.launch.run_lifecycle import POLL_S, Stopped
 from agentrl.launch.views import snapshot
 from agentrl.launch.views.live_panel import Display
-from agentrl.placement.run_secrets import write_secrets
+from agentrl.placement.run_secrets import adopt_storage, write_secrets
 from agentrl.placement.slurm.slurm_placement import SlurmPlacement
 from agentrl.store import Database, runs
 
@@ -31,6 +31,7 @@ CONFIG = "config.yaml"
 def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Json:
     """Submit the run's job, or find it, and follow it to its end; returns the summary. Raises UserError and Stopped."""
     run_lifecycle.check_trainable(config)
+    adopt_storage(config.run_dir)
     specs = parts_of(config, from_base)
     placement = placement_of(config, from_base)
     database_url = run_folder.database_url(config)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.environment import for_child
+from agentrl.environment import STORAGE, for_child, with_storage
 from agentrl.errors import root_cause
 from agentrl.files import last_lines
 from agentrl.placement.local_address import interface_of, local_port
@@ -169,7 +169,10 @@ class TaskRunner:
         if self._spec.gang and (interface := interface_of(self._lease.address)) is not None:
             env = dict.fromkeys(INTERFACE_VARIABLES, interface) | env
         env |= {name: filled(text, values) for name, text in self._spec.env.items()}
-        env |= {name: self._secrets[name] for name in self._spec.secrets if name in self._secrets}
+        given = {name: self._secrets[name] for name in self._spec.secrets if name in self._secrets}
+        env |= given
+        if STORAGE & set(self._spec.secrets):
+            env |= with_storage(given, os.environ)
         argv = [filled(word, values) for word in self._spec.argv]
         started = time.monotonic()
         with self._log_file.open("ab") as output:

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+from collections.abc import Sequence
 
 from agentrl import environment
 from agentrl.client import AsyncClient
@@ -15,7 +16,7 @@ from agentrl.console import Console
 from agentrl.errors import root_cause
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.heart import beating
-from agentrl.rollout.held_out import Evaluator, settings_of
+from agentrl.rollout.held_out import Evaluator, Setting, settings_of
 from agentrl.rollout.http import agent_http
 from agentrl.rollout.pace import RunFailed
 from agentrl.rollout.runner import is_finished, run_groups
@@ -25,14 +26,22 @@ START_PATIENCE_S = 900.0
 """How long to wait for the proxy or its engines to start."""
 
 
-async def work(config: RunConfig, *, base_url: str | None, api_key: str | None, owner: str, console: Console) -> None:
+async def work(
+    config: RunConfig,
+    settings: Sequence[Setting],
+    *,
+    base_url: str | None,
+    api_key: str | None,
+    owner: str,
+    console: Console,
+) -> None:
     """Run until the run is finished. Can be called again after a crash; it abandons the groups that `owner` left.
 
     Each call is a new instance (`OWNER/INSTANCE`). So a late request of a dead instance does not count for its
     successor, and the sessions that it opened are abandoned too.
     """
     owner = f"{owner}/{secrets.token_hex(4)}"
-    agent, settings = load_agent(config.agent, config.agent_args), settings_of(config)
+    agent = load_agent(config.agent, config.agent_args)
     progress = Progress()
     async with (
         AsyncClient(base_url, api_key, timeout_s=START_PATIENCE_S, on_wait=progress.waits) as client,
@@ -75,14 +84,18 @@ def run_worker(
 ) -> None:
     """Run `work` to its end. SIGTERM and Ctrl-C abandon the open sessions first. Raises RunFailed.
 
-    The agent runs in this process, so the run's key is removed from the environment.
+    The agent runs in this process, so the run's key is removed from the environment, and, once the evaluations' tasks
+    are read, the access to the object storage.
     """
     api_key = api_key or os.environ.get(environment.RUN_KEY)
     environment.drop_secrets()
+    settings = settings_of(config)
+    environment.drop_storage()
     name = owner or f"{socket.gethostname()}-{os.getpid()}"
 
     async def main() -> None:
-        task = asyncio.ensure_future(work(config, base_url=base_url, api_key=api_key, owner=name, console=Console()))
+        proxy = {"base_url": base_url, "api_key": api_key}
+        task = asyncio.ensure_future(work(config, settings, **proxy, owner=name, console=Console()))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.environment import masked, without_password
+from agentrl.environment import STORAGE, masked, storage_variables, with_storage, without_password, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,28 @@ def test_a_configuration_is_shown_without_its_secrets() -> None:
         "proxy": {"upstreams": {"judge": {"base_url": "https://u:***@h/v1", "api_key_env": "JUDGE_KEY"}}, "port": 1},
         "secret": None,
     }
+
+
+def test_a_child_gets_no_access_to_the_object_storage() -> None:
+    given = dict.fromkeys(STORAGE, "x") | {"AWS_CONTAINER_AUTHORIZATION_TOKEN": "x", "PATH": "/bin"}
+    assert without_secrets(given) == {"PATH": "/bin"}
+    assert storage_variables(given).keys() == given.keys() - {"PATH"}
+
+
+@pytest.mark.parametrize(
+    ("first", "merged"),
+    [
+        ({}, {"AWS_ACCESS_KEY_ID": "host", "AWS_SESSION_TOKEN": "host"}),
+        (
+            {"AWS_ENDPOINT_URL": "run"},
+            {"AWS_ACCESS_KEY_ID": "host", "AWS_SESSION_TOKEN": "host", "AWS_ENDPOINT_URL": "run"},
+        ),
+        ({"AWS_ACCESS_KEY_ID": "run", "PATH": "/bin"}, {"AWS_ACCESS_KEY_ID": "run"}),
+        ({"AWS_PROFILE": "run"}, {"AWS_PROFILE": "run"}),
+    ],
+)
+def test_a_key_or_a_profile_is_not_mixed_with_those_of_another_environment(
+    first: dict[str, str], merged: dict[str, str]
+) -> None:
+    host = {"AWS_ACCESS_KEY_ID": "host", "AWS_SESSION_TOKEN": "host", "PATH": "/usr/bin"}
+    assert with_storage(first, host) == merged

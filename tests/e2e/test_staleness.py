@@ -30,6 +30,7 @@ from agentrl.domain.schemas import Batch, TrainedBatch, TrainedTrajectory
 from agentrl.engine.server_process import free_port
 from agentrl.proxy.app import Settings, create_app
 from agentrl.rendering import load_renderer
+from agentrl.rollout.held_out import settings_of
 from agentrl.rollout.worker import work
 from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
@@ -164,7 +165,8 @@ def serving(settings: Settings, port: int) -> Iterator[None]:
 async def play(config: RunConfig, url: str, stop: threading.Event) -> None:
     """The rollout worker, to the end of the run."""
     try:
-        await work(config, base_url=url, api_key="run-key", owner="worker", console=Console(file=io.StringIO()))
+        settings, console = settings_of(config), Console(file=io.StringIO())
+        await work(config, settings, base_url=url, api_key="run-key", owner="worker", console=console)
     finally:
         stop.set()
 

@@ -34,7 +34,7 @@ from agentrl.domain.schemas import TrainedBatch, TrainedTrajectory
 from agentrl.engine.server_process import free_port
 from agentrl.errors import RequestError
 from agentrl.rollout import held_out
-from agentrl.rollout.held_out import Evaluator, Setting
+from agentrl.rollout.held_out import Evaluator, Setting, settings_of
 from agentrl.rollout.http import agent_http
 from agentrl.rollout.worker import work
 from agentrl.rollout.worker_display import Progress
@@ -194,7 +194,14 @@ async def play_and_train(run: Run, *, hold: bool = False) -> None:
     async with asyncio.TaskGroup() as parts:
         parts.create_task(asyncio.to_thread(run.train, STEPS, hold=hold))
         parts.create_task(
-            work(run.config, base_url=run.url, api_key="run-key", owner="me", console=Console(file=io.StringIO()))
+            work(
+                run.config,
+                settings_of(run.config),
+                base_url=run.url,
+                api_key="run-key",
+                owner="me",
+                console=Console(file=io.StringIO()),
+            )
         )
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from agentrl.environment import ADMIN_KEY, DATABASE_URL, RUN_KEY
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, RUN_KEY, STORAGE
 from agentrl.placement.local_address import ADDRESS, PORT
 from agentrl.placement.part_spec import PROXY, PartSpec
 from agentrl.placement.placed_elsewhere import PLACED_FILE
@@ -173,7 +173,7 @@ def _job(run: str, run_dir: PurePosixPath, spec: PartSpec, target: Target) -> Ma
 def _supervisor(run: str, run_dir: PurePosixPath, target: Target) -> Manifest:
     """The Job of `agentrl train`. A run that failed stays failed; a supervisor that was lost is started again."""
     container = _container(SUPERVISOR, ["train", f"{CONFIG_DIR}/{CONFIG_FILE}"], target)
-    for name in (DATABASE_URL, ADMIN_KEY, RUN_KEY):
+    for name in (DATABASE_URL, ADMIN_KEY, RUN_KEY, *sorted(STORAGE)):
         key: Manifest = {"name": secret_name(run, target), "key": name, "optional": name != DATABASE_URL}
         container["env"].append({"name": name, "valueFrom": {"secretKeyRef": key}})
     placed = str(run_dir / PLACED)

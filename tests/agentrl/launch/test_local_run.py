@@ -24,7 +24,16 @@ from agentrl.configs.config_files import parse_config
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.engine.engine_keys import EngineKeys
-from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS, RUN_KEY, SECRETS
+from agentrl.environment import (
+    ADMIN_KEY,
+    DATABASE_URL,
+    ENGINE_KEY,
+    ENGINE_KEYS,
+    RUN_KEY,
+    SECRETS,
+    STORAGE,
+    storage_variables,
+)
 from agentrl.errors import AgentRLError, ConfigError, UserError
 from agentrl.launch import part_process, parts
 from agentrl.launch.local_run import train
@@ -156,13 +165,17 @@ def test_each_rollout_worker_has_a_name_and_an_owner_of_its_own(tmp_path: Path, 
     assert [(part.name, part.argv[-1]) for part in workers] == [("rollout-0", "local-0"), ("rollout-1", "local-1")]
 
 
+@pytest.mark.parametrize("storage", [{}, {"url": "s3://b/r"}, {"url": "s3://b/r", "weights": True}])
 def test_each_part_is_told_only_the_secrets_that_it_needs(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, storage: dict[str, Any]
 ) -> None:
     for name in SECRETS:
         monkeypatch.setenv(name, "ours")
+    for name in storage_variables(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "storage")
     plan = Plan(
-        config=config(tmp_path, model, engine={"device": "cpu"}),
+        config=config(tmp_path, model, engine={"device": "cpu"}, storage=storage),
         model=model,
         database_url="sqlite:///told",
         admin_key="told",
@@ -175,13 +188,14 @@ def test_each_part_is_told_only_the_secrets_that_it_needs(
     def told(part: Part) -> set[str]:
         env = part_process.for_child(os.environ) | part.env
         assert "ours" not in env.values()
-        return env.keys() & SECRETS
+        return env.keys() & (SECRETS | STORAGE)
 
+    bucket = {"AWS_ACCESS_KEY_ID"}
     assert told(parts.proxy(plan)) == {ADMIN_KEY, DATABASE_URL, ENGINE_KEYS}
-    assert told(parts.trainer(plan, lambda: True)) == {ADMIN_KEY, DATABASE_URL}
+    assert told(parts.trainer(plan, lambda: True)) == {ADMIN_KEY, DATABASE_URL} | (bucket if storage else set())
     (worker,) = parts.rollouts(plan, lambda: True)
     assert told(worker) == {RUN_KEY}
-    assert told(parts.engines(plan)[0]) == {ENGINE_KEY}
+    assert told(parts.engines(plan)[0]) == {ENGINE_KEY} | (bucket if storage.get("weights") else set())
     assert not any("arl-engine-x" in word for part in (parts.proxy(plan), *parts.engines(plan)) for word in part.argv)
 
 

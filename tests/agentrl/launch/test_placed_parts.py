@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.configs.config_files import parse_config
-from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, RUN_KEY
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, RUN_KEY, STORAGE
 from agentrl.errors import ConfigError
 from agentrl.launch.placed_parts import placed_parts
 from agentrl.placement.part_spec import PartSpec
@@ -50,6 +50,21 @@ def test_each_part_gets_the_secrets_that_it_needs_and_no_others():
         "trainer": {DATABASE_URL, ADMIN_KEY},
         "rollout": {RUN_KEY},
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "users"),
+    [
+        ({"storage": {"url": "file:///shared/objects"}}, set()),
+        ({"tasks": "s3://b/tasks.jsonl"}, set()),
+        ({"storage": {"url": "s3://b/r"}}, {"trainer"}),
+        ({"storage": {"url": "s3://b/r", "weights": True}}, {"trainer", "engine-0"}),
+        ({"evaluation": {"tasks": "s3://b/held-out.jsonl"}}, {"rollout"}),
+        ({"evaluation": {"unseen_tasks": "s3://b/unseen.jsonl"}}, {"rollout"}),
+    ],
+)
+def test_only_parts_that_use_a_bucket_get_the_access_to_it(changes, users):
+    assert {name for name, part in parts(**changes).items() if STORAGE & set(part.secrets)} == users
 
 
 def test_only_the_trainer_is_fenced_and_only_workers_end_by_themselves():

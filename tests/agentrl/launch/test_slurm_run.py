@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 
 from agentrl.configs.config_files import parse_config
+from agentrl.configs.publish_config import StorageConfig
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.environment import DATABASE_URL, RUN_KEY
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.launch import run_folder, slurm_run
+from agentrl.launch import run_folder, run_lifecycle, slurm_run
+from agentrl.launch.placed_run import secrets_of
 from agentrl.launch.slurm_run import train
+from agentrl.placement.run_secrets import adopt_storage
 
 COMMANDS = {
     "squeue": "head -n 1 queue; sed -i 1d queue",
@@ -76,6 +79,26 @@ def test_the_job_is_submitted_with_all_that_it_reads_in_the_folder(config, empty
     assert secrets[RUN_KEY] not in script.read_text()
     monkeypatch.delenv(DATABASE_URL)  # as in the job
     assert run_folder.database_url(config) == empty_database_url
+
+
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_the_access_to_the_storage_is_in_the_private_file_alone(config, empty_database_url, monkeypatch):
+    monkeypatch.setattr(run_lifecycle, "probe", lambda store: None)
+    (Path("sbatch")).write_text(Path("sbatch").read_text() + "env >>environment\n")
+    monkeypatch.setenv(DATABASE_URL, empty_database_url)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    stored = config.model_copy(update={"storage": StorageConfig(url="s3://bucket/r")})
+    run(stored)
+    file = config.run_dir / ".secrets"
+    assert json.loads(file.read_text())["AWS_SECRET_ACCESS_KEY"] == "s3cret"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "s3cret" not in Path("environment").read_text() + (config.run_dir / "slurm.sh").read_text()
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name)  # as in the job
+    adopt_storage(config.run_dir)
+    assert secrets_of(stored, empty_database_url) == json.loads(file.read_text())
+    assert "AWS_ACCESS_KEY_ID" not in secrets_of(config, empty_database_url)
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 
 import pytest
 
 from agentrl.environment import ADMIN_KEY, DATABASE_URL
 from agentrl.errors import UserError
-from agentrl.placement.run_secrets import SECRETS_FILE, read_secrets, write_secrets
+from agentrl.placement.run_secrets import SECRETS_FILE, adopt_storage, read_secrets, write_secrets
 
 
 def test_secrets_are_private_and_come_back(tmp_path):
@@ -22,6 +23,22 @@ def test_secrets_are_private_and_come_back(tmp_path):
 def test_a_host_that_does_not_see_the_folder_is_told_so(tmp_path):
     with pytest.raises(UserError, match=r"does not see .*: put runs_dir on storage that all hosts of the run share"):
         read_secrets(tmp_path / "elsewhere")
+
+
+def test_a_process_takes_the_access_to_the_storage_that_its_environment_lacks(tmp_path, monkeypatch):
+    adopt_storage(tmp_path)  # the run has no secrets yet
+    stored = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL": "http://minio"}
+    write_secrets(tmp_path, {DATABASE_URL: "postgresql://db/x", "AWS_OTHER": "x"} | stored)
+    for before, after in (
+        (
+            {"HOME": "/h", "AWS_ENDPOINT_URL": "http://other"},
+            {"HOME": "/h"} | stored | {"AWS_ENDPOINT_URL": "http://other"},
+        ),
+        ({"AWS_PROFILE": "mine"}, {"AWS_PROFILE": "mine"}),
+    ):
+        monkeypatch.setattr(os, "environ", before)
+        adopt_storage(tmp_path)
+        assert os.environ == after
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({ADMIN_KEY: "k"}), json.dumps({DATABASE_URL: 1})])

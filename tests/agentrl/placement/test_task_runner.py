@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from agentrl.environment import storage_variables
 from agentrl.errors import StoreUnavailable
 from agentrl.placement import rank_lease, task_runner
 from agentrl.placement.part_spec import PROXY, PartSpec
@@ -108,6 +109,30 @@ async def test_a_command_gets_its_ports_address_and_named_secrets(host, monkeypa
     assert words == ["0/1", place]
     assert env == {"URL": f"http://{place}", "AGENTRL_ADMIN_KEY": "s3cret", "AGENTRL_RUN_KEY": None}
     assert (rank.state, rank.status, rank.starts, rank.live) == ("ended", 0, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("names", "stored", "seen"),
+    [
+        (("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"), {"AWS_ACCESS_KEY_ID": "run"}, {"AWS_ACCESS_KEY_ID": "run"}),
+        (("AWS_ACCESS_KEY_ID",), {}, {"AWS_ACCESS_KEY_ID": "host", "AWS_ROLE_ARN": "host"}),
+        ((), {"AWS_ACCESS_KEY_ID": "run"}, {}),
+    ],
+)
+async def test_only_a_command_that_uses_the_storage_gets_the_runs_access_to_it_else_the_hosts(
+    host, monkeypatch, names, stored, seen
+):
+    for name in storage_variables(os.environ):
+        monkeypatch.delenv(name)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN"):
+        monkeypatch.setenv(name, "host")
+    script = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k[:4] == 'AWS_'}))"
+    spec = host.declare(script, secrets=names, ends=True)
+    host.finish_run()
+    runner = host.runner(spec)
+    runner._secrets = stored
+    await runner.run()
+    assert json.loads(host.log()) == seen
 
 
 class Counting:

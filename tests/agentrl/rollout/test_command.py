@@ -208,7 +208,13 @@ def test_claude_code_is_told_the_model_unless_the_user_names_one(
 
 
 def test_secrets_of_the_worker_are_not_passed_on(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AGENTRL_ADMIN_KEY", "AGENTRL_RUN_KEY", "AGENTRL_DATABASE_URL", "ANTHROPIC_AUTH_TOKEN"):
+    for name in (
+        "AGENTRL_ADMIN_KEY",
+        "AGENTRL_RUN_KEY",
+        "AGENTRL_DATABASE_URL",
+        "AWS_SESSION_TOKEN",
+        "ANTHROPIC_AUTH_TOKEN",
+    ):
         monkeypatch.setenv(name, "a-secret-of-the-worker")
     monkeypatch.setenv("MY_TOOL", "kept")
     env = variables({})

@@ -16,6 +16,7 @@ import pytest
 from agentrl.configs.config_files import parse_config
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
+from agentrl.rollout.held_out import settings_of
 from agentrl.rollout.worker import work
 
 AGENT = """
@@ -44,7 +45,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 
 async def run(config: RunConfig, proxy: Any) -> None:
-    await work(config, base_url=proxy.url, api_key="k", owner="me", console=Console(file=io.StringIO()))
+    await work(
+        config, settings_of(config), base_url=proxy.url, api_key="k", owner="me", console=Console(file=io.StringIO())
+    )
 
 
 def played(proxy: Any) -> Counter[tuple[Any, ...]]:
@@ -106,6 +109,7 @@ def test_an_agent_sees_no_secret_in_its_environment(tmp_path: Path, proxy: Any) 
     )
     command = [sys.executable, "-m", "agentrl", "rollout", "--config", "run.yaml"]
     secrets = {"AGENTRL_RUN_KEY": "k-run", "AGENTRL_ADMIN_KEY": "k-admin", "AGENTRL_DATABASE_URL": "sqlite:///x.db"}
+    secrets |= {"AWS_SECRET_ACCESS_KEY": "k-storage", "AWS_WEB_IDENTITY_TOKEN_FILE": "/token"}
     env = os.environ | secrets | {"AGENTRL_PROXY_URL": proxy.url}
     subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     seen = json.loads((tmp_path / "seen.json").read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.environment import DATABASE_URL, SECRETS
+from agentrl.environment import DATABASE_URL, SECRETS, STORAGE
 from agentrl.placement.kubernetes.kubernetes_manifests import Manifest, Target, manifests, resource_name
 from agentrl.placement.part_spec import Need, PartSpec
 from agentrl.placement.placed_elsewhere import PLACED_FILE
@@ -135,7 +135,9 @@ def test_only_the_supervisor_gets_the_secret_by_name() -> None:
         "optional": False,
     }
     for spec in PARTS:
-        assert not SECRETS & variables(spec.name).keys()
+        assert not (SECRETS | STORAGE) & variables(spec.name).keys()
+    for name in STORAGE:
+        assert variables("supervisor")[name]["secretKeyRef"]["optional"]
 
 
 def test_task_runners_wait_until_the_supervisor_lets_them_start() -> None:
