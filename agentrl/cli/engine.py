@@ -93,12 +93,17 @@ def engine(
         raise UserError("give --model, or --config with a run's settings")
     if (weights is None) != (version is None):
         raise UserError("--weights and --version go together")
+    run = None if config is None else load_config(config)
+    if run is not None and run.resources.takes_turns:
+        raise UserError(
+            "resources.colocated: `agentrl engine` does not know when the trainer has the GPUs' memory: let "
+            "`agentrl train` start the engines, or set resources.divide_memory: true"
+        )
     if weights is not None:
         check_model_folder(weights)
     port = port or free_port(host)
     check_port(host, port)
     console = Console()
-    run = None if config is None else load_config(config)
     name = model if run is None else run.model
     with console.status(Text(f"preparing model {name}")):
         folder = resolve_model(str(name))

@@ -31,7 +31,6 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
         "data": size.data,
         "experts": size.experts,
         "memory_fraction": config.memory_fraction,
-        "memory_saver": run.resources.takes_turns,
         "context_length": config.context_length,
         "chunked_prefill_tokens": config.chunked_prefill_tokens,
         "attention_backend": config.attention_backend,

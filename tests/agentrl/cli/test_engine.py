@@ -36,6 +36,18 @@ def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_an_engine_that_would_have_to_take_turns_with_a_trainer_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("{name: r, model: tiny, agent: 'm:A', tasks: 'm:t', resources: {colocated: true}}")
+    for more in ([], ["--join", "http://127.0.0.1:9"]):
+        done = agentrl("engine", "--config", str(config), "--port", "0", *more)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            "agentrl: resources.colocated: `agentrl engine` does not know when the trainer has the GPUs' memory: let "
+            "`agentrl train` start the engines, or set resources.divide_memory: true\n"
+        )
+
+
 def test_a_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
