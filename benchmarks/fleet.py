@@ -13,7 +13,8 @@
 - publish: requests and statements per engine of a publish from a folder, and rounds of loads, one after another, where
   a load takes as long in every engine. Before, engines were updated one after another.
 - proxies: real `agentrl proxy` processes over real sockets: requests, transactions, seconds until all drop an engine
-  that was killed under no load and use one that joined, and the latency of starting a group.
+  that was killed under no load and use one that joined, and how long the admission of a group takes, without and with
+  100,000 open sessions in the store.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def fresh(model: Path) -> Iterator[tuple[Database, str]]:
     database = Database(make_url(POSTGRES).set(database=name).render_as_string(hide_password=False))
     try:
         database.upgrade()
-        yield database, proxied.create_run(database, model)
+        sections = {"rollout": {"max_concurrent_groups": 4096}, "trainer": {"groups_per_step": 4096}}
+        yield database, proxied.create_run(database, model, **sections)
     finally:
         database.close()
         with server.connect() as conn:

@@ -19,9 +19,9 @@ from agentrl.store import Database, runs
 RUN = {"Authorization": "Bearer run-key"}
 
 
-def create_run(database: Database, model: Path) -> str:
-    """Create the run `bench` with `model` as its policy; returns its id."""
-    config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"})
+def create_run(database: Database, model: Path, **sections: object) -> str:
+    """Create the run `bench` with `model` as its policy and more of its configuration; returns its id."""
+    config = RunConfig.model_validate({"name": "bench", "model": "tiny", "agent": "a:B", "tasks": "t"} | sections)
     with database.write() as conn:
         return runs.create(
             conn,

@@ -16,10 +16,17 @@ import proxied
 import psycopg
 from aiohttp import web
 
+from agentrl.configs.run_config import RunConfig
 from agentrl.engine.server_process import free_port
+from agentrl.store import Database, runs
+from agentrl.store.db.codec import new_id
+from agentrl.store.sessions import group_starts
+from agentrl.store.sessions.session_limits import Limits
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 IDLE_S = 10.0
+SESSIONS, AT_ONCE = 100_000, 100
+ADMISSIONS = 200
 Measured = dict[str, tuple[list[float], str]]
 
 
@@ -105,23 +112,42 @@ async def _measured(
         found["transactions"] = [(_transactions(database_url) - before) / took], "per s"
         after = [proxied.cpu_s(process.pid) for process in running]
         found["CPU of a proxy"] = [(b - a) / took for a, b in zip(cpu, after, strict=True)], "cores"
-        drops, sees, admits = [], [], []
+        drops, sees = [], []
         for victim in names[:5]:
             await engines.kill(victim)
             drops.append(await _until(lambda u=victim: _all(http, proxies, u, 0.0)))
             (new,) = await engines.start(1)
             await _join(http, proxies[0], new)
             sees.append(await _until(lambda u=new: _all(http, proxies, u, 1.0)))
-        for n in range(200):
-            started = time.monotonic()
-            url, body = f"{proxies[n % len(proxies)]}/groups", {"is_eval": True, "task": {}, "sampling": {}}
-            async with http.post(url, json=body, headers=proxied.RUN) as answer:
-                assert answer.status == 201, await answer.text()
-            admits.append(1e3 * (time.monotonic() - started))
-    found["until all drop a killed engine"] = drops, "s"
-    found["until all use a new engine"] = sees, "s"
-    found["start a group"] = admits, "ms"
+        found["until all drop a killed engine"] = drops, "s"
+        found["until all use a new engine"] = sees, "s"
+        found["admit a group"] = await _admissions(http, proxies), "ms"
+        await asyncio.to_thread(_open_sessions, database_url)
+        found[f"admit a group beside {SESSIONS:,} open sessions"] = await _admissions(http, proxies), "ms"
     return found
+
+
+async def _admissions(http: aiohttp.ClientSession, proxies: list[str]) -> list[float]:
+    """Milliseconds of the start of each group, which takes a place and the next of the run's tasks."""
+    took = []
+    for n in range(ADMISSIONS):
+        started = time.monotonic()
+        async with http.post(f"{proxies[n % len(proxies)]}/groups", json={}, headers=proxied.RUN) as answer:
+            assert answer.status == 201, await answer.text()
+        took.append(1e3 * (time.monotonic() - started))
+    return took
+
+
+def _open_sessions(database_url: str) -> None:
+    """Open sessions in the store, as admission does, many in one transaction."""
+    database = Database(database_url)
+    with database.read() as conn:
+        run = runs.by_name(conn, "bench")
+    limits = Limits.of(RunConfig.model_validate(run.config))
+    for _ in range(SESSIONS // AT_ONCE):
+        keys = [new_id() for _ in range(AT_ONCE)]
+        database.transact(group_starts.start_group, run.id, limits, keys)
+    database.close()
 
 
 async def _join(http: aiohttp.ClientSession, proxy: str, url: str) -> None:
