@@ -119,7 +119,7 @@ def loads(engine: FakeEngine) -> int:
 async def ended(replicas: ReplicaFleet, urls: list[str]) -> None:
     """Waits until the store has the ends of the updates of these engines."""
     async with asyncio.timeout(60):
-        while any((row := replicas.row(url)).updater or row.version != 1 for url in urls):
+        while any((row := replicas.row(url)).updater or row.version != 1 for url in urls):  # noqa: ASYNC110 - polls a table
             await asyncio.sleep(0.01)
 
 
