@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +44,10 @@ class Position(NamedTuple):
 
 @dataclass
 class Run:
-    """One run in a folder of its own. With `engine_url` it uses that server and starts none."""
+    """One run in a folder of its own. With `engine_url` it uses that server and starts none.
+
+    `command` is agentrl, and `changes` replace keys of the configuration.
+    """
 
     folder: Path
     database_url: str
@@ -52,11 +55,13 @@ class Run:
     steps: int
     engine_url: str | None = None
     think_s: float = 0.2
+    command: tuple[str, ...] = (sys.executable, "-m", "agentrl")
+    changes: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
         shutil.copyfile(Path(__file__).with_name("agent.py"), self.folder / "ledger_agent.py")
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(self._config()))
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(self._config() | self.changes))
         self.database: Engine = create_engine(read_only(self.database_url), poolclass=NullPool)
 
     def _config(self) -> dict[str, Any]:
@@ -102,7 +107,7 @@ class Run:
         env |= {"PYTHONPATH": os.pathsep.join(paths), "AGENTRL_DATABASE_URL": self.database_url}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl", "train", "config.yaml", f"steps={self.steps}"],
+                [*self.command, "train", "config.yaml", f"steps={self.steps}"],
                 cwd=self.folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
