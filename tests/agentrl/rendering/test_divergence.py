@@ -77,6 +77,11 @@ SPOKEN = [SYSTEM, U1, calls({"a": 1}, content="I add."), result("2"), A2]
             [SYSTEM, U1, says("assistant", "1st"), U2, says("assistant", "2nd"), U3, A3],
             (2, ForkReason.HISTORY_EDITED),
         ),  # two answers were rewritten in their places
+        (
+            [*LONGER, says("user", "four"), says("assistant", "fourth")],
+            [*TALK[:3], says("user", "four"), says("assistant", "fourth")],
+            (3, ForkReason.COMPACTED),
+        ),  # two answers were left out behind one that stays
         (LONGER, [SYSTEM, U3, A3, U1, A1, U2, A2], (1, ForkReason.HISTORY_EDITED)),  # moved, and nothing left out
         (SPOKEN, [SYSTEM, U1, calls({"a": 1}), result("2"), A2, U3], (2, ForkReason.TEXT_DROPPED)),
         (SPOKEN, [SYSTEM, U1, calls({"a": 1}, "x"), result("2", "x"), A2], (2, ForkReason.TEXT_DROPPED)),
