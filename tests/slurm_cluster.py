@@ -90,7 +90,7 @@ class Cluster:
 
     def until(self, *command: str, answer: str) -> None:
         """Wait until a command prints what is expected."""
-        limit = time.monotonic() + 120
+        limit = time.monotonic() + 300
         while (said := self.ask(*command).strip()) != answer:
             assert time.monotonic() < limit, (command, said, answer)
             time.sleep(0.2)
