@@ -24,7 +24,7 @@ from chaos.cluster_run import FAULTS, ClusterRun
 from chaos.measured_run import Say, measure
 from chaos.port_relay import bridged
 from chaos.ray_nodes import Nodes
-from chaos.run import STUCK_S, SUPERVISOR, RunFailed
+from chaos.run import SUPERVISOR, RunFailed
 from harness import Report
 
 NODES = 4
@@ -80,7 +80,7 @@ def disturb(run: ClusterRun, faults: list[str], for_s: float, times: Times, say:
         if time.monotonic() - began > for_s:
             break
         starts, since = run.starts(), time.monotonic()
-        if left := psutil.wait_procs(run.do(fault), timeout=STUCK_S)[1]:
+        if left := psutil.wait_procs(run.do(fault), timeout=run.stuck_s)[1]:
             raise RunFailed(f"{fault}: left behind: {left}")
         gone_s, step = time.monotonic() - since, run.position().step
         run.wait(lambda step=step: run.whole() and run.position().step >= step + MORE_STEPS)

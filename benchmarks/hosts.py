@@ -43,6 +43,7 @@ class HostsRun(ClusterRun):
     """A run with a scheduler whose hosts are the namespaces. The supervisor is outside of them."""
 
     engines: int = 1
+    stuck_s: float = 600.0
     namespaces: tuple[str, ...] = ()
 
     def _config(self) -> dict[str, Any]:
@@ -53,6 +54,10 @@ class HostsRun(ClusterRun):
     def start(self) -> None:
         """Start the supervisor."""
         self.launch([sys.executable, process_scheduler.__file__], {NAMESPACES: ",".join(self.namespaces)})
+
+    def extend(self) -> None:
+        """Each fault needs steps behind it. Raises RunFailed."""
+        raise RunFailed("the run finished before its faults")
 
     def leftovers(self) -> list[psutil.Process]:
         """Processes of the run that still exist."""

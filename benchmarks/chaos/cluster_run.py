@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from agentrl.placement.local_address import ADDRESS
 from chaos.ray_nodes import Node, Nodes
-from chaos.run import NAME, STUCK_S, SUPERVISOR, Run, RunFailed
+from chaos.run import NAME, SUPERVISOR, Run, RunFailed
 
 STANDS_S = 60.0
 MORE_STEPS = 4
@@ -65,6 +65,7 @@ class ClusterRun(Run):
     nodes: Nodes | None = None
     engines: int = 2
     think_s: float = 1.0
+    stuck_s: float = 420.0
 
     def _config(self) -> dict[str, Any]:
         sizes = {"engines": {"count": self.engines}, "trainer": {"ranks": 2, "hosts": 2}}
@@ -116,19 +117,22 @@ class ClusterRun(Run):
         return [process for process in node.processes() if self._is_ours(process)]
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition. A run that finishes before it gets more steps. Raises RunFailed if it fails or is
-        stuck.
-        """
+        """Wait for a condition; a run that finishes before is extended. Raises RunFailed if it fails or is stuck."""
         last, since = self.position(), time.monotonic()
         while not condition():
             if (now := self.position()) != last:
                 last, since = now, time.monotonic()
-            if time.monotonic() - since > STUCK_S:
-                raise RunFailed(f"no progress for {STUCK_S:g} s; running: {sorted(self.ranks())}; {self.last_line()}")
+            if time.monotonic() - since > self.stuck_s:
+                running = sorted(self.ranks())
+                raise RunFailed(f"no progress for {self.stuck_s:g} s; running: {running}; {self.last_line()}")
             if condition != self.finished and self.finished():
-                self.steps += MORE_STEPS
-                self.start()
+                self.extend()
             time.sleep(POLL_S)
+
+    def extend(self) -> None:
+        """Let a finished run go on, with more steps."""
+        self.steps += MORE_STEPS
+        self.start()
 
     def whole(self) -> bool:
         """Whether every rank runs and has a lease."""

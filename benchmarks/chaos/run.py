@@ -27,7 +27,7 @@ MAX_RESTARTS = 15
 """`max_restarts` of the run: more than our kills of one part in ten minutes, but few enough to end a part that keeps
 dying.
 """
-STUCK_S = 600.0
+STUCK_S = 300.0
 STOP_TIMEOUT_S = 60.0
 
 

@@ -20,7 +20,7 @@ from agentrl.store.training.publishes import Wanted
 
 
 class Store(EngineRecords):
-    """What the pool asks the store."""
+    """The records of a run's engines in memory, without a database."""
 
     def __init__(self, folder: Path) -> None:
         self.version = 0

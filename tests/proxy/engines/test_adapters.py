@@ -31,7 +31,7 @@ from agentrl.testing import FakeEngine, Reply
 
 
 class Store(EngineRecords):
-    """What the pool asks the store."""
+    """The records of a run's engines in memory, without a database."""
 
     def __init__(self, root: Path) -> None:
         self.version = 0
