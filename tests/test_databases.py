@@ -1,0 +1,79 @@
+"""tests/databases.py: what a test does to its PostgreSQL database must not reach the next test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import postgres
+import psycopg
+import pytest
+from databases import Databases
+
+
+@pytest.fixture
+def lender(tmp_path: Path) -> Iterator[Databases]:
+    """Databases of this test's own."""
+    made = Databases(tmp_path)
+    yield made
+    made.close()
+
+
+def rows(url: str) -> int:
+    with postgres.connect(url) as conn:
+        found = conn.execute("SELECT count(*) FROM contents").fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def insert(conn: psycopg.Connection) -> None:
+    conn.execute("INSERT INTO contents VALUES ('1', '{}')")
+
+
+def test_the_rows_of_one_test_are_gone_for_the_next(lender: Databases) -> None:
+    with lender.lent("postgresql") as first, postgres.connect(first) as conn:
+        insert(conn)
+        assert rows(first) == 1
+    with lender.lent("postgresql") as second:
+        assert rows(second) == 0
+
+
+def test_a_process_that_a_test_left_behind_cannot_write_into_the_next_database(lender: Databases) -> None:
+    with lender.lent("postgresql") as first:
+        left = postgres.connect(first)
+    with lender.lent("postgresql") as second:
+        with pytest.raises(psycopg.OperationalError):
+            insert(left)
+        with pytest.raises(psycopg.OperationalError, match="does not exist"):
+            postgres.connect(first)
+        assert rows(second) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE runs ADD COLUMN colour text",
+        "DROP INDEX uq_groups_start",
+        "ALTER TABLE runs ALTER COLUMN name DROP NOT NULL",
+        "DROP VIEW lineage",
+        "UPDATE alembic_version SET version_num = 'other'",
+    ],
+)
+def test_a_database_of_another_schema_is_not_lent_again(lender: Databases, change: str) -> None:
+    with lender.lent("postgresql") as url, postgres.connect(url) as conn:
+        before = schema(url)
+        conn.execute(change)
+        assert schema(url) != before
+    with lender.lent("postgresql") as url:
+        assert schema(url) == before
+
+
+def schema(url: str) -> list[tuple[object, ...]]:
+    """Columns, indexes and revision."""
+    with postgres.connect(url) as conn:
+        columns = (
+            "SELECT table_name, column_name, is_nullable FROM information_schema.columns WHERE table_schema='public'"
+        )
+        indexes = "SELECT tablename, indexname, '' FROM pg_indexes WHERE schemaname = 'public'"
+        revision = "SELECT 'revision', version_num, '' FROM alembic_version"
+        return conn.execute(f"{columns} UNION ALL {indexes} UNION ALL {revision} ORDER BY 1, 2").fetchall()
