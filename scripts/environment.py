@@ -46,6 +46,8 @@ CACHE = Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentr
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 STAMP = ".complete"
 FREE_BYTES = 5 * 10**9
+PIPS = 2
+"""How many pips install one environment side by side: each unpacks on one core."""
 
 
 def main() -> int:
@@ -112,14 +114,17 @@ def build_shared(shared: Path, pins: list[str], lock: int, npm: Path | None = No
     run([PYTHON, "-m", "venv", str(shared)])
     python = str(shared / "bin" / "python")
     torch = [pin for pin in pins if pin.startswith("torch==")]
+    calls = []
     for pin in torch:  # in a separate call: no other package may come from PyTorch's index
         chosen, options = choose_torch(python, pin)
-        install(python, [chosen, *options], shared, 1, lock)
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(pin for pin in pins if pin not in torch))
-        file.flush()
-        arguments = ["--require-hashes", "--requirement", file.name]
-        install(python, arguments, shared, len(pins) - len(torch), lock)
+        calls.append([chosen, *options])
+    with tempfile.TemporaryDirectory() as folder:
+        others = [pin for pin in pins if pin not in torch]
+        for number in range(PIPS):
+            file = Path(folder, f"{number}.txt")
+            file.write_text("\n".join(others[number::PIPS]))
+            calls.append(["--require-hashes", "--requirement", str(file)])
+        install(python, calls, shared, len(pins), lock)
     if npm:
         install_npm(npm, shared, lock)
     compile_all(python, shared)
@@ -149,36 +154,49 @@ def pip_report(python: str, pin: str) -> dict[str, Any] | None:
     return report
 
 
-def install(python: str, arguments: list[str], shared: Path, total: int, lock: int) -> None:
-    """Run `pip install` with a counter in place of its output; the output is shown if it fails.
+def install(python: str, calls: list[list[str]], shared: Path, total: int, lock: int) -> None:
+    """Run a `pip install` for each list of arguments, side by side, with a counter in place of their output; the output
+    of one that fails is shown.
 
-    pip inherits the lock. If this process is killed, the lock is held until pip ends, so no other setup runs beside it.
+    Each pip inherits the lock. If this process is killed, the lock is held until they end, and no other setup runs
+    beside them. The calls name different packages, so no pip touches the files of another.
     """
     command = [python, "-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check"]
     site_packages = next((shared / "lib").glob("python*/site-packages"))
-    log = shared / "install.log"
     n_before = sum(1 for _ in site_packages.glob("*.dist-info"))  # the packages of pip itself
     counter = Counter(total)
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*command, *arguments], stdout=output, stderr=subprocess.STDOUT, pass_fds=(lock,), stdin=subprocess.DEVNULL
-        )
-        try:
-            while process.poll() is None:
-                text = log.read_text(errors="replace")
-                collected = re.findall(r"^(?:Collecting|Processing) .*?([\w.-]+?)[=-]+\d", text, re.MULTILINE)
-                if "\nInstalling collected packages" in text:
-                    counter.show("installing", sum(1 for _ in site_packages.glob("*.dist-info")) - n_before)
-                elif collected:
-                    counter.show("downloading", len(collected), collected[-1])
-                time.sleep(0.3)
-        except KeyboardInterrupt:
+    logs = [shared / f"install-{number}.log" for number in range(len(calls))]
+    processes = [start([*command, *arguments], log, lock) for arguments, log in zip(calls, logs, strict=True)]
+    try:
+        while any(process.poll() is None for process in processes):
+            texts = [log.read_text(errors="replace") for log in logs]
+            collected = [name for text in texts for name in re.findall(COLLECTED, text, re.MULTILINE)]
+            if all("\nInstalling collected packages" in text for text in texts):
+                counter.show("installing", sum(1 for _ in site_packages.glob("*.dist-info")) - n_before)
+            elif collected:
+                counter.show("downloading", len(collected), collected[-1])
+            time.sleep(0.3)
+    except KeyboardInterrupt:
+        for process in processes:
             process.wait()
-            raise SetupError("interrupted; run it again to start over") from None
+        raise SetupError("interrupted; run it again to start over") from None
     counter.close()
-    if process.returncode != 0:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line and "is ignored" not in line]
-        raise SetupError("pip failed:\n  " + "\n  ".join(lines[-12:]) + f"\n(all of it: {log})")
+    for process, log in zip(processes, logs, strict=True):
+        if process.returncode != 0:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line and "is ignored" not in line]
+            raise SetupError("pip failed:\n  " + "\n  ".join(lines[-12:]) + f"\n(all of it: {log})")
+
+
+COLLECTED = r"^(?:Collecting|Processing) .*?([\w.-]+?)[=-]+\d"
+"""A line of pip's output that names a package."""
+
+
+def start(command: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:
+    """Start a command that inherits the lock and writes to a log."""
+    with log.open("w") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, pass_fds=(lock,)
+        )
 
 
 def install_npm(folder: Path, shared: Path, lock: int) -> None:

@@ -106,18 +106,19 @@ def test_every_pin_has_the_hashes_of_its_files_but_for_torch(environment: Module
 def test_torch_is_installed_alone_and_all_else_by_its_hashes(
     environment: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    calls: list[tuple[list[str], list[str]]] = []
+    found: list[tuple[list[str], list[str]]] = []
 
-    def install(python: str, arguments: list[str], shared: Path, *_: Any) -> None:
+    def install(python: str, calls: list[list[str]], shared: Path, *_: Any) -> None:
         shared.mkdir(exist_ok=True)
-        file = arguments[2:] if arguments[0] == "--require-hashes" else []
-        calls.append((arguments, [line for name in file for line in Path(name).read_text().splitlines()]))
+        for arguments in calls:
+            file = arguments[2:] if arguments[0] == "--require-hashes" else []
+            found.append((arguments, [line for name in file for line in Path(name).read_text().splitlines()]))
 
     monkeypatch.setattr(environment, "install", install)
     monkeypatch.setattr(environment, "run", lambda command, *_: None)
     monkeypatch.setattr(environment, "compile_all", lambda *_: None)
     monkeypatch.setattr(environment, "choose_torch", lambda python, pin: (f"{pin}+cpu", ["--extra-index-url", "x"]))
     environment.build_shared(tmp_path / "env", ["a==1 --hash=h", "torch==2", "b==2 --hash=h"], 0)
-    (torch, _), (_, others) = calls
+    (torch, _), *others = found
     assert torch == ["torch==2+cpu", "--extra-index-url", "x"]
-    assert others == ["a==1 --hash=h", "b==2 --hash=h"]
+    assert [pins for _, pins in others] == [["a==1 --hash=h"], ["b==2 --hash=h"]]
