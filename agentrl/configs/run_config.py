@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from agentrl.configs.engine_config import EngineConfig
+from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.configs.proxy_config import ProxyConfig
@@ -27,7 +28,8 @@ class RunConfig(Section):
     model: str
     """`smollm2`, `tiny` (both built from installed packages), or a local Hugging Face folder."""
     agent: str | list[str] | None = None
-    """`module:Class` with `async def run(self, data, **extra)`, or a command as a list; null: other programs run
+    """`module:Class` with `async def run(self, data, **extra)`, `single_turn` or `multi_turn` ([ready-made
+    agents](rewards.md#agents)), or a command as a list; null: `single_turn` with `reward`, else other programs run
     agents.
     """
     agent_args: dict[str, Any] = Field(default_factory=dict)
@@ -60,6 +62,9 @@ class RunConfig(Section):
     resources: Resources = Resources()
     engine: EngineConfig = EngineConfig()
     proxy: ProxyConfig = ProxyConfig()
+    reward: RewardConfig | None = None
+    """How answers are scored: `module:function`, or the section [`reward`](#reward); null: agents return their rewards.
+    """
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
     publish: PublishConfig = PublishConfig()
@@ -109,10 +114,15 @@ class RunConfig(Section):
         return self.runs_dir / self.name
 
     @property
+    def runs_agents(self) -> bool:
+        """Whether rollout workers run an agent of the run."""
+        return self.agent is not None or self.reward is not None
+
+    @property
     def is_evaluated(self) -> bool:
         """Whether the run's own agent is evaluated on held-out tasks."""
         evaluation = self.evaluation
-        return self.agent is not None and (evaluation.tasks is not None or evaluation.unseen_tasks is not None)
+        return self.runs_agents and (evaluation.tasks is not None or evaluation.unseen_tasks is not None)
 
     @property
     def cautions(self) -> list[str]:

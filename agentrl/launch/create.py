@@ -8,8 +8,9 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.launch import dataset_facts, run_folder
 from agentrl.models import resolve_model
-from agentrl.rollout.agent import load_agent, load_tasks
+from agentrl.rollout.agent import load_tasks
 from agentrl.rollout.held_out import settings_of
+from agentrl.rollout.rewards.scored_agent import check_agent
 from agentrl.store import Connection, Database, runs
 
 
@@ -18,8 +19,8 @@ def create_run(config: RunConfig, key: str) -> str:
 
     A run without agent or tasks serves programs that agentrl does not start. A run that only records needs no weights.
     """
-    if config.agent is not None:
-        load_agent(config.agent, config.agent_args)
+    if config.runs_agents:
+        check_agent(config)
     settings_of(config)
     task_data = [] if config.tasks is None else load_tasks(config.tasks, seed=config.seed, storage=config.storage)
     datasets = dataset_facts.facts_of(config)

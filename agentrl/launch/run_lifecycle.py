@@ -15,8 +15,9 @@ from agentrl.launch import create, dataset_facts, run_folder
 from agentrl.launch.views import curve, snapshot, summary
 from agentrl.launch.views.live_panel import Display
 from agentrl.launch.views.snapshot import Snapshot
-from agentrl.rollout.agent import load_agent, load_tasks
+from agentrl.rollout.agent import load_tasks
 from agentrl.rollout.held_out import settings_of
+from agentrl.rollout.rewards import scored_agent
 from agentrl.storage.object_store import ObjectStore
 from agentrl.storage.storage_probe import probe
 from agentrl.store import Connection, Database, activity, engine_claims, events, runs
@@ -38,7 +39,7 @@ class Detached(Stopped):
 
 def check_trainable(config: RunConfig) -> None:
     """Raise ConfigError for a config that is valid for recording but not for training."""
-    missing = [key for key in ("agent", "tasks") if getattr(config, key) is None]
+    missing = ([] if config.runs_agents else ["agent"]) + ([] if config.tasks is not None else ["tasks"])
     if missing:
         raise ConfigError(f"`agentrl train` needs {' and '.join(missing)} in the config, to run the agent on the tasks")
     if config.steps == 0:
@@ -46,8 +47,10 @@ def check_trainable(config: RunConfig) -> None:
 
 
 def check_agent(config: RunConfig) -> None:
-    """Load the agent, tasks and metric sinks, and try the storage, so that errors appear before any process starts."""
-    load_agent(config.agent, config.agent_args)
+    """Load the agent, reward functions, tasks and metric sinks, and try the storage, so that errors appear before any
+    process starts.
+    """
+    scored_agent.check_agent(config)
     load_tasks(config.tasks, seed=config.seed, limit=1, storage=config.storage)
     settings_of(config)
     metric_sinks.require(config.metrics)

@@ -1,13 +1,9 @@
-"""Loads the user's agent and tasks (`module:name`), and converts an agent's result to rewards."""
+"""Loads the agent and the tasks of a config."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
-import math
-import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,44 +14,37 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout import command
 from agentrl.rollout.command import CommandAgent
+from agentrl.rollout.score import Score
+from agentrl.rollout.user_code import load_object
 from agentrl.storage import datasets
 
 MAX_TASKS = 100_000
+READY_MADE = {
+    "single_turn": "agentrl.rollout.answering.single_turn:SingleTurn",
+    "multi_turn": "agentrl.rollout.answering.multi_turn:MultiTurn",
+}
+"""Agents that a config may name without a module. They need reward functions."""
 
 
 class Agent(Protocol):
     """The interface of `agent:` in a config.
 
     `extra` has `base_url`, `api_key` and `http_client` (an `httpx.AsyncClient` for the SDK; leave it open), `anthropic`
-    (the same three for `AsyncAnthropic`), and `is_eval`. `agentrl.client.AsyncClient(base_url, api_key).session()`
-    opens a session for a sub-agent. Returns the session's reward, `{completion_id: reward}`, or None when the agent
-    sent its rewards itself.
+    (the same three for `AsyncAnthropic`), `is_eval`, and `score` if the config has `reward`.
+    `agentrl.client.AsyncClient(base_url, api_key).session()` opens a session for a sub-agent. Returns the session's
+    reward, `{completion_id: reward}`, the result of `score`, or None when the agent sent its rewards itself.
     """
 
-    async def run(self, data: Json, **extra: Any) -> float | Mapping[str, float] | None:
+    async def run(self, data: Json, **extra: Any) -> float | Mapping[str, float] | Score | None:
         """Run one episode of the task `data`."""
 
 
-def load_object(spec: str, field: str) -> Any:
-    """Import `module:name`. Raises UserError with `field` and the nearest existing name."""
-    module_name, sep, name = spec.partition(":")
-    if not sep or not module_name or not name:
-        raise UserError(f"{field}: {spec!r} must look like module:name")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # user modules beside the config
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"{field}: cannot import {module_name!r}: {error}") from error
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        public = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
-        raise UserError(f"{field}: {module_name!r} has no {name!r}{did_you_mean(name, public)}") from None
-
-
-def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any]) -> Agent:
-    """Create the agent of a config. Raises UserError when it is missing or invalid."""
+def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any], *, scored: bool = False) -> Agent:
+    """Create the agent of a config: `scored` says that the run has reward functions, and its default is then
+    `single_turn`. Raises UserError when it is missing or invalid.
+    """
+    if spec is None and scored:
+        spec = "single_turn"
     if spec is None:
         raise UserError("agent: missing; give module:Class or a command")
     if not isinstance(spec, str):
@@ -66,7 +55,11 @@ def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any]) -> Age
         if args:
             raise UserError("agent_args: not supported for a command; give the arguments in the command")
         return CommandAgent(spec)
-    factory = load_object(spec, "agent")
+    if spec in READY_MADE and not scored:
+        raise UserError(f"agent: {spec} needs `reward`, which scores its answers")
+    if ":" not in spec and spec not in READY_MADE:
+        raise UserError(f"agent: {spec!r} must look like module:name{did_you_mean(spec, READY_MADE)}")
+    factory = load_object(READY_MADE.get(spec, spec), "agent")
     if not callable(factory) or not inspect.iscoroutinefunction(getattr(factory, "run", None)):
         raise UserError(f"agent: {spec!r} must be a class with `async def run(self, data, **extra)`")
     try:
@@ -128,22 +121,3 @@ def _read_jsonl(path: Path, field: str, name: str) -> Iterable[Any]:
                 yield json.loads(line)
             except ValueError as error:
                 raise UserError(f"{field}: {name} line {number} is not JSON: {error}") from error
-
-
-def rewards_of(result: object) -> list[tuple[str | None, float]]:
-    """Convert the result of `run` to pairs (completion id or None for the session, value). Raises UserError."""
-    if result is None:
-        return []
-    if isinstance(result, Mapping):
-        return [(str(key), _finite(value)) for key, value in result.items()]
-    return [(None, _finite(result))]
-
-
-def _finite(value: object) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"an agent must return a number, {{completion_id: number}} or None, got {value!r}") from None
-    if not math.isfinite(number):
-        raise UserError(f"an agent returned the reward {number}")
-    return number

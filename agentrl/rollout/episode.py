@@ -9,8 +9,9 @@ from typing import Any
 from agentrl.client import AsyncClient, error_text
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.rollout.agent import Agent, rewards_of
+from agentrl.rollout.agent import Agent
 from agentrl.rollout.http import AgentHttp
+from agentrl.rollout.score import DEFAULT_NAME, Reward, rewards_of
 
 ABANDON_TIMEOUT_S = 3.0
 
@@ -39,7 +40,8 @@ async def play(
     A reward that is rejected, or cannot be sent within the client's timeout, fails the session.
     """
     session_id = str(session["session_id"])
-    rewards: list[tuple[str | None, float]] = []
+    rewards: list[Reward] = []
+    extra |= {"group_id": session.get("group_id")}
     error: str | None = None
     try:
         try:
@@ -61,15 +63,17 @@ async def play(
     except asyncio.CancelledError:
         await _abandon(client, session_id)
         raise
-    reward = sum(value for _, value in rewards) if rewards and error is None else None
+    reward = sum(reward.value for reward in rewards) if rewards and error is None else None
     return Outcome(session_id=session_id, reward=reward, error=error)
 
 
-async def _send(client: AsyncClient, session_id: str, rewards: list[tuple[str | None, float]]) -> None:
+async def _send(client: AsyncClient, session_id: str, rewards: list[Reward]) -> None:
     """Send the rewards. Raises RequestError at the first reward that the proxy rejects."""
-    for interaction_id, value in rewards:
-        body = {"value": value, "interaction_id": interaction_id, "source": "agent"}
-        body["idempotency_key"] = f"{session_id}:{interaction_id or 'session'}"
+    for reward in rewards:
+        named = reward.name != DEFAULT_NAME
+        body: Json = {"value": reward.value, "interaction_id": reward.interaction_id, "source": reward.source}
+        body["name"] = reward.name if named else None
+        body["idempotency_key"] = f"{session_id}:{reward.interaction_id or 'session'}" + f":{reward.name}" * named
         await client.request("POST", f"/sessions/{session_id}/reward", _without_nulls(body))
 
 

@@ -1,0 +1,1 @@
+"""Settings of what happens in episodes: how answers are scored."""

@@ -1,0 +1,53 @@
+"""Reads what a reward function returns: a number, named numbers, or nothing; a list of them for a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from agentrl.errors import UserError
+
+Value = float | dict[str, float] | None
+SCORE = "score"
+MOST_NAMES = 64
+
+
+class BadValue(UserError):
+    """The function returned no finite number."""
+
+
+def value_of(result: object) -> Value:
+    """One answer's value. A mapping with `score` (verl's) has the value of `score`; the values of another mapping are
+    named rewards. None means that the function does not judge this answer. Raises BadValue.
+    """
+    if result is None:
+        return None
+    if isinstance(result, Mapping):
+        if SCORE in result:
+            return _finite(result[SCORE])
+        if not 0 < len(result) <= MOST_NAMES or not all(isinstance(name, str) and name for name in result):
+            raise BadValue(f"returned a mapping of {len(result)} items; 1 to {MOST_NAMES} named numbers are possible")
+        return {name: _finite(value) for name, value in result.items()}
+    return _finite(result)
+
+
+def values_of_batch(result: object, count: int) -> list[Value]:
+    """The values of a batch, one for each of its `count` answers. Raises BadValue."""
+    tolist = getattr(result, "tolist", None)  # an array or a tensor
+    listed = tolist() if callable(tolist) else result
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) != count:
+        got = f"{len(listed)} values" if isinstance(listed, Sequence) and not isinstance(listed, str) else repr(result)
+        raise BadValue(f"returned {got[:100]} for a batch of {count} answers")
+    return [value_of(one) for one in listed]
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, (str, bytes)):
+        raise BadValue(f"returned {value[:100]!r}, not a number")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise BadValue(f"returned {type(value).__name__} {str(value)[:100]!r}, not a number") from None
+    if not math.isfinite(number):
+        raise BadValue(f"returned {number}")
+    return number

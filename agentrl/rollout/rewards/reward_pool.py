@@ -1,0 +1,140 @@
+"""The processes that run reward functions.
+
+    call ─► a free process, a new one, or wait ─► the process's reply
+                                  │ late: that process alone is killed
+                                  └ many calls or much memory: it is replaced when its calls are over
+
+An idle process takes one plain function, or up to 64 `async def` functions at a time. Nothing here blocks the event
+loop, so agents and heartbeats go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agentrl.configs.episodes.reward_config import RewardConfig
+from agentrl.domain.schemas import Json
+from agentrl.rollout.rewards.reward_process import LONGEST_REPLY_BYTES, Listener, RewardProcess
+
+ASYNC_CALLS = 64
+"""How many `async def` functions a process runs at the same time."""
+
+
+class RewardPool:
+    """Starts, uses, replaces and ends the processes."""
+
+    def __init__(self, config: RewardConfig, field: str = "reward") -> None:
+        self._config = config
+        self._functions = {
+            name: one.model_dump(include={"function", "args", "batched"}) | {"field": _field(config, name, field)}
+            for name, one in config.functions.items()
+        }
+        self._processes: list[RewardProcess] = []
+        self._starting = 0
+        self._ending: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
+        self._first = asyncio.Lock()
+        self._facts: Json | None = None
+
+    async def __aenter__(self) -> Self:
+        self._folder = tempfile.mkdtemp(prefix="agentrl-rewards-")
+        self._listener = Listener(str(Path(self._folder) / "socket"))
+        self._server = await asyncio.start_unix_server(
+            self._listener.accept, self._listener.path, limit=LONGEST_REPLY_BYTES
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._server.close()
+        ending = [asyncio.ensure_future(process.stop()) for process in self._processes]
+        await asyncio.gather(*ending, *self._ending)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return len(self._processes)
+
+    async def facts(self) -> Json:
+        """What is known about each loaded function: `is_async`, `batched`, `wants_ids`. Raises UserError."""
+        async with self._first:
+            if self._facts is None:
+                await self._release(await self._acquire(None))
+        assert self._facts is not None
+        return self._facts
+
+    async def call(self, name: str, answers: list[Json], timeout_s: float) -> Json:
+        """Call a function once. Raises CallFailed; UserError when the functions cannot be loaded."""
+        await self.facts()
+        process = await self._acquire(name)
+        try:
+            return await process.call(name, answers, timeout_s)
+        finally:
+            await asyncio.shield(self._release(process))
+
+    async def _acquire(self, name: str | None) -> RewardProcess:
+        """Reserve a place in a process; without `name`, in any idle one."""
+        shared = name is not None and self._facts is not None and self._facts[name]["is_async"]
+        async with self._changed:
+            while True:
+                for ended in [one for one in self._processes if one.retiring and not one.running]:
+                    self._discard(ended)
+                process = self._free(shared)
+                if process is not None:
+                    break
+                if len(self._processes) + self._starting < self._config.processes:
+                    self._starting += 1
+                    break
+                await self._changed.wait()
+            if process is not None:
+                return self._reserve(process, shared)
+        try:
+            process = await RewardProcess.start(self._listener, self._functions, self._config.memory_mb)
+        finally:
+            self._starting -= 1
+            async with self._changed:
+                self._changed.notify_all()
+        self._facts = process.facts
+        self._processes.append(process)
+        return self._reserve(process, shared)
+
+    def _free(self, shared: bool) -> RewardProcess | None:
+        usable = [process for process in self._processes if not process.retiring and not process.exclusive]
+        if shared:
+            busy = [process for process in usable if 0 < process.running < ASYNC_CALLS]
+            if busy:
+                return busy[0]
+        return next((process for process in usable if not process.running), None)
+
+    def _reserve(self, process: RewardProcess, shared: bool) -> RewardProcess:
+        process.running += 1
+        process.exclusive = not shared
+        return process
+
+    async def _release(self, process: RewardProcess) -> None:
+        process.running -= 1
+        process.exclusive = False
+        most = self._config.recycle_after
+        process.retiring |= bool(most and process.calls >= most) or process.rss_mb > self._config.memory_mb
+        if process.retiring and not process.running and process in self._processes:
+            self._discard(process)
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _discard(self, process: RewardProcess) -> None:
+        """Forget a process, and end it."""
+        self._processes.remove(process)
+        ending = asyncio.create_task(process.stop())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+
+def _field(config: RewardConfig, name: str, field: str) -> str:
+    return f"{field}.function" if config.function is not None else f"{field}.components.{name}.function"

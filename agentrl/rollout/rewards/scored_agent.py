@@ -1,0 +1,70 @@
+"""Gives an agent `extra["score"]`, which scores its answers with the run's reward functions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentrl.configs.episodes.reward_config import RewardConfig
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Json
+from agentrl.rollout.agent import Agent, load_agent
+from agentrl.rollout.rewards.answers import answer_of
+from agentrl.rollout.rewards.reward_pool import RewardPool
+from agentrl.rollout.rewards.scorer import Scorer
+from agentrl.rollout.score import Score
+
+
+class ScoredAgent:
+    """Runs another agent, whose `extra` has two more keys.
+
+    `score(messages, reply)` returns the Score of a reply to `messages`; `turn` counts from 1. `wants_ids` says whether
+    the reply should have token ids (`return_token_ids`).
+    """
+
+    def __init__(self, agent: Agent, scorer: Scorer, group_size: int) -> None:
+        self._agent, self._scorer, self._group_size = agent, scorer, group_size
+
+    async def run(self, data: Json, **extra: Any) -> Any:
+        """Run an episode of the agent."""
+        is_eval = bool(extra.get("is_eval"))
+        session_id = extra["base_url"].partition("/sessions/")[2].partition("/")[0]
+        group_id = str(extra.get("group_id", session_id))
+        size = 1 if is_eval else self._group_size
+        about = {"is_eval": is_eval, "base_url": extra["base_url"], "api_key": extra["api_key"]}
+
+        async def score(messages: Sequence[Any], reply: object, *, turn: int = 1, alone: bool = False) -> Score:
+            answer = answer_of(data, messages, reply, turn=turn, **about)
+            return await self._scorer.score(
+                answer, group_id=group_id, session_id=session_id, group_size=1 if alone else size
+            )
+
+        try:
+            return await self._agent.run(data, **extra, score=score, wants_ids=await self._scorer.wants_ids())
+        finally:
+            self._scorer.ended(group_id, session_id, size)
+
+
+def check_agent(config: RunConfig) -> None:
+    """Load the agent and the reward functions of a run. Raises UserError when one cannot be loaded or called."""
+    load_agent(config.agent, config.agent_args, scored=config.reward is not None)
+    if config.reward is not None:
+        asyncio.run(_load_rewards(config.reward))
+
+
+async def _load_rewards(config: RewardConfig) -> None:
+    async with RewardPool(config) as pool:
+        await pool.facts()
+
+
+@asynccontextmanager
+async def agent_of(config: RunConfig) -> AsyncIterator[Agent]:
+    """The agent of a run, with the processes of its reward functions, until the block ends. Raises UserError."""
+    agent = load_agent(config.agent, config.agent_args, scored=config.reward is not None)
+    if config.reward is None:
+        yield agent
+        return
+    async with RewardPool(config.reward) as pool:
+        yield ScoredAgent(agent, Scorer(config.reward, pool), config.rollout.group_size)

@@ -1,0 +1,110 @@
+"""Scores answers: calls every component's function, retries, applies weights, and names the rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import NamedTuple
+
+from agentrl.configs.episodes.reward_config import RewardComponent, RewardConfig
+from agentrl.domain.schemas import Json
+from agentrl.errors import AgentRLError, root_cause
+from agentrl.rollout.rewards.function_value import Value, value_of
+from agentrl.rollout.rewards.group_batches import GroupBatches
+from agentrl.rollout.rewards.reward_pool import RewardPool
+from agentrl.rollout.rewards.reward_process import CallFailed
+from agentrl.rollout.score import Reward, Score
+
+log = logging.getLogger(__name__)
+ON_ERROR = "on_error"
+"""Source of a value that replaces one that could not be computed."""
+LONGEST_SOURCE = 200
+
+
+class RewardFailed(AgentRLError):
+    """A reward could not be computed. The message names the component, the number of attempts and the last reason."""
+
+
+class Judged(NamedTuple):
+    """A function's value, and who gave it."""
+
+    value: Value
+    source: str
+
+
+class Scorer:
+    """Scores answers with the functions of a configuration."""
+
+    def __init__(self, config: RewardConfig, pool: RewardPool) -> None:
+        self._config, self._pool = config, pool
+        self._batches = {
+            name: GroupBatches(partial(self._call, name), config.batch_wait_s) for name in config.functions
+        }
+
+    async def wants_ids(self) -> bool:
+        """Whether a function has a parameter for token ids."""
+        return any(fact["wants_ids"] for fact in (await self._pool.facts()).values())
+
+    async def score(self, answer: Json, *, group_id: str = "", session_id: str = "", group_size: int = 1) -> Score:
+        """The weighted rewards of an answer, as `answer_of` builds it. Raises RewardFailed.
+
+        Batched functions wait for the other answers of the group.
+        """
+        facts, components = await self._pool.facts(), self._config.functions
+        calls = {}
+        try:
+            async with asyncio.TaskGroup() as running:
+                for name in components:
+                    together = facts[name]["batched"] and group_size > 1
+                    judging = (
+                        self._batches[name].value(answer, group_id, session_id, group_size)
+                        if together
+                        else self._alone(name, answer)
+                    )
+                    calls[name] = running.create_task(judging)
+        except ExceptionGroup as errors:
+            raise root_cause(errors) from None
+        rewards = [
+            reward for name, component in components.items() for reward in _named(name, component, calls[name].result())
+        ]
+        if not rewards:
+            raise RewardFailed("no reward function returned a value for this answer")
+        return Score(tuple(rewards))
+
+    def ended(self, group_id: str, session_id: str, group_size: int) -> None:
+        """Record that a session has ended, so that batches do not wait for its answer."""
+        for batches in self._batches.values():
+            batches.left(group_id, session_id, group_size)
+
+    async def _alone(self, name: str, answer: Json) -> Judged:
+        return (await self._call(name, [answer]))[0]
+
+    async def _call(self, name: str, answers: list[Json]) -> list[Judged]:
+        """Call a function until it returns values, at most `retries` times again. Raises RewardFailed."""
+        component = self._config.functions[name]
+        timeout_s, attempt = component.timeout_s or self._config.timeout_s, 0
+        while True:
+            attempt += 1
+            try:
+                reply = await self._pool.call(name, answers, timeout_s)
+                return [Judged(value_of(value), component.function[:LONGEST_SOURCE]) for value in reply["values"]]
+            except CallFailed as error:
+                again = attempt <= self._config.retries and not error.final
+                log.warning("reward %s, attempt %d: %s", name, attempt, error)
+                if again:
+                    continue
+                if self._config.on_error is not None:
+                    return [Judged(self._config.on_error, ON_ERROR)] * len(answers)
+                raise RewardFailed(f"reward {name}: {error} (attempt {attempt})") from None
+
+
+def _named(name: str, component: RewardComponent, judged: Judged) -> list[Reward]:
+    """The weighted rewards of one component. Those of a mapping are called NAME.KEY."""
+    values = judged.value if isinstance(judged.value, dict) else {} if judged.value is None else {"": judged.value}
+    return [
+        Reward(
+            value=value * component.weight, name=".".join(part for part in (name, inner) if part), source=judged.source
+        )
+        for inner, value in values.items()
+    ]

@@ -1,0 +1,114 @@
+"""Ready-made agents and reward functions against a real proxy: what is asked, and which rewards are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.client import AsyncClient
+from agentrl.configs.config_files import parse_config
+from agentrl.rollout.episode import Outcome, play
+from agentrl.rollout.http import agent_http
+from agentrl.rollout.rewards.scored_agent import agent_of
+from agentrl.testing import Reply
+
+FUNCTIONS = """
+def right(completion, answer):
+    return completion == answer
+
+def close(completion, answer, prompt_ids, completion_ids):
+    assert prompt_ids and completion_ids
+    return completion[:1] == answer[:1]
+
+def broken(completion):
+    raise ValueError("out of order")
+"""
+
+
+@pytest.fixture(autouse=True)
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "answered.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+async def client(proxy: Any) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(proxy.url, "run-key", timeout_s=20) as made:
+        yield made
+
+
+async def episode(client: AsyncClient, data: dict[str, Any], **config: Any) -> Outcome:
+    session = (await client.request("POST", "/groups", {"is_eval": True, "task": data}))["sessions"][0]
+    settings = parse_config({"name": "r", "model": "tiny", "tasks": "t.jsonl", **config})
+    async with agent_http(20) as http, agent_of(settings) as agent:
+        return await play(client, agent, data, session, http=http, timeout_s=60, is_eval=True)
+
+
+def rewards(proxy: Any, outcome: Outcome) -> dict[str, float]:
+    return {one["name"]: one["value"] for one in proxy.get(f"/sessions/{outcome.session_id}")["rewards"]}
+
+
+async def test_a_dataset_and_one_function_are_enough(proxy: Any, client: AsyncClient) -> None:
+    proxy.engine.enqueue(Reply(proxy.says("dcba")))
+    outcome = await episode(client, {"prompt": "abcd", "answer": "dcba"}, reward="answered:right")
+    assert (outcome.error, outcome.reward) == (None, 1.0)
+    assert rewards(proxy, outcome) == {"reward": 1.0}
+    (call,) = proxy.calls({"session_id": outcome.session_id})
+    assert call["new_messages"] == [{"role": "user", "content": "abcd"}]
+
+
+async def test_components_are_rewards_of_their_names(proxy: Any, client: AsyncClient) -> None:
+    proxy.engine.enqueue(Reply(proxy.says("dddd")))
+    components = {"right": {"function": "answered:right"}, "close": {"function": "answered:close", "weight": 0.25}}
+    task = {"messages": [{"role": "user", "content": "abcd"}], "answer": "dcba"}
+    outcome = await episode(
+        client, task, reward={"components": components}, agent="single_turn", agent_args={"system": "rev"}
+    )
+    assert outcome.error is None
+    assert rewards(proxy, outcome) == {"right": 0.0, "close": 0.25}
+    (call,) = proxy.calls({"session_id": outcome.session_id})
+    assert call["system"] == [{"role": "system", "content": "rev"}]
+
+
+async def test_a_wrong_answer_is_followed_by_feedback(proxy: Any, client: AsyncClient) -> None:
+    proxy.engine.enqueue(Reply(proxy.says("abcd")), Reply(proxy.says("dcba")))
+    outcome = await episode(
+        client,
+        {"prompt": "abcd", "answer": "dcba"},
+        reward="answered:right",
+        agent="multi_turn",
+        agent_args={"max_turns": 3, "turn_discount": 0.5, "feedback": "no"},
+    )
+    assert (outcome.error, outcome.reward) == (None, 0.5)
+    first, second = proxy.calls({"session_id": outcome.session_id})
+    assert second["parent_id"] == first["id"]
+    assert second["new_messages"][-1]["content"] == "no"
+
+
+async def test_turns_are_bounded(proxy: Any, client: AsyncClient) -> None:
+    proxy.engine.enqueue(*(Reply(proxy.says("aaaa")) for _ in range(2)))
+    outcome = await episode(
+        client,
+        {"prompt": "abcd", "answer": "dcba"},
+        reward="answered:right",
+        agent="multi_turn",
+        agent_args={"max_turns": 2},
+    )
+    assert (outcome.error, outcome.reward) == (None, 0.0)
+    assert len(proxy.calls({"session_id": outcome.session_id})) == 2
+
+
+async def test_a_reward_that_cannot_be_computed_fails_the_session(proxy: Any, client: AsyncClient) -> None:
+    proxy.engine.enqueue(Reply(proxy.says("dcba")))
+    outcome = await episode(client, {"prompt": "abcd"}, reward={"function": "answered:broken", "retries": 1})
+    assert outcome.reward is None
+    assert outcome.error == "RewardFailed: reward reward: ValueError: out of order (attempt 2)"
+    assert proxy.get(f"/sessions/{outcome.session_id}")["status"] == "failed"
+
+
+async def test_a_task_without_a_prompt_fails_its_session(proxy: Any, client: AsyncClient) -> None:
+    outcome = await episode(client, {"text": "abcd"}, reward="answered:right")
+    assert outcome.error == "UserError: the task has neither messages, prompt nor question; it has text"
