@@ -3,8 +3,8 @@
     pool ══ {"functions", "memory_mb"} ══► load ══ {"ready": {name: facts}} or {"error"} ══► pool
     pool ══ {"id", "name", "answers", "timeout_s"} ══► call ══ {"id", "values" or "error", "rss_mb"} ══► pool
 
-Messages are lines of JSON. A plain function runs in the main thread, one at a time, so it may use signals. Several
-`async def` functions run at the same time.
+Messages are lines of JSON. A plain function runs in the main thread, one at a time and without an event loop, so it may
+use signals and `asyncio.run`. Several `async def` functions run at the same time, in one event loop of another thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import contextlib
 import json
 import os
 import resource
+import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentRLError
@@ -30,16 +32,18 @@ NICENESS = 5
 """Functions leave the processor to agents, heartbeats and engines."""
 
 
-async def main(path: str, name: str) -> None:
+def main(path: str, name: str) -> None:
     """Connect, load the functions, and answer calls until the connection ends."""
-    reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST_LINE_BYTES)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    lines, sending = connection.makefile("rb"), threading.Lock()
 
     def send(message: Json) -> None:
-        with contextlib.suppress(ConnectionError):
-            writer.write(json.dumps(message).encode() + b"\n")
+        with sending, contextlib.suppress(ConnectionError):
+            connection.sendall(json.dumps(message).encode() + b"\n")
 
     send({"process": name})
-    setup = json.loads(await reader.readline())
+    setup = json.loads(lines.readline(LONGEST_LINE_BYTES))
     bound = 2 * int(setup["memory_mb"]) * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
     os.nice(NICENESS)
@@ -49,21 +53,18 @@ async def main(path: str, name: str) -> None:
             for name, one in setup["functions"].items()
         }
     except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
-        send({"error": error_text(error)})
-        await writer.drain()
-        return
+        return send({"error": error_text(error)})
+    loop = asyncio.new_event_loop()
+    if any(function.is_async for function in functions.values()):
+        threading.Thread(target=loop.run_forever, daemon=True).start()
     send({"ready": {name: _facts(function) for name, function in functions.items()}})
-    running: set[asyncio.Task[None]] = set()
-    while line := await reader.readline():
+    while line := lines.readline(LONGEST_LINE_BYTES):
         call = json.loads(line)
         function = functions[call["name"]]
         if function.is_async:
-            task = asyncio.create_task(_answer_async(function, call, send))
-            running.add(task)
-            task.add_done_callback(running.discard)
+            asyncio.run_coroutine_threadsafe(_answer_async(function, call, send), loop)
         else:
             send(_answer(function, call))
-            await writer.drain()
 
 
 def _facts(function: RewardFunction) -> Json:
@@ -114,4 +115,5 @@ def _rss_mb() -> float:
 
 if __name__ == "__main__":
     sys.stdout = sys.stderr
-    asyncio.run(main(*sys.argv[1:]))
+    main(*sys.argv[1:])
+    os._exit(0)  # the pool is gone: threads of functions are not awaited

@@ -52,6 +52,9 @@ def odd(completion):
         print("x" * 100_000)
     return 1.0
 
+def looped(completion):
+    return asyncio.run(slow("0")) == os.getpid()
+
 kept = []
 
 def leaky(completion):
@@ -89,6 +92,11 @@ async def test_a_function_scores_an_answer() -> None:
         with pytest.raises(CallFailed, match="'answer'") as failed:
             await values(rewards, "41")
     assert failed.value.final
+
+
+async def test_a_plain_function_may_run_an_event_loop_of_its_own() -> None:
+    async with pool("looped", processes=1) as rewards:
+        assert await values(rewards, "x") == 1.0
 
 
 @pytest.mark.parametrize(
