@@ -37,6 +37,18 @@ Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Key = Annotated[str, Field(max_length=LONGEST_KEY)]
 
 
+TokenRange = tuple[Annotated[int, Field(ge=0, le=MAX_INT32)], Annotated[int, Field(ge=0, le=MAX_INT32)]]
+MOST_RANGES = 20_000
+"""Maximum number of ranges of a session's trained tokens."""
+
+
+def bounded_ranges(ranges: dict[str, list[tuple[int, int]]]) -> dict[str, list[tuple[int, int]]]:
+    """The ranges of trained tokens. Raises ValueError for too many."""
+    if (found := len(ranges) + sum(len(of_call) for of_call in ranges.values())) > MOST_RANGES:
+        raise ValueError(f"{found} calls and ranges, at most {MOST_RANGES} are stored")
+    return ranges
+
+
 def check_options(*asked: Json | None) -> None:
     """Raises RequestError 400 for a call with larger options than the store takes."""
     for options in asked:

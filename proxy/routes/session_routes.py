@@ -6,14 +6,17 @@ same key, and is admitted once.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
 from agentrl.domain.schemas import Json, SessionStatus
+from agentrl.domain.verdicts import EVERYTHING, Verdict
 from agentrl.errors import bad_parameter
 from agentrl.proxy.access import authentication
-from agentrl.proxy.access.request_bounds import Key, Metadata, Name, TaskData
+from agentrl.proxy.access.request_bounds import Key, Metadata, Name, TaskData, TokenRange, bounded_ranges
 from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
 from agentrl.proxy.routes.group_routes import opened_json
@@ -53,10 +56,16 @@ class RewardBody(Body):
 
 
 class EndBody(Body):
-    """How the episode ended. A long error is truncated."""
+    """How the episode ended. A long error is truncated.
+
+    `reject` is the reason why nothing of the session is trained. `trained_tokens` limits training to ranges of some
+    calls' output tokens: `{"interaction_id": [[start, end], …]}`, ascending and disjoint.
+    """
 
     status: SessionStatus = SessionStatus.COMPLETED
     error: str | None = None
+    reject: Name | None = None
+    trained_tokens: Annotated[dict[Key, list[TokenRange]], AfterValidator(bounded_ranges)] | None = None
 
 
 @router.post("/sessions", status_code=201)
@@ -153,7 +162,8 @@ async def end(session_id: str, body: EndBody, request: Request) -> Json:
     """Seal the session. Its trajectories are built once its last call has ended."""
     if body.status not in (SessionStatus.COMPLETED, SessionStatus.FAILED):
         raise bad_parameter("status", "status must be completed or failed", 422)
-    return await _end(session_id, body.status, body.error, request)
+    verdict = Verdict(rejected=body.reject, ranges=body.trained_tokens)
+    return await _end(session_id, body.status, body.error, request, verdict)
 
 
 @router.delete("/sessions/{session_id}")
@@ -162,9 +172,11 @@ async def abandon(session_id: str, request: Request) -> Json:
     return await _end(session_id, SessionStatus.ABANDONED, None, request)
 
 
-async def _end(session_id: str, status: SessionStatus, error: str | None, request: Request) -> Json:
+async def _end(
+    session_id: str, status: SessionStatus, error: str | None, request: Request, verdict: Verdict = EVERYTHING
+) -> Json:
     session_id = await app_parts.finder(request).resolve(request, session_id)
-    result = await app_parts.ends(request).end(session_id, status, error)
+    result = await app_parts.ends(request).end(session_id, status, error, verdict)
     calls = await app_parts.store(request).read(call_traces.of_session, session_id)
     return {"status": result, "interactions": len(calls)}
 

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from agentrl.domain.schemas import SessionStatus
+from agentrl.domain.verdicts import EVERYTHING, Verdict
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.calls.answer_finder import AnswerFinder
 from agentrl.proxy.calls.live_sessions import LiveSessions
@@ -24,13 +25,17 @@ class SessionEnds:
     answers: AnswerFinder
 
     async def end(
-        self, session_id: str, status: SessionStatus = SessionStatus.COMPLETED, error: str | None = None
+        self,
+        session_id: str,
+        status: SessionStatus = SessionStatus.COMPLETED,
+        error: str | None = None,
+        verdict: Verdict = EVERYTHING,
     ) -> str:
         """Seal a session, and stop its calls that no client waits for; returns its status.
 
         Raises as `sealing.end` does.
         """
-        result = await self.store.write(sealing.end, session_id, status, error, self.store.limits)
+        result = await self.store.write(sealing.end, session_id, status, error, self.store.limits, verdict)
         self.sessions.forget(session_id)
         await self.answers.stop_orphans()
         return result

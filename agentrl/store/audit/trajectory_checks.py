@@ -10,10 +10,13 @@ from typing import Any
 from sqlalchemy import Row
 
 from agentrl.domain.schemas import StepState, TrajectoryState
+from agentrl.domain.verdicts import Verdict
 from agentrl.store.audit.group_rows import GroupRows, sessions_above, step_of
 from agentrl.store.audit.lineage_audit import Lineage
 from agentrl.store.audit.reward_checks import Credit, credit_of_sessions
 from agentrl.store.tables import trajectories
+from agentrl.store.training import verdicts
+from agentrl.store.training.trajectories import rejected
 
 _RETURN = list(trajectories.c.keys()).index("return")  # a keyword cannot be an attribute of the row
 
@@ -49,8 +52,9 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
             for row in rows.paths.get(t.id, [])
             if row.owned and row.interaction_id in rows.calls
         ]
-        trained = [c for c in owned if c.trainable and c.output_tokens and c.id in credited.calls]
-        yield from _credit_and_state(name, t, trained, credited, [one.episode for one in by_discount])
+        verdict = _verdict(rows, t.session_id)
+        trained = [c for c in owned if c.trainable and verdict.count(c.id, c.output_tokens) and c.id in credited.calls]
+        yield from _credit_and_state(name, t, trained, verdict, credited, [one.episode for one in by_discount])
         if (t.lease_step_id is None) != (t.lease_epoch is None):
             yield f"{name}: it has half a lease: step {t.lease_step_id}, epoch {t.lease_epoch}"
         elif t.state in ("leased", "trained") and t.lease_step_id is None:
@@ -74,7 +78,7 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
                     f"bound {by.max_staleness}"
                 )
         if step is not None and t.lease_step_id == step.id:
-            yield from _batch(name, t, trained, surviving, step, lineage, totals[step.id])
+            yield from _batch(name, t, trained, verdict, surviving, step, lineage, totals[step.id])
             episode = [rows.sessions[t.session_id], *sessions_above(rows, rows.sessions[t.session_id])][-1].id
             if episode not in counted:
                 counted.add(episode)
@@ -82,14 +86,26 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
                 totals[step.id].returns += t[_RETURN] or 0.0
 
 
+def _verdict(rows: GroupRows, session_id: str) -> Verdict:
+    """Which tokens of a session train; a session below a rejected root is rejected too."""
+    session = rows.sessions[session_id]
+    root = [session, *sessions_above(rows, session)][-1]
+    return verdicts.below(Verdict.of(root.verdict), Verdict.of(session.verdict))
+
+
 def _credit_and_state(
-    name: str, t: Row[Any], trained: Sequence[Row[Any]], credited: Credit, episodes: Sequence[float]
+    name: str,
+    t: Row[Any],
+    trained: Sequence[Row[Any]],
+    verdict: Verdict,
+    credited: Credit,
+    episodes: Sequence[float],
 ) -> Iterator[str]:
-    """Return, tokens, versions and reason follow from the rewards that are applied."""
+    """Return, tokens, versions and reason follow from the rewards that are applied, and from the verdict."""
     value = t[_RETURN]
     if value is None or not any(math.isclose(value, one, rel_tol=1e-9, abs_tol=1e-9) for one in episodes):
         yield f"{name}: its return is {value}, but its rewards give {episodes[0]}"
-    if t.trainable_tokens != sum(call.output_tokens for call in trained):
+    if t.trainable_tokens != sum(verdict.count(call.id, call.output_tokens) for call in trained):
         yield f"{name}: its trainable_tokens are {t.trainable_tokens}, not those of its calls"
     versions = (
         min((call.min_version for call in trained), default=None),
@@ -97,7 +113,13 @@ def _credit_and_state(
     )
     if (t.min_version, t.max_version) != versions:
         yield f"{name}: its versions are {t.min_version} to {t.max_version}, its calls' {versions[0]} to {versions[1]}"
-    untrainable = "no_trainable_tokens" if not trained else "no_reward" if not credited.rewarded else None
+    untrainable = None
+    if not trained:
+        untrainable = "no_trainable_tokens"
+    elif verdict.rejected is not None:
+        untrainable = rejected(verdict.rejected)
+    elif not credited.rewarded:
+        untrainable = "no_reward"
     reasons = {
         TrajectoryState.STALE: ("too_old", "tied") if t.lease_step_id is None else ("too_old",),
         TrajectoryState.REJECTED: (untrainable or "group_too_small",),
@@ -110,6 +132,7 @@ def _batch(
     name: str,
     t: Row[Any],
     trained: Sequence[Row[Any]],
+    verdict: Verdict,
     rows: Sequence[Row[Any]],
     step: Row[Any],
     lineage: Lineage,
@@ -121,7 +144,7 @@ def _batch(
     young: list[tuple[int, int]] = []  # (age, tokens)
     old = 0
     for call in trained:
-        for version, start, end in call.spans or ():
+        for version, start, end in verdict.within(call.id, call.spans or ()):
             age = lineage.age(version, step)
             if age is None or age > step.max_staleness:
                 old += end - start

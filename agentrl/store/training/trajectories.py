@@ -11,13 +11,17 @@ import numpy as np
 from sqlalchemy import Connection, Row, insert, select, update
 
 from agentrl.domain.schemas import PROMPT_VERSION, Json, TrajectoryState, TrajectoryTokens
+from agentrl.domain.verdicts import Verdict
 from agentrl.store import family
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.db import codec
 from agentrl.store.db.codec import new_id
 from agentrl.store.tables import interaction_data, interactions, trajectories, trajectory_interactions
-from agentrl.store.training import returns
+from agentrl.store.training import returns, verdicts
 from agentrl.store.training.returns import Rescore, SessionReturns
+
+LONGEST_REASON = 100
+"""Characters of the column."""
 
 
 def paths(parents: Mapping[str, str | None]) -> list[list[str]]:
@@ -37,7 +41,8 @@ def path_to(node: str, parents: Mapping[str, str | None]) -> list[str]:
 def build(conn: Connection, session: Row[Any], discount: float) -> None:
     """Insert the trajectories of a session. The first of several paths that share an output owns it.
 
-    A path is rejected at once when the session has no reward, or when the path owns no trainable token.
+    A path is rejected at once when the session has no reward, when its agent rejected it, or when the path owns no
+    trainable token.
     """
     calls = {
         row.id: row
@@ -48,6 +53,7 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
         )
     }
     credited = returns.of_sessions(conn, [session.id], discount)[session.id]
+    verdict = verdicts.of_sessions(conn, [session.id])[session.id]
     owned_already: set[str] = set()
     for path in paths({row.id: row.parent_id for row in calls.values()}):
         owned = [calls[i] for i in path if i not in owned_already]
@@ -63,7 +69,7 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
                     "leaf_id": leaf.id,
                     "tokens": leaf.prompt_tokens + leaf.output_tokens,
                     "created_at": time.time(),
-                    **worth(owned, credited),
+                    **worth(owned, credited, verdict),
                 }
             )
         )
@@ -98,30 +104,41 @@ def refresh(conn: Connection, session_id: str, discount: float) -> None:
     ):
         owned.setdefault((row.session_id, row.trajectory_id), []).append(row)
     credited = returns.of_sessions(conn, members, discount)
+    found = verdicts.of_sessions(conn, members)
     for (sid, trajectory_id), calls in owned.items():
-        values = worth(calls, credited[sid])
+        values = worth(calls, credited[sid], found[sid])
         conn.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))
 
 
-def worth(owned: Sequence[Any], credited: SessionReturns) -> Json:
-    """The columns of a trajectory that follow from applied rewards: return, trainable tokens, versions, state, reason.
+def worth(owned: Sequence[Any], credited: SessionReturns, verdict: Verdict) -> Json:
+    """The columns of a trajectory that follow from applied rewards and the session's verdict: return, trainable tokens,
+    versions, state, reason.
 
     `owned` are the calls whose outputs the trajectory owns.
     """
-    trained = [row for row in owned if row.trainable and row.output_tokens and row.id in credited.calls]
+    trained = [
+        row for row in owned if row.trainable and verdict.count(row.id, row.output_tokens) and row.id in credited.calls
+    ]
     reason = None
     if not trained:
         reason = "no_trainable_tokens"
+    elif verdict.rejected is not None:
+        reason = rejected(verdict.rejected)
     elif not credited.rewarded:
         reason = "no_reward"
     return {
-        "trainable_tokens": sum(row.output_tokens for row in trained),
+        "trainable_tokens": sum(verdict.count(row.id, row.output_tokens) for row in trained),
         "min_version": min((row.min_version for row in trained), default=None),
         "max_version": max((row.max_version for row in trained), default=None),
         "return": credited.episode_return,
         "state": TrajectoryState.REJECTED if reason else TrajectoryState.READY,
         "reason": reason,
     }
+
+
+def rejected(reason: str) -> str:
+    """The reason of a trajectory whose agent rejected it."""
+    return f"rejected: {reason}"[:LONGEST_REASON]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +188,13 @@ def load(
     by_id: dict[str, list[Any]] = {tid: [] for tid in trajectory_ids}
     for row in rows:
         by_id[row.trajectory_id].append(row)
-    credited = returns.of_sessions(conn, sorted({turns[0].session_id for turns in by_id.values()}), discount, rescore)
+    sessions_of = {tid: str(turns[0].session_id) for tid, turns in by_id.items()}
+    session_ids = sorted(set(sessions_of.values()))
+    credited = returns.of_sessions(conn, session_ids, discount, rescore)
+    found = verdicts.of_sessions(conn, session_ids)
     loaded = [
-        assemble(turns, credited[turns[0].session_id], set() if tid in stale else ages.keys())
-        for tid, turns in by_id.items()
+        assemble(by_id[tid], credited[sid], found[sid], set() if tid in stale else ages.keys())
+        for tid, sid in sessions_of.items()
     ]
     seen = {version for turns in by_id.values() for turn in turns for version, _, _ in turn.spans}
     return Loaded(
@@ -184,7 +204,9 @@ def load(
     )
 
 
-def assemble(turns: Sequence[Any], credited: SessionReturns, young: Set[int]) -> tuple[TrajectoryTokens, int]:
+def assemble(
+    turns: Sequence[Any], credited: SessionReturns, verdict: Verdict, young: Set[int]
+) -> tuple[TrajectoryTokens, int]:
     """One trajectory, and how many of its tokens are too old to train; `turns` are rows as `load` reads them."""
     ids, mask, logprobs, versions, turn_ids, temperatures = ([] for _ in range(6))
     wasted = 0
@@ -195,9 +217,9 @@ def assemble(turns: Sequence[Any], credited: SessionReturns, young: Set[int]) ->
         trained = np.zeros(len(output), np.bool_)
         for version, start, end in turn.spans:
             sampled_by[start:end] = version
-            if trains:
-                trained[start:end] = version in young
-                wasted += 0 if version in young else end - start
+        for version, start, end in verdict.within(turn.interaction_id, turn.spans) if trains else ():
+            trained[start:end] = version in young
+            wasted += 0 if version in young else end - start
         ids += [delta, output]
         mask += [np.zeros(len(delta), np.bool_), trained]
         logprobs += [np.zeros(len(delta), np.float32), codec.unpack_logprobs(turn.logprobs)]

@@ -22,12 +22,12 @@ ADMIN = {"Authorization": "Bearer admin-key"}
 JSON = {"Content-Type": "application/json"}
 
 
-def play(proxy, session, value=1.0):
+def play(proxy, session, value=1.0, **end):
     """A whole rewarded episode."""
     proxy.sdk(session).chat.completions.create(model="test", messages=[{"role": "user", "content": "ab"}])
     path = f"/sessions/{session['session_id']}"
     assert proxy.post(f"{path}/reward", {"value": value}).status_code == 200
-    return proxy.post(f"{path}/end").json()
+    return proxy.post(f"{path}/end", end).json()
 
 
 def test_a_group_becomes_ready_when_its_sessions_end(proxy):
@@ -37,6 +37,18 @@ def test_a_group_becomes_ready_when_its_sessions_end(proxy):
     run = proxy.get("/api/run")
     assert run["groups"] == {"ready": 1}
     assert run["trajectories"] == {"ready": 2}
+
+
+def test_an_end_may_reject_a_session_or_train_some_tokens_only(proxy):
+    first, second = proxy.post("/groups").json()["sessions"]
+    path = f"/sessions/{first['session_id']}/end"
+    reply = proxy.sdk(first).chat.completions.create(model="test", messages=[{"role": "user", "content": "ab"}])
+    for wrong in ({"x": [[0, 1]]}, {"x": [[1]]}, {"x": [[-1, 1]]}, {"x": "all"}):
+        assert proxy.post(path, {"trained_tokens": wrong}).status_code == 422
+    call_id = reply.id.removeprefix("chatcmpl-")
+    assert proxy.post(path, {"trained_tokens": {call_id: [[0, 1]]}}).json()["status"] == "completed"
+    play(proxy, second, reject="too easy")
+    assert proxy.get("/api/run")["trajectories"] == {"rejected": 2}
 
 
 def test_every_pass_over_the_data_visits_each_task_once(proxy):

@@ -8,22 +8,31 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, update
 
 from agentrl.domain.schemas import GONE, InteractionStatus, SessionStatus
+from agentrl.domain.verdicts import EVERYTHING, Verdict
 from agentrl.store import family
 from agentrl.store.db import codec
 from agentrl.store.sessions.ends.settling import settle
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock_all, lock_in_tree
 from agentrl.store.tables import interactions, sessions
+from agentrl.store.training import verdicts
 
 PARENT_ENDED = "its parent session ended"
 """The error of a sub-agent's session that was open when its parent ended."""
 
 
-def end(conn: Connection, session_id: str, status: SessionStatus, error: str | None, limits: Limits) -> str:
+def end(
+    conn: Connection,
+    session_id: str,
+    status: SessionStatus,
+    error: str | None,
+    limits: Limits,
+    verdict: Verdict = EVERYTHING,
+) -> str:
     """Seal a session and the sessions below it: new calls get 409, running ones may still commit; returns the status.
 
     Ending twice is harmless: the first end stands. But a session that still waits for calls or a reward can be
-    abandoned. Raises RequestError 404 for an unknown session.
+    abandoned. Raises RequestError 404 for an unknown session, and 422 for a verdict on calls that it has not made.
     """
     row = lock_in_tree(conn, session_id)
     abandons = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
@@ -32,6 +41,8 @@ def end(conn: Connection, session_id: str, status: SessionStatus, error: str | N
     below = [member.id for member in family.load(conn, family.root_of(row)).below(session_id)]
     lock_all(conn, below)
     error = None if error is None else codec.error_text(error)
+    if not abandons:
+        verdicts.record(conn, session_id, verdict)
     _seal(conn, [session_id], status, error, due_in_s=0.0)
     if below:
         _seal(conn, below, status, PARENT_ENDED, due_in_s=limits.silence_s(None))

@@ -1,0 +1,103 @@
+"""Sessions whose agents let only some tokens train, or none: their trajectories, batches and audit."""
+
+import pytest
+from play import begin, call, finish, group, take
+from sqlalchemy import select
+
+from agentrl.domain.schemas import SessionStatus
+from agentrl.domain.verdicts import Verdict
+from agentrl.errors import RequestError
+from agentrl.store import runs
+from agentrl.store.audit import run_audit
+from agentrl.store.sessions import child_sessions, group_starts
+from agentrl.store.sessions.ends import sealing, session_rewards
+from agentrl.store.tables import sessions, trajectories
+from agentrl.store.training import rewards
+
+
+def play(db, run_id, limits, *verdicts, reward=1.0):
+    """A group of two sessions with two calls each; `verdicts` are functions of the calls' ids. Returns its calls."""
+    with db.write() as conn:
+        new = group_starts.start_group(conn, run_id, limits, [f"{id(verdicts)}{i}" for i in range(2)])
+        calls = []
+        for session_id, verdict in zip(new.session_ids, verdicts, strict=True):
+            first = call(conn, run_id, session_id)
+            second = call(conn, run_id, session_id, parent=first, delta=(5,), output=(6, 7, 8))
+            if reward is not None:
+                rewards.add(conn, session_id, value=reward, discount=1.0)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits, verdict(first, second))
+            calls.append((session_id, first, second))
+    return calls
+
+
+def everything(first, second):
+    return Verdict()
+
+
+def rows(db, session_id):
+    with db.read() as conn:
+        found = conn.execute(select(trajectories).where(trajectories.c.session_id == session_id)).all()
+        return [(row.state, row.reason, row.trainable_tokens) for row in found]
+
+
+def test_only_the_ranges_of_the_verdict_enter_the_loss(db, run_id, limits):
+    (chosen, _, _), _ = play(db, run_id, limits, lambda first, second: Verdict(ranges={second: [(1, 2)]}), everything)
+    group(db, run_id, limits)
+    assert rows(db, chosen) == [("ready", None, 1)]
+    epoch = begin(db, run_id)
+    batch = take(db, run_id, epoch, 1)
+    masks = {t.session_id: t.loss_mask.tolist() for t in batch.trajectories}
+    assert masks[chosen] == [False, False, False, False, False, False, True, False]
+    assert sum(map(sum, masks.values())) == 1 + 3 * 5
+    finish(db, run_id, epoch, batch)
+    with db.read() as conn:
+        assert list(run_audit.scan(conn, run_id)) == []
+
+
+def test_a_rejected_session_is_not_trained_and_its_group_goes_on(db, run_id, limits):
+    reject = Verdict(rejected="too easy")
+    (left_out, _, _), (kept, _, _) = play(db, run_id, limits, lambda *_: reject, everything)
+    assert rows(db, left_out) == [("rejected", "rejected: too easy", 5)]
+    assert rows(db, kept) == [("rejected", "group_too_small", 5)]  # a group of one has no baseline
+    with db.read() as conn:
+        run = runs.get(conn, run_id)
+        assert (run.returned, run.running) == (1, 0)
+        assert list(run_audit.scan(conn, run_id)) == []
+
+
+def test_a_late_reward_does_not_revive_a_rejected_session(db, run_id, limits):
+    (session_id, _, _), _ = play(db, run_id, limits, lambda *_: Verdict(rejected="no"), everything, reward=None)
+    with db.write() as conn:
+        session_rewards.reward(conn, session_id, limits, value=1.0)
+    assert rows(db, session_id) == [("rejected", "rejected: no", 5)]
+
+
+def test_a_sub_agent_is_rejected_with_its_root(db, run_id, limits):
+    with db.write() as conn:
+        new = group_starts.start_group(conn, run_id, limits, ["x", "y"])
+        for session_id in new.session_ids:
+            child = child_sessions.start_child(conn, session_id, limits, f"key of {session_id}", {}).session_ids[0]
+            call(conn, run_id, session_id)
+            call(conn, run_id, child)
+            rewards.add(conn, session_id, value=1.0, discount=1.0)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits, Verdict(rejected="all"))
+    assert rows(db, child) == [("rejected", "rejected: all", 2)]
+    with db.read() as conn:
+        assert list(run_audit.scan(conn, run_id)) == []
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [({"f" * 32: [(0, 1)]}, "no call"), ({None: [(0, 9)]}, "no range of its 2 tokens")],
+)
+def test_a_verdict_on_tokens_that_were_not_sampled_is_refused(db, run_id, limits, ranges, message):
+    with db.write() as conn:
+        new = group_starts.start_group(conn, run_id, limits, ["x", "y"])
+        session_id = new.session_ids[0]
+        made = call(conn, run_id, session_id)
+    verdict = Verdict(ranges={key or made: value for key, value in ranges.items()})
+    with pytest.raises(RequestError, match=message) as refused, db.write() as conn:
+        sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits, verdict)
+    assert (refused.value.status, refused.value.param) == (422, "trained_tokens")
+    with db.read() as conn:
+        assert conn.execute(select(sessions.c.status).where(sessions.c.id == session_id)).scalar_one() == "open"
