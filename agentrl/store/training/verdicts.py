@@ -11,6 +11,7 @@ from agentrl.domain.schemas import Json
 from agentrl.domain.verdicts import EVERYTHING, Range, Verdict, check_ranges
 from agentrl.errors import bad_parameter
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
+from agentrl.store.db import codec
 from agentrl.store.tables import interactions, sessions
 
 
@@ -31,11 +32,15 @@ def below(root: Verdict, own: Verdict) -> Verdict:
 
 
 def record(conn: Connection, session_id: str, verdict: Verdict) -> None:
-    """Store the verdict of a locked session. Raises RequestError 422 for calls and tokens that it has not sampled."""
+    """Store the verdict of a locked session; its calls may be named by the ids of their responses.
+
+    Raises RequestError 422 for calls and tokens that the session has not sampled.
+    """
     if verdict == EVERYTHING:
         return
     if verdict.ranges is not None:
-        _check(conn, session_id, verdict.ranges)
+        verdict = replace(verdict, ranges={codec.call_id(k): of_call for k, of_call in verdict.ranges.items()})
+        _check(conn, session_id, verdict.ranges or {})
     stored: Json | None = verdict.stored()
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(verdict=stored))
 

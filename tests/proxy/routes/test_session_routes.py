@@ -45,8 +45,7 @@ def test_an_end_may_reject_a_session_or_train_some_tokens_only(proxy):
     reply = proxy.sdk(first).chat.completions.create(model="test", messages=[{"role": "user", "content": "ab"}])
     for wrong in ({"x": [[0, 1]]}, {"x": [[1]]}, {"x": [[-1, 1]]}, {"x": "all"}):
         assert proxy.post(path, {"trained_tokens": wrong}).status_code == 422
-    call_id = reply.id.removeprefix("chatcmpl-")
-    assert proxy.post(path, {"trained_tokens": {call_id: [[0, 1]]}}).json()["status"] == "completed"
+    assert proxy.post(path, {"trained_tokens": {reply.id: [[0, 1]]}}).json()["status"] == "completed"
     play(proxy, second, reject="too easy")
     assert proxy.get("/api/run")["trajectories"] == {"rejected": 2}
 
