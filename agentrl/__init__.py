@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from agentrl.configs.run_config import RunConfig
     from agentrl.errors import AgentRLError, ConfigError, RequestError, UserError
     from agentrl.rollout.agent import Agent
+    from agentrl.rollout.score import Result, Reward
+    from agentrl.rollout.workflows.rollout_workflow import RolloutWorkflow
 
 __all__ = [
     "Agent",
@@ -27,6 +29,9 @@ __all__ = [
     "Client",
     "ConfigError",
     "RequestError",
+    "Result",
+    "Reward",
+    "RolloutWorkflow",
     "RunConfig",
     "Session",
     "UserError",
@@ -42,6 +47,9 @@ _MODULES = {
     "Client": "agentrl.client",
     "ConfigError": "agentrl.errors",
     "RequestError": "agentrl.errors",
+    "Result": "agentrl.rollout.score",
+    "Reward": "agentrl.rollout.score",
+    "RolloutWorkflow": "agentrl.rollout.workflows.rollout_workflow",
     "RunConfig": "agentrl.configs.run_config",
     "Session": "agentrl.client",
     "UserError": "agentrl.errors",

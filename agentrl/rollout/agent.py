@@ -14,8 +14,9 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout import command
 from agentrl.rollout.command import CommandAgent
-from agentrl.rollout.score import Score
+from agentrl.rollout.score import Result, Score
 from agentrl.rollout.user_code import load_object
+from agentrl.rollout.workflows.workflow_agent import WorkflowAgent, is_workflow
 from agentrl.storage import datasets
 
 MAX_TASKS = 100_000
@@ -32,10 +33,11 @@ class Agent(Protocol):
     `extra` has `base_url`, `api_key` and `http_client` (an `httpx.AsyncClient` for the SDK; leave it open), `anthropic`
     (the same three for `AsyncAnthropic`), `is_eval`, and `score` if the config has `reward`.
     `agentrl.client.AsyncClient(base_url, api_key).session()` opens a session for a sub-agent. Returns the session's
-    reward, `{completion_id: reward}`, the result of `score`, or None when the agent sent its rewards itself.
+    reward, `{completion_id: reward}`, the result of `score`, a `Result` that also says which tokens train, or None when
+    the agent sent its rewards itself.
     """
 
-    async def run(self, data: Json, **extra: Any) -> float | Mapping[str, float] | Score | None:
+    async def run(self, data: Json, **extra: Any) -> float | Mapping[str, float] | Score | Result | None:
         """Run one episode of the task `data`."""
 
 
@@ -60,12 +62,23 @@ def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any], *, sco
     if ":" not in spec and spec not in READY_MADE:
         raise UserError(f"agent: {spec!r} must look like module:name{did_you_mean(spec, READY_MADE)}")
     factory = load_object(READY_MADE.get(spec, spec), "agent")
-    if not callable(factory) or not inspect.iscoroutinefunction(getattr(factory, "run", None)):
-        raise UserError(f"agent: {spec!r} must be a class with `async def run(self, data, **extra)`")
+    if is_workflow(factory) and not inspect.isclass(factory):
+        if args:
+            raise UserError(f"agent_args: {spec!r} is an instance, which takes no arguments")
+        return WorkflowAgent(factory)
+    if not callable(factory) or not (
+        is_workflow(factory) or inspect.iscoroutinefunction(getattr(factory, "run", None))
+    ):
+        raise UserError(
+            f"agent: {spec!r} must be a class with `async def run(self, data, **extra)` or "
+            "`async def arun_episode(self, engine, data)`"
+        )
     try:
         inspect.signature(factory).bind(**args)
     except TypeError as error:
         raise UserError(f"agent_args: {spec!r} does not take them: {error}") from error
+    if is_workflow(factory):
+        return WorkflowAgent(factory(**args))
     agent: Agent = factory(**args)
     return agent
 

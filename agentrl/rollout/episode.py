@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.http import AgentHttp
-from agentrl.rollout.score import DEFAULT_NAME, Reward, rewards_of
+from agentrl.rollout.score import DEFAULT_NAME, Result, Reward, result_of
 
 ABANDON_TIMEOUT_S = 3.0
 
@@ -40,34 +41,34 @@ async def play(
     A reward that is rejected, or cannot be sent within the client's timeout, fails the session.
     """
     session_id = str(session["session_id"])
-    rewards: list[Reward] = []
+    result = Result()
     extra |= {"group_id": session.get("group_id")}
     error: str | None = None
     try:
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                rewards = rewards_of(
+                result = result_of(
                     await agent.run(data, **http.extra(session["base_url"], session["api_key"]), **extra)
                 )
         except Exception as problem:  # noqa: BLE001 - an agent is foreign code: whatever it raises fails its session only
             error = f"the agent ran longer than {timeout_s:g} s" if limit.expired() else error_text(problem)
         try:
-            await _send(client, session_id, rewards)
+            await _send(client, session_id, result.rewards)
         except RequestError as refused:
             error = error_text(refused)
         try:  # after any error: a session that is not ended keeps its group's place as long as the worker lives
-            end = _without_nulls({"status": "failed" if error else "completed", "error": error})
-            await client.request("POST", f"/sessions/{session_id}/end", end)
+            await _end(client, session_id, result, error)
         except RequestError as refused:
             error = error or error_text(refused)
     except asyncio.CancelledError:
         await _abandon(client, session_id)
         raise
-    reward = sum(reward.value for reward in rewards) if rewards and error is None else None
+    rewards = result.rewards if error is None else ()
+    reward = sum(reward.value for reward in rewards) if rewards else None
     return Outcome(session_id=session_id, reward=reward, error=error)
 
 
-async def _send(client: AsyncClient, session_id: str, rewards: list[Reward]) -> None:
+async def _send(client: AsyncClient, session_id: str, rewards: Sequence[Reward]) -> None:
     """Send the rewards. Raises RequestError at the first reward that the proxy rejects."""
     for reward in rewards:
         named = reward.name != DEFAULT_NAME
@@ -75,6 +76,21 @@ async def _send(client: AsyncClient, session_id: str, rewards: list[Reward]) -> 
         body["name"] = reward.name if named else None
         body["idempotency_key"] = f"{session_id}:{reward.interaction_id or 'session'}" + f":{reward.name}" * named
         await client.request("POST", f"/sessions/{session_id}/reward", _without_nulls(body))
+
+
+async def _end(client: AsyncClient, session_id: str, result: Result, error: str | None) -> None:
+    """End the session. Raises RequestError, after failing the session, when the proxy refuses its trained tokens."""
+    path = f"/sessions/{session_id}/end"
+    if error is not None:
+        await client.request("POST", path, {"status": "failed", "error": error})
+        return
+    verdict = {"reject": result.reject, "trained_tokens": result.trained_tokens}
+    try:
+        await client.request("POST", path, {"status": "completed", **_without_nulls(verdict)})
+    except RequestError as refused:
+        if refused.status == 422:
+            await client.request("POST", path, {"status": "failed", "error": error_text(refused)})
+        raise
 
 
 async def _abandon(client: AsyncClient, session_id: str) -> None:

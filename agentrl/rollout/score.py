@@ -1,11 +1,12 @@
-"""Rewards as an agent returns them."""
+"""What an agent returns: rewards, and which of its tokens train."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agentrl.domain.verdicts import Range
 from agentrl.errors import UserError
 
 DEFAULT_NAME = "reward"
@@ -41,18 +42,35 @@ class Score:
         return Score(tuple(replace(reward, interaction_id=interaction_id) for reward in self.rewards))
 
 
-def rewards_of(result: object) -> list[Reward]:
-    """Convert the result of `run` to rewards. Raises UserError."""
-    if result is None:
-        return []
-    if isinstance(result, Score):
-        return list(result.rewards)
-    if isinstance(result, Mapping):
-        return [Reward(value=_finite(value), interaction_id=str(key)) for key, value in result.items()]
-    return [Reward(value=_finite(result))]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The result of an episode, which an agent may return from `run`.
+
+    `trained_tokens` maps completion ids to ranges of output tokens; None: all tokens of all calls train. `reject` is
+    the reason why nothing of the episode trains.
+    """
+
+    rewards: tuple[Reward, ...] = ()
+    trained_tokens: Mapping[str, Sequence[Range]] | None = None
+    reject: str | None = None
 
 
-def _finite(value: object) -> float:
+def result_of(found: object) -> Result:
+    """Convert what `run` returned. Raises UserError."""
+    if found is None:
+        return Result()
+    if isinstance(found, Result):
+        return found
+    if isinstance(found, Score):
+        return Result(rewards=found.rewards)
+    if isinstance(found, Mapping):
+        rewards = (Reward(value=finite(value), interaction_id=str(key)) for key, value in found.items())
+        return Result(rewards=tuple(rewards))
+    return Result(rewards=(Reward(value=finite(found)),))
+
+
+def finite(value: object) -> float:
+    """A reward's value. Raises UserError."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import UserError
 from agentrl.rollout.agent import load_agent, load_tasks
-from agentrl.rollout.score import Reward, Score, rewards_of
+from agentrl.rollout.score import Result, Reward, Score, result_of
 
 
 def test_an_agent_is_built_with_its_arguments() -> None:
@@ -57,13 +57,13 @@ def test_tasks_come_from_jsonl(tmp_path: Path) -> None:
 
 
 def test_results_become_rewards() -> None:
-    assert rewards_of(None) == []
-    assert rewards_of(1) == [Reward(value=1.0)]
-    assert rewards_of({"chatcmpl-1": 0.5}) == [Reward(value=0.5, interaction_id="chatcmpl-1")]
+    assert result_of(None) == Result()
+    assert result_of(1) == Result(rewards=(Reward(value=1.0),))
+    assert result_of({"chatcmpl-1": 0.5}).rewards == (Reward(value=0.5, interaction_id="chatcmpl-1"),)
     score = Score((Reward(value=1.0, name="right"), Reward(value=0.5, name="form")))
-    assert rewards_of(score) == list(score.rewards)
+    assert result_of(score).rewards == score.rewards
     assert (score.value, score.scaled(0.5).value) == (1.5, 0.75)
     assert {reward.interaction_id for reward in score.of_call("c").rewards} == {"c"}
     for bad in ("no", float("nan"), {"chatcmpl-1": None}, 10**400, {"chatcmpl-1": -(10**400)}):
         with pytest.raises(UserError):
-            rewards_of(bad)
+            result_of(bad)

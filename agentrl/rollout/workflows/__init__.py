@@ -1,0 +1,1 @@
+"""Workflows: `async def arun_episode(engine, data)` with token ids in and out, as AReaL defines them."""

@@ -1,0 +1,70 @@
+"""Samples for one episode through the proxy, so that every answer is recorded before the workflow sees it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httpx
+
+from agentrl.client.requests import refusal
+from agentrl.domain.schemas import Json
+from agentrl.rollout.workflows.model_io import ModelRequest, ModelResponse, StopReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """A recorded answer of the episode: its id, prompt ids, output ids, and per output token logprob and version."""
+
+    call_id: str
+    prompt: list[int]
+    output: list[int]
+    logprobs: list[float]
+    versions: list[int]
+
+
+class SessionEngine:
+    """The engine of one episode. `sampled` holds its answers, oldest first."""
+
+    def __init__(self, base_url: str, api_key: str, http: httpx.AsyncClient) -> None:
+        self.base_url, self.api_key, self.http = base_url, api_key, http
+        self.sampled: list[Sampled] = []
+
+    async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        """Sample one answer. Several requests may run at the same time.
+
+        Raises UserError for a request that cannot be kept exactly, and RequestError when the proxy refuses it.
+        """
+        started = time.monotonic()
+        answer = await self._post(req.body())
+        (choice,) = answer["choices"]
+        found = Sampled(
+            call_id=answer["id"],
+            prompt=choice["prompt_token_ids"],
+            output=choice["token_ids"],
+            logprobs=choice["token_logprobs"],
+            versions=[version for version, start, end in choice["weight_versions"] for _ in range(start, end)],
+        )
+        self.sampled.append(found)
+        return ModelResponse(
+            input_tokens=list(found.prompt),
+            output_tokens=list(found.output),
+            output_logprobs=list(found.logprobs),
+            output_versions=list(found.versions),
+            stop_reason=cast(StopReason, choice["finish_reason"]),
+            tokenizer=req.tokenizer,
+            latency=time.monotonic() - started,
+            interaction_id=found.call_id,
+        )
+
+    def get_version(self) -> int:
+        """The newest weight version that has sampled a token of this episode; 0 before the first."""
+        return max((version for one in self.sampled for version in one.versions), default=0)
+
+    async def _post(self, body: Json) -> Any:
+        headers = {"Authorization": f"Bearer {self.api_key}"}
+        answer = await self.http.post(f"{self.base_url}/completions", json=body, headers=headers)
+        if not answer.is_success:
+            raise refusal(answer)
+        return answer.json()
