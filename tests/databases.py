@@ -119,6 +119,7 @@ class Databases:
         before, after = make_url(url).database, make_url(new).database
         self._admin(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{before}'")
         self._admin(f'ALTER DATABASE "{before}" RENAME TO "{after}"')
+        self._admin(f'ALTER DATABASE "{after}" RESET ALL')
         with postgres.connect(new) as conn:
             sizes = conn.execute(f"SELECT ({SCHEMA}), pg_database_size(current_database())").fetchone()
             assert sizes is not None

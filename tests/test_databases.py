@@ -49,6 +49,13 @@ def test_a_process_that_a_test_left_behind_cannot_write_into_the_next_database(l
         assert rows(second) == 0
 
 
+def test_a_setting_that_one_test_made_is_gone_for_the_next(lender: Databases) -> None:
+    with lender.lent("postgresql") as url, postgres.connect(url) as conn:
+        conn.execute(f'ALTER DATABASE "{conn.info.dbname}" SET default_transaction_read_only = on')
+    with lender.lent("postgresql") as url, postgres.connect(url) as conn:
+        insert(conn)
+
+
 @pytest.mark.parametrize(
     "change",
     [
