@@ -152,7 +152,7 @@ sessions = Table(
     Column("built", Boolean, nullable=False, default=False),  # its trajectories exist, or it has none
     Column("metadata", JSON, nullable=False),
     Column("error", Text),
-    Column("verdict", JSON),  # which of its tokens train, as its agent said at its end (verdicts.py); null: all
+    Column("verdict", JSON),  # which of its tokens train, as its agent said at its end (domain/verdicts.py); null: all
     Column("parent_session_id", ForeignKey("sessions.id")),  # a sub-agent's session; of the same group
     Column("root_session_id", ForeignKey("sessions.id")),  # the root of its tree; null for a root itself
     Column("depth", Integer, nullable=False, default=0),  # levels below the root

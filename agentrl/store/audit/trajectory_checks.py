@@ -15,7 +15,7 @@ from agentrl.store.audit.group_rows import GroupRows, sessions_above, step_of
 from agentrl.store.audit.lineage_audit import Lineage
 from agentrl.store.audit.reward_checks import Credit, credit_of_sessions
 from agentrl.store.tables import trajectories
-from agentrl.store.training import verdicts
+from agentrl.store.training import session_verdicts
 from agentrl.store.training.trajectories import rejected
 
 _RETURN = list(trajectories.c.keys()).index("return")  # a keyword cannot be an attribute of the row
@@ -90,7 +90,7 @@ def _verdict(rows: GroupRows, session_id: str) -> Verdict:
     """Which tokens of a session train; a session below a rejected root is rejected too."""
     session = rows.sessions[session_id]
     root = [session, *sessions_above(rows, session)][-1]
-    return verdicts.below(Verdict.of(root.verdict), Verdict.of(session.verdict))
+    return session_verdicts.below(Verdict.of(root.verdict), Verdict.of(session.verdict))
 
 
 def _credit_and_state(

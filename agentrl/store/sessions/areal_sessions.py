@@ -17,7 +17,7 @@ from agentrl.store.sessions.group_starts import NewGroup
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, interaction_data, interactions, rewards
 from agentrl.store.tables import sessions as sessions_table
-from agentrl.store.training import returns, trajectories, verdicts
+from agentrl.store.training import returns, session_verdicts, trajectories
 
 RESPONSE_IDS = {
     "openai.chat": "chatcmpl-",
@@ -173,7 +173,7 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
     kept = {call_id: parent_id for call_id, parent_id in parents.items() if call_id in led_to}
     chosen = [trajectories.path_to(call_id, parents) for call_id in stored] if each_call else trajectories.paths(kept)
     credited = returns.of_sessions(conn, [session_id], discount)[session_id]
-    verdict = verdicts.of_sessions(conn, [session_id])[session_id]
+    verdict = session_verdicts.of_sessions(conn, [session_id])[session_id]
     versions = {version for row in calls.values() for version, _, _ in row.spans}
     taken: set[str] = set()
     found = []

@@ -17,7 +17,7 @@ from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.db import codec
 from agentrl.store.db.codec import new_id
 from agentrl.store.tables import interaction_data, interactions, trajectories, trajectory_interactions
-from agentrl.store.training import returns, verdicts
+from agentrl.store.training import returns, session_verdicts
 from agentrl.store.training.returns import Rescore, SessionReturns
 
 LONGEST_REASON = 100
@@ -53,7 +53,7 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
         )
     }
     credited = returns.of_sessions(conn, [session.id], discount)[session.id]
-    verdict = verdicts.of_sessions(conn, [session.id])[session.id]
+    verdict = session_verdicts.of_sessions(conn, [session.id])[session.id]
     owned_already: set[str] = set()
     for path in paths({row.id: row.parent_id for row in calls.values()}):
         owned = [calls[i] for i in path if i not in owned_already]
@@ -104,7 +104,7 @@ def refresh(conn: Connection, session_id: str, discount: float) -> None:
     ):
         owned.setdefault((row.session_id, row.trajectory_id), []).append(row)
     credited = returns.of_sessions(conn, members, discount)
-    found = verdicts.of_sessions(conn, members)
+    found = session_verdicts.of_sessions(conn, members)
     for (sid, trajectory_id), calls in owned.items():
         values = worth(calls, credited[sid], found[sid])
         conn.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))
@@ -191,7 +191,7 @@ def load(
     sessions_of = {tid: str(turns[0].session_id) for tid, turns in by_id.items()}
     session_ids = sorted(set(sessions_of.values()))
     credited = returns.of_sessions(conn, session_ids, discount, rescore)
-    found = verdicts.of_sessions(conn, session_ids)
+    found = session_verdicts.of_sessions(conn, session_ids)
     loaded = [
         assemble(by_id[tid], credited[sid], found[sid], set() if tid in stale else ages.keys())
         for tid, sid in sessions_of.items()

@@ -15,7 +15,7 @@ from agentrl.store.sessions.ends.settling import settle
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock_all, lock_in_tree
 from agentrl.store.tables import interactions, sessions
-from agentrl.store.training import verdicts
+from agentrl.store.training import session_verdicts
 
 PARENT_ENDED = "its parent session ended"
 """The error of a sub-agent's session that was open when its parent ended."""
@@ -42,7 +42,7 @@ def end(
     lock_all(conn, below)
     error = None if error is None else codec.error_text(error)
     if not abandons:
-        verdicts.record(conn, session_id, verdict)
+        session_verdicts.record(conn, session_id, verdict)
     _seal(conn, [session_id], status, error, due_in_s=0.0)
     if below:
         _seal(conn, below, status, PARENT_ENDED, due_in_s=limits.silence_s(None))
