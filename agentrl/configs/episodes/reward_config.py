@@ -17,7 +17,7 @@ class RewardComponent(Section):
     """One function of several. Its weighted value is a reward of the component's name; rewards of all names add up."""
 
     function: str
-    """`module:function`, or the name of a verifier."""
+    """`module:function`, or the name of a [verifier](rewards.md#verifiers)."""
     weight: float = 1.0
     """The function's value is multiplied by this before it is recorded."""
     args: dict[str, Any] = Field(default_factory=dict)
@@ -34,7 +34,7 @@ class RewardConfig(Section):
     """
 
     function: str | None = None
-    """`module:function`, or the name of a verifier, when there is one."""
+    """`module:function`, or the name of a [verifier](rewards.md#verifiers), when there is one."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of every call of `function`."""
     batched: bool | None = None

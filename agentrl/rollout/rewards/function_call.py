@@ -60,7 +60,10 @@ class RewardFunction:
         values = task | values_of(answer)
         missing = [name for name, required in self.parameters.items() if required and name not in values | self.args]
         if missing:
-            raise Unusable(f"parameter {missing[0]!r}: the task has no such field{did_you_mean(missing[0], task)}")
+            also = ", answer or reward_model.ground_truth" if missing[0] == "ground_truth" else ""
+            raise Unusable(
+                f"parameter {missing[0]!r}: the task has no such field{also}{did_you_mean(missing[0], task)}"
+            )
         return {name: values[name] for name in values if name in self.parameters or (self.takes_all and name in task)}
 
 
@@ -113,8 +116,15 @@ def values_of(answer: Json) -> Json:
     whole = f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
     asked = [message for message in answer["messages"] if message.get("role") == "user"]
     prompt = _text(asked[-1]) if asked else ""
-    truth = (task.get("reward_model") or {}).get("ground_truth") if isinstance(task.get("reward_model"), dict) else None
+    judged = task.get("reward_model")
+    truths = (
+        judged.get("ground_truth") if isinstance(judged, dict) else None,
+        task.get("ground_truth"),
+        task.get("answer"),
+    )
+    truth = next((one for one in truths if one is not None), None)
     given: Json = {name: answer[name] for name in PASSED_ON if answer.get(name) is not None}
+    given |= {} if truth is None else {"ground_truth": truth}
     return given | {
         "task": task,
         "data": task,
@@ -126,7 +136,6 @@ def values_of(answer: Json) -> Json:
         "solution_str": whole,
         "reasoning": reasoning,
         "data_source": task.get("data_source", ""),
-        "ground_truth": task.get("ground_truth", task.get("answer") if truth is None else truth),
         "extra_info": task.get("extra_info") or {},
     }
 

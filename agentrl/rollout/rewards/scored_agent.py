@@ -10,11 +10,15 @@ from typing import Any
 from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
+from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout.agent import Agent, load_agent
 from agentrl.rollout.rewards.answers import answer_of
 from agentrl.rollout.rewards.reward_pool import RewardPool
 from agentrl.rollout.rewards.scorer import Scorer
 from agentrl.rollout.score import Score
+
+JUDGE = "judge"
+"""The verifier whose argument `model` names an upstream."""
 
 
 class ScoredAgent:
@@ -51,6 +55,11 @@ def check_agent(config: RunConfig) -> None:
     """Load the agent and the reward functions of a run. Raises UserError when one cannot be loaded or called."""
     load_agent(config.agent, config.agent_args, scored=config.reward is not None)
     if config.reward is not None:
+        for name, one in config.reward.functions.items():
+            judge = one.args.get("model") if one.function == JUDGE else None
+            if judge is not None and judge not in config.proxy.upstreams:
+                near = did_you_mean(str(judge), config.proxy.upstreams) if config.proxy.upstreams else ""
+                raise UserError(f"reward {name}: args.model: there is no upstream {judge!r} in proxy.upstreams{near}")
         asyncio.run(_load_rewards(config.reward))
 
 

@@ -1,0 +1,1 @@
+"""Reward functions that a config names without a module: comparisons, mathematics, formats, code, other models."""
