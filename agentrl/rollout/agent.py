@@ -41,9 +41,11 @@ class Agent(Protocol):
         """Run one episode of the task `data`."""
 
 
-def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any], *, scored: bool = False) -> Agent:
+def load_agent(
+    spec: str | Sequence[str] | None, args: Mapping[str, Any], *, scored: bool = False, turn_discount: float = 1.0
+) -> Agent:
     """Create the agent of a config: `scored` says that the run has reward functions, and its default is then
-    `single_turn`. Raises UserError when it is missing or invalid.
+    `single_turn`. Workflows are told the run's `turn_discount`. Raises UserError when it is missing or invalid.
     """
     if spec is None and scored:
         spec = "single_turn"
@@ -65,7 +67,7 @@ def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any], *, sco
     if is_workflow(factory) and not inspect.isclass(factory):
         if args:
             raise UserError(f"agent_args: {spec!r} is an instance, which takes no arguments")
-        return WorkflowAgent(factory)
+        return WorkflowAgent(factory, turn_discount)
     if not callable(factory) or not (
         is_workflow(factory) or inspect.iscoroutinefunction(getattr(factory, "run", None))
     ):
@@ -78,7 +80,7 @@ def load_agent(spec: str | Sequence[str] | None, args: Mapping[str, Any], *, sco
     except TypeError as error:
         raise UserError(f"agent_args: {spec!r} does not take them: {error}") from error
     if is_workflow(factory):
-        return WorkflowAgent(factory(**args))
+        return WorkflowAgent(factory(**args), turn_discount)
     agent: Agent = factory(**args)
     return agent
 

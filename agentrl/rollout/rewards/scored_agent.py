@@ -13,6 +13,7 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout.agent import Agent, load_agent
 from agentrl.rollout.rewards.answers import answer_of
+from agentrl.rollout.rewards.async_reward import pools_closed
 from agentrl.rollout.rewards.reward_pool import RewardPool
 from agentrl.rollout.rewards.scorer import Scorer
 from agentrl.rollout.score import Score
@@ -71,9 +72,15 @@ async def _load_rewards(config: RewardConfig) -> None:
 @asynccontextmanager
 async def agent_of(config: RunConfig) -> AsyncIterator[Agent]:
     """The agent of a run, with the processes of its reward functions, until the block ends. Raises UserError."""
-    agent = load_agent(config.agent, config.agent_args, scored=config.reward is not None)
+    agent = load_agent(
+        config.agent,
+        config.agent_args,
+        scored=config.reward is not None,
+        turn_discount=config.rollout.turn_discount,
+    )
     if config.reward is None:
-        yield agent
+        async with pools_closed():
+            yield agent
         return
-    async with RewardPool(config.reward) as pool:
+    async with pools_closed(), RewardPool(config.reward) as pool:
         yield ScoredAgent(agent, Scorer(config.reward, pool), config.rollout.group_size)

@@ -25,10 +25,11 @@ class Sampled:
 
 
 class SessionEngine:
-    """The engine of one episode. `sampled` holds its answers, oldest first."""
+    """The engine of one episode. `sampled` holds its answers, oldest first; `turn_discount` is the run's."""
 
-    def __init__(self, base_url: str, api_key: str, http: httpx.AsyncClient) -> None:
+    def __init__(self, base_url: str, api_key: str, http: httpx.AsyncClient, turn_discount: float = 1.0) -> None:
         self.base_url, self.api_key, self.http = base_url, api_key, http
+        self.turn_discount = turn_discount
         self.sampled: list[Sampled] = []
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:

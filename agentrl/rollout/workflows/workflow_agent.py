@@ -30,14 +30,14 @@ def is_workflow(factory: object) -> bool:
 
 
 class WorkflowAgent:
-    """An agent that runs a workflow, which all episodes share."""
+    """An agent that runs a workflow, which all episodes share. `turn_discount` is the run's."""
 
-    def __init__(self, workflow: RolloutWorkflow) -> None:
-        self._workflow = workflow
+    def __init__(self, workflow: RolloutWorkflow, turn_discount: float = 1.0) -> None:
+        self._workflow, self._turn_discount = workflow, turn_discount
 
     async def run(self, data: Json, **extra: Any) -> Result:
         """Run one episode. Raises UserError for a result that does not fit the recorded calls."""
-        engine = SessionEngine(extra["base_url"], extra["api_key"], extra["http_client"])
+        engine = SessionEngine(extra["base_url"], extra["api_key"], extra["http_client"], self._turn_discount)
         group_id = extra.get("group_id")
         workflow_context.set(WorkflowContext(bool(extra.get("is_eval")), None if group_id is None else str(group_id)))
         return result_of_workflow(await self._workflow.arun_episode(engine, copy.deepcopy(data)), engine)

@@ -1,0 +1,45 @@
+"""Names with which AReaL's workflows run after a change of their import lines.
+
+    from areal import workflow_context                   ──►  from agentrl.areal import workflow_context
+    from areal.api import ModelRequest, RolloutWorkflow  ──►  from agentrl.areal import ModelRequest, RolloutWorkflow
+
+Each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+MODULES = {
+    "ArealOpenAI": "agentrl.areal.areal_openai",
+    "AsyncRewardWrapper": "agentrl.rollout.rewards.async_reward",
+    "GenerationHyperparameters": "agentrl.rollout.workflows.model_io",
+    "InferenceEngine": "agentrl.rollout.workflows.session_engine:SessionEngine",
+    "ModelRequest": "agentrl.rollout.workflows.model_io",
+    "ModelResponse": "agentrl.rollout.workflows.model_io",
+    "RolloutWorkflow": "agentrl.rollout.workflows.rollout_workflow",
+    "apply_chat_template": "agentrl.areal.hf_tokenizers",
+    "atrace_session_phase": "agentrl.areal.phase_timing",
+    "import_from_string": "agentrl.areal.dynamic_import",
+    "load_hf_tokenizer": "agentrl.areal.hf_tokenizers",
+    "session_context": "agentrl.areal.phase_timing",
+    "stats_tracker": "agentrl.areal.stats_tracker:",
+    "trace_session": "agentrl.areal.phase_timing",
+    "workflow_context": "agentrl.rollout.workflows.workflow_context:",
+}
+"""Where each name is defined: `module`, `module:other_name`, or `module:` for the module itself."""
+
+__all__ = list(MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name. Raises AttributeError with the nearest valid name."""
+    if name not in MODULES:
+        from agentrl.errors import did_you_mean
+
+        hint = "" if name.startswith("_") else did_you_mean(name, MODULES)
+        raise AttributeError(f"module 'agentrl.areal' has no attribute {name!r}{hint}")
+    module, colon, other = MODULES[name].partition(":")
+    found = importlib.import_module(module)
+    return found if colon and not other else getattr(found, other or name)
