@@ -9,7 +9,19 @@ Each name is loaded when it is first used.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl.areal import stats_tracker
+    from agentrl.areal.areal_openai import ArealOpenAI
+    from agentrl.areal.dynamic_import import import_from_string
+    from agentrl.areal.hf_tokenizers import apply_chat_template, load_hf_tokenizer
+    from agentrl.areal.phase_timing import atrace_session_phase, session_context, trace_session
+    from agentrl.rollout.rewards.async_reward import AsyncRewardWrapper
+    from agentrl.rollout.workflows import workflow_context
+    from agentrl.rollout.workflows.model_io import GenerationHyperparameters, ModelRequest, ModelResponse
+    from agentrl.rollout.workflows.rollout_workflow import RolloutWorkflow
+    from agentrl.rollout.workflows.session_engine import SessionEngine as InferenceEngine
 
 MODULES = {
     "ArealOpenAI": "agentrl.areal.areal_openai",
@@ -30,7 +42,23 @@ MODULES = {
 }
 """Where each name is defined: `module`, `module:other_name`, or `module:` for the module itself."""
 
-__all__ = list(MODULES)
+__all__ = [
+    "ArealOpenAI",
+    "AsyncRewardWrapper",
+    "GenerationHyperparameters",
+    "InferenceEngine",
+    "ModelRequest",
+    "ModelResponse",
+    "RolloutWorkflow",
+    "apply_chat_template",
+    "atrace_session_phase",
+    "import_from_string",
+    "load_hf_tokenizer",
+    "session_context",
+    "stats_tracker",
+    "trace_session",
+    "workflow_context",
+]
 
 
 def __getattr__(name: str) -> Any:
