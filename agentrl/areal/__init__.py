@@ -12,10 +12,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import logging
+
     from agentrl.areal import stats_tracker
     from agentrl.areal.areal_openai import ArealOpenAI
     from agentrl.areal.dynamic_import import import_from_string
     from agentrl.areal.hf_tokenizers import apply_chat_template, load_hf_tokenizer
+    from agentrl.areal.math_verify_worker import get_math_verify_worker
     from agentrl.areal.phase_timing import atrace_session_phase, session_context, trace_session
     from agentrl.rollout.rewards.async_reward import AsyncRewardWrapper
     from agentrl.rollout.workflows import workflow_context
@@ -33,8 +36,10 @@ MODULES = {
     "RolloutWorkflow": "agentrl.rollout.workflows.rollout_workflow",
     "apply_chat_template": "agentrl.areal.hf_tokenizers",
     "atrace_session_phase": "agentrl.areal.phase_timing",
+    "get_math_verify_worker": "agentrl.areal.math_verify_worker",
     "import_from_string": "agentrl.areal.dynamic_import",
     "load_hf_tokenizer": "agentrl.areal.hf_tokenizers",
+    "logging": "logging:",
     "session_context": "agentrl.areal.phase_timing",
     "stats_tracker": "agentrl.areal.stats_tracker:",
     "trace_session": "agentrl.areal.phase_timing",
@@ -52,8 +57,10 @@ __all__ = [
     "RolloutWorkflow",
     "apply_chat_template",
     "atrace_session_phase",
+    "get_math_verify_worker",
     "import_from_string",
     "load_hf_tokenizer",
+    "logging",
     "session_context",
     "stats_tracker",
     "trace_session",

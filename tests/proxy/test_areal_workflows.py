@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from agentrl.areal import (
     RolloutWorkflow,
     apply_chat_template,
     atrace_session_phase,
+    get_math_verify_worker,
     import_from_string,
     load_hf_tokenizer,
     session_context,
@@ -31,6 +33,7 @@ from agentrl.errors import UserError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.episode import Outcome, play
 from agentrl.rollout.http import agent_http
+from agentrl.rollout.rewards import async_reward
 from agentrl.rollout.rewards.async_reward import pools_closed
 from agentrl.rollout.workflows.workflow_agent import WorkflowAgent
 from agentrl.store.training import recorded_paths, trajectories
@@ -184,6 +187,22 @@ async def test_a_reward_that_never_returns_is_an_error_not_a_zero() -> None:
         with pytest.raises(Exception, match=r"areal_rewards:slow: ran longer than 0.5 s \(attempt 1\)"):
             await slow("a", "b")
         assert time.monotonic() - started < 50  # the function would sleep for a minute
+
+
+async def test_wrappers_of_one_function_share_a_process() -> None:
+    async with pools_closed():
+        equal = [AsyncRewardWrapper(import_from_string("areal_rewards.equal")) for _ in range(3)]
+        values = await asyncio.gather(
+            *(one(result="a", answer=answer) for one, answer in zip(equal, "aba", strict=True))
+        )
+        assert values == [1.0, 0.0, 1.0]
+        assert len(async_reward._pools) == 1
+
+
+def test_mathematical_answers_are_compared_by_value() -> None:
+    worker = get_math_verify_worker()
+    assert worker.verify("so it is \\boxed{1/2}", "0.5") == 1.0
+    assert worker.verify("so it is \\boxed{1/3}", "0.5") == 0.0
 
 
 def test_a_function_that_another_process_cannot_import_is_refused() -> None:

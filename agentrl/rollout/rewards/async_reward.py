@@ -17,7 +17,8 @@ from agentrl.rollout.rewards.reward_process import CallFailed
 from agentrl.rollout.rewards.scorer import RewardFailed
 from agentrl.rollout.user_code import load_object
 
-_pools: list[RewardPool] = []
+_pools: dict[tuple[str, int], asyncio.Task[RewardPool]] = {}
+"""Pools by function and number of processes: wrappers that are made anew for each episode share one."""
 
 
 class NamedFunction:
@@ -48,12 +49,10 @@ class AsyncRewardWrapper:
             raise UserError(f"AsyncRewardWrapper: {reward_fn!r} must be a function at the top of a module")
         self._name, self._timeout_s, self._retries = f"{module}:{name}", timeout_seconds, max_retries
         self._processes = max_workers or 1
-        self._pool: RewardPool | None = None
-        self._opening = asyncio.Lock()
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function. Raises RewardFailed when all attempts failed, so that the session fails."""
-        pool = await self._open()
+        pool = await self._pool()
         answer = {"task": {"arguments": args, "keywords": kwargs}, "messages": [], "completion": ""}
         attempt = 0
         while True:
@@ -64,14 +63,13 @@ class AsyncRewardWrapper:
                 if attempt > self._retries or error.final:
                     raise RewardFailed(f"{self._name}: {error} (attempt {attempt})") from None
 
-    async def _open(self) -> RewardPool:
-        async with self._opening:
-            if self._pool is None or self._pool not in _pools:
-                function = f"{__name__}:{NamedFunction.__name__}"
-                config = RewardConfig(function=function, args={"name": self._name}, processes=self._processes)
-                self._pool = await RewardPool(config, "AsyncRewardWrapper").__aenter__()
-                _pools.append(self._pool)
-        return self._pool
+    async def _pool(self) -> RewardPool:
+        key = (self._name, self._processes)
+        if key not in _pools:
+            function = f"{__name__}:{NamedFunction.__name__}"
+            config = RewardConfig(function=function, args={"name": self._name}, processes=self._processes)
+            _pools[key] = asyncio.create_task(RewardPool(config, "AsyncRewardWrapper").__aenter__())
+        return await asyncio.shield(_pools[key])
 
 
 @asynccontextmanager
@@ -81,4 +79,5 @@ async def pools_closed() -> AsyncIterator[None]:
         yield
     finally:
         while _pools:
-            await _pools.pop().__aexit__(None, None, None)
+            _, opening = _pools.popitem()
+            await (await opening).__aexit__(None, None, None)
